@@ -1,0 +1,157 @@
+"""The commit protocol: begin, negotiate chunks, upload, seal each shard; the seal that completes the world commits.
+
+`POST /v1/projects/{project}/runs/{run}/checkpoints`   BeginCheckpoint -> CheckpointView
+`POST /v1/checkpoints/{id}/shards/{rank}/chunks`       NegotiateChunks -> ChunksNegotiated   (module chunks)
+`PUT  /v1/checkpoints/{id}/shards/{rank}`              SealShard | FailShard -> CheckpointView
+`POST /v1/checkpoints/{id}/abort`                      AbortCheckpoint -> CheckpointView
+`GET  /v1/checkpoints/{id}?wait=30`                                    -> CheckpointView
+`GET  /v1/projects/{project}/runs/{run}/checkpoints`   filters         -> Page[CheckpointView]
+`GET  /v1/checkpoints/{id}/manifest`                                   -> Manifest
+`GET  /v1/checkpoints/{id}/shards/{rank}`                              -> ShardChunks
+`PATCH /v1/checkpoints/{id}`  (If-Match)               EditCheckpoint  -> CheckpointView
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from holdfast_protocol.base import Digest, Label, Reply, Request
+from holdfast_protocol.fencing import Fence
+from holdfast_protocol.states import CheckpointKind, CheckpointState, Health, ShardState, Tier
+
+Step = Annotated[int, Field(ge=0, le=2**62)]
+MAX_CHUNKS_PER_SHARD = 200_000
+
+
+class MetricValue(Request):
+    """A metric that survives JSON and every database: a finite value, or the name of what it was (protocol rule 32)."""
+
+    value: float | None = Field(default=None, allow_inf_nan=False)
+    nonfinite: Literal["nan", "inf", "-inf"] | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> MetricValue:
+        if (self.value is None) == (self.nonfinite is None):
+            raise ValueError("give either a finite value or nonfinite")
+        return self
+
+    @classmethod
+    def of(cls, number: float) -> MetricValue:
+        if math.isfinite(number):
+            return cls(value=number)
+        return cls(nonfinite="nan" if math.isnan(number) else "inf" if number > 0 else "-inf")
+
+
+Metrics = dict[Annotated[str, Field(min_length=1, max_length=100)], MetricValue]
+
+
+class BeginCheckpoint(Fence):
+    step: Step
+    world_size: int = Field(ge=1, le=100_000)
+    kind: CheckpointKind = CheckpointKind.PERIODIC
+    labels: list[Label] = Field(default_factory=list, max_length=20)
+
+
+class Component(Request):
+    """A named part of the training state, as one rank has it."""
+
+    kind: Literal["model", "optimizer", "lr_scheduler", "dataloader", "rng", "extra"]
+    logical_bytes: int = Field(ge=0)
+
+
+class IndexOrdinals(Request):
+    """Where in the shard's chunk list its index lies."""
+
+    shard: int = Field(ge=0, description="Ordinal of this rank's index document.")
+    layout: int | None = Field(default=None, ge=0, description="Ordinal of the global layout; rank 0 has it.")
+
+
+class SealShard(Fence):
+    outcome: Literal["sealed"] = "sealed"
+    digest: Digest = Field(description="shard_digest(chunks); the service computes it again.")
+    chunks: list[Digest] = Field(min_length=1, max_length=MAX_CHUNKS_PER_SHARD)
+    index: IndexOrdinals
+    logical_bytes: int = Field(ge=0)
+    components: dict[str, Component]
+    finite: bool = Field(default=True, description="False: this part holds NaN or infinity; the checkpoint diverged.")
+    metrics: Metrics | None = Field(default=None, description="Rank 0's only (protocol rule 7).")
+
+
+class FailShard(Fence):
+    outcome: Literal["failed"] = "failed"
+    reason: str = Field(min_length=1, max_length=4000)
+
+
+SealOrFail = Annotated[SealShard | FailShard, Field(discriminator="outcome")]
+
+
+class AbortCheckpoint(Fence):
+    reason: str = Field(min_length=1, max_length=4000)
+
+
+class CheckpointView(Reply):
+    id: str
+    project: str
+    run: str
+    attempt: int
+    step: int
+    kind: CheckpointKind
+    world_size: int
+    state: CheckpointState
+    health: Health
+    health_reason: str | None
+    tier: Tier
+    digest: str | None
+    logical_bytes: int = Field(description="The state's bytes as the trainer sees them.")
+    chunk_bytes: int = Field(description="Bytes of the distinct chunks that this checkpoint needs.")
+    uploaded_bytes: int = Field(description="Bytes that this checkpoint had to send; the rest was there already.")
+    metrics: Metrics
+    labels: list[str]
+    components: dict[str, Component]
+    created_at: datetime
+    committed_at: datetime | None
+    aborted_at: datetime | None
+    abort_reason: str | None
+    abort_rank: int | None
+    sealed_ranks: int
+    missing_ranks: list[int] = Field(description="Ranks that have not sealed; the first 20 of them.")
+    etag: str
+
+
+class EditCheckpoint(Request):
+    labels: list[Label] | None = Field(default=None, max_length=20)
+    health: Literal[Health.OK, Health.DIVERGED, Health.QUARANTINED] | None = None
+    health_reason: str | None = Field(default=None, max_length=1000)
+
+
+class ShardView(Reply):
+    rank: int
+    state: ShardState
+    digest: str | None
+    chunk_count: int
+    logical_bytes: int
+    index_digest: str | None = Field(description="The chunk that holds this rank's index document.")
+    finite: bool
+
+
+class Manifest(Reply):
+    """What a checkpoint consists of. The chunks of each shard are read shard by shard (ShardChunks)."""
+
+    checkpoint: CheckpointView
+    layout_digest: str = Field(description="The chunk that holds the global layout.")
+    shards: list[ShardView]
+
+
+class ChunkRef(Reply):
+    digest: str
+    bytes: int
+
+
+class ShardChunks(Reply):
+    rank: int
+    digest: str
+    chunks: list[ChunkRef] = Field(description="In ordinal order.")

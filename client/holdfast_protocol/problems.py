@@ -1,0 +1,113 @@
+"""Problem codes: what went wrong, grouped by what the caller does about it (RFC 9457, `application/problem+json`).
+
+Codes are append-only: a client that was built against an older service must still know what each one means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from holdfast_protocol.base import Reply
+
+
+class ProblemCode(StrEnum):
+    # Fix the call.
+    INVALID_REQUEST = "invalid_request"
+    UNSUPPORTED_PROTOCOL = "unsupported_protocol"
+    # Fix the token.
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    # Fix the name.
+    PROJECT_NOT_FOUND = "project_not_found"
+    RUN_NOT_FOUND = "run_not_found"
+    ATTEMPT_NOT_FOUND = "attempt_not_found"
+    CHECKPOINT_NOT_FOUND = "checkpoint_not_found"
+    CHUNK_NOT_FOUND = "chunk_not_found"
+    TOKEN_NOT_FOUND = "token_not_found"  # noqa: S105
+    NO_RESTORE_POINT = "no_restore_point"
+    ROUTE_NOT_FOUND = "route_not_found"
+    # The world is not as the caller believed.
+    STALE_ATTEMPT = "stale_attempt"
+    ATTEMPT_CONFLICT = "attempt_conflict"
+    CHECKPOINT_CONFLICT = "checkpoint_conflict"
+    CHECKPOINT_ABORTED = "checkpoint_aborted"
+    MANIFEST_CONFLICT = "manifest_conflict"
+    INCOMPLETE_CHECKPOINT = "incomplete_checkpoint"
+    CHUNK_NOT_NEGOTIATED = "chunk_not_negotiated"
+    CHUNK_GONE = "chunk_gone"
+    SHARD_SEALED = "shard_sealed"
+    EDIT_CONFLICT = "edit_conflict"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    # Bytes are not what they should be.
+    CHECKSUM_MISMATCH = "checksum_mismatch"
+    SIGNATURE_INVALID = "signature_invalid"
+    TICKET_EXPIRED = "ticket_expired"
+    # Retry later.
+    STORE_UNAVAILABLE = "store_unavailable"
+    DATABASE_UNAVAILABLE = "database_unavailable"
+    BUSY = "busy"
+    # An operator must act.
+    STORE_FULL = "store_full"
+    STORE_REFUSED = "store_refused"
+    # A bug.
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True)
+class ProblemKind:
+    status: int
+    title: str
+    retryable: bool = False
+
+
+PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
+    ProblemCode.INVALID_REQUEST: ProblemKind(422, "The request is not valid"),
+    ProblemCode.UNSUPPORTED_PROTOCOL: ProblemKind(426, "Client and service speak different protocol versions"),
+    ProblemCode.UNAUTHENTICATED: ProblemKind(401, "The token is missing, wrong, expired or revoked"),
+    ProblemCode.FORBIDDEN: ProblemKind(403, "The token may not do this"),
+    ProblemCode.PROJECT_NOT_FOUND: ProblemKind(404, "No such project"),
+    ProblemCode.RUN_NOT_FOUND: ProblemKind(404, "No such run"),
+    ProblemCode.ATTEMPT_NOT_FOUND: ProblemKind(404, "No such attempt"),
+    ProblemCode.CHECKPOINT_NOT_FOUND: ProblemKind(404, "No such checkpoint"),
+    ProblemCode.CHUNK_NOT_FOUND: ProblemKind(404, "No such chunk in this checkpoint"),
+    ProblemCode.TOKEN_NOT_FOUND: ProblemKind(404, "No such token"),
+    ProblemCode.NO_RESTORE_POINT: ProblemKind(404, "There is no valid restore point"),
+    ProblemCode.ROUTE_NOT_FOUND: ProblemKind(404, "No such route"),
+    ProblemCode.STALE_ATTEMPT: ProblemKind(409, "A newer attempt has taken over this run"),
+    ProblemCode.ATTEMPT_CONFLICT: ProblemKind(409, "Another attempt was opened in between"),
+    ProblemCode.CHECKPOINT_CONFLICT: ProblemKind(409, "This step was begun differently"),
+    ProblemCode.CHECKPOINT_ABORTED: ProblemKind(409, "This checkpoint was aborted"),
+    ProblemCode.MANIFEST_CONFLICT: ProblemKind(409, "This shard was sealed with other content"),
+    ProblemCode.INCOMPLETE_CHECKPOINT: ProblemKind(409, "Chunks of this shard are not in the store"),
+    ProblemCode.CHUNK_NOT_NEGOTIATED: ProblemKind(409, "A chunk was not negotiated under this shard"),
+    ProblemCode.CHUNK_GONE: ProblemKind(409, "A chunk is not readable any more"),
+    ProblemCode.SHARD_SEALED: ProblemKind(409, "This shard is sealed already"),
+    ProblemCode.EDIT_CONFLICT: ProblemKind(412, "It was edited in between"),
+    ProblemCode.QUOTA_EXCEEDED: ProblemKind(409, "The project's quota is used up"),
+    ProblemCode.CHECKSUM_MISMATCH: ProblemKind(422, "The bytes are not those that were announced"),
+    ProblemCode.SIGNATURE_INVALID: ProblemKind(403, "The signature of this URL is not valid"),
+    ProblemCode.TICKET_EXPIRED: ProblemKind(403, "This ticket has expired; ask for a new one"),
+    ProblemCode.STORE_UNAVAILABLE: ProblemKind(503, "The store does not answer", retryable=True),
+    ProblemCode.DATABASE_UNAVAILABLE: ProblemKind(503, "The database does not answer", retryable=True),
+    ProblemCode.BUSY: ProblemKind(503, "Too busy; try again", retryable=True),
+    ProblemCode.STORE_FULL: ProblemKind(507, "The store is full"),
+    ProblemCode.STORE_REFUSED: ProblemKind(502, "The store refuses the service"),
+    ProblemCode.INTERNAL: ProblemKind(500, "A bug in the service"),
+}
+
+
+class Problem(Reply):
+    """The body of every reply that is not a success."""
+
+    type: str = Field(examples=["https://holdfast.dev/problems/stale_attempt"])
+    title: str
+    status: int
+    code: str = Field(description="Stable; see ProblemCode.", examples=["stale_attempt"])
+    detail: str = Field(description="What is wrong and what to do about it.")
+    retryable: bool = Field(description="The same call may succeed later without any change.")
+    request_id: str
+    context: dict[str, Any] = Field(default_factory=dict, description="Facts for programs, by code.")

@@ -1,0 +1,94 @@
+"""The way back: which checkpoint can be restored now, why not a newer one, and tickets to read its chunks.
+
+`GET  /v1/projects/{project}/runs/{run}/restore-point?selector=latest&before_step=`  -> RestoreDecision
+`POST /v1/checkpoints/{id}/reads`           ReadChunks   -> ChunkReads
+`POST /v1/checkpoints/{id}/chunk-reports`   ReportChunk  -> ChunkVerdict
+`DELETE /v1/read-leases/{lease_id}`
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from holdfast_protocol.base import Digest, Reply, Request
+from holdfast_protocol.chunks import MAX_BATCH, MountProof
+
+
+class RestorePoint(Reply):
+    checkpoint_id: str
+    step: int
+    attempt: int
+    world_size: int
+    digest: str
+    logical_bytes: int
+    committed_at: datetime
+
+
+class PassedOverReason(StrEnum):
+    UPLOADING = "uploading"
+    ABORTED = "aborted"
+    DIVERGED = "diverged"
+    CORRUPT = "corrupt"
+    QUARANTINED = "quarantined"
+    COLD = "cold"
+    TRASHED = "trashed"
+    OFF_LINE = "off_line"
+
+
+class PassedOver(Reply):
+    checkpoint_id: str
+    step: int
+    attempt: int
+    reason: PassedOverReason
+    detail: str
+
+
+class RestoreDecision(Reply):
+    restore_point: RestorePoint | None
+    passed_over: list[PassedOver]
+    ever_committed: bool
+
+
+class ReadChunks(Request):
+    digests: list[Digest] = Field(min_length=1, max_length=MAX_BATCH)
+    lease_id: str | None = Field(default=None, description="Renews this lease; null opens one (protocol rule 21).")
+    mount_proof: MountProof | None = None
+
+
+class ReadTicket(Reply):
+    """`http`: GET `url` with these headers (relative: to the service). `file`: read `path`. `gone`: not readable."""
+
+    digest: str
+    bytes: int
+    stored_bytes: int
+    codec: Literal["raw"] = "raw"
+    kind: Literal["http", "file", "gone"]
+    url: str = ""
+    headers: dict[str, str] = Field(default_factory=dict)
+    path: str = ""
+    expires_in_seconds: int
+
+
+class ChunkReads(Reply):
+    lease_id: str
+    lease_expires_in_seconds: int
+    chunks: list[ReadTicket]
+
+
+class ReportChunk(Request):
+    digest: Digest
+    problem: Literal["missing", "truncated", "mismatch"]
+    detail: str = Field(default="", max_length=1000)
+
+
+class ChunkVerdict(Reply):
+    """What the service found when it read the chunk itself; only that marks a checkpoint (protocol rule 22)."""
+
+    digest: str
+    readable: bool = Field(description="True: a copy with the right bytes is there; try again.")
+    detail: str
+    corrupt_checkpoints: list[str] = Field(description="Ids of the checkpoints that were marked corrupt.")

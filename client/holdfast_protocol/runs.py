@@ -1,0 +1,42 @@
+"""Projects and runs.
+
+`GET /v1/projects`                                  -> Page[ProjectView]
+`PUT /v1/projects/{project}`        EditProject     -> ProjectView
+`GET /v1/projects/{project}`                        -> ProjectView
+`GET /v1/projects/{project}/runs`                   -> Page[RunView]
+`PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; the same again is fine)
+`GET /v1/projects/{project}/runs/{run}`             -> RunView
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.restore import RestorePoint
+
+
+class EditProject(Request):
+    quota_bytes: int | None = Field(default=None, ge=0, description="Bytes in the store; null: no limit.")
+
+
+class ProjectView(Reply):
+    id: str
+    name: str
+    created_at: datetime
+    quota_bytes: int | None
+    stored_bytes: int
+    runs: int
+
+
+class RunView(Reply):
+    id: str
+    project: str
+    name: str
+    created_at: datetime
+    latest_attempt: int
+    committed_checkpoints: int
+    newest_step: int | None
+    restore_point: RestorePoint | None

@@ -1,0 +1,39 @@
+"""What the service tells of itself.
+
+`GET /v1/server` -> ServerInfo   (any valid token)
+`GET /healthz`   -> alive; `GET /readyz` -> Readiness; `GET /metrics` -> Prometheus text   (no token)
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from holdfast_protocol.base import Reply
+from holdfast_protocol.states import Scope
+
+
+class ServerInfo(Reply):
+    version: str
+    protocol: str
+    catalog_id: str
+    epoch: int
+    now: datetime
+    store_kind: str
+    store_asks_md5: bool = Field(description="The store enforces MD5 and not SHA-256: offer it with each chunk.")
+    token_name: str
+    token_project: str | None
+    token_scopes: list[Scope]
+
+
+class ReadinessCheck(Reply):
+    name: Literal["database", "migrations", "store"]
+    ok: bool
+    detail: str
+
+
+class Readiness(Reply):
+    ready: bool
+    checks: list[ReadinessCheck]

@@ -1,0 +1,76 @@
+"""Every state that a noun of the catalog can be in. The allowed transitions stand in the service's catalog."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class CheckpointState(StrEnum):
+    UPLOADING = "uploading"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    TRASHED = "trashed"
+    DELETING = "deleting"
+    DELETED = "deleted"
+
+
+class CheckpointKind(StrEnum):
+    PERIODIC = "periodic"
+    EMERGENCY = "emergency"
+    FINAL = "final"
+
+
+class Health(StrEnum):
+    OK = "ok"
+    DIVERGED = "diverged"
+    CORRUPT = "corrupt"
+    QUARANTINED = "quarantined"
+
+
+class Tier(StrEnum):
+    HOT = "hot"
+    COLD = "cold"
+    THAWING = "thawing"
+
+
+class ShardState(StrEnum):
+    OPEN = "open"
+    SEALED = "sealed"
+    FAILED = "failed"
+
+
+class CopyState(StrEnum):
+    """A chunk's presence in one store."""
+
+    PENDING = "pending"
+    VERIFIED = "verified"
+    SUSPECT = "suspect"
+    BAD = "bad"
+    DELETING = "deleting"
+    GONE = "gone"
+
+
+class Proof(StrEnum):
+    """Who has computed the SHA-256 of a copy's bytes. Nobody but the client: `unproven` (protocol rule 14)."""
+
+    STORE_SHA256 = "store_sha256"
+    READ = "read"
+    UNPROVEN = "unproven"
+
+
+class AttemptOutcome(StrEnum):
+    FINISHED = "finished"
+    FAILED = "failed"
+    PREEMPTED = "preempted"
+    FENCED = "fenced"
+    LOST = "lost"
+
+
+class Scope(StrEnum):
+    """What a token may do. `train`: open attempts and write checkpoints; `read`: read everything;
+    `operate`: edit and prune; `admin`: projects and tokens. Each stands alone, none implies another."""
+
+    TRAIN = "train"
+    READ = "read"
+    OPERATE = "operate"
+    ADMIN = "admin"
