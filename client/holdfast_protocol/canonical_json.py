@@ -1,0 +1,62 @@
+"""Canonical JSON, compressed: the outer form of every index document. Pure; below index_documents.
+
+Canonical: keys sorted, no spaces, ASCII only, no NaN or Infinity tokens. One value has one sequence of bytes, so its
+SHA-256 names the value; zlib's output may differ between zlib builds, so that digest is taken before compression.
+"""
+
+import json
+import zlib
+from typing import Any, NoReturn
+
+MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
+"""Uncompressed. 10,000 tensors over 256 ranks need about 100 MB; more is a mistake or an attack."""
+
+_COMPRESSION_LEVEL = 6
+
+
+class DocumentError(ValueError):
+    """An index document cannot be read or written: broken, hostile, from a newer version, or too large."""
+
+
+def canonical_bytes(value: Any) -> bytes:
+    """The one JSON text of `value`. Raises DocumentError for what JSON cannot say (NaN, unknown types, cycles)."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DocumentError(f"this value has no canonical JSON form: {error}") from error
+
+
+def compress(canonical: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """zlib, always at one level. Refuses what decompress would refuse: never write what cannot be read."""
+    if len(canonical) > max_bytes:
+        raise DocumentError(
+            f"the index would be {len(canonical)} bytes, and at most {max_bytes} can be read back; "
+            "keep large arrays in the state as torch tensors, which are stored in chunks of their own"
+        )
+    return zlib.compress(canonical, _COMPRESSION_LEVEL)
+
+
+def decompress(data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """The inverse of compress, in bounded memory. Raises DocumentError on anything but one whole zlib stream."""
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(data, max_bytes + 1)
+    except zlib.error as error:
+        raise DocumentError(f"this is not a compressed index document: {error}") from error
+    if len(plain) > max_bytes:
+        raise DocumentError(f"this index document is larger than {max_bytes} bytes")
+    if not stream.eof or stream.unused_data:
+        raise DocumentError("this index document is cut short or has bytes after its end")
+    return plain
+
+
+def parse(plain: bytes) -> Any:
+    """JSON to Python. Raises DocumentError on any text that is not JSON, NaN tokens and endless nesting included."""
+    try:
+        return json.loads(plain, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"this index document is not valid JSON: {error}") from error
+
+
+def _refuse_constant(token: str) -> NoReturn:
+    raise ValueError(f"{token} is not JSON")

@@ -1,0 +1,273 @@
+"""The index: which tensor piece is in which bytes of which chunk. Two documents, both compressed canonical JSON.
+
+Flow: the planner builds a Layout once per plan (global, no digests, the same object for every step with that plan);
+each save writes one ShardIndex per rank, which names its layout and holds the typed trees. A restore reads the two,
+plans its reads and never unpickles. The third part, each shard's list of chunk digests, is in the catalog.
+
+Layout:     {"format": "holdfast-layout-1", "world_size": N,
+             "tensors": {name: {"component", "dtype", "shape", "replicated", "alias_of"?}},
+             "shards": [{"chunks": [bytes per ordinal],
+                         "pieces": [[tensor, offsets, shape, [[ordinal, chunk offset, bytes], …]], …]} per rank]}
+            where `tensor` is the position of the tensor's name among the sorted names.
+ShardIndex: {"format": "holdfast-shard-1", "rank": r, "layout_digest": …, "trees": {component: typed tree},
+             "replicated_trees": {component: typed tree}, "rng": typed tree or null}
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple, Self
+
+from holdfast_protocol.canonical_json import (
+    MAX_DOCUMENT_BYTES,
+    DocumentError,
+    canonical_bytes,
+    compress,
+    decompress,
+    parse,
+)
+from holdfast_protocol.digests import chunk_digest
+
+LAYOUT_FORMAT = "holdfast-layout-1"
+SHARD_FORMAT = "holdfast-shard-1"
+
+ITEM_BYTES: Mapping[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Every dtype that a chunk can hold, and the bytes of one element. Names are torch's, without `torch.`."""
+
+
+class TensorEntry(NamedTuple):
+    """One tensor of the checkpoint, whatever ranks hold its pieces. `alias_of` names the tensor it is tied to."""
+
+    component: str
+    dtype: str
+    shape: tuple[int, ...]
+    replicated: bool
+    alias_of: str | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Segment(NamedTuple):
+    """`bytes` consecutive bytes of a piece at `offset` in chunk `ordinal`; a piece's segments are row-major."""
+
+    ordinal: int
+    offset: int
+    bytes: int
+
+
+class Piece(NamedTuple):
+    """A box of a tensor that one rank stored, row-major: `offsets` and `shape` in elements of the global tensor."""
+
+    tensor: str
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    segments: tuple[Segment, ...]
+
+
+class ShardLayout(NamedTuple):
+    """One rank's share: the size of each of its chunks in bytes, by ordinal, and the pieces in them."""
+
+    chunks: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The global layout. Equal layouts have equal digests, whichever rank built them."""
+
+    world_size: int
+    tensors: Mapping[str, TensorEntry]
+    shards: tuple[ShardLayout, ...]
+
+    @cached_property
+    def canonical(self) -> bytes:
+        """Canonical JSON, not compressed."""
+        position = {name: at for at, name in enumerate(sorted(self.tensors))}
+        return canonical_bytes(
+            {
+                "format": LAYOUT_FORMAT,
+                "world_size": self.world_size,
+                "tensors": {name: _tensor_document(entry) for name, entry in self.tensors.items()},
+                "shards": [
+                    {
+                        "chunks": shard.chunks,
+                        "pieces": [(position[p.tensor], p.offsets, p.shape, p.segments) for p in shard.pieces],
+                    }
+                    for shard in self.shards
+                ],
+            }
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON: what ShardIndex.layout_digest names, on every zlib build."""
+        return chunk_digest(self.canonical)
+
+    def encode(self) -> bytes:
+        """The bytes of the layout's chunk. Raises DocumentError above MAX_DOCUMENT_BYTES."""
+        return compress(self.canonical)
+
+    @classmethod
+    def decode(cls, data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Self:
+        """The inverse of encode. Raises DocumentError unless each piece lies in its tensor and its shard's chunks."""
+        document = _open(data, LAYOUT_FORMAT, {"world_size", "tensors", "shards"}, max_bytes)
+        try:
+            tensors = {name: _read_tensor(name, entry) for name, entry in document["tensors"].items()}
+            names = sorted(tensors)
+            shards = tuple(_read_shard(shard, names, tensors) for shard in document["shards"])
+            layout = cls(world_size=_count(document["world_size"]), tensors=tensors, shards=shards)
+            _check_layout(layout)
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            raise DocumentError(f"this layout is malformed: {error}") from error
+        return layout
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """What one rank saved beside its tensors. Trees are in the encoded form of the typed tree (plain JSON values)."""
+
+    rank: int
+    layout_digest: str
+    trees: Mapping[str, Any] = field(default_factory=dict)
+    """Per component, as this rank had it."""
+    replicated_trees: Mapping[str, Any] = field(default_factory=dict)
+    """Per component, the same on all ranks: written by rank 0 only, empty in the others' documents."""
+    rng: Any = None
+
+    @cached_property
+    def canonical(self) -> bytes:
+        """Canonical JSON, not compressed."""
+        return canonical_bytes(
+            {
+                "format": SHARD_FORMAT,
+                "rank": self.rank,
+                "layout_digest": self.layout_digest,
+                "trees": dict(self.trees),
+                "replicated_trees": dict(self.replicated_trees),
+                "rng": self.rng,
+            }
+        )
+
+    def encode(self) -> bytes:
+        """The bytes of the index's chunk. Raises DocumentError above MAX_DOCUMENT_BYTES."""
+        return compress(self.canonical)
+
+    @classmethod
+    def decode(cls, data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Self:
+        """The inverse of encode. The trees inside stay encoded: the typed tree's decoder checks them. DocumentError."""
+        fields = {"rank", "layout_digest", "trees", "replicated_trees", "rng"}
+        document = _open(data, SHARD_FORMAT, fields, max_bytes)
+        try:
+            rank = _count(document["rank"])
+            digest = document["layout_digest"]
+            trees, replicated = document["trees"], document["replicated_trees"]
+            if not (isinstance(digest, str) and isinstance(trees, dict) and isinstance(replicated, dict)):
+                raise TypeError("layout_digest must be text, trees and replicated_trees objects")
+        except (TypeError, ValueError) as error:
+            raise DocumentError(f"this shard index is malformed: {error}") from error
+        return cls(rank=rank, layout_digest=digest, trees=trees, replicated_trees=replicated, rng=document["rng"])
+
+
+def _open(data: bytes | bytearray | memoryview, expected: str, fields: set[str], max_bytes: int) -> dict[str, Any]:
+    document = parse(decompress(data, max_bytes=max_bytes))
+    if not isinstance(document, dict):
+        raise DocumentError("an index document is a JSON object, and this is none")
+    found = document.get("format")
+    if found != expected:
+        raise DocumentError(f"this is not a {expected} document but {str(found)[:80]!r}; a newer holdfast may read it")
+    if document.keys() != fields | {"format"}:
+        raise DocumentError(f"a {expected} document has exactly the fields {sorted(fields)}")
+    return document
+
+
+def _tensor_document(entry: TensorEntry) -> dict[str, Any]:
+    document: dict[str, Any] = entry._asdict()
+    if entry.alias_of is None:
+        del document["alias_of"]
+    return document
+
+
+def _read_tensor(name: str, document: Mapping[str, Any]) -> TensorEntry:
+    entry = TensorEntry(
+        component=document["component"],
+        dtype=document["dtype"],
+        shape=_counts(document["shape"]),
+        replicated=document["replicated"],
+        alias_of=document.get("alias_of"),
+    )
+    if entry.dtype not in ITEM_BYTES:
+        raise ValueError(f"tensor {name!r} has the unknown dtype {entry.dtype!r}")
+    if not (isinstance(entry.component, str) and isinstance(entry.replicated, bool)):
+        raise TypeError(f"tensor {name!r} needs a component name and replicated true or false")
+    return entry
+
+
+def _read_shard(document: Mapping[str, Any], names: list[str], tensors: Mapping[str, TensorEntry]) -> ShardLayout:
+    chunks = _counts(document["chunks"])
+    pieces = []
+    for at, offsets, shape, segments in document["pieces"]:
+        name = names[_count(at)]
+        piece = Piece(name, _counts(offsets), _counts(shape), tuple(Segment(*_counts(s)) for s in segments))
+        _check_piece(piece, tensors[name], chunks)
+        pieces.append(piece)
+    return ShardLayout(chunks, tuple(pieces))
+
+
+def _check_piece(piece: Piece, entry: TensorEntry, chunks: tuple[int, ...]) -> None:
+    if not len(piece.offsets) == len(piece.shape) == len(entry.shape):
+        raise ValueError(f"a piece of {piece.tensor!r} has other dimensions than the tensor")
+    if any(o + s > whole for o, s, whole in zip(piece.offsets, piece.shape, entry.shape, strict=True)):
+        raise ValueError(f"a piece of {piece.tensor!r} lies outside the tensor")
+    if sum(segment.bytes for segment in piece.segments) != prod(piece.shape) * ITEM_BYTES[entry.dtype]:
+        raise ValueError(f"the segments of a piece of {piece.tensor!r} do not add up to its bytes")
+    if any(segment.offset + segment.bytes > chunks[segment.ordinal] for segment in piece.segments):
+        raise ValueError(f"a segment of {piece.tensor!r} lies outside its chunk")
+
+
+def _check_layout(layout: Layout) -> None:
+    if layout.world_size < 1 or len(layout.shards) != layout.world_size:
+        raise ValueError(f"world size {layout.world_size} and {len(layout.shards)} shards do not agree")
+    for name, entry in layout.tensors.items():
+        if entry.alias_of is None:
+            continue
+        target = layout.tensors[entry.alias_of]
+        if target.alias_of is not None or (target.dtype, target.shape) != (entry.dtype, entry.shape):
+            raise ValueError(f"{name!r} is tied to {entry.alias_of!r}, which is another tie or differs from it")
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{str(value)[:80]} is not a count")
+    return value
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    if type(values) is not list:
+        raise TypeError("a list of counts was expected")
+    return tuple([_count(value) for value in values])
