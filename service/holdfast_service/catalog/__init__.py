@@ -1,0 +1,1 @@
+"""The nouns: tables, allowed state transitions (pure) and reads. The verbs meet here and nowhere else."""

@@ -1,0 +1,41 @@
+"""The fence: every write of a training job passes it, under the run's lock (protocol rules 1 and 5)."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.fencing import Fence
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.catalog.tables import Attempt, Run
+from holdfast_service.errors import ProblemError
+
+
+def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int) -> tuple[Run, Attempt]:
+    """Take the run's row FOR SHARE and let only the newest attempt of this epoch through. Raises `stale_attempt`.
+
+    SHARE, not KEY SHARE: opening an attempt takes the row FOR UPDATE, and nothing of an older attempt may commit
+    after the new one was told where to resume.
+    """
+    run = session.execute(
+        select(Run).where(Run.id == run_id).with_for_update(read=True), execution_options={"populate_existing": True}
+    ).scalar_one()
+    if fence.epoch != epoch:
+        raise ProblemError(
+            ProblemCode.STALE_ATTEMPT,
+            f"The catalog is at epoch {epoch} and this attempt was opened in epoch {fence.epoch}: the catalog was "
+            "restored or cloned since. Launch the job again.",
+            epoch=epoch,
+        )
+    if fence.attempt != run.latest_attempt:
+        raise ProblemError(
+            ProblemCode.STALE_ATTEMPT,
+            f"Attempt {fence.attempt} was fenced: attempt {run.latest_attempt} has taken over this run. Stop this "
+            "job and do not restart it.",
+            attempt=fence.attempt,
+            latest_attempt=run.latest_attempt,
+        )
+    attempt = session.execute(
+        select(Attempt).where(Attempt.run_id == run_id, Attempt.number == fence.attempt)
+    ).scalar_one()
+    return run, attempt

@@ -1,0 +1,53 @@
+"""From names to rows. Every look-up takes the caller: what a token may not see does not exist for it."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.tables import Checkpoint, Project, Run
+from holdfast_service.errors import ProblemError
+
+
+def project_named(session: Session, caller: Principal, name: str) -> Project:
+    """Raises `forbidden` for another project's token and `project_not_found`."""
+    caller.check_project_name(name)
+    project = session.scalar(select(Project).where(Project.name == name))
+    if project is None:
+        raise ProblemError(
+            ProblemCode.PROJECT_NOT_FOUND,
+            f"There is no project {name!r}. Correct the name, or make it with `holdfast project create {name}`.",
+            project=name,
+        )
+    return project
+
+
+def run_named(session: Session, caller: Principal, project: str, run: str) -> tuple[Project, Run]:
+    """Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    owner = project_named(session, caller, project)
+    found = session.scalar(select(Run).where(Run.project_id == owner.id, Run.name == run))
+    if found is None:
+        raise ProblemError(
+            ProblemCode.RUN_NOT_FOUND,
+            f"There is no run {project}/{run}. Correct the name; `holdfast runs --project {project}` lists them.",
+            project=project,
+            run=run,
+        )
+    return owner, found
+
+
+def checkpoint_by_id(session: Session, caller: Principal, checkpoint_id: str) -> tuple[Project, Run, Checkpoint]:
+    """Raises `checkpoint_not_found`, also for one of a project that the caller may not see: no existence oracle."""
+    row = session.execute(
+        select(Project, Run, Checkpoint)
+        .join(Run, Run.project_id == Project.id)
+        .join(Checkpoint, Checkpoint.run_id == Run.id)
+        .where(Checkpoint.id == checkpoint_id)
+    ).one_or_none()
+    if row is None or not caller.sees_project(row[0].id):
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_NOT_FOUND, f"There is no checkpoint {checkpoint_id}.", checkpoint_id=checkpoint_id
+        )
+    return row[0], row[1], row[2]

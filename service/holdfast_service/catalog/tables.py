@@ -1,0 +1,279 @@
+"""The catalog's tables.
+
+    catalog_identity
+    projects ─┬─ tokens
+              ├─ runs ── attempts ── checkpoints ── shards ──┬─ shard_chunks ─────── chunks ── copies ── stores
+              │                          └ read_leases       └─ chunk_lists ── chunk_list_entries ─┘
+              └─ chunks
+
+There are no reference counters (hot rows, drift): whoever must know whether a chunk is needed asks the references,
+`shard_chunks` (negotiated under an open shard) and `chunk_list_entries` (sealed). Enumerations are kept as text; the
+allowed transitions stand in `catalog.transitions`. Lock order everywhere: run, checkpoint, chunks by digest.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from holdfast_service.catalog.columns import Document, Moment, RowId
+
+
+class Table(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class CatalogIdentity(Table):
+    """One row. The epoch is half of the fencing token: a restored or cloned catalog raises it (protocol rule 5)."""
+
+    __tablename__ = "catalog_identity"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    catalog_id: Mapped[str] = mapped_column(Text)
+    epoch: Mapped[int] = mapped_column(Integer)
+    signing_key: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class Controller(Table):
+    """When each background controller last ran; a gap means the service was down (protocol rule 31)."""
+
+    __tablename__ = "controllers"
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    ticked_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class Store(Table):
+    __tablename__ = "stores"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    url: Mapped[str] = mapped_column(Text, unique=True)  # never holds credentials
+    kind: Mapped[str] = mapped_column(Text)
+    capabilities: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class Project(Table):
+    __tablename__ = "projects"
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    name: Mapped[str] = mapped_column(Text, unique=True)
+    quota_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class Token(Table):
+    __tablename__ = "tokens"
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    name: Mapped[str] = mapped_column(Text)
+    secret_sha256: Mapped[str] = mapped_column(Text)
+    project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
+    scopes: Mapped[list[str]] = mapped_column(Document)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    expires_at: Mapped[datetime | None] = mapped_column(Moment)
+    revoked_at: Mapped[datetime | None] = mapped_column(Moment)
+
+
+class Run(Table):
+    __tablename__ = "runs"
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str] = mapped_column(Text)
+    latest_attempt: Mapped[int] = mapped_column(Integer, default=0)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    __table_args__ = (UniqueConstraint("project_id", "name"),)
+
+
+class Attempt(Table):
+    __tablename__ = "attempts"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    number: Mapped[int] = mapped_column(Integer)
+    launch_id: Mapped[str] = mapped_column(Text)
+    world_size: Mapped[int] = mapped_column(Integer)
+    host: Mapped[str] = mapped_column(Text)
+    environment: Mapped[dict[str, str]] = mapped_column(Document)
+    opened_at: Mapped[datetime] = mapped_column(Moment)
+    heartbeat_at: Mapped[datetime | None] = mapped_column(Moment)
+    last_step: Mapped[int | None] = mapped_column(BigInteger)
+    ended_at: Mapped[datetime | None] = mapped_column(Moment)
+    outcome: Mapped[str | None] = mapped_column(Text)
+    outcome_detail: Mapped[str | None] = mapped_column(Text)
+    resumed_from_id: Mapped[str | None] = mapped_column(Text)  # a checkpoint; no key, for checkpoints refer to attempts
+    # First commit or explicit rollback: from here on this attempt's line is the run's line (protocol rule 3).
+    cut_at: Mapped[datetime | None] = mapped_column(Moment)
+    __table_args__ = (UniqueConstraint("run_id", "number"), UniqueConstraint("run_id", "launch_id"))
+
+
+class Checkpoint(Table):
+    __tablename__ = "checkpoints"
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"))
+    attempt_number: Mapped[int] = mapped_column(Integer)
+    step: Mapped[int] = mapped_column(BigInteger)
+    kind: Mapped[str] = mapped_column(Text)
+    world_size: Mapped[int] = mapped_column(Integer)
+    state: Mapped[str] = mapped_column(Text)
+    health: Mapped[str] = mapped_column(Text)
+    health_reason: Mapped[str | None] = mapped_column(Text)
+    tier: Mapped[str] = mapped_column(Text)
+    digest: Mapped[str | None] = mapped_column(Text)
+    logical_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    chunk_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    uploaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    metrics: Mapped[dict[str, Any]] = mapped_column(Document)
+    labels: Mapped[list[str]] = mapped_column(Document)
+    components: Mapped[dict[str, Any]] = mapped_column(Document)
+    version: Mapped[int] = mapped_column(Integer, default=1)  # the ETag
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    deadline_at: Mapped[datetime] = mapped_column(Moment)  # moved by each call of a rank; the reaper aborts after it
+    committed_at: Mapped[datetime | None] = mapped_column(Moment)
+    aborted_at: Mapped[datetime | None] = mapped_column(Moment)
+    abort_reason: Mapped[str | None] = mapped_column(Text)
+    abort_rank: Mapped[int | None] = mapped_column(Integer)
+    __table_args__ = (
+        # Identity (protocol rule 6): after an abort the same step can be begun anew.
+        Index(
+            "uq_checkpoints_live_step",
+            "run_id",
+            "attempt_number",
+            "step",
+            unique=True,
+            sqlite_where=text("state IN ('uploading', 'committed')"),
+            postgresql_where=text("state IN ('uploading', 'committed')"),
+        ),
+        Index("ix_checkpoints_run_id_step", "run_id", "step", "id"),
+        Index(
+            "ix_checkpoints_uploading_deadline",
+            "deadline_at",
+            sqlite_where=text("state = 'uploading'"),
+            postgresql_where=text("state = 'uploading'"),
+        ),
+    )
+
+
+class ChunkList(Table):
+    """An ordered list of chunks; one row for all the shards that have this very list."""
+
+    __tablename__ = "chunk_lists"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    digest: Mapped[str] = mapped_column(Text)  # shard_digest of the list
+    __table_args__ = (UniqueConstraint("project_id", "digest"),)
+
+
+class ChunkListEntry(Table):
+    __tablename__ = "chunk_list_entries"
+    chunk_list_id: Mapped[int] = mapped_column(ForeignKey("chunk_lists.id"), primary_key=True)
+    ordinal: Mapped[int] = mapped_column(Integer, primary_key=True)
+    chunk_id: Mapped[int] = mapped_column(ForeignKey("chunks.id"), index=True)
+
+
+class Shard(Table):
+    """One rank's share of a checkpoint."""
+
+    __tablename__ = "shards"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    checkpoint_id: Mapped[str] = mapped_column(ForeignKey("checkpoints.id"))
+    rank: Mapped[int] = mapped_column(Integer)
+    state: Mapped[str] = mapped_column(Text)
+    digest: Mapped[str | None] = mapped_column(Text)
+    chunk_list_id: Mapped[int | None] = mapped_column(ForeignKey("chunk_lists.id"), index=True)
+    index_ordinal: Mapped[int | None] = mapped_column(Integer)
+    layout_ordinal: Mapped[int | None] = mapped_column(Integer)
+    logical_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    uploaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    components: Mapped[dict[str, Any]] = mapped_column(Document)
+    metrics: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    finite: Mapped[bool] = mapped_column(Boolean, default=True)
+    sealed_at: Mapped[datetime | None] = mapped_column(Moment)
+    __table_args__ = (UniqueConstraint("checkpoint_id", "rank"),)
+
+
+class Chunk(Table):
+    """An immutable piece of content. Identity is (project, digest): no cross-project reuse (protocol rule 13)."""
+
+    __tablename__ = "chunks"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    digest: Mapped[str] = mapped_column(Text)
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    __table_args__ = (UniqueConstraint("project_id", "digest"),)
+
+
+class Copy(Table):
+    """A chunk's presence in one store, at the key that ends in this copy's own generation (protocol rule 17)."""
+
+    __tablename__ = "copies"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    chunk_id: Mapped[int] = mapped_column(ForeignKey("chunks.id"), index=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    store_id: Mapped[int] = mapped_column(ForeignKey("stores.id"))
+    attempt_id: Mapped[int] = mapped_column(
+        ForeignKey("attempts.id")
+    )  # who uploads it; an unproven copy is good for it
+    generation: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(Text)
+    proof: Mapped[str | None] = mapped_column(Text)
+    codec: Mapped[str] = mapped_column(Text)
+    stored_digest: Mapped[str] = mapped_column(Text)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger)
+    version_id: Mapped[str | None] = mapped_column(Text)
+    ticket_expires_at: Mapped[datetime] = mapped_column(Moment)  # no PUT can begin after it (protocol rule 25)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    verified_at: Mapped[datetime | None] = mapped_column(Moment)
+    leased_until: Mapped[datetime | None] = mapped_column(Moment)  # a controller is at work on it
+    __table_args__ = (
+        UniqueConstraint("chunk_id", "store_id", "generation"),
+        Index("ix_copies_project_id_state", "project_id", "state"),
+        Index(
+            "ix_copies_unproven",
+            "id",
+            sqlite_where=text("proof = 'unproven' AND state = 'verified'"),
+            postgresql_where=text("proof = 'unproven' AND state = 'verified'"),
+        ),
+    )
+
+
+class ShardChunk(Table):
+    """A chunk negotiated under an open shard, and the copy that it relies on: a reference the collector respects.
+
+    The seal turns these rows into a chunk list.
+    """
+
+    __tablename__ = "shard_chunks"
+    shard_id: Mapped[int] = mapped_column(ForeignKey("shards.id"), primary_key=True)
+    chunk_id: Mapped[int] = mapped_column(ForeignKey("chunks.id"), primary_key=True, index=True)
+    copy_id: Mapped[int] = mapped_column(ForeignKey("copies.id"))
+    uploading: Mapped[bool] = mapped_column(Boolean)  # this shard was told to send it
+
+
+class ReadLease(Table):
+    """Somebody is reading this checkpoint; nothing of it is purged until the lease ends (protocol rule 21)."""
+
+    __tablename__ = "read_leases"
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    checkpoint_id: Mapped[str] = mapped_column(ForeignKey("checkpoints.id"), index=True)
+    token_id: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    expires_at: Mapped[datetime] = mapped_column(Moment)

@@ -1,0 +1,34 @@
+"""What every operation needs, made once at the start and handed down explicitly: no globals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from holdfast_service.commit.notifier import CommitNotifier
+from holdfast_service.database import Database
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import Store
+
+
+@dataclass(frozen=True)
+class ServiceContext:
+    """`epoch` is half of every fencing token; `store_id` is the catalog's row of `store`."""
+
+    settings: ServiceSettings
+    database: Database
+    store: Store
+    store_id: int
+    catalog_id: str
+    epoch: int
+    notifier: CommitNotifier
+
+
+def _of(request: Request) -> ServiceContext:
+    context: ServiceContext = request.app.state.context
+    return context
+
+
+Context = Annotated[ServiceContext, Depends(_of)]

@@ -1,0 +1,151 @@
+"""Engines and transactions: one session style for SQLite and Postgres.
+
+Operations open their own transaction (`with database.transaction() as session:`) and the endpoint replies after the
+block has committed. A FastAPI `yield` dependency would commit after the reply was sent (protocol rule 9).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.orm import Session, sessionmaker
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.errors import ProblemError
+
+Result = TypeVar("Result")
+
+_NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse.", "9p", "lustre", "ceph", "glusterfs", "afs", "beegfs", "gpfs")
+_RETRYABLE_SQLSTATES = {"40001", "40P01"}  # serialization failure, deadlock detected
+
+
+class DatabaseConfigurationError(ValueError):
+    """The database URL cannot be used. The message names HOLDFAST_DATABASE_URL and says what to do."""
+
+
+class Database:
+    """One engine. Thread-safe; sessions are not shared between threads."""
+
+    def __init__(self, url: str) -> None:
+        parsed = make_url(url)
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+            raise DatabaseConfigurationError(
+                f"HOLDFAST_DATABASE_URL names {parsed.get_backend_name()!r}; use sqlite:///path or postgresql://…"
+            )
+        self.url = parsed
+        self.is_postgres = parsed.get_backend_name() == "postgresql"
+        self.engine = self._postgres() if self.is_postgres else self._sqlite()
+        self._sessions = sessionmaker(self.engine, expire_on_commit=False)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """A write transaction: READ COMMITTED on Postgres, BEGIN IMMEDIATE on SQLite (protocol rule 33).
+
+        Commits when the block ends; a lost database is `database_unavailable`, which a client retries.
+        """
+        with self._translated(), self._sessions.begin() as session:
+            yield session
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that only reads; nothing is written at its end, and SQLite writers are not kept waiting."""
+        with self._translated(), self._sessions() as session:
+            session.connection(execution_options={"holdfast_read_only": True})
+            yield session
+            session.rollback()
+
+    def run(self, work: Callable[[Session], Result], *, tries: int = 5) -> Result:
+        """Run `work` in a transaction, again after a deadlock or a serialization failure. `work` must be repeatable."""
+        for remaining in range(tries - 1, -1, -1):
+            try:
+                with self._sessions.begin() as session:
+                    return work(session)
+            except OperationalError as error:
+                if getattr(error.orig, "sqlstate", None) not in _RETRYABLE_SQLSTATES or not remaining:
+                    raise _unavailable(error) from error
+                time.sleep(random.uniform(0.005, 0.05))  # noqa: S311
+        raise AssertionError("unreachable")
+
+    def dispose(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            if isinstance(error, OperationalError) or error.connection_invalidated:
+                raise _unavailable(error) from error
+            raise
+
+    def _postgres(self) -> Engine:
+        return create_engine(
+            self.url,
+            isolation_level="READ COMMITTED",
+            pool_size=20,
+            max_overflow=30,
+            pool_timeout=20,
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": 5, "application_name": "holdfast"},
+        )
+
+    def _sqlite(self) -> Engine:
+        if self.url.database not in (None, "", ":memory:"):
+            _refuse_network_filesystem(Path(str(self.url.database)))
+        engine = create_engine(self.url, connect_args={"timeout": 30, "check_same_thread": False}, pool_size=20)
+
+        @event.listens_for(engine, "connect")
+        def _configure(connection: Any, _record: Any) -> None:
+            connection.isolation_level = None  # pysqlite must not begin by itself; _begin does
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {pragma}")
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Any) -> None:
+            read_only = connection.get_execution_options().get("holdfast_read_only", False)
+            connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+        return engine
+
+
+def _unavailable(error: DBAPIError) -> ProblemError:
+    # Only the first line: the rest repeats the statement and its values.
+    reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+    return ProblemError(ProblemCode.DATABASE_UNAVAILABLE, f"The database did not answer ({reason}). Try again.")
+
+
+def _refuse_network_filesystem(path: Path) -> None:
+    """WAL needs shared memory that network filesystems do not give: two hosts would corrupt the catalog."""
+    kind = filesystem_kind(path)
+    if kind.startswith(_NETWORK_FILESYSTEMS):
+        raise DatabaseConfigurationError(
+            f"HOLDFAST_DATABASE_URL points to a {kind} filesystem, where SQLite is not safe; "
+            "put it on a local disk or use Postgres"
+        )
+
+
+def filesystem_kind(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The filesystem type that holds `path` ("ext4", "nfs4", …); "" where the system does not tell."""
+    if not mounts.exists():
+        return ""
+    resolved = os.path.realpath(path)
+    best, kind = "", ""
+    for line in mounts.read_text(errors="replace").splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        mount_point = fields[1].replace("\\040", " ")
+        inside = resolved == mount_point or resolved.startswith(mount_point.rstrip("/") + "/")
+        if inside and len(mount_point) >= len(best):
+            best, kind = mount_point, fields[2]
+    return kind
