@@ -1,0 +1,1 @@
+"""Where each byte goes: pieces of tensors -> chunks of shards (plan), and back to any sharding (reshard). Pure."""

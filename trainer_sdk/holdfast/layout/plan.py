@@ -1,0 +1,167 @@
+"""Pieces -> chunks: what this rank stores and where each byte lies. Pure, no torch, no communication.
+
+Flow: capture -> **plan** -> stage -> hash -> upload. Planning is local; the ranks only compare LocalPlan.digest, and
+only when one of them changed do they exchange their LocalPlans and build the global Layout.
+A large tensor has chunks of its own, so that adding or removing its neighbours leaves its digests alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from math import prod
+from operator import attrgetter
+
+from holdfast.layout.ownership import owns
+from holdfast.layout.pieces import LayoutError, PieceSpec
+from holdfast_protocol.canonical_json import canonical_bytes
+from holdfast_protocol.digests import chunk_digest
+from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece, Segment, ShardLayout, TensorEntry
+
+_MIB = 1024 * 1024
+_WIDEST_ITEM_BYTES = max(ITEM_BYTES.values())
+
+
+@dataclass(frozen=True)
+class ChunkSizes:
+    """How tensors are cut and packed, in bytes. Changing them changes every digest: keep them for the life of a run."""
+
+    own_chunk_bytes: int = 8 * _MIB
+    """A piece of this size or more starts its own chunk: there a PUT's fixed cost stops to matter."""
+    cut_bytes: int = 64 * _MIB
+    """The largest chunk; a larger piece is cut each so many bytes."""
+    pack_bytes: int = 32 * _MIB
+    """Smaller pieces are packed together up to this size."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that would cut an element in two or that contradict each other."""
+        if self.cut_bytes <= 0 or self.cut_bytes % _WIDEST_ITEM_BYTES:
+            raise ValueError(f"cut_bytes must be a positive multiple of {_WIDEST_ITEM_BYTES}, not {self.cut_bytes}")
+        if not 0 < self.own_chunk_bytes <= self.pack_bytes <= self.cut_bytes:
+            raise ValueError(
+                "chunk sizes must satisfy 0 < own_chunk_bytes <= pack_bytes <= cut_bytes, "
+                f"not {self.own_chunk_bytes}, {self.pack_bytes}, {self.cut_bytes}"
+            )
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """One rank's plan. Plain data: ranks may exchange it in any form."""
+
+    rank: int
+    world_size: int
+    sizes: ChunkSizes
+    specs: tuple[PieceSpec, ...] = field(repr=False)
+    """What was planned, sorted by name: with the same specs the same plan holds."""
+    tensors: dict[str, TensorEntry] = field(repr=False)
+    """Every tensor that this rank sees, stored here or not."""
+    shard: ShardLayout = field(repr=False)
+    """What this rank stores."""
+    digest: str
+    """SHA-256 over all of the above, dtypes included."""
+
+
+def build_local_plan(
+    specs: Iterable[PieceSpec],
+    *,
+    rank: int,
+    world_size: int,
+    sizes: ChunkSizes | None = None,
+    previous: LocalPlan | None = None,
+) -> LocalPlan:
+    """Plan this rank's pieces. Deterministic: the order of `specs` does not matter.
+
+    `previous` is given back unchanged (same object) when it fits, so that a save in steady state plans nothing.
+    Raises LayoutError when two specs have one name.
+    """
+    sizes = sizes or ChunkSizes()
+    ordered = tuple(sorted(specs, key=attrgetter("name")))
+    if previous is not None and (previous.rank, previous.world_size, previous.sizes, previous.specs) == (
+        rank,
+        world_size,
+        sizes,
+        ordered,
+    ):
+        return previous
+    for first, second in pairwise(ordered):
+        if first.name == second.name:
+            raise LayoutError(f"two tensors of the state are both named {first.name!r}; rename one of the components")
+    tensors = {
+        spec.name: TensorEntry(spec.component, spec.dtype, spec.global_shape, spec.replicated, spec.alias_of)
+        for spec in ordered
+    }
+    shard = _place([spec for spec in ordered if owns(spec, rank, world_size)], sizes)
+    digest = chunk_digest(
+        canonical_bytes([rank, world_size, [sizes.own_chunk_bytes, sizes.cut_bytes, sizes.pack_bytes], ordered, shard])
+    )
+    return LocalPlan(rank, world_size, sizes, ordered, tensors, shard, digest)
+
+
+def global_layout(plans: Sequence[LocalPlan]) -> Layout:
+    """All the ranks' plans -> the one Layout, the same on whichever rank it is computed. Order does not matter.
+
+    Raises LayoutError, naming the tensor, when ranks disagree about a tensor or a part of it is stored by nobody.
+    """
+    ordered = sorted(plans, key=attrgetter("rank"))
+    if [(plan.rank, plan.world_size) for plan in ordered] != [(rank, len(ordered)) for rank in range(len(ordered))]:
+        raise LayoutError(f"plans of ranks {[plan.rank for plan in ordered]} do not make one world")
+    tensors: dict[str, TensorEntry] = {}
+    for plan in ordered:
+        for name, entry in plan.tensors.items():
+            if tensors.setdefault(name, entry) != entry:
+                raise LayoutError(
+                    f"rank {plan.rank} describes tensor {name!r} as {entry} and an earlier rank as {tensors[name]}; "
+                    "build the model, its dtypes and its sharding alike on all ranks"
+                )
+    layout = Layout(len(ordered), tensors, tuple(plan.shard for plan in ordered))
+    _check_complete(layout)
+    return layout
+
+
+def _check_complete(layout: Layout) -> None:
+    stored: dict[str, set[tuple[tuple[int, ...], tuple[int, ...]]]] = {name: set() for name in layout.tensors}
+    for shard in layout.shards:
+        for piece in shard.pieces:
+            stored[piece.tensor].add((piece.offsets, piece.shape))
+    for name, entry in layout.tensors.items():
+        if entry.alias_of is not None:
+            continue
+        elements = sum(prod(shape) for _, shape in stored[name])
+        if elements != prod(entry.shape):
+            raise LayoutError(
+                f"the ranks together store {elements} of the {prod(entry.shape)} elements of tensor {name!r}; "
+                "a tensor that only some ranks hold belongs in a component that is declared per rank"
+            )
+
+
+def _place(owned: list[PieceSpec], sizes: ChunkSizes) -> ShardLayout:
+    chunks: list[int] = []
+    pieces: list[Piece] = []
+    for _, group in groupby(sorted(owned, key=_pack_key), key=_pack_key):
+        pack: int | None = None  # the ordinal of the pack that is still open; one group never adds to another's
+        for spec in group:
+            if spec.bytes == 0:
+                continue
+            if spec.bytes >= sizes.own_chunk_bytes:
+                segments = _cut(spec.bytes, len(chunks), sizes.cut_bytes)
+                chunks.extend(segment.bytes for segment in segments)
+            else:
+                # Aligned to its element, so that both ends can view the bytes in place.
+                start = -(-chunks[pack] // ITEM_BYTES[spec.dtype]) * ITEM_BYTES[spec.dtype] if pack is not None else 0
+                if pack is None or start + spec.bytes > sizes.pack_bytes:
+                    pack, start = len(chunks), 0
+                    chunks.append(0)
+                segments = (Segment(pack, start, spec.bytes),)
+                chunks[pack] = start + spec.bytes
+            pieces.append(Piece(spec.name, spec.offsets, spec.shape, segments))
+    return ShardLayout(tuple(chunks), tuple(pieces))
+
+
+def _pack_key(spec: PieceSpec) -> tuple[str, bool, str]:
+    return spec.component, spec.replicated, spec.pack
+
+
+def _cut(total_bytes: int, first_ordinal: int, cut_bytes: int) -> tuple[Segment, ...]:
+    return tuple(
+        Segment(first_ordinal + at, 0, min(cut_bytes, total_bytes - start))
+        for at, start in enumerate(range(0, total_bytes, cut_bytes))
+    )

@@ -1,0 +1,195 @@
+"""A Layout and the boxes that this rank wants -> the reads that fill them, from any sharding to any other. Pure.
+
+Flow of a restore: index -> wanted pieces -> **reads** -> fetch and verify each chunk -> scatter -> apply.
+A chunk holds a piece's bytes row-major, possibly cut in the middle of a row. Each cut is split into at most 2N-1 boxes
+(N dimensions), each box is intersected with the wanted one, and what is left is one strided copy: a Read. So a
+column-wise reshard of a matrix is a few reads, not one per row.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from holdfast.layout.pieces import LayoutError
+from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""(offsets, shape), in elements."""
+
+
+class WantedPiece(NamedTuple):
+    """A box of a stored tensor that this rank will read. `dtype` is the stored one: casting is the applier's."""
+
+    name: str
+    dtype: str
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the destination, which is row-major and contiguous."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Read(NamedTuple):
+    """One strided copy: from chunk (rank, ordinal) into the wanted piece `name`. Offsets and strides are in bytes."""
+
+    rank: int
+    ordinal: int
+    name: str
+    item_bytes: int
+    shape: tuple[int, ...]
+    """Elements copied, per dimension."""
+    chunk_offset: int
+    chunk_strides: tuple[int, ...]
+    destination_offset: int
+    destination_strides: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Payload bytes."""
+        return prod(self.shape) * self.item_bytes
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """The reads, by the chunk that they come from: each chunk is fetched and verified once, whole."""
+
+    by_chunk: Mapping[tuple[int, int], tuple[Read, ...]]
+    """(rank, ordinal) -> reads."""
+
+    @property
+    def reads(self) -> Iterator[Read]:
+        """All reads."""
+        for reads in self.by_chunk.values():
+            yield from reads
+
+
+def plan_reads(layout: Layout, wanted: Iterable[WantedPiece], *, prefer_rank: int | None = None) -> ReadPlan:
+    """The reads that fill every wanted piece, in (rank, ordinal) order. Several wants of one name are refused.
+
+    A tied tensor reads what it is tied to. Where several ranks stored the same box, `prefer_rank` is read if it is one
+    of them, else the lowest rank.
+    Raises LayoutError for a tensor that is not stored, another dtype, a box outside the tensor, or bytes that no
+    shard holds.
+    """
+    sources = _pieces_by_tensor(layout, prefer_rank)
+    by_chunk: dict[tuple[int, int], list[Read]] = defaultdict(list)
+    seen: set[str] = set()
+    for want in wanted:
+        if want.name in seen:
+            raise LayoutError(f"tensor {want.name!r} is wanted twice by one rank")
+        seen.add(want.name)
+        entry = layout.tensors.get(want.name)
+        if entry is None:
+            raise LayoutError(f"this checkpoint has no tensor {want.name!r}")
+        if entry.dtype != want.dtype or not _inside(want, entry.shape):
+            raise LayoutError(f"{want} does not fit the stored tensor {entry}")
+        filled = 0
+        for rank, piece in sources[entry.alias_of or want.name]:
+            for read in _reads_of_piece(rank, piece, want):
+                by_chunk[read.rank, read.ordinal].append(read)
+                filled += read.bytes
+        if filled != want.bytes:
+            raise LayoutError(f"the shards hold {filled} of the {want.bytes} bytes of {want}")
+    return ReadPlan({key: tuple(by_chunk[key]) for key in sorted(by_chunk)})
+
+
+def _pieces_by_tensor(layout: Layout, prefer_rank: int | None) -> Mapping[str, list[tuple[int, Piece]]]:
+    ranks = list(range(layout.world_size))
+    if prefer_rank is not None and prefer_rank < layout.world_size:
+        ranks.sort(key=lambda rank: rank != prefer_rank)
+    chosen: dict[str, dict[Box, tuple[int, Piece]]] = defaultdict(dict)
+    for rank in ranks:
+        for piece in layout.shards[rank].pieces:
+            chosen[piece.tensor].setdefault((piece.offsets, piece.shape), (rank, piece))
+    return defaultdict(list, {name: list(boxes.values()) for name, boxes in chosen.items()})
+
+
+def _inside(want: WantedPiece, shape: Sequence[int]) -> bool:
+    return len(want.offsets) == len(want.shape) == len(shape) and all(
+        offset >= 0 and size >= 0 and offset + size <= whole
+        for offset, size, whole in zip(want.offsets, want.shape, shape, strict=True)
+    )
+
+
+def _reads_of_piece(rank: int, piece: Piece, want: WantedPiece) -> Iterator[Read]:
+    if prod(want.shape) == 0 or intersect((piece.offsets, piece.shape), (want.offsets, want.shape)) is None:
+        return
+    item = ITEM_BYTES[want.dtype]
+    strides = row_major_strides(piece.shape, item)
+    destination_strides = row_major_strides(want.shape, item)
+    start = 0  # bytes of the piece before this segment
+    for segment in piece.segments:
+        if start % item or segment.bytes % item:
+            raise LayoutError(f"a chunk of {piece.tensor!r} is cut inside an element")
+        for offsets, shape in linear_range_boxes(piece.shape, start // item, (start + segment.bytes) // item):
+            box = (tuple(o + p for o, p in zip(offsets, piece.offsets, strict=True)), shape)
+            common = intersect(box, (want.offsets, want.shape))
+            if common is None:
+                continue
+            in_piece = _dot((c - p for c, p in zip(common[0], piece.offsets, strict=True)), strides)
+            in_want = _dot((c - w for c, w in zip(common[0], want.offsets, strict=True)), destination_strides)
+            yield Read(
+                rank=rank,
+                ordinal=segment.ordinal,
+                name=want.name,
+                item_bytes=item,
+                shape=common[1],
+                chunk_offset=segment.offset + in_piece - start,
+                chunk_strides=strides,
+                destination_offset=in_want,
+                destination_strides=destination_strides,
+            )
+        start += segment.bytes
+
+
+def linear_range_boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+    """Elements [start, stop) of a row-major array as disjoint boxes, in order; at most 2N-1 of them."""
+    if start >= stop:
+        return
+    if len(shape) <= 1:
+        yield ((start,), (stop - start,)) if shape else ((), ())
+        return
+    inner = prod(shape[1:])
+    first, last = -(-start // inner), stop // inner  # rows [first, last) are whole
+    if first > last:  # all inside one row
+        row = last
+        yield from _in_row(row, linear_range_boxes(shape[1:], start - row * inner, stop - row * inner))
+        return
+    if start < first * inner:
+        row = first - 1
+        yield from _in_row(row, linear_range_boxes(shape[1:], start - row * inner, inner))
+    if first < last:
+        yield (first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:])
+    if last * inner < stop:
+        yield from _in_row(last, linear_range_boxes(shape[1:], 0, stop - last * inner))
+
+
+def _in_row(row: int, boxes: Iterator[Box]) -> Iterator[Box]:
+    for offsets, shape in boxes:
+        yield (row, *offsets), (1, *shape)
+
+
+def intersect(one: Box, other: Box) -> Box | None:
+    """The common box, or None where there is none. 0-d boxes always have one."""
+    offsets = tuple(map(max, one[0], other[0]))
+    ends = (min(a + m, b + n) for a, m, b, n in zip(one[0], one[1], other[0], other[1], strict=True))
+    shape = tuple(end - offset for end, offset in zip(ends, offsets, strict=True))
+    return (offsets, shape) if all(size > 0 for size in shape) else None
+
+
+def row_major_strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
+    """Strides in bytes of a contiguous array."""
+    strides = []
+    step = item_bytes
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _dot(index: Iterable[int], strides: Sequence[int]) -> int:
+    return sum(i * s for i, s in zip(index, strides, strict=True))
