@@ -1,0 +1,25 @@
+"""What can be wrong with a training state, by what the user does about it. Below every other file of state/."""
+
+
+class StateError(ValueError):
+    """Something is wrong with the state that was given or with how it fits the checkpoint."""
+
+
+class UnsupportedStateError(StateError):
+    """The state holds something that cannot be saved exactly. Names the key, says what to give instead."""
+
+    def __init__(self, path: str, what: str, remedy: str) -> None:
+        super().__init__(f"{path or 'the state'} cannot be saved: {what}; {remedy}")
+        self.path = path
+
+
+class StateMismatchError(StateError):
+    """The checkpoint does not fit the state it is loaded into. Names the key, says what to change."""
+
+    def __init__(self, path: str, what: str, remedy: str) -> None:
+        super().__init__(f"{path} cannot be loaded: {what}; {remedy}")
+        self.path = path
+
+
+class TreeFormatError(StateError):
+    """An encoded typed tree is malformed: a damaged or hostile index, or one from a newer version."""
