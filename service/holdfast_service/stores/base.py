@@ -1,0 +1,228 @@
+"""The Store contract: what the service needs of the place where chunks live, whatever that place is.
+
+Order of calls for one chunk: presign_put -> (the client sends the bytes) -> head -> ... presign_get ... -> delete.
+Every error that leaves a store is one of:
+
+    StoreError
+      ObjectMissing       there is no such object, and the store itself is there
+      ObjectMismatch      the object's bytes are not those that were announced
+      StoreUnavailable    no answer, or "later": retry
+      StoreFull           no room, or over its quota: an operator must act
+      StoreRefused        credentials, permissions or configuration: an operator must act
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+_PROJECT_ID = re.compile(r"[0-9a-z](?:[0-9a-z-]{0,62}[0-9a-z])?")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_GENERATION = re.compile(r"[0-9a-f]{8,64}")
+_NAME = re.compile(r"(?:[0-9a-zA-Z_][0-9a-zA-Z_.-]{0,127}/){0,7}[0-9a-zA-Z_][0-9a-zA-Z_.-]{0,127}")
+
+CHUNKS = "chunks"
+
+
+class StoreError(Exception):
+    """Something went wrong in a store."""
+
+    retryable = False
+
+
+class ObjectMissing(StoreError):  # noqa: N818
+    """There is no such object in the store."""
+
+
+class ObjectMismatch(StoreError):  # noqa: N818
+    """The object's bytes are not those that were announced."""
+
+
+class StoreUnavailable(StoreError):  # noqa: N818
+    """The store does not answer. Try again later."""
+
+    retryable = True
+
+
+class StoreFull(StoreError):  # noqa: N818
+    """The store has no room left. Free some, or raise its quota."""
+
+
+class StoreRefused(StoreError):  # noqa: N818
+    """The store refuses the service. Check its credentials, permissions and URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKey:
+    """One copy of one chunk. The generation is random and new for each copy, so a late delete hits no other copy."""
+
+    project_id: str
+    digest: str
+    generation: str
+
+    def __post_init__(self) -> None:
+        # The parts become a path. Nothing with a dot or a slash in it ever does, whoever it came from.
+        validated_project_id(self.project_id)
+        if not _DIGEST.fullmatch(self.digest):
+            raise ValueError("a digest is 64 lower-case hex digits")
+        if not _GENERATION.fullmatch(self.generation):
+            raise ValueError("a generation is 8 to 64 lower-case hex digits")
+
+    @property
+    def path(self) -> str:
+        """Relative to the store's prefix; needs no quoting in a URL."""
+        return f"{self.project_id}/{CHUNKS}/{self.digest[:2]}/{self.digest}/{self.generation}"
+
+    @classmethod
+    def from_path(cls, path: str) -> ObjectKey:
+        """The inverse of `path`; ValueError for anything else."""
+        parts = path.split("/")
+        if len(parts) != 5:
+            raise ValueError("not the path of a chunk")
+        key = cls(parts[0], parts[3], parts[4])
+        if key.path != path:
+            raise ValueError("not the path of a chunk")
+        return key
+
+
+def validated_project_id(project_id: str) -> str:
+    """It becomes a folder's name; ValueError if it must not."""
+    if not _PROJECT_ID.fullmatch(project_id):
+        raise ValueError("a project id is lower-case letters, digits and inner hyphens, at most 64")
+    return project_id
+
+
+def validated_name(name: str) -> str:
+    """The name of a small object outside the chunks, such as `p1/manifests/c1.json`; ValueError if it is not one."""
+    parts = name.split("/")
+    if not _NAME.fullmatch(name) or CHUNKS in parts[:2] or parts[0] in {"incoming", "proofs"}:
+        raise ValueError(f"{name!r} is no name for an object beside the chunks")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class PutTicket:
+    """Send the body with exactly these headers. A `url` that begins with / is relative to the service."""
+
+    method: str
+    url: str = field(repr=False)
+    headers: dict[str, str] = field(repr=False)
+    expires_in_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetTicket:
+    """Read with these headers, and a Range if wanted. `url` as in PutTicket."""
+
+    url: str = field(repr=False)
+    headers: dict[str, str] = field(repr=False)
+    expires_in_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """What the store itself says. `sha256` (hex) is None where it did not hash the bytes: such a copy is unproven."""
+
+    bytes: int
+    sha256: str | None
+    version_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One line of a listing."""
+
+    key: ObjectKey
+    bytes: int
+    modified_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a probe saw the store enforce, as opposed to what it accepts and ignores."""
+
+    sha256_enforced: bool
+    sha256_reported: bool
+    content_length_enforced: bool
+    conditional_put: bool
+    md5_enforced: bool
+    range_get: bool
+    versioned: bool
+    probed_at: datetime
+
+
+class Store(Protocol):
+    """Synchronous, safe to use from several threads. Every method raises StoreError and nothing else of its own."""
+
+    kind: str
+    capabilities: Capabilities | None
+    """Set by probe(), or by whoever kept an earlier probe's result. None: nothing is known, so nothing is relied on."""
+
+    def presign_put(
+        self, key: ObjectKey, *, stored_bytes: int, stored_sha256: str, md5: str | None = None, expires_in_seconds: int
+    ) -> PutTicket:
+        """A ticket for exactly these bytes (digests in hex), no I/O. It never lives longer than the credentials."""
+
+    def presign_get(self, key: ObjectKey, *, expires_in_seconds: int) -> GetTicket:
+        """A ticket to read, whether or not the object exists; no I/O."""
+
+    def head(self, key: ObjectKey) -> ObjectFacts:
+        """What the store says of the object; ObjectMissing only if the store is there and the object is not."""
+
+    def open_read(self, key: ObjectKey) -> Iterator[bytes]:
+        """The object's bytes in pieces of at most 1 MiB; a short read raises, it never just ends."""
+
+    def put_bytes(self, key: ObjectKey, data: bytes) -> ObjectFacts:
+        """Writes an object that the service itself holds; an object that is there is left as it is."""
+
+    def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
+        """Exactly this copy, all its versions or the one named. Its absence is fine."""
+
+    def list_objects(self, project_id: str) -> Iterator[StoredObject]:
+        """Every chunk of a project, in no order. Raises rather than leave one out."""
+
+    def write_named(self, name: str, data: bytes) -> None:
+        """Writes or replaces a small object beside the chunks, whole or not at all."""
+
+    def read_named(self, name: str) -> bytes:
+        """A small object beside the chunks, whole; ObjectMissing if there is none."""
+
+    def delete_named(self, name: str) -> None:
+        """Removes a small object beside the chunks. Its absence is fine."""
+
+    def probe(self) -> Capabilities:
+        """Finds out by trying, wrong bytes among it; keeps the result in `capabilities`; leaves nothing behind."""
+
+    def ping(self) -> None:
+        """Returns if the store answers and lets the service in; raises what a real call would raise."""
+
+    def close(self) -> None:
+        """Lets connections go."""
+
+
+@runtime_checkable
+class MountedStore(Protocol):
+    """What a store on a filesystem offers to clients that see the same mount (protocol rule 18)."""
+
+    def new_mount_proof(self, *, expires_in_seconds: int) -> tuple[str, Path]:
+        """A fresh file (its id and its path) whose secret content only one who sees this mount can read."""
+
+    def check_mount_proof(self, proof_id: str, content: str) -> bool:
+        """Whether this is that content, in time."""
+
+    def incoming_path(self, ticket_id: str) -> Path:
+        """Where a client writes. It fsyncs the file before it reports it."""
+
+    def publish(self, ticket_id: str, key: ObjectKey, expected_bytes: int) -> None:
+        """Makes the written file the object, never overwriting one; done already is fine, and so is twice.
+        ObjectMissing if the file is not (yet) seen here, ObjectMismatch (and the file is gone) if its size is wrong."""
+
+    def object_path(self, key: ObjectKey) -> Path:
+        """Where the object is, for reading."""
+
+    def sweep_incoming(self, *, older_than_seconds: float) -> int:
+        """Removes what was written and never published, and old proofs; how many files."""

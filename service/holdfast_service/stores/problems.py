@@ -1,0 +1,27 @@
+"""What a store's error means to the caller of the service."""
+
+from __future__ import annotations
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.errors import ProblemError
+from holdfast_service.stores.base import (
+    ObjectMismatch,
+    ObjectMissing,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+
+_CODES: dict[type[StoreError], ProblemCode] = {
+    ObjectMissing: ProblemCode.CHUNK_GONE,
+    ObjectMismatch: ProblemCode.CHECKSUM_MISMATCH,
+    StoreUnavailable: ProblemCode.STORE_UNAVAILABLE,
+    StoreFull: ProblemCode.STORE_FULL,
+    StoreRefused: ProblemCode.STORE_REFUSED,
+}
+
+
+def store_problem(error: StoreError) -> ProblemError:
+    """Ready to be raised by an endpoint."""
+    return ProblemError(_CODES.get(type(error), ProblemCode.INTERNAL), str(error))

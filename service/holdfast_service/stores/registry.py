@@ -1,0 +1,67 @@
+"""Store URL -> store. Opening does no network I/O, so a store that is away degrades the service and does not stop it.
+
+The caller keeps what `store.probe()` found (in the catalog) and gives it back as `capabilities` at the next start.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from holdfast_service.stores import s3_location
+from holdfast_service.stores.base import Capabilities, StoreUnavailable
+from holdfast_service.stores.credentials import DefaultChainCredentials, FixedCredentials
+from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.s3 import S3Store
+from holdfast_service.stores.signed_urls import UrlSigner
+from holdfast_service.stores.sigv4 import Credentials
+
+_POSIX_EXAMPLE = "posix:///var/lib/holdfast/store"
+
+
+class StoreUrlError(ValueError):
+    """A store URL that cannot be used, and how one looks that can."""
+
+    def __init__(self, url: str, wrong: str, example: str) -> None:
+        shown = url.partition("?")[0].rpartition("@")[2]
+        super().__init__(f"the store URL {shown!r} cannot be used: {wrong}. Example: {example}")
+
+
+def open_store(
+    url: str,
+    signing_key: bytes,
+    credentials: Credentials | None = None,
+    *,
+    capabilities: Capabilities | None = None,
+) -> PosixStore | S3Store:
+    """`signing_key` (32 bytes or more) signs the service's own URLs; `credentials` else come from the environment.
+
+    StoreUrlError for a wrong URL, StoreRefused if there are no credentials at all. A posix folder that does not exist
+    is made; one that exists is left alone until `probe()`, since it may be a mount point without its mount.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme == "posix":
+        return _open_posix(url, UrlSigner(signing_key), capabilities)
+    if scheme == "s3":
+        try:
+            location = s3_location.parse_s3_url(url)
+        except ValueError as error:
+            raise StoreUrlError(url, str(error), s3_location.EXAMPLE) from error
+        source = FixedCredentials(credentials) if credentials else DefaultChainCredentials()
+        return S3Store(location, source, capabilities=capabilities)
+    raise StoreUrlError(url, f"it begins with {scheme!r}, not with posix or s3", _POSIX_EXAMPLE)
+
+
+def _open_posix(url: str, signer: UrlSigner, capabilities: Capabilities | None) -> PosixStore:
+    parts = urlsplit(url)
+    if parts.netloc:
+        raise StoreUrlError(url, f"{parts.netloc!r} stands where the path begins; use three slashes", _POSIX_EXAMPLE)
+    root = Path(unquote(parts.path))
+    if not root.is_absolute() or root == Path("/") or parts.query:
+        raise StoreUrlError(url, "it must be the absolute path of one folder and nothing more", _POSIX_EXAMPLE)
+    store = PosixStore(root, signer, capabilities=capabilities)
+    with suppress(StoreUnavailable):
+        if not root.exists():
+            store.prepare()
+    return store

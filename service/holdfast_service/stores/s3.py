@@ -1,0 +1,217 @@
+"""Chunks in a bucket: S3 and what speaks like it. Clients send and read by presigned URLs, never through the service.
+
+A ticket has Content-Length and the SHA-256 of the bytes signed in, so a store that enforces them takes these bytes or
+none; whether it does is s3_probe.py's question, and head() repeats only what the store itself computed. `If-None-Match`
+is signed in where the probe saw it work: its 412 on a retry means that the object is there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from xml.etree import ElementTree
+
+import urllib3
+
+from holdfast_service.stores.base import (
+    CHUNKS,
+    Capabilities,
+    GetTicket,
+    ObjectFacts,
+    ObjectKey,
+    PutTicket,
+    StoredObject,
+    StoreUnavailable,
+    validated_name,
+    validated_project_id,
+)
+from holdfast_service.stores.credentials import CredentialSource
+from holdfast_service.stores.s3_location import S3Location
+from holdfast_service.stores.s3_probe import probe_s3
+from holdfast_service.stores.s3_wire import S3Wire
+from holdfast_service.stores.sigv4 import LONGEST_URL_SECONDS, SigV4Signer
+
+_READ_BYTES = 1024 * 1024
+
+
+class S3Store:
+    """A Store."""
+
+    kind = "s3"
+
+    def __init__(
+        self, location: S3Location, credentials: CredentialSource, *, capabilities: Capabilities | None = None
+    ) -> None:
+        self.location = location
+        self.capabilities = capabilities
+        self._credentials = credentials
+        self._signer = SigV4Signer(location.region)
+        self.wire = S3Wire(location, credentials, self._signer)
+
+    # Tickets.
+
+    def presign_put(
+        self, key: ObjectKey, *, stored_bytes: int, stored_sha256: str, md5: str | None = None, expires_in_seconds: int
+    ) -> PutTicket:
+        headers = {"content-length": str(stored_bytes), "x-amz-checksum-sha256": _base64(stored_sha256)}
+        if md5 is not None:
+            headers["content-md5"] = _base64(md5)
+        if self.capabilities is not None and self.capabilities.conditional_put:
+            headers["if-none-match"] = "*"
+        url, lives_seconds = self.presign("PUT", key, headers, expires_in_seconds)
+        return PutTicket("PUT", url, headers, lives_seconds)
+
+    def presign_get(self, key: ObjectKey, *, expires_in_seconds: int) -> GetTicket:
+        url, lives_seconds = self.presign("GET", key, {}, expires_in_seconds)
+        return GetTicket(url, {}, lives_seconds)
+
+    def presign(
+        self, method: str, key: ObjectKey, headers: Mapping[str, str], expires_in_seconds: int, *, public: bool = True
+    ) -> tuple[str, int]:
+        """The URL and how long it really lives: until its own end or that of the credentials. `public` as clients
+        reach the store, else as the service does."""
+        credentials, end_at = self._credentials.current()
+        now = datetime.now(UTC)
+        lives_seconds = min(expires_in_seconds, LONGEST_URL_SECONDS)
+        if end_at is not None:
+            lives_seconds = min(lives_seconds, int((end_at - now).total_seconds()))
+        if lives_seconds <= 0:
+            raise StoreUnavailable("the store's credentials have ended and were not refreshed; check their source")
+        url = self._signer.presign(
+            credentials,
+            method,
+            self.location.public_origin if public else self.location.origin,
+            self.location.path_of(key.path),
+            headers=headers,
+            expires_in_seconds=lives_seconds,
+            at=now,
+        )
+        return url, lives_seconds
+
+    # What the service itself reads and writes.
+
+    def head(self, key: ObjectKey) -> ObjectFacts:
+        path = self.location.path_of(key.path)
+        answer = self.wire.request("HEAD", path, headers={"x-amz-checksum-mode": "ENABLED"}, accept=(200, 404))
+        if answer.status == 404:
+            # A HEAD cannot say whether the object or the whole bucket is missing, and the difference is everything.
+            answer = self.wire.request("GET", path, headers={"x-amz-checksum-mode": "ENABLED"}, stream=True)
+            answer.drain_conn()
+        return ObjectFacts(
+            int(answer.headers["content-length"]),
+            _hex_sha256(answer.headers.get("x-amz-checksum-sha256")),
+            _version_id(answer.headers),
+        )
+
+    def open_read(self, key: ObjectKey) -> Iterator[bytes]:
+        answer = self.wire.request("GET", self.location.path_of(key.path), stream=True)
+        return self._pieces(answer)
+
+    def _pieces(self, answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+        try:
+            # urllib3 raises if fewer bytes come than Content-Length promised.
+            yield from answer.stream(_READ_BYTES, decode_content=False)
+        except urllib3.exceptions.HTTPError as error:
+            raise self.wire.unavailable(error) from error
+        finally:
+            answer.close()
+
+    def put_bytes(self, key: ObjectKey, data: bytes) -> ObjectFacts:
+        headers = {"x-amz-checksum-sha256": _base64(hashlib.sha256(data).hexdigest())}
+        if self.capabilities is not None and self.capabilities.conditional_put:
+            headers["if-none-match"] = "*"
+        self.wire.request("PUT", self.location.path_of(key.path), headers=headers, body=data, accept=(200, 412))
+        return self.head(key)
+
+    def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
+        self._delete(key.path, version_id)
+
+    def _delete(self, relative_key: str, version_id: str | None = None) -> None:
+        query = [("versionId", version_id)] if version_id else []
+        answer = self.wire.request("DELETE", self.location.path_of(relative_key), query=query, accept=(200, 204))
+        if version_id is None and answer.headers.get("x-amz-delete-marker") == "true":
+            # In a versioned bucket that only hid the object: all its bytes stay until the versions go.
+            for version in self._versions(relative_key):
+                self._delete(relative_key, version)
+
+    def _versions(self, relative_key: str) -> list[str]:
+        wanted = self.location.key_prefix + relative_key
+        found = self._listing([("prefix", wanted), ("versions", "")])
+        entries = [*found.iterfind("{*}Version"), *found.iterfind("{*}DeleteMarker")]
+        return [_text(entry, "VersionId") for entry in entries if _text(entry, "Key") == wanted]
+
+    def list_objects(self, project_id: str) -> Iterator[StoredObject]:
+        prefix = f"{self.location.key_prefix}{validated_project_id(project_id)}/{CHUNKS}/"
+        query = [("list-type", "2"), ("prefix", prefix)]
+        page = self._listing(query)
+        while True:
+            for entry in page.iterfind("{*}Contents"):
+                yield from self._described(entry)
+            if _text(page, "IsTruncated") != "true":
+                return
+            page = self._listing([*query, ("continuation-token", _text(page, "NextContinuationToken"))])
+
+    def _described(self, entry: ElementTree.Element) -> Iterator[StoredObject]:
+        """Nothing for what is no chunk of ours."""
+        try:
+            key = ObjectKey.from_path(_text(entry, "Key").removeprefix(self.location.key_prefix))
+        except ValueError:
+            return
+        yield StoredObject(key, int(_text(entry, "Size")), datetime.fromisoformat(_text(entry, "LastModified")))
+
+    def _listing(self, query: list[tuple[str, str]], *, tries: int = 4) -> ElementTree.Element:
+        answer = self.wire.request("GET", self.location.bucket_path + "/", query=query, tries=tries)
+        try:
+            return ElementTree.fromstring(answer.data)  # noqa: S314  (our own store's answer)
+        except ElementTree.ParseError as error:
+            raise StoreUnavailable("the store answered a listing with something else; try again") from error
+
+    def write_named(self, name: str, data: bytes) -> None:
+        headers = {"x-amz-checksum-sha256": _base64(hashlib.sha256(data).hexdigest())}
+        self.wire.request("PUT", self.location.path_of(validated_name(name)), headers=headers, body=data)
+
+    def read_named(self, name: str) -> bytes:
+        return self.wire.request("GET", self.location.path_of(validated_name(name))).data
+
+    def delete_named(self, name: str) -> None:
+        self._delete(validated_name(name))
+
+    def probe(self) -> Capabilities:
+        self.capabilities = probe_s3(self)
+        return self.capabilities
+
+    def ping(self) -> None:
+        self._listing([("list-type", "2"), ("max-keys", "1"), ("prefix", self.location.key_prefix)], tries=1)
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    found = element.findtext(f"{{*}}{name}")
+    if found is None:
+        # A listing that leaves something out must not pass for a short one: what is not listed looks deletable.
+        raise StoreUnavailable(f"the store's listing lacks {name}; try again")
+    return found
+
+
+def _base64(hex_digest: str) -> str:
+    return base64.b64encode(bytes.fromhex(hex_digest)).decode()
+
+
+def _hex_sha256(header: str | None) -> str | None:
+    """None for a missing one, and for a multipart's digest of digests (`...-3`), which is no SHA-256 of the bytes."""
+    try:
+        digest = base64.b64decode(header or "", validate=True)
+    except binascii.Error:
+        return None
+    return digest.hex() if len(digest) == hashlib.sha256().digest_size else None
+
+
+def _version_id(headers: Mapping[str, Any]) -> str | None:
+    version_id = headers.get("x-amz-version-id")
+    return None if version_id in {None, "null"} else str(version_id)
