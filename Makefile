@@ -1,0 +1,46 @@
+# Every target makes what it needs by itself: `make demo` and `make test` start from a bare clone.
+# PYTHON=python3.12 picks another interpreter for the virtual environment.
+
+STORE ?= posix
+DATABASE ?= sqlite
+VENV := .venv
+# Arguments for pytest, for example: make test ARGS='tests/unit -k digest'
+ARGS ?=
+
+.PHONY: help demo test check run format docs venv
+
+help:
+	@echo 'make demo [STORE=posix|s3] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
+	@echo 'make test [ARGS=...]                                    every test, against real servers'
+	@echo 'make check                                              ruff, mypy and import-linter'
+	@echo 'make run                                                the service on http://127.0.0.1:8400'
+	@echo 'make format                                             let ruff mend and format the code'
+	@echo 'make docs                                               write docs/settings.md anew'
+
+demo: venv
+	@$(VENV)/bin/python examples/demo/orchestrate.py --store $(STORE) --database $(DATABASE)
+
+# The exit code is kept for .ci/run: make itself turns every failure into 2.
+test: venv
+	@rm -f $(VENV)/.test-exit-code; \
+	$(VENV)/bin/python -m pytest $(ARGS); code=$$?; \
+	echo $$code > $(VENV)/.test-exit-code; exit $$code
+
+check: venv
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+run: venv
+	@$(VENV)/bin/holdfast serve
+
+format: venv
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+docs: venv
+	$(VENV)/bin/python scripts/write_settings_page.py
+
+venv:
+	@scripts/prepare-venv $(VENV)
