@@ -1,0 +1,67 @@
+"""Chunks as plain files, where this machine sees the store's own filesystem (protocol rule 18). No HTTP.
+
+Writing ends in the store's `incoming` folder; the service publishes from there. Reading is checked like any other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from holdfast_client.chunks.receive import BLOCK_BYTES, Receiver
+from holdfast_client.chunks.stopping import check_stop
+from holdfast_client.errors import ChunkCorrupt, DirectFileRefused, StoreFull, StoreUnavailable
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR}
+
+
+@contextmanager
+def _file_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "unknown")
+        if error.errno in _FULL:
+            raise StoreFull(f"The store's filesystem has no room left ({name})") from None
+        if error.errno in _REFUSED:
+            raise DirectFileRefused(f"The store's filesystem cannot be {what} from here ({name})") from None
+        raise StoreUnavailable(f"The store's filesystem failed ({name})") from None
+
+
+def write_incoming(path: str, body: memoryview, stop: threading.Event | None = None) -> None:
+    """Writes the whole file and makes it durable, or leaves none. The name is the ticket's own, so a file that is
+    there already is what an earlier try left; it is removed and never written into. Raises StoreFull,
+    DirectFileRefused, StoreUnavailable, TransferStopped."""
+    with _file_errors("written"):
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            written = 0
+            while written < body.nbytes:
+                check_stop(stop)
+                written += os.write(descriptor, body[written : written + BLOCK_BYTES])
+            os.fsync(descriptor)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(path)
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def read_file(path: str, receiver: Receiver, digest: str, stop: threading.Event | None = None) -> None:
+    """Reads a chunk's file. Raises ChunkCorrupt, also if the file is not there; DirectFileRefused; StoreUnavailable."""
+    with _file_errors("read"):
+        try:
+            file = Path(path).open("rb", buffering=0)  # noqa: SIM115  (closed by the next `with`)
+        except FileNotFoundError:
+            raise ChunkCorrupt(digest, "missing", "its file is not there") from None
+        with file:
+            receiver.expect(os.fstat(file.fileno()).st_size)
+            receiver.fill(file.readinto, stop)

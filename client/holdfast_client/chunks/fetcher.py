@@ -1,0 +1,216 @@
+"""Fetches chunks of a checkpoint, several at once, each proven by its SHA-256 before anyone gets to see it.
+
+    digest -> [ticket, under a lease] -> [GET on a thread] -> bytes that are proven
+                 ^-- expired ticket -----------'  '--> corrupt: [report] -> readable: once more, over HTTP
+                                                                         -> not readable: ChunkLost
+
+A few tickets are asked for at a time: signed all up front, the last ones would be dead when their turn comes.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from holdfast_client.chunks.download import get_chunk
+from holdfast_client.chunks.jobs import Done, Jobs
+from holdfast_client.chunks.stopping import check_stop
+from holdfast_client.chunks.ticket_life import TicketLife, TicketWaitedTooLong
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.errors import (
+    ChunkCorrupt,
+    ChunkLost,
+    DirectFileRefused,
+    HoldfastError,
+    IntegrityError,
+    StoreRefused,
+    TicketProblem,
+    UnexpectedReply,
+)
+from holdfast_protocol.restore import ReadChunks, ReadTicket, ReportChunk
+
+TICKETS_AT_ONCE = 64
+TICKETS_PER_CHUNK = 4
+_RENEW_LEASE_AT = 0.5
+
+Receive = Callable[[str, memoryview], None]
+
+
+class ShardFetcher:
+    """For one checkpoint; may fetch several times under one lease, one fetch at a time. `close` ends the lease.
+
+    `workers` are shared with other transfers; without them it starts its own and ends them in `close`. After a fetch
+    that failed it can only be closed.
+    """
+
+    def __init__(self, client: Client, checkpoint_id: str, *, workers: TransferWorkers | None = None) -> None:
+        self._client = client
+        self._checkpoint_id = checkpoint_id
+        self._workers = workers if workers is not None else TransferWorkers()
+        self._owns_workers = workers is None
+        self._buffers: queue.LifoQueue[bytearray] = queue.LifoQueue()
+        self._stop = threading.Event()
+        self._lease_id: str | None = None
+        self._renew_lease_at = 0.0
+
+    def stop(self) -> None:
+        """From any thread: the fetch ends with TransferStopped, within a block or a socket's time-out."""
+        self._stop.set()
+
+    def fetch(self, digests: Iterable[str], on_chunk: Receive) -> None:
+        """Calls `on_chunk(digest, bytes)` once per distinct digest, on the transfer threads, several at a time, in
+        any order. The view is reused when the call returns: copy what you keep. What it raises ends the fetch.
+
+        Raises ChunkLost if no copy could be read. When this returns or raises, no thread works for it any more.
+        """
+
+        def deliver(ticket: ReadTicket) -> None:
+            buffer = self._borrow(ticket.bytes)
+            try:
+                view = memoryview(buffer)[: ticket.bytes]
+                self._get(ticket, view)
+                on_chunk(ticket.digest, view)
+            finally:
+                self._buffers.put(buffer)
+
+        self._fetch(digests, deliver)
+
+    def fetch_into(self, buffers: Mapping[str, memoryview]) -> None:
+        """Fills each digest's buffer, which is exactly as long as the chunk. After an exception the buffers' content
+        is undefined. Raises as `fetch` does; IntegrityError if a chunk has another size than its buffer."""
+
+        def deliver(ticket: ReadTicket) -> None:
+            buffer = buffers[ticket.digest]
+            if ticket.kind != "gone" and ticket.bytes != buffer.nbytes:
+                raise IntegrityError(
+                    f"Chunk {ticket.digest[:12]} has {ticket.bytes} bytes and its checkpoint's layout says "
+                    f"{buffer.nbytes}"
+                )
+            self._get(ticket, buffer)
+
+        self._fetch(buffers, deliver)
+
+    def close(self) -> None:
+        """Ends the lease and the threads. A lease that cannot be ended runs out by itself."""
+        if self._owns_workers:
+            self._workers.close()
+            self._owns_workers = False
+        lease_id, self._lease_id = self._lease_id, None
+        if lease_id is not None:
+            try:
+                self._client.release_reads(lease_id)
+            except HoldfastError:
+                return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _fetch(self, digests: Iterable[str], deliver: Callable[[ReadTicket], None]) -> None:
+        jobs = Jobs(self._workers, self._stop)
+        waiting = deque(dict.fromkeys(digests))
+        refused: Counter[str] = Counter()
+        over_http: set[str] = set()
+        running: set[str] = set()
+        try:
+            while waiting or running:
+                check_stop(self._stop)
+                if waiting and len(running) <= self._workers.count:
+                    for ticket in self._tickets(waiting, over_http):
+                        running.add(ticket.digest)
+                        life = TicketLife(ticket.expires_in_seconds)
+                        jobs.start(ticket.digest, functools.partial(_in_time, life, deliver, ticket))
+                done = jobs.next(timeout_seconds=max(0.05, self._renew_lease_at - time.monotonic()))
+                if done is None:
+                    self._renew_lease(next(iter(running)))
+                    continue
+                running.discard(done.digest)
+                if done.error is not None:
+                    self._mend(done, done.error, refused, over_http)
+                    waiting.append(done.digest)
+        except BaseException:
+            jobs.drain()
+            raise
+
+    def _tickets(self, waiting: deque[str], over_http: set[str]) -> list[ReadTicket]:
+        """Tickets for the next few. Those that must go over HTTP are asked for by themselves, without the proof."""
+        plain = waiting[0] not in over_http
+        batch = [waiting.popleft()]
+        while waiting and len(batch) < TICKETS_AT_ONCE and (waiting[0] not in over_http) == plain:
+            batch.append(waiting.popleft())
+        return self._read(batch, with_mount=plain)
+
+    def _read(self, digests: list[str], *, with_mount: bool) -> list[ReadTicket]:
+        asked_at = time.monotonic()
+        proof = self._client.mount.proof() if with_mount else None
+        reads = self._client.read_chunks(
+            self._checkpoint_id, ReadChunks(digests=digests, lease_id=self._lease_id, mount_proof=proof)
+        )
+        self._lease_id = reads.lease_id
+        self._renew_lease_at = asked_at + reads.lease_expires_in_seconds * _RENEW_LEASE_AT
+        tickets = {ticket.digest: ticket for ticket in reads.chunks}
+        if not tickets.keys() >= set(digests):
+            raise UnexpectedReply("The service did not answer for every chunk that it was asked about")
+        return [tickets[digest] for digest in digests]
+
+    def _renew_lease(self, digest: str) -> None:
+        """Transfers are slow: asking for any ticket again keeps the lease."""
+        self._read([digest], with_mount=False)
+
+    def _get(self, ticket: ReadTicket, buffer: memoryview) -> None:
+        get_chunk(ticket, buffer, ticket.digest, buffer.nbytes, self._client.transfers, stop=self._stop)
+
+    def _mend(self, done: Done, error: BaseException, refused: Counter[str], over_http: set[str]) -> None:
+        """Makes sense of a failed transfer: returns if it is to be tried with a new ticket, else raises."""
+        if isinstance(error, TicketWaitedTooLong):
+            return
+        if isinstance(error, DirectFileRefused):
+            self._client.mount.give_up()
+            refused[done.digest] += 1
+            if refused[done.digest] >= TICKETS_PER_CHUNK:
+                raise error
+        elif isinstance(error, TicketProblem):
+            refused[done.digest] += 1
+            if refused[done.digest] >= TICKETS_PER_CHUNK:
+                raise StoreRefused(f"Every ticket was refused; the last time: {error.detail}") from error
+        elif isinstance(error, ChunkCorrupt):
+            verdict = self._client.report_chunk(
+                self._checkpoint_id,
+                ReportChunk(digest=done.digest, problem=error.problem, detail=error.detail[:1000]),
+            )
+            if not verdict.readable:
+                raise ChunkLost(done.digest, verdict.detail, verdict.corrupt_checkpoints) from error
+            if done.digest in over_http:
+                raise ChunkLost(
+                    done.digest,
+                    f"the service reads it well, but it arrives here wrong twice ({error.detail}); "
+                    "look at this machine's memory, network and mounts",
+                    verdict.corrupt_checkpoints,
+                ) from error
+            over_http.add(done.digest)
+        else:
+            raise error
+
+    def _borrow(self, size_bytes: int) -> bytearray:
+        """As many buffers as threads, kept between chunks: fresh pages cost more than the copy."""
+        try:
+            buffer = self._buffers.get_nowait()
+        except queue.Empty:
+            return bytearray(size_bytes)
+        return buffer if len(buffer) >= size_bytes else bytearray(size_bytes)
+
+
+def _in_time(life: TicketLife, deliver: Callable[[ReadTicket], None], ticket: ReadTicket) -> None:
+    life.check()
+    deliver(ticket)

@@ -1,0 +1,24 @@
+"""How long a ticket may be used, counted on this machine's monotonic clock (protocol rule 31)."""
+
+from __future__ import annotations
+
+import time
+
+from holdfast_client.errors import TicketExpired
+
+USED_PART = 0.9
+"""A transfer that begins in the last tenth of a ticket's life could end after it."""
+
+
+class TicketWaitedTooLong(TicketExpired):
+    """Its turn came too late. Nobody has refused anything, so this is no reason to give up."""
+
+
+class TicketLife:
+    def __init__(self, expires_in_seconds: int) -> None:
+        self._ends = time.monotonic() + expires_in_seconds * USED_PART
+
+    def check(self) -> None:
+        """Raises TicketWaitedTooLong."""
+        if time.monotonic() >= self._ends:
+            raise TicketWaitedTooLong("The ticket's time was over before its turn came")

@@ -1,0 +1,51 @@
+"""The client: one typed method per operation of the protocol. The SDK, the CLI and `chunks` all stand on it.
+
+    with Client() as client:
+        decision = client.restore_point("demo", "gpt")
+
+Thread-safe. Methods raise HoldfastError (see errors.py) and nothing else.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from holdfast_client.chunks.mount import MountAccess
+from holdfast_client.chunks.pool import TransferPool
+from holdfast_client.operations.attempts import AttemptOperations
+from holdfast_client.operations.checkpoints import CheckpointOperations
+from holdfast_client.operations.restore import RestoreOperations
+from holdfast_client.operations.runs import RunOperations
+from holdfast_client.operations.server import ServerOperations
+from holdfast_client.settings import ClientSettings
+from holdfast_client.transport import Transport
+
+
+class Client(AttemptOperations, CheckpointOperations, RestoreOperations, RunOperations, ServerOperations):
+    """`transfers` and `mount` are what the data plane needs; every uploader and fetcher of a client shares them."""
+
+    def __init__(self, settings: ClientSettings | None = None) -> None:
+        self.settings = settings if settings is not None else ClientSettings()
+        self.transport = Transport(self.settings)
+        self.transfers = TransferPool(self.settings, self.transport.tls)
+        self.mount = MountAccess(self.mount_proof, enabled=self.settings.direct_files)
+        self._store_asks_md5: bool | None = None
+
+    def store_asks_md5(self) -> bool:
+        """Whether chunks must be offered with their MD5. Asked once."""
+        if self._store_asks_md5 is None:
+            self._store_asks_md5 = self.server_info().store_asks_md5
+        return self._store_asks_md5
+
+    def close(self) -> None:
+        self.transport.close()
+        self.transfers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,280 @@
+# ruff: noqa: N818  (the names are those of the problem codes, and what a reader says aloud)
+"""What can go wrong, grouped by what the caller does about it. Every exception of this library is in this tree.
+
+HoldfastError
+├── ConfigurationError          mend the setting that it names
+├── InvalidRequest              mend the call
+├── UnsupportedProtocol         upgrade the older side
+├── UnexpectedReply             something that is not Holdfast answers at this URL
+├── TokenProblem                get another token
+│   ├── Unauthenticated
+│   └── Forbidden
+├── NotFound                    mend the name
+│   ├── ProjectNotFound  RunNotFound  AttemptNotFound  CheckpointNotFound  ChunkNotFound  TokenNotFound
+│   ├── RouteNotFound
+│   └── NoRestorePoint
+├── StaleAttempt                stop: a newer attempt has taken over
+├── Conflict                    look again, then decide
+│   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  ManifestConflict
+│   └── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
+├── QuotaExceeded               prune, or raise the quota
+├── IntegrityError              the bytes are not what they should be
+│   ├── ChecksumMismatch
+│   ├── ChunkCorrupt            what one read gave
+│   └── ChunkLost               no copy could be read
+├── TicketProblem               ask for a new ticket
+│   ├── SignatureInvalid
+│   └── TicketExpired
+├── ServiceUnavailable          try again later
+│   ├── StoreUnavailable  DatabaseUnavailable  Busy
+├── StoreProblem                an operator must act
+│   ├── StoreFull
+│   └── StoreRefused
+├── DirectFileRefused           go over HTTP instead
+├── TransferStopped             somebody asked this transfer to stop
+└── ServiceFault                report a bug in the service
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from holdfast_protocol.problems import ProblemCode
+
+
+class HoldfastError(Exception):
+    """The message is made for people: what is wrong, then what to do.
+
+    `code` is stable and for programs, `context` holds the facts by code, `request_id` finds the service's log line.
+    `earlier_try_ambiguous` is true if an earlier try of the same call was sent and never answered: it may have been
+    carried out.
+    """
+
+    code: str = "client"
+    remedy: str = ""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        title: str = "",
+        code: str | None = None,
+        request_id: str | None = None,
+        context: Mapping[str, Any] | None = None,
+        earlier_try_ambiguous: bool = False,
+    ) -> None:
+        self.code = code or type(self).code
+        self.detail = detail
+        self.request_id = request_id
+        self.context = dict(context or {})
+        self.earlier_try_ambiguous = earlier_try_ambiguous
+        parts = [title, detail, self.remedy]
+        super().__init__(" ".join(part if part[-1] in ".!?" else f"{part}." for part in parts if part))
+
+
+class ConfigurationError(HoldfastError):
+    code = "configuration"
+
+
+class InvalidRequest(HoldfastError):
+    code = ProblemCode.INVALID_REQUEST
+
+
+class UnsupportedProtocol(HoldfastError):
+    code = ProblemCode.UNSUPPORTED_PROTOCOL
+    remedy = "Install the version of holdfast that the other side runs."
+
+
+class UnexpectedReply(HoldfastError):
+    code = "unexpected_reply"
+    remedy = "Check HOLDFAST_URL and any proxy in between."
+
+
+class TokenProblem(HoldfastError):
+    pass
+
+
+class Unauthenticated(TokenProblem):
+    code = ProblemCode.UNAUTHENTICATED
+    remedy = "Set HOLDFAST_TOKEN to a valid token; `holdfast token create` makes one."
+
+
+class Forbidden(TokenProblem):
+    code = ProblemCode.FORBIDDEN
+    remedy = "Use a token with the scope and the project that this needs; `holdfast token create` makes one."
+
+
+class NotFound(HoldfastError):
+    pass
+
+
+class ProjectNotFound(NotFound):
+    code = ProblemCode.PROJECT_NOT_FOUND
+
+
+class RunNotFound(NotFound):
+    code = ProblemCode.RUN_NOT_FOUND
+
+
+class AttemptNotFound(NotFound):
+    code = ProblemCode.ATTEMPT_NOT_FOUND
+
+
+class CheckpointNotFound(NotFound):
+    code = ProblemCode.CHECKPOINT_NOT_FOUND
+
+
+class ChunkNotFound(NotFound):
+    code = ProblemCode.CHUNK_NOT_FOUND
+
+
+class TokenNotFound(NotFound):
+    code = ProblemCode.TOKEN_NOT_FOUND
+
+
+class RouteNotFound(NotFound):
+    code = ProblemCode.ROUTE_NOT_FOUND
+    remedy = "The service is older than this client, or HOLDFAST_URL has a wrong path."
+
+
+class NoRestorePoint(NotFound):
+    code = ProblemCode.NO_RESTORE_POINT
+
+
+class StaleAttempt(HoldfastError):
+    code = ProblemCode.STALE_ATTEMPT
+    remedy = "This job must stop and must not be restarted."
+
+
+class Conflict(HoldfastError):
+    pass
+
+
+class AttemptConflict(Conflict):
+    code = ProblemCode.ATTEMPT_CONFLICT
+
+
+class CheckpointConflict(Conflict):
+    code = ProblemCode.CHECKPOINT_CONFLICT
+
+
+class CheckpointAborted(Conflict):
+    code = ProblemCode.CHECKPOINT_ABORTED
+
+
+class ManifestConflict(Conflict):
+    code = ProblemCode.MANIFEST_CONFLICT
+
+
+class IncompleteCheckpoint(Conflict):
+    code = ProblemCode.INCOMPLETE_CHECKPOINT
+
+
+class ChunkNotNegotiated(Conflict):
+    code = ProblemCode.CHUNK_NOT_NEGOTIATED
+
+
+class ChunkGone(Conflict):
+    code = ProblemCode.CHUNK_GONE
+
+
+class ShardSealed(Conflict):
+    code = ProblemCode.SHARD_SEALED
+
+
+class EditConflict(Conflict):
+    code = ProblemCode.EDIT_CONFLICT
+
+
+class QuotaExceeded(HoldfastError):
+    code = ProblemCode.QUOTA_EXCEEDED
+
+
+class IntegrityError(HoldfastError):
+    pass
+
+
+class ChecksumMismatch(IntegrityError):
+    code = ProblemCode.CHECKSUM_MISMATCH
+
+
+class ChunkCorrupt(IntegrityError):
+    """One read of a chunk gave other bytes, too few, or none. Another copy may still be good."""
+
+    code = "chunk_corrupt"
+
+    def __init__(self, digest: str, problem: Literal["missing", "truncated", "mismatch"], detail: str) -> None:
+        self.digest = digest
+        self.problem: Literal["missing", "truncated", "mismatch"] = problem
+        super().__init__(f"Chunk {digest[:12]} is {problem}: {detail}", context={"digest": digest, "problem": problem})
+
+
+class ChunkLost(IntegrityError):
+    """No copy of a chunk gave the right bytes. `corrupt_checkpoints` are those that the service marked for it."""
+
+    code = "chunk_lost"
+    remedy = "Restore an earlier checkpoint; `holdfast restore-point` names it."
+
+    def __init__(self, digest: str, verdict: str, corrupt_checkpoints: list[str]) -> None:
+        self.digest = digest
+        self.verdict = verdict
+        self.corrupt_checkpoints = corrupt_checkpoints
+        super().__init__(
+            f"Chunk {digest[:12]} cannot be read with its right bytes: {verdict}",
+            context={"digest": digest, "corrupt_checkpoints": corrupt_checkpoints},
+        )
+
+
+class TicketProblem(HoldfastError):
+    pass
+
+
+class SignatureInvalid(TicketProblem):
+    code = ProblemCode.SIGNATURE_INVALID
+
+
+class TicketExpired(TicketProblem):
+    code = ProblemCode.TICKET_EXPIRED
+
+
+class ServiceUnavailable(HoldfastError):
+    code = "service_unavailable"
+
+
+class StoreUnavailable(ServiceUnavailable):
+    code = ProblemCode.STORE_UNAVAILABLE
+
+
+class DatabaseUnavailable(ServiceUnavailable):
+    code = ProblemCode.DATABASE_UNAVAILABLE
+
+
+class Busy(ServiceUnavailable):
+    code = ProblemCode.BUSY
+
+
+class StoreProblem(HoldfastError):
+    pass
+
+
+class StoreFull(StoreProblem):
+    code = ProblemCode.STORE_FULL
+    remedy = "Free space in the store, or prune checkpoints."
+
+
+class StoreRefused(StoreProblem):
+    code = ProblemCode.STORE_REFUSED
+    remedy = "Check the store's credentials, permissions and clock; `holdfast doctor` tells more."
+
+
+class DirectFileRefused(HoldfastError):
+    code = "direct_file_refused"
+
+
+class TransferStopped(HoldfastError):
+    code = "transfer_stopped"
+
+
+class ServiceFault(HoldfastError):
+    code = ProblemCode.INTERNAL

@@ -1,0 +1,125 @@
+"""Begin, negotiate, seal, abort; look at checkpoints and edit them. See holdfast_protocol.checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast_client.operations.base import Operations
+from holdfast_client.operations.pages import all_items
+from holdfast_client.transport import path
+from holdfast_protocol.base import Page
+from holdfast_protocol.checkpoints import (
+    AbortCheckpoint,
+    BeginCheckpoint,
+    CheckpointView,
+    EditCheckpoint,
+    FailShard,
+    Manifest,
+    SealShard,
+    ShardChunks,
+)
+from holdfast_protocol.chunks import ChunksNegotiated, MountProofOffer, NegotiateChunks
+from holdfast_protocol.states import CheckpointState, Health
+
+
+class CheckpointOperations(Operations):
+    def begin(self, project: str, run: str, request: BeginCheckpoint) -> CheckpointView:
+        """Begins a checkpoint; every rank may call it, the same begin gives the same checkpoint."""
+        return self.transport.call(
+            "POST", path("projects", project, "runs", run, "checkpoints"), CheckpointView, body=request
+        )
+
+    def negotiate(self, checkpoint_id: str, rank: int, request: NegotiateChunks) -> ChunksNegotiated:
+        """Offers chunks and reports finished uploads. Most callers want `chunks.uploader.ShardUploader`."""
+        route = path("checkpoints", checkpoint_id, "shards", rank, "chunks")
+        return self.transport.call("POST", route, ChunksNegotiated, body=request)
+
+    def seal(self, checkpoint_id: str, rank: int, request: SealShard | FailShard) -> CheckpointView:
+        """Seals a rank's shard, or says that it failed. The seal that completes the world commits."""
+        return self.transport.call(
+            "PUT", path("checkpoints", checkpoint_id, "shards", rank), CheckpointView, body=request
+        )
+
+    def abort(self, checkpoint_id: str, request: AbortCheckpoint) -> CheckpointView:
+        return self.transport.call("POST", path("checkpoints", checkpoint_id, "abort"), CheckpointView, body=request)
+
+    def checkpoint(self, checkpoint_id: str, wait_seconds: int | None = None) -> CheckpointView:
+        """A checkpoint as it is; with `wait_seconds`, as soon as it is no longer uploading or the time is over."""
+        return self.transport.call(
+            "GET",
+            path("checkpoints", checkpoint_id),
+            CheckpointView,
+            params={"wait": wait_seconds},
+            waits_seconds=wait_seconds or 0,
+        )
+
+    def checkpoints(
+        self,
+        project: str,
+        run: str,
+        *,
+        state: CheckpointState | None = None,
+        health: Health | None = None,
+        min_step: int | None = None,
+        max_step: int | None = None,
+        label: str | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[CheckpointView]:
+        """One page of a run's checkpoints, newest first. `min_step` and `max_step` are inclusive."""
+        return self.transport.call(
+            "GET",
+            path("projects", project, "runs", run, "checkpoints"),
+            Page[CheckpointView],
+            params={
+                "state": state,
+                "health": health,
+                "min_step": min_step,
+                "max_step": max_step,
+                "label": label,
+                "cursor": cursor,
+                "limit": limit,
+            },
+        )
+
+    def all_checkpoints(
+        self,
+        project: str,
+        run: str,
+        *,
+        state: CheckpointState | None = None,
+        health: Health | None = None,
+        min_step: int | None = None,
+        max_step: int | None = None,
+        label: str | None = None,
+    ) -> Iterator[CheckpointView]:
+        """The checkpoints of all pages, read page by page as they are asked for."""
+        return all_items(
+            lambda cursor: self.checkpoints(
+                project,
+                run,
+                state=state,
+                health=health,
+                min_step=min_step,
+                max_step=max_step,
+                label=label,
+                cursor=cursor,
+            )
+        )
+
+    def manifest(self, checkpoint_id: str) -> Manifest:
+        return self.transport.call("GET", path("checkpoints", checkpoint_id, "manifest"), Manifest)
+
+    def shard_chunks(self, checkpoint_id: str, rank: int) -> ShardChunks:
+        return self.transport.call("GET", path("checkpoints", checkpoint_id, "shards", rank), ShardChunks)
+
+    def edit_checkpoint(self, checkpoint_id: str, request: EditCheckpoint, etag: str) -> CheckpointView:
+        """Edits labels or health. Raises EditConflict if the checkpoint is not the one that `etag` was read from."""
+        quoted = etag if etag.startswith('"') else f'"{etag}"'
+        return self.transport.call(
+            "PATCH", path("checkpoints", checkpoint_id), CheckpointView, body=request, headers={"If-Match": quoted}
+        )
+
+    def mount_proof(self) -> MountProofOffer:
+        """A fresh file in the store's own filesystem; who can tell its content sees the same mount."""
+        return self.transport.call("POST", path("mount-proofs"), MountProofOffer)

@@ -1,0 +1,21 @@
+"""From one page to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from holdfast_protocol.base import Page
+
+Item = TypeVar("Item")
+
+
+def all_items(read_page: Callable[[str | None], Page[Item]]) -> Iterator[Item]:
+    """Calls `read_page(cursor)` until there is no next page."""
+    cursor: str | None = None
+    while True:
+        page = read_page(cursor)
+        yield from page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return

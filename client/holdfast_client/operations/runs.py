@@ -1,0 +1,58 @@
+"""Projects, runs and tokens. See holdfast_protocol.runs and holdfast_protocol.tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast_client.operations.base import Operations
+from holdfast_client.operations.pages import all_items
+from holdfast_client.transport import path
+from holdfast_protocol.base import Page
+from holdfast_protocol.runs import EditProject, ProjectView, RunView
+from holdfast_protocol.tokens import CreateToken, TokenCreated, TokenView
+
+
+class RunOperations(Operations):
+    def projects(self, *, cursor: str | None = None, limit: int | None = None) -> Page[ProjectView]:
+        return self.transport.call(
+            "GET", path("projects"), Page[ProjectView], params={"cursor": cursor, "limit": limit}
+        )
+
+    def all_projects(self) -> Iterator[ProjectView]:
+        return all_items(lambda cursor: self.projects(cursor=cursor))
+
+    def project(self, project: str) -> ProjectView:
+        return self.transport.call("GET", path("projects", project), ProjectView)
+
+    def edit_project(self, project: str, request: EditProject) -> ProjectView:
+        """Makes the project if it is not there, and sets what the request says."""
+        return self.transport.call("PUT", path("projects", project), ProjectView, body=request)
+
+    def runs(self, project: str, *, cursor: str | None = None, limit: int | None = None) -> Page[RunView]:
+        return self.transport.call(
+            "GET", path("projects", project, "runs"), Page[RunView], params={"cursor": cursor, "limit": limit}
+        )
+
+    def all_runs(self, project: str) -> Iterator[RunView]:
+        return all_items(lambda cursor: self.runs(project, cursor=cursor))
+
+    def make_run(self, project: str, run: str) -> RunView:
+        """Makes the run; the same again is fine."""
+        return self.transport.call("PUT", path("projects", project, "runs", run), RunView)
+
+    def run(self, project: str, run: str) -> RunView:
+        return self.transport.call("GET", path("projects", project, "runs", run), RunView)
+
+    def create_token(self, request: CreateToken) -> TokenCreated:
+        """Makes a token. Not tried again after a lost reply: the secret is told once, and a second try would
+        leave a token behind that nobody holds."""
+        return self.transport.call("POST", path("tokens"), TokenCreated, body=request, retry_seconds=0)
+
+    def tokens(self, *, cursor: str | None = None, limit: int | None = None) -> Page[TokenView]:
+        return self.transport.call("GET", path("tokens"), Page[TokenView], params={"cursor": cursor, "limit": limit})
+
+    def all_tokens(self) -> Iterator[TokenView]:
+        return all_items(lambda cursor: self.tokens(cursor=cursor))
+
+    def revoke_token(self, token_id: str) -> TokenView:
+        return self.transport.call("DELETE", path("tokens", token_id), TokenView)

@@ -1,0 +1,105 @@
+"""Where the service is and who we are: the first thing that every client, trainer and command reads.
+
+| setting | default | what it is |
+| --- | --- | --- |
+| `HOLDFAST_URL` | `http://127.0.0.1:8400` | the service |
+| `HOLDFAST_TOKEN` | the file `<data dir>/token`, on loopback only | who asks |
+| `HOLDFAST_TIMEOUT_SECONDS` | 30 | for one request, and for each pause within a transfer |
+| `HOLDFAST_RETRY_SECONDS` | 60 | how long one call is tried again before it fails |
+| `HOLDFAST_DATA_DIR` | `~/.holdfast` | where an embedded service keeps its token |
+| `HOLDFAST_DIRECT_FILES` | true | read and write a mounted store's files without HTTP, where it can be proven |
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from holdfast_client.errors import ConfigurationError
+
+TOKEN_FILE = "token"  # noqa: S105
+
+
+class ClientSettings(BaseSettings):
+    """Read from the environment; a keyword wins over it. Raises ConfigurationError, which names the setting."""
+
+    # Bad values are never echoed: one of them may be a token.
+    model_config = SettingsConfigDict(env_prefix="HOLDFAST_", extra="ignore", frozen=True, hide_input_in_errors=True)
+
+    url: str = "http://127.0.0.1:8400"
+    token: SecretStr | None = None
+    timeout_seconds: float = Field(default=30.0, gt=0)
+    retry_seconds: float = Field(default=60.0, ge=0)
+    data_dir: Path = Path("~/.holdfast")
+    direct_files: bool = True
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            setting = "HOLDFAST_" + "_".join(str(part) for part in first["loc"]).upper()
+            raise ConfigurationError(f"{setting} is not usable: {first['msg']}.") from None
+
+    @field_validator("url")
+    @classmethod
+    def _an_http_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("it must look like http://host:port or https://host")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("it must hold no user, password, query or fragment; the token goes into HOLDFAST_TOKEN")
+        return url.rstrip("/")
+
+    @field_validator("token")
+    @classmethod
+    def _a_header_value(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is None:
+            return None
+        text = token.get_secret_value().strip()
+        if not text:
+            return None
+        if not text.isascii() or not text.isprintable() or " " in text:
+            raise ValueError("a token is one word of printable ASCII")
+        return SecretStr(text)
+
+    @field_validator("data_dir")
+    @classmethod
+    def _a_home_relative_path(cls, path: Path) -> Path:
+        return path.expanduser()
+
+    @property
+    def on_loopback(self) -> bool:
+        host = urlsplit(self.url).hostname or ""
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost" or host.endswith(".localhost")
+
+    @property
+    def token_file(self) -> Path:
+        return self.data_dir / TOKEN_FILE
+
+    def find_token(self) -> SecretStr | None:
+        """The token that is set, else on loopback the one that an embedded service left in its data folder.
+
+        Asked for at each call until there is one: a trainer may start before the service has made its token.
+        A token file is never sent to another machine.
+        """
+        if self.token is not None or not self.on_loopback:
+            return self.token
+        try:
+            text = self.token_file.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(
+                f"The token file {self.token_file} cannot be read ({type(error).__name__}). "
+                "Set HOLDFAST_TOKEN, or HOLDFAST_DATA_DIR to the service's data folder."
+            ) from None
+        return SecretStr(text) if text else None

@@ -1,0 +1,242 @@
+"""The control plane's wire: one JSON call, tried again while that can help. Every operation goes through `call`.
+
+Every call of the protocol may be repeated, so a lost reply is simply asked for again; whether an earlier try was sent
+and never answered is told with the error, because for opening an attempt it matters. Foreign exceptions end here.
+Thread-safe. Neither tokens nor query strings reach a log line or a message.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from holdfast_client.backoff import Backoff, retry_after_seconds
+from holdfast_client.errors import (
+    Busy,
+    ConfigurationError,
+    HoldfastError,
+    RouteNotFound,
+    ServiceUnavailable,
+    Unauthenticated,
+    UnexpectedReply,
+    UnsupportedProtocol,
+)
+from holdfast_client.rebuild import from_problem
+from holdfast_client.redaction import keep_queries_out_of_logs
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.problems import Problem
+from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
+
+log = logging.getLogger("holdfast.client")
+
+REQUEST_ID_HEADER = "X-Request-Id"
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+_GATEWAY_STATUSES = frozenset({429, 502, 503, 504})
+
+ReplyT = TypeVar("ReplyT", bound=BaseModel)
+Params = Mapping[str, str | int | None]
+
+
+def path(*segments: str | int) -> str:
+    """`path("projects", "demo")` -> "/v1/projects/demo", with each segment quoted: no name can reach another route."""
+    return "/v1/" + "/".join(quote(str(segment), safe="") for segment in segments)
+
+
+@dataclass(frozen=True)
+class _Call:
+    method: str
+    route: str
+    body: BaseModel | None = None
+    params: Params = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    waits_seconds: float = 0.0
+    retry_seconds: float | None = None
+    also_good: Collection[int] = ()
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """One try that did not give a reply. `maybe_done`: it was sent, and the service may have carried it out."""
+
+    failure: HoldfastError
+    retryable: bool
+    maybe_done: bool
+    wait_seconds: float = 0.0
+
+
+class Transport:
+    def __init__(self, settings: ClientSettings) -> None:
+        keep_queries_out_of_logs()
+        self.settings = settings
+        # One set of trusted certificates for both planes: certifi's, or SSL_CERT_FILE's.
+        self.tls = httpx.create_ssl_context()
+        self._http = httpx.Client(
+            base_url=settings.url,
+            timeout=httpx.Timeout(settings.timeout_seconds),
+            limits=httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=30.0),
+            verify=self.tls,
+            # A proxy that is set for the world must not swallow 127.0.0.1.
+            trust_env=not settings.on_loopback,
+            headers={PROTOCOL_HEADER: PROTOCOL_VERSION, "User-Agent": "holdfast-client", "Accept": "application/json"},
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def call(
+        self,
+        method: str,
+        route: str,
+        reply: type[ReplyT],
+        *,
+        body: BaseModel | None = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        waits_seconds: float = 0.0,
+        retry_seconds: float | None = None,
+        also_good: Collection[int] = (),
+    ) -> ReplyT:
+        """Sends one request and reads its reply. `waits_seconds`: the service may hold the answer back that long.
+        `also_good`: failure statuses whose body is a `reply` too. Raises HoldfastError, and nothing else."""
+        call = _Call(method, route, body, params or {}, headers or {}, waits_seconds, retry_seconds, also_good)
+        response = self._send(call)
+        try:
+            return reply.model_validate_json(response.content)
+        except ValidationError as error:
+            raise UnexpectedReply(
+                f"{self._name(call)} was answered with something that is not a {reply.__name__} "
+                f"({error.error_count()} fields do not fit)",
+                request_id=response.headers.get(REQUEST_ID_HEADER),
+            ) from None
+
+    def send(self, method: str, route: str, *, body: BaseModel | None = None) -> None:
+        """Like `call`, for a reply without a body."""
+        self._send(_Call(method, route, body))
+
+    def reachable(self, route: str) -> bool:
+        """Whether a probe answers 200 within one try."""
+        try:
+            return self._http.get(route).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _send(self, call: _Call) -> httpx.Response:
+        request_id = uuid.uuid4().hex
+        backoff = Backoff(self.settings.retry_seconds if call.retry_seconds is None else call.retry_seconds)
+        ambiguous = False
+        while True:
+            tried = self._try_once(call, request_id)
+            if isinstance(tried, httpx.Response):
+                return tried
+            failure = tried.failure
+            failure.earlier_try_ambiguous = ambiguous
+            if not tried.retryable:
+                raise failure
+            ambiguous = ambiguous or tried.maybe_done
+            if not backoff.pause(tried.wait_seconds):
+                failure.earlier_try_ambiguous = ambiguous
+                raise failure
+            log.info("%s is tried again (try %d): %s", self._name(call), backoff.tries, failure.code)
+
+    def _try_once(self, call: _Call, request_id: str) -> httpx.Response | _Failed:
+        headers = {REQUEST_ID_HEADER: request_id, **self._authorization(), **call.headers}
+        if call.body is not None:
+            headers["Content-Type"] = "application/json"
+        seconds = self.settings.timeout_seconds
+        try:
+            response = self._http.request(
+                call.method,
+                call.route,
+                content=None if call.body is None else call.body.model_dump_json().encode(),
+                params={name: value for name, value in call.params.items() if value is not None} or None,
+                headers=headers,
+                timeout=httpx.Timeout(seconds, read=seconds + call.waits_seconds),
+            )
+        except httpx.TransportError as error:
+            retryable = not isinstance(error, httpx.UnsupportedProtocol) and not _certificate_refused(error)
+            return _Failed(self._unreachable(error, call, request_id), retryable, not isinstance(error, _NOT_SENT))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UnexpectedReply(f"{self._name(call)} failed ({type(error).__name__})") from None
+        failure = self._read_failure(response, call, request_id)
+        if failure is None:
+            return response
+        # Only "busy" promises that nothing was done: a database may have lost a commit's reply.
+        maybe_done = response.status_code >= 500 and not isinstance(failure, Busy)
+        retryable = isinstance(failure, ServiceUnavailable)
+        return _Failed(failure, retryable, maybe_done, retry_after_seconds(response.headers))
+
+    def _authorization(self) -> dict[str, str]:
+        token = self.settings.find_token()
+        return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+
+    def _name(self, call: _Call) -> str:
+        return f"{call.method} {self.settings.url}{call.route}"
+
+    def _unreachable(
+        self, error: httpx.TransportError, call: _Call, request_id: str
+    ) -> ServiceUnavailable | ConfigurationError:
+        if isinstance(error, httpx.UnsupportedProtocol):
+            return ConfigurationError("HOLDFAST_URL is not usable: it must begin with http:// or https://.")
+        if _certificate_refused(error):
+            what, remedy = "its certificate is not trusted", "Set SSL_CERT_FILE to your authority's certificates."
+        elif isinstance(error, httpx.TimeoutException):
+            what, remedy = "it does not answer in time", "See whether it runs, or raise HOLDFAST_TIMEOUT_SECONDS."
+        elif isinstance(error, httpx.ConnectError):
+            what, remedy = "nothing can be reached there", "Start it with `holdfast serve`, or set HOLDFAST_URL."
+        else:
+            what, remedy = "the connection broke", "See whether it runs."
+        return ServiceUnavailable(
+            f"The Holdfast service at {self.settings.url} was asked for {call.method} {call.route}, and {what} "
+            f"({type(error).__name__}). {remedy}",
+            request_id=request_id,
+        )
+
+    def _read_failure(self, response: httpx.Response, call: _Call, request_id: str) -> HoldfastError | None:
+        spoken = response.headers.get(PROTOCOL_HEADER)
+        if spoken is not None and not speaks_with(spoken):
+            return UnsupportedProtocol(
+                f"This client speaks protocol {PROTOCOL_VERSION}, the service at {self.settings.url} speaks {spoken}",
+                request_id=request_id,
+            )
+        if response.is_success or response.status_code in call.also_good:
+            if spoken is None and call.route.startswith("/v1/"):
+                return UnexpectedReply(f"What answers at {self.settings.url} is not a Holdfast service")
+            return None
+        try:
+            problem = Problem.model_validate_json(response.content)
+        except ValidationError:
+            return self._not_a_problem(response, call, request_id)
+        failure = from_problem(problem)
+        if isinstance(failure, Unauthenticated) and self.settings.find_token() is None:
+            return Unauthenticated(
+                "No token is set"
+                + (f", and there is none in {self.settings.token_file}" if self.settings.on_loopback else ""),
+                request_id=problem.request_id,
+            )
+        return failure
+
+    def _not_a_problem(self, response: httpx.Response, call: _Call, request_id: str) -> HoldfastError:
+        """A proxy, a load balancer or another program has answered instead of the service."""
+        status, name = response.status_code, self._name(call)
+        if status in _GATEWAY_STATUSES:
+            return ServiceUnavailable(f"{name} was answered with {status} by something before the service")
+        if status == 404:
+            return RouteNotFound(f"{name} is not known there", request_id=request_id)
+        return UnexpectedReply(f"{name} was answered with {status} by something that is not a Holdfast service")
+
+
+def _certificate_refused(error: BaseException) -> bool:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

@@ -1,0 +1,227 @@
+"""The control plane against a server that does what each test says."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+
+import pytest
+
+from holdfast_client import Client, ClientSettings, errors
+from holdfast_client.errors import HoldfastError
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.tokens import CreateToken
+from tests.support.scripted_http import DROP, Reply, as_json, in_turn, problem, scripted
+
+SERVER = {
+    "version": "1",
+    "protocol": "1.0",
+    "catalog_id": "c",
+    "epoch": 1,
+    "now": "2025-01-01T00:00:00Z",
+    "store_kind": "posix",
+    "store_asks_md5": False,
+    "token_name": "t",
+    "token_project": None,
+    "token_scopes": ["read"],
+}
+
+
+def client_of(url: str, **settings) -> Client:
+    given = {"token": "hold_id_secret", "retry_seconds": 5, "timeout_seconds": 5, **settings}
+    return Client(ClientSettings(url=url, **given))
+
+
+def test_a_call_tells_token_protocol_and_request_id_and_reads_the_reply():
+    with scripted(in_turn(as_json({**SERVER, "something_new": 1}))) as server, client_of(server.url) as client:
+        assert client.server_info().epoch == 1
+    seen = server.seen[0]
+    assert seen.headers["authorization"] == "Bearer hold_id_secret"
+    assert seen.headers["holdfast-protocol"] == "1.0"
+    assert len(seen.headers["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize("code", list(ProblemCode))
+def test_every_problem_code_has_its_own_exception(code):
+    with scripted(in_turn(problem(code, "It is so."))) as server, client_of(server.url, retry_seconds=0) as client:
+        with pytest.raises(HoldfastError) as caught:
+            client.server_info()
+    error = caught.value
+    assert error.code == code
+    assert type(error).code == code, "a code without a class of its own cannot be caught"
+    assert error.detail == "It is so."
+    assert error.request_id == "req-of-the-service"
+
+
+def test_a_code_newer_than_this_client_goes_by_its_status():
+    with scripted(in_turn(problem("not_yet_invented", status=404))) as server, client_of(server.url) as client:
+        with pytest.raises(errors.NotFound) as caught:
+            client.server_info()
+    assert caught.value.code == "not_yet_invented"
+
+
+def test_a_lost_reply_is_asked_for_again_under_the_same_request_id():
+    with scripted(in_turn(DROP, problem("busy"), as_json(SERVER))) as server, client_of(server.url) as client:
+        client.server_info()
+    assert len(server.seen) == 3
+    assert len({seen.headers["x-request-id"] for seen in server.seen}) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "ambiguous"), [(DROP, True), (problem("database_unavailable"), True), (problem("busy"), False)]
+)
+def test_the_error_says_whether_an_earlier_try_may_have_been_carried_out(first, ambiguous):
+    with scripted(in_turn(first, problem("attempt_conflict"))) as server, client_of(server.url) as client:
+        with pytest.raises(errors.AttemptConflict) as caught:
+            client.server_info()
+    assert caught.value.earlier_try_ambiguous is ambiguous
+
+
+def test_what_cannot_succeed_later_is_not_tried_again():
+    with scripted(in_turn(problem("forbidden"))) as server, client_of(server.url) as client:
+        with pytest.raises(errors.Forbidden):
+            client.server_info()
+    assert len(server.seen) == 1
+
+
+def test_a_token_is_not_made_twice_when_the_reply_is_lost():
+    with scripted(in_turn(DROP)) as server, client_of(server.url) as client:
+        with pytest.raises(errors.ServiceUnavailable):
+            client.create_token(CreateToken(name="x", scopes=["read"]))
+    assert len(server.seen) == 1
+
+
+def test_retrying_ends_with_the_total_time():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with client_of(url, retry_seconds=0.5) as client:
+            begun = time.monotonic()
+            with pytest.raises(errors.ServiceUnavailable) as caught:
+                client.server_info()
+    assert time.monotonic() - begun < 5
+    assert "holdfast serve" in str(caught.value)
+    assert caught.value.earlier_try_ambiguous is False
+
+
+def test_a_service_that_never_answers_is_given_up_after_the_time_out():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with client_of(url, retry_seconds=0, timeout_seconds=0.3) as client:
+            with pytest.raises(errors.ServiceUnavailable) as caught:
+                client.server_info()
+    assert "HOLDFAST_TIMEOUT_SECONDS" in str(caught.value)
+    assert caught.value.earlier_try_ambiguous is True
+
+
+@pytest.mark.rule("protocol-35")
+def test_another_major_version_is_refused_with_both_numbers():
+    newer = as_json(SERVER)
+    newer.protocol = "2.3"
+    with scripted(in_turn(newer)) as server, client_of(server.url) as client:
+        with pytest.raises(errors.UnsupportedProtocol) as caught:
+            client.server_info()
+    assert "1.0" in str(caught.value)
+    assert "2.3" in str(caught.value)
+
+
+@pytest.mark.rule("protocol-35")
+def test_a_newer_minor_version_is_understood():
+    newer = as_json(SERVER)
+    newer.protocol = "1.9"
+    with scripted(in_turn(newer)) as server, client_of(server.url) as client:
+        assert client.server_info().protocol == "1.0"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(200, b"<html>hello</html>", protocol=None),
+        Reply(200, b"{}"),
+        Reply(200, b"not json"),
+        Reply(302, b"", {"Location": "http://127.0.0.1/login"}, protocol=None),
+        Reply(418, b"teapot", protocol=None),
+    ],
+)
+def test_what_is_not_holdfast_is_named_and_never_taken_for_an_answer(reply):
+    with scripted(in_turn(reply)) as server, client_of(server.url) as client:
+        with pytest.raises(errors.UnexpectedReply):
+            client.server_info()
+
+
+def test_a_gateway_without_its_service_is_tried_again():
+    replies = in_turn(Reply(502, b"<html>", protocol=None), as_json(SERVER))
+    with scripted(replies) as server, client_of(server.url) as client:
+        client.server_info()
+
+
+def test_neither_token_nor_query_reaches_a_log_or_a_message(caplog):
+    caplog.set_level(logging.DEBUG)
+    with scripted(in_turn(DROP, problem("forbidden"))) as server, client_of(server.url) as client:
+        with pytest.raises(errors.Forbidden) as caught:
+            client.restore_point("demo", "gpt", selector="best:secret-metric")
+    assert server.seen[0].query["selector"] == "best:secret-metric"
+    told = caplog.text + repr(caught.value) + repr(client.settings)
+    assert "secret" not in told
+    assert "/restore-point" in caplog.text
+
+
+def test_names_are_quoted_so_that_none_reaches_another_route():
+    with scripted(in_turn(problem("run_not_found"))) as server, client_of(server.url) as client:
+        with pytest.raises(errors.RunNotFound):
+            client.run("..", "a/../../tokens?x=1")
+    assert server.seen[0].path.endswith("a%2F..%2F..%2Ftokens%3Fx%3D1")
+
+
+def test_not_ready_is_an_answer():
+    body = {"ready": False, "checks": [{"name": "store", "ok": False, "detail": "away"}]}
+    with scripted(in_turn(as_json(body, 503))) as server, client_of(server.url) as client:
+        assert client.ready().checks[0].detail == "away"
+        assert client.healthy() is False
+    assert len(server.seen) == 2
+
+
+def test_all_pages_are_read_as_they_are_asked_for():
+    def run(name):
+        return {
+            "id": name,
+            "project": "demo",
+            "name": name,
+            "created_at": "2025-01-01T00:00:00Z",
+            "latest_attempt": 0,
+            "committed_checkpoints": 0,
+            "newest_step": None,
+            "restore_point": None,
+        }
+
+    def answer(seen):
+        if "cursor" not in seen.query:
+            return as_json({"items": [run("a"), run("b")], "next_cursor": "n/x=="})
+        assert seen.query["cursor"] == "n/x=="
+        return as_json({"items": [run("c")], "next_cursor": None})
+
+    with scripted(answer) as server, client_of(server.url) as client:
+        assert [one.name for one in client.all_runs("demo")] == ["a", "b", "c"]
+
+
+def test_a_long_poll_may_last_longer_than_the_time_out():
+    def answer(seen):
+        time.sleep(0.6)
+        return problem("checkpoint_not_found")
+
+    with scripted(answer) as server, client_of(server.url, timeout_seconds=0.3, retry_seconds=0) as client:
+        with pytest.raises(errors.CheckpointNotFound):
+            client.checkpoint("ck_x", wait_seconds=2)
+    assert server.seen[0].query == {"wait": "2"}
+
+
+def test_the_message_is_title_detail_and_remedy():
+    with scripted(in_turn(problem("stale_attempt", "Attempt 3 is open"))) as server, client_of(server.url) as client:
+        with pytest.raises(errors.StaleAttempt) as caught:
+            client.server_info()
+    assert str(caught.value) == (
+        "A newer attempt has taken over this run. Attempt 3 is open. This job must stop and must not be restarted."
+    )
