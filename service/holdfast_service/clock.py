@@ -14,6 +14,10 @@ from sqlalchemy.orm import Session
 
 def database_now(session: Session) -> datetime:
     """The database's time at this moment, in UTC."""
+    return _read_clock(session)
+
+
+def _read_clock(session: Session) -> datetime:
     if session.get_bind().dialect.name == "postgresql":
         moment: datetime = session.execute(text("SELECT clock_timestamp()")).scalar_one()
         return moment.astimezone(UTC)

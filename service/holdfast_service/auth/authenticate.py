@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import re
 
 from sqlalchemy import select
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
+from holdfast_service.auth.make_token import parse_token
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.tables import Project, Token
 from holdfast_service.clock import database_now
 from holdfast_service.database import Database
 from holdfast_service.errors import ProblemError
 
-_TOKEN = re.compile(r"^hold_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})$")
-
 
 def authenticate(database: Database, text: str) -> Principal:
     """Raises `unauthenticated`; the sentence does not tell a wrong secret from an unknown id."""
-    match = _TOKEN.match(text)
-    if match is None:
-        raise _refused("is not a Holdfast token; it has the form hold_<id>_<secret>")
+    try:
+        token_id, offered = parse_token(text)
+    except ValueError:
+        raise _refused("is not a Holdfast token; it has the form hold_<id>_<secret>") from None
     with database.read() as session:
         row = session.execute(
-            select(Token, Project.name)
-            .outerjoin(Project, Project.id == Token.project_id)
-            .where(Token.id == match["id"])
+            select(Token, Project.name).outerjoin(Project, Project.id == Token.project_id).where(Token.id == token_id)
         ).one_or_none()
-        offered = hashlib.sha256(match["secret"].encode()).hexdigest()
         if row is None or not hmac.compare_digest(offered, row[0].secret_sha256):
             raise _refused("is not known")
         token, project_name = row

@@ -1,0 +1,28 @@
+"""Alembic's entry: runs the revisions over the connection that `holdfast_service.migrate` hands in.
+
+Called from a shell (`alembic revision --autogenerate -m "…"`, `alembic check`) there is none: then the database of
+HOLDFAST_DATABASE_URL is used, as by `holdfast serve`.
+"""
+
+from alembic import context
+from sqlalchemy import Connection
+
+from holdfast_service.catalog.tables import Table
+from holdfast_service.database import Database
+from holdfast_service.migrate import exclusive_connection
+from holdfast_service.settings import ServiceSettings
+
+
+def run(connection: Connection) -> None:
+    # As a batch, because SQLite alters a table by copying it.
+    context.configure(connection=connection, target_metadata=Table.metadata, render_as_batch=True)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+handed_in = context.config.attributes.get("connection")
+if handed_in is not None:
+    run(handed_in)
+else:
+    with exclusive_connection(Database(ServiceSettings().database_url_text)) as opened:
+        run(opened)

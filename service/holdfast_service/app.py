@@ -1,0 +1,50 @@
+"""The HTTP application: routers, error replies and the frame around each request, over one context.
+
+Nothing here decides anything. A route's file is `<verb>/endpoints.py`; who may call it stands in its `require(scope)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+
+import holdfast_service.auth.endpoints
+import holdfast_service.browse.health
+from holdfast_protocol.problems import Problem
+from holdfast_service.context import ServiceContext
+from holdfast_service.release import VERSION
+from holdfast_service.stores.endpoints import object_router
+from holdfast_service.stores.posix import PosixStore
+from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
+from holdfast_service.web.protocol_header import ProtocolHeader
+from holdfast_service.web.request_frame import RequestFrame
+
+ROUTERS: tuple[APIRouter, ...] = (
+    holdfast_service.auth.endpoints.router,
+    holdfast_service.browse.health.router,
+)
+_PROBLEM_REPLY: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "What the caller must mend; `code` says what.", "content": {PROBLEM_MEDIA_TYPE: {}}},
+    "5XX": {"description": "Try again if `retryable`.", "content": {PROBLEM_MEDIA_TYPE: {}}},
+}
+
+
+def create_app(context: ServiceContext) -> FastAPI:
+    app = FastAPI(
+        title="Holdfast",
+        version=VERSION,
+        summary="Checkpoint storage for GPU training: what was called committed can be restored, bit for bit.",
+        responses={status: reply | {"model": Problem} for status, reply in _PROBLEM_REPLY.items()},
+        redoc_url=None,
+    )
+    app.state.context = context
+    for router in ROUTERS:
+        app.include_router(router)
+    if isinstance(context.store, PosixStore):
+        app.include_router(object_router(context.store, context.signing_key))
+    install_problem_replies(app)
+    # The last one added is the outermost: the frame gives the id that all others use.
+    app.add_middleware(ProtocolHeader)
+    app.add_middleware(RequestFrame)
+    return app

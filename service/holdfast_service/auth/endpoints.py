@@ -1,0 +1,48 @@
+"""Routes of tokens. The text of a token is in one reply only, that of its making."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.states import Scope
+from holdfast_protocol.tokens import CreateToken, TokenCreated, TokenView
+from holdfast_service.auth.create_token import create_token
+from holdfast_service.auth.list_tokens import list_tokens
+from holdfast_service.auth.principal import Principal
+from holdfast_service.auth.require import require
+from holdfast_service.auth.revoke_token import revoke_token
+from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.context import Context
+
+router = APIRouter(tags=["tokens"])
+Admin = Annotated[Principal, require(Scope.ADMIN)]
+
+_EXAMPLES = {
+    "trainer": {
+        "summary": "For the training jobs of one project",
+        "value": {"name": "demo trainers", "project": "demo", "scopes": ["train", "read"]},
+    }
+}
+
+
+@router.post("/v1/tokens", status_code=201, operation_id="create_token", summary="Make a token; its text is shown once")
+def create(body: CreateToken, context: Context, caller: Admin) -> TokenCreated:
+    return create_token(context, caller, body)
+
+
+@router.get("/v1/tokens", operation_id="list_tokens", summary="List tokens, the newest first, revoked ones too")
+def list_all(
+    context: Context,
+    caller: Admin,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+) -> Page[TokenView]:
+    return list_tokens(context, caller, cursor=cursor, limit=limit)
+
+
+@router.delete("/v1/tokens/{token_id}", operation_id="revoke_token", summary="Revoke a token, at once and for good")
+def revoke(token_id: str, context: Context, caller: Admin) -> TokenView:
+    return revoke_token(context, caller, token_id)

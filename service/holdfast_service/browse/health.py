@@ -1,0 +1,64 @@
+"""`/healthz` (the process lives) and `/readyz` (database, migrations and store answer). Open: they tell no secrets."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from sqlalchemy import select
+
+from holdfast_protocol.server import Readiness, ReadinessCheck
+from holdfast_service.catalog.tables import CatalogIdentity
+from holdfast_service.context import Context, ServiceContext
+from holdfast_service.errors import ProblemError
+from holdfast_service.migrate import pending_revision
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", operation_id="healthz", summary="Whether the process lives")
+def healthz() -> dict[str, str]:
+    return {"status": "alive"}
+
+
+@router.get(
+    "/readyz",
+    operation_id="readyz",
+    summary="Whether database, migrations and store answer",
+    responses={503: {"model": Readiness, "description": "At least one of them does not."}},
+)
+def readyz(context: Context, response: Response) -> Readiness:
+    readiness = check_readiness(context)
+    if not readiness.ready:
+        response.status_code = 503
+    return readiness
+
+
+def check_readiness(context: ServiceContext) -> Readiness:
+    checks = [*_check_database(context), _check_store(context)]
+    return Readiness(ready=all(check.ok for check in checks), checks=checks)
+
+
+def _check_database(context: ServiceContext) -> list[ReadinessCheck]:
+    try:
+        with context.database.read() as session:
+            epoch = session.scalar(select(CatalogIdentity.epoch))
+            pending = pending_revision(session.connection())
+    except ProblemError as error:
+        return [
+            ReadinessCheck(name="database", ok=False, detail=error.detail),
+            ReadinessCheck(name="migrations", ok=False, detail="Unknown while the database does not answer."),
+        ]
+    if epoch == context.epoch:
+        database = ReadinessCheck(name="database", ok=True, detail="It answers.")
+    else:
+        database = ReadinessCheck(
+            name="database",
+            ok=False,
+            detail=f"The catalog is at epoch {epoch}, and this process began in {context.epoch}. Restart it.",
+        )
+    detail = "All applied." if pending is None else f"The revision {pending} is not applied. Restart the service."
+    return [database, ReadinessCheck(name="migrations", ok=pending is None, detail=detail)]
+
+
+def _check_store(context: ServiceContext) -> ReadinessCheck:
+    problem = context.store_watch.check()
+    return ReadinessCheck(name="store", ok=problem is None, detail=problem or "It answers.")

@@ -1,0 +1,57 @@
+"""Opaque cursors: where the next page begins, by the sort key of the last row and never by an offset.
+
+An offset would skip or repeat rows when others are written in between. A cursor says for which list it was made; one
+that was altered or belongs to another list is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import datetime
+from typing import Any
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.errors import ProblemError
+
+DEFAULT_PAGE = 50
+MAX_PAGE = 500
+
+
+def encode_cursor(kind: str, *key: str | int) -> str:
+    text = json.dumps([kind, *key], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).rstrip(b"=").decode()
+
+
+def decode_cursor(kind: str, cursor: str, *types: type) -> tuple[Any, ...]:
+    """The key that was encoded, each part of the type that is named. Raises `invalid_request`."""
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        made_for, *key = json.loads(text)
+    except (ValueError, TypeError):
+        raise _refused() from None
+    if made_for != kind or [type(part) for part in key] != list(types):
+        raise _refused()
+    return tuple(key)
+
+
+def moment_to_text(moment: datetime) -> str:
+    return moment.isoformat()
+
+
+def moment_from_text(text: str) -> datetime:
+    """Raises `invalid_request`."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise _refused() from None
+    if moment.tzinfo is None:
+        raise _refused()
+    return moment
+
+
+def _refused() -> ProblemError:
+    return ProblemError(
+        ProblemCode.INVALID_REQUEST,
+        "The cursor is not one of this list. Give back `next_cursor` as it was, or leave it out for the first page.",
+    )

@@ -1,0 +1,133 @@
+"""Which row of `stores` an opened store is, and whether the store agrees (protocol rules 5 and 34).
+
+A marker in the store names the catalog that owns it, that catalog's epoch and the row. So a store that was given
+another address keeps its row, a clone's catalog cannot take production's objects for its own, and a mount that is
+absent is not taken for an empty store. A store that is away at the start is settled later, by `StoreWatch`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from holdfast_service.catalog.tables import CatalogIdentity
+from holdfast_service.catalog.tables import Store as StoreRow
+from holdfast_service.clock import database_now
+from holdfast_service.database import Database
+from holdfast_service.stores.base import Capabilities, ObjectMissing, Store, StoreUnavailable
+
+MARKER_NAME = "holdfast-store.json"
+
+
+class ForeignStoreError(RuntimeError):
+    """The store belongs to another catalog. Nothing of it is ever deleted."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    catalog_id: str
+    epoch: int
+    store_id: int
+
+
+def find_row(database: Database, url: str, kind: str, marker: Marker | None, catalog_id: str) -> StoreRow:
+    """The row that the marker names, else the one with this URL, else a new one. A new address is kept."""
+    try:
+        with database.transaction() as session:
+            row = session.get(StoreRow, marker.store_id) if marker and marker.catalog_id == catalog_id else None
+            same_url = session.scalar(select(StoreRow).where(StoreRow.url == url))
+            if row is not None and same_url is None:
+                row.url = url
+            found = row or same_url
+            return found or _insert(session, url, kind)
+    except IntegrityError:  # another service that started at the same moment was first
+        with database.read() as session:
+            return session.execute(select(StoreRow).where(StoreRow.url == url)).scalar_one()
+
+
+def settle(database: Database, store: Store, store_id: int, identity: CatalogIdentity) -> None:
+    """Asks the store: probes it the first time, and compares its marker. Raises StoreError and ForeignStoreError."""
+    with database.read() as session:
+        row = session.execute(select(StoreRow).where(StoreRow.id == store_id)).scalar_one()
+    if row.capabilities is None:
+        capabilities = store.probe()
+        try:
+            marker = read_marker(store)
+        except ObjectMissing:
+            marker = Marker(identity.catalog_id, identity.epoch, store_id)
+            write_marker(store, marker)
+        _check(marker, identity)
+        with database.transaction() as session:
+            session.execute(
+                update(StoreRow).where(StoreRow.id == store_id).values(capabilities=capabilities_document(capabilities))
+            )
+        return
+    store.capabilities = capabilities_of(row.capabilities)
+    store.ping()
+    try:
+        _check(read_marker(store), identity)
+    except ObjectMissing:
+        raise StoreUnavailable(
+            f"the store has no {MARKER_NAME}, which this catalog once wrote there: is its disk or bucket mounted?"
+        ) from None
+
+
+def deletes_are_allowed(store: Store, identity_catalog_id: str, epoch: int) -> bool:
+    """Whether the store agrees, right now, that it is this catalog's, in this epoch: asked before anything is deleted.
+
+    After a restore, a rebuild or a clone the epoch is higher than the store's, until an operator adopts the store.
+    """
+    try:
+        marker = read_marker(store)
+    except ObjectMissing:
+        return False
+    return marker.catalog_id == identity_catalog_id and marker.epoch == epoch
+
+
+def read_marker(store: Store) -> Marker:
+    """Raises ObjectMissing, other StoreErrors, and ForeignStoreError for one that cannot be read."""
+    try:
+        fields = json.loads(store.read_named(MARKER_NAME))
+        return Marker(str(fields["catalog_id"]), int(fields["epoch"]), int(fields["store_id"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ForeignStoreError(
+            f"The store's {MARKER_NAME} cannot be read. Give HOLDFAST_STORE a prefix of its own."
+        ) from error
+
+
+def write_marker(store: Store, marker: Marker) -> None:
+    store.write_named(MARKER_NAME, json.dumps(asdict(marker)).encode())
+
+
+def capabilities_document(capabilities: Capabilities) -> dict[str, Any]:
+    return asdict(capabilities) | {"probed_at": capabilities.probed_at.isoformat()}
+
+
+def capabilities_of(document: dict[str, Any]) -> Capabilities:
+    return Capabilities(**(document | {"probed_at": datetime.fromisoformat(document["probed_at"])}))
+
+
+def _check(marker: Marker, identity: CatalogIdentity) -> None:
+    if marker.catalog_id != identity.catalog_id:
+        raise ForeignStoreError(
+            f"The store belongs to the catalog {marker.catalog_id} and this one is {identity.catalog_id}. Give "
+            "HOLDFAST_STORE a prefix of its own, or HOLDFAST_DATABASE_URL the catalog that owns the store."
+        )
+    if marker.epoch > identity.epoch:
+        raise ForeignStoreError(
+            f"The store has seen epoch {marker.epoch} of this catalog, which is at {identity.epoch}: it was restored "
+            "from an older state. Raise its epoch with `holdfast admin new-epoch`."
+        )
+
+
+def _insert(session: Session, url: str, kind: str) -> StoreRow:
+    row = StoreRow(url=url, kind=kind, capabilities=None, created_at=database_now(session))
+    session.add(row)
+    session.flush()
+    return row

@@ -1,0 +1,77 @@
+"""Logs: one line per event on stderr, JSON unless a person looks at a terminal.
+
+Every library's records go the same way. Tokens and query strings (which hold signatures) are taken out of every value,
+wherever they come from; a traceback never shows local variables, for they may be secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+from holdfast_service.settings import ServiceSettings
+
+_TOKEN = re.compile(r"hold_[0-9a-f]{16}_[0-9a-zA-Z]+")
+_QUERY = re.compile(r"(?P<url>(?:https?://|s3://|gs://|/)[^\s?'\"]*)\?[^\s'\"]+")
+_PASSWORD = re.compile(r"(?P<user>://[^/\s:@]*):[^/\s@]+@")
+
+
+def configure_logging(settings: ServiceSettings) -> None:
+    as_json = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        without_secrets,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    renderer: Processor = (
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.log_level.upper())
+    for name in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).propagate = True
+    logging.getLogger("uvicorn.access").disabled = True  # web/request_frame.py logs requests, without query strings
+    for noisy in ("botocore", "urllib3", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def without_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """The last processor before rendering: whatever was logged, these do not leave the process."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = redacted(value)
+    return event
+
+
+def redacted(text: str) -> str:
+    text = _TOKEN.sub("hold_***", text)
+    text = _QUERY.sub(r"\g<url>?***", text)
+    return _PASSWORD.sub(r"\g<user>:***@", text)

@@ -1,0 +1,128 @@
+"""Opens the service: from settings to the context that every operation is given. The start of every process.
+
+settings -> database -> migrations -> identity -> store (may be away) -> first token -> context -> app.create_app
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import structlog
+from sqlalchemy.exc import ArgumentError
+
+from holdfast_service.auth.make_token import check_entropy
+from holdfast_service.catalog.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
+from holdfast_service.catalog.store_row import ForeignStoreError, Marker, find_row, read_marker
+from holdfast_service.commit.notifier import CommitNotifier
+from holdfast_service.context import ServiceContext
+from holdfast_service.database import Database, DatabaseConfigurationError
+from holdfast_service.migrate import CatalogTooNewError, upgrade
+from holdfast_service.settings import ServiceSettings, SettingsError
+from holdfast_service.store_watch import StoreWatch
+from holdfast_service.stores.base import Store, StoreError, StoreRefused
+from holdfast_service.stores.registry import StoreUrlError, open_store
+
+_log = structlog.get_logger("holdfast.start")
+
+
+def open_service(settings: ServiceSettings) -> ServiceContext:
+    """Ready to serve, though the store may be away (protocol rule 34).
+
+    Raises SettingsError, which names the setting, and ProblemError(`database_unavailable`). Close it with
+    `close_service`.
+    """
+    database = open_database(settings)
+    try:
+        identity = ensure_identity(database)
+        store = _open_store(settings, identity.signing_key)
+        marker = _marker_if_there(store)
+        row = find_row(database, settings.store_url, store.kind, marker, identity.catalog_id)
+        watch = StoreWatch(database, store, row.id, identity)
+        try:
+            watch.settle()
+        except ForeignStoreError as error:
+            raise SettingsError(str(error)) from None
+        _ensure_first_token(settings, database)
+    except BaseException:
+        database.dispose()
+        raise
+    return ServiceContext(
+        settings=settings,
+        database=database,
+        store=store,
+        store_id=row.id,
+        store_watch=watch,
+        catalog_id=identity.catalog_id,
+        epoch=identity.epoch,
+        signing_key=identity.signing_key,
+        notifier=CommitNotifier(database),
+    )
+
+
+def open_database(settings: ServiceSettings) -> Database:
+    """With its tables up to date. Raises SettingsError and ProblemError(`database_unavailable`)."""
+    if settings.database_url is None:
+        try:
+            settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise SettingsError(
+                f"HOLDFAST_DATA_DIR: the folder {settings.data_dir} cannot be made ({error.strerror}). "
+                "Name one that can be written."
+            ) from None
+    try:
+        database = Database(settings.database_url_text)
+    except DatabaseConfigurationError as error:
+        raise SettingsError(str(error)) from None
+    except (ArgumentError, ImportError):
+        raise SettingsError(
+            "HOLDFAST_DATABASE_URL names a driver that is not there. Use sqlite:///path or postgresql://user@host/name."
+        ) from None
+    try:
+        upgrade(database)
+    except CatalogTooNewError as error:
+        database.dispose()
+        raise SettingsError(f"HOLDFAST_DATABASE_URL: {error}") from None
+    except BaseException:
+        database.dispose()
+        raise
+    return database
+
+
+def close_service(context: ServiceContext) -> None:
+    context.store.close()
+    context.database.dispose()
+
+
+def _open_store(settings: ServiceSettings, signing_key: bytes) -> Store:
+    try:
+        return open_store(settings.store_url, signing_key)
+    except StoreUrlError as error:
+        raise SettingsError(f"HOLDFAST_STORE: {error}") from None
+    except StoreRefused as error:
+        raise SettingsError(f"HOLDFAST_STORE cannot be used: {error}") from None
+
+
+def _marker_if_there(store: Store) -> Marker | None:
+    with suppress(StoreError, ForeignStoreError):
+        return read_marker(store)
+    return None
+
+
+def _ensure_first_token(settings: ServiceSettings, database: Database) -> None:
+    if settings.bootstrap_token is not None:
+        text = settings.bootstrap_token.get_secret_value()
+        try:
+            check_entropy(text)
+        except ValueError as error:
+            raise SettingsError(f"HOLDFAST_BOOTSTRAP_TOKEN is not usable: {error}.") from None
+        if ensure_bootstrap_token(database, text):
+            _log.info("bootstrap_token_added")
+    if settings.embedded:
+        try:
+            if ensure_token_file(database, settings.token_file):
+                _log.info("token_made", file=str(settings.token_file))
+        except OSError as error:
+            raise SettingsError(
+                f"HOLDFAST_DATA_DIR: the token file {settings.token_file} cannot be written ({error.strerror}). "
+                "Mend its permissions, or name another folder."
+            ) from None

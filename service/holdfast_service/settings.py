@@ -1,0 +1,165 @@
+"""The service's settings: read once at the start, from the environment, and handed down in the context.
+
+Each is `HOLDFAST_<NAME>`; `holdfast serve --print-settings` prints the table that this module's descriptions make.
+A wrong value, and a name that nobody knows, stop the start with a sentence that names the setting.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+PREFIX = "HOLDFAST_"
+# Client and trainer read these; on one machine they share the service's environment, so they are no mistake here.
+OTHERS_SETTINGS = frozenset({"URL", "TOKEN", "TIMEOUT_SECONDS", "RETRY_SECONDS", "DIRECT_FILES"})
+
+
+class SettingsError(ValueError):
+    """A setting cannot be used. The message names it and says what to do; it never repeats a secret."""
+
+
+class ServiceSettings(BaseSettings):
+    """A keyword wins over the environment. Raises SettingsError."""
+
+    # Bad values are never echoed: one of them may hold a password.
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="The catalog: `sqlite:///path` or `postgresql://user:password@host/name`. "
+        "Default: SQLite in the data folder.",
+    )
+    store: str | None = Field(
+        default=None,
+        description="Where chunks live: `posix:///path` or `s3://bucket/prefix?endpoint=…&region=…`, without "
+        "credentials. Default: a folder in the data folder.",
+    )
+    data_dir: Path = Field(
+        default=Path("~/.holdfast"), description="The data folder: catalog, store and token of an embedded service."
+    )
+    host: str = Field(default="127.0.0.1", min_length=1, description="The address to listen on.")
+    port: int = Field(default=8400, ge=0, le=65535, description="The port to listen on; 0 takes a free one.")
+    log_format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="`json` or `console`; `auto` is JSON unless stderr is a terminal."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The lowest level that is logged."
+    )
+    bootstrap_token: SecretStr | None = Field(
+        default=None,
+        description="The first token (every scope, every project), kept as a hash at the start: "
+        "`hold_` + 16 random hex digits + `_` + 64 random hex digits. For services that are not embedded.",
+    )
+    ticket_seconds: int = Field(
+        default=900, ge=10, le=7 * 86400, description="How long a ticket to upload or to read can be used."
+    )
+    longest_upload_seconds: int = Field(
+        default=3600,
+        ge=60,
+        description="No upload that has begun takes longer; what nobody references is kept so long after its ticket.",
+    )
+    upload_idle_seconds: int = Field(
+        default=1800, ge=5, description="A checkpoint that no rank has touched for so long is aborted."
+    )
+    heartbeat_interval_seconds: float = Field(
+        default=30.0, gt=0, description="How often an attempt should say that it is alive."
+    )
+    save_interval_seconds: float = Field(
+        default=600.0, gt=0, description="The recommended time between two saves while nothing better is known."
+    )
+    read_lease_seconds: int = Field(
+        default=3600, ge=60, description="Nothing that is being read is purged for so long after the last ticket."
+    )
+    controller_interval_seconds: float = Field(
+        default=5.0, gt=0, description="The pause between two rounds of background work."
+    )
+    prove_bytes_per_second: int = Field(
+        default=100 * 1024 * 1024,
+        ge=1,
+        description="How fast background proving reads copies that nobody has hashed yet.",
+    )
+    drain_seconds: int = Field(default=20, ge=0, description="How long requests in flight may go on after SIGTERM.")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            setting = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
+            reason = first["msg"].removeprefix("Value error, ")
+            raise SettingsError(f"{setting} is not usable: {reason}. Correct it or leave it out.") from None
+
+    @field_validator("database_url")
+    @classmethod
+    def _a_known_database(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is None:
+            return None
+        try:
+            backend = make_url(url.get_secret_value()).get_backend_name()
+        except ArgumentError:
+            raise ValueError("it must look like sqlite:///path or postgresql://user@host/name") from None
+        if backend not in ("sqlite", "postgresql", "postgres"):
+            raise ValueError(f"{backend} is not supported; it must be sqlite:///path or postgresql://user@host/name")
+        return url
+
+    @field_validator("data_dir")
+    @classmethod
+    def _an_absolute_path(cls, path: Path) -> Path:
+        return path.expanduser().absolute()
+
+    @property
+    def database_url_text(self) -> str:
+        """With the password in it: for the engine only."""
+        if self.database_url is None:
+            return f"sqlite:///{self.data_dir / 'catalog.db'}"
+        return self.database_url.get_secret_value()
+
+    @property
+    def store_url(self) -> str:
+        return self.store or f"posix://{self.data_dir / 'store'}"
+
+    @property
+    def token_file(self) -> Path:
+        return self.data_dir / "token"
+
+    @property
+    def on_loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def embedded(self) -> bool:
+        """One process for the people of one machine: it makes the first token by itself and leaves it in a file."""
+        return self.on_loopback and make_url(self.database_url_text).get_backend_name() == "sqlite"
+
+
+def refuse_unknown_settings(environment: Mapping[str, str] = os.environ) -> None:
+    """A misspelt setting would silently not do what it says. Raises SettingsError that names it."""
+    known = {name.upper() for name in ServiceSettings.model_fields} | OTHERS_SETTINGS
+    for variable in sorted(environment):
+        name = variable.upper().removeprefix(PREFIX)
+        if not variable.upper().startswith(PREFIX) or name in known:
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f"Did you mean {PREFIX}{close[0]}?" if close else "`holdfast serve --print-settings` lists them."
+        raise SettingsError(f"There is no setting {variable}. {meant}")
+
+
+def settings_table() -> list[tuple[str, str, str]]:
+    """(setting, default, description) in the order of the class: for the command line and for the documentation."""
+    rows = []
+    for name, field in ServiceSettings.model_fields.items():
+        default = "" if field.default is None else str(field.default)
+        rows.append((PREFIX + name.upper(), default, field.description or ""))
+    return rows

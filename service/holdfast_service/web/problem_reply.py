@@ -1,0 +1,117 @@
+"""From an exception to problem+json (RFC 9457). The only place where an error becomes a reply.
+
+What the caller can act upon is a ProblemError; a store's errors and FastAPI's own are translated here. Anything else is
+a bug: it is logged whole under the request's id, and the reply tells nothing but that id.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from holdfast_protocol.problems import PROBLEM_KINDS, Problem, ProblemCode
+from holdfast_service.errors import ProblemError
+from holdfast_service.stores.base import StoreError
+from holdfast_service.stores.problems import store_problem
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+_TYPE_PREFIX = "https://holdfast.dev/problems/"
+_RETRY_AFTER_SECONDS = 1
+_SHOWN_ERRORS = 10
+
+_log = structlog.get_logger("holdfast.problems")
+
+
+def install_problem_replies(app: FastAPI) -> None:
+    app.add_exception_handler(ProblemError, _on_problem)
+    app.add_exception_handler(StoreError, _on_store_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+
+
+def problem_response(error: ProblemError, request_id: str, *, status: int | None = None) -> JSONResponse:
+    """`status` only where the framework's own says more than the code's."""
+    kind = PROBLEM_KINDS[error.code]
+    status = status or kind.status
+    problem = Problem(
+        type=_TYPE_PREFIX + error.code.value,
+        title=kind.title,
+        status=status,
+        code=error.code.value,
+        detail=error.detail,
+        retryable=kind.retryable,
+        request_id=request_id,
+        context=error.context,
+    )
+    headers = {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if kind.retryable:
+        headers["Retry-After"] = str(_RETRY_AFTER_SECONDS)
+    return JSONResponse(
+        problem.model_dump(mode="json"), status_code=status, headers=headers, media_type=PROBLEM_MEDIA_TYPE
+    )
+
+
+def internal_problem() -> ProblemError:
+    return ProblemError(
+        ProblemCode.INTERNAL,
+        "The service met a bug. Report it with the request id; the service's log has the details under it.",
+    )
+
+
+def _request_id(request: Request) -> str:
+    return str(request.state.request_id)
+
+
+async def _on_problem(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ProblemError)
+    return problem_response(error, _request_id(request))
+
+
+async def _on_store_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StoreError)
+    problem = store_problem(error)
+    if problem.status >= 500:
+        _log.warning("store_error", error=type(error).__name__, code=problem.code.value, detail=str(error))
+    return problem_response(problem, _request_id(request))
+
+
+async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    # Without the input: it may hold a secret, and NaN, which is not JSON.
+    facts: list[dict[str, Any]] = [
+        {"where": [str(part) for part in one["loc"]], "message": one["msg"]} for one in error.errors()
+    ]
+    first = facts[0]
+    detail = f"{'.'.join(first['where'])}: {first['message']}. Correct the request."
+    return problem_response(
+        ProblemError(ProblemCode.INVALID_REQUEST, detail, errors=facts[:_SHOWN_ERRORS]), _request_id(request)
+    )
+
+
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    """What the framework itself refuses: an unknown route, a method that a route does not have."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        problem = ProblemError(
+            ProblemCode.ROUTE_NOT_FOUND,
+            f"There is no route {request.url.path}. Correct the path; /docs lists them.",
+            path=request.url.path,
+        )
+    elif error.status_code == 405:
+        problem = ProblemError(
+            ProblemCode.ROUTE_NOT_FOUND,
+            f"{request.method} is not possible on {request.url.path}. Correct the method; /docs lists them.",
+            path=request.url.path,
+        )
+    else:
+        problem = ProblemError(ProblemCode.INVALID_REQUEST, f"The request cannot be read: {error.detail}. Correct it.")
+    response = problem_response(problem, _request_id(request), status=error.status_code)
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,73 @@
+"""A fresh catalog and a running service for each test, on both databases.
+
+database_url   parametrised: sqlite, postgres
+service        the application with a posix store, behind a real uvicorn (tests/support/service.py)
+s3_service     the same with SeaweedFS
+clock          moves the catalog's clock: clock.advance(seconds)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy.orm import Session
+
+import holdfast_service.clock
+from holdfast_service.settings import ServiceSettings
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.service import RunningService, running_service
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A migrated, empty catalog of its own."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("sqlite_catalogs").new(tmp_path))
+    return str(request.getfixturevalue("postgres_catalogs").new())
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> ServiceSettings:
+    """Override this fixture to test another setting."""
+    return ServiceSettings(
+        database_url=database_url, store=f"posix://{tmp_path / 'store'}", data_dir=tmp_path / "data", port=0
+    )
+
+
+@pytest.fixture
+def service(settings: ServiceSettings) -> Iterator[RunningService]:
+    with running_service(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def s3_service(
+    settings: ServiceSettings, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunningService]:
+    for name, value in seaweedfs.environment.items():
+        monkeypatch.setenv(name, value)
+    store = seaweedfs.store_url_for(f"test-{secrets.token_hex(6)}")
+    with running_service(settings.model_copy(update={"store": store})) as running:
+        yield running
+
+
+class Clock:
+    """The catalog's clock, as far ahead of the database's as the test has moved it."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta()
+
+    def advance(self, seconds: float) -> None:
+        self.ahead += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    real: Callable[[Session], datetime] = holdfast_service.clock._read_clock
+    moved = Clock()
+    monkeypatch.setattr(holdfast_service.clock, "_read_clock", lambda session: real(session) + moved.ahead)
+    return moved

@@ -1,0 +1,51 @@
+"""Fresh catalogs for tests: migrated once, then copied for each test (a file on SQLite, a template on Postgres)."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+
+from holdfast_service.database import Database
+from holdfast_service.migrate import upgrade
+from tests.support.postgres import PostgresServer
+
+
+def migrate(url: str) -> None:
+    database = Database(url)
+    try:
+        upgrade(database)
+    finally:
+        database.dispose()
+
+
+class SqliteCatalogs:
+    """Copies of one migrated file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._template = folder / "template.db"
+        migrate(f"sqlite:///{self._template}")
+
+    def new(self, folder: Path) -> str:
+        path = folder / f"catalog-{secrets.token_hex(4)}.db"
+        shutil.copy(self._template, path)
+        return f"sqlite:///{path}"
+
+
+class PostgresCatalogs:
+    """Clones of one migrated database."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._template = f"holdfast_template_{secrets.token_hex(4)}"
+        migrate(server.create_database(self._template))
+        self._made = [self._template]
+
+    def new(self) -> str:
+        name = f"holdfast_{secrets.token_hex(6)}"
+        self._made.append(name)
+        return self._server.create_database(name, template=self._template)
+
+    def drop(self) -> None:
+        for name in reversed(self._made):
+            self._server.drop_database(name)

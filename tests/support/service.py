@@ -1,0 +1,116 @@
+"""A running service: the real application behind a real uvicorn on loopback, in a thread of the test's process.
+
+`context` is the very object that its operations use, so that a test can look into the catalog and call an operation or
+a controller's tick directly; `http` is for what crosses the wire. Background work does not run by itself here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from sqlalchemy import select
+
+from holdfast_protocol.states import Scope
+from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION
+from holdfast_service.app import create_app
+from holdfast_service.auth.make_token import insert_token, new_token_text
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.tables import Project
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.service import close_service, open_service
+from holdfast_service.settings import ServiceSettings
+from tests.support.ports import free_ports
+
+ALL_SCOPES = tuple(Scope)
+
+
+class RunningService:
+    def __init__(self, context: ServiceContext, app: FastAPI, url: str) -> None:
+        self.context = context
+        self.app = app
+        self.url = url
+        self._clients: list[httpx.Client] = []
+        self._all_scopes = self.token()
+
+    def token(
+        self,
+        *scopes: Scope,
+        project: str | None = None,
+        expires_in_seconds: float | None = None,
+    ) -> str:
+        """A new token: without scopes, all of them; `project` must exist (`make_project`)."""
+        text = new_token_text()
+        with self.context.database.transaction() as session:
+            project_id = None
+            if project is not None:
+                project_id = session.execute(select(Project.id).where(Project.name == project)).scalar_one()
+            expires_at: datetime | None = None
+            if expires_in_seconds is not None:
+                expires_at = database_now(session) + timedelta(seconds=expires_in_seconds)
+            name = "test " + " ".join(scope.value for scope in scopes or ALL_SCOPES)
+            insert_token(
+                session, text, name=name, scopes=scopes or ALL_SCOPES, project_id=project_id, expires_at=expires_at
+            )
+        return text
+
+    def caller(self, *scopes: Scope, project_id: str | None = None, project_name: str | None = None) -> Principal:
+        """For calling an operation directly, without HTTP."""
+        return Principal(
+            token_id="0" * 16,
+            name="test",
+            scopes=frozenset(scopes or ALL_SCOPES),
+            project_id=project_id,
+            project_name=project_name,
+        )
+
+    def http(self, *, token: str | None = "", headers: Iterable[tuple[str, str]] = ()) -> httpx.Client:
+        """A client for this service. The default token has all scopes; None sends none."""
+        sent = {PROTOCOL_HEADER: PROTOCOL_VERSION, **dict(headers)}
+        if token is not None:
+            sent["Authorization"] = f"Bearer {token or self._all_scopes}"
+        client = httpx.Client(base_url=self.url, headers=sent, timeout=60)
+        self._clients.append(client)
+        return client
+
+    def make_project(self, name: str, *, quota_bytes: int | None = None) -> str:
+        """Its id."""
+        reply = self.http().put(f"/v1/projects/{name}", json={"quota_bytes": quota_bytes})
+        reply.raise_for_status()
+        return str(reply.json()["id"])
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+@contextmanager
+def running_service(settings: ServiceSettings) -> Iterator[RunningService]:
+    context = open_service(settings)
+    try:
+        app = create_app(context)
+        port = free_ports()
+        server = uvicorn.Server(
+            uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, access_log=False, lifespan="on")
+        )
+        thread = threading.Thread(target=server.run, name="uvicorn", daemon=True)
+        thread.start()
+        while not server.started:
+            thread.join(0.005)
+            if not thread.is_alive():
+                raise RuntimeError("uvicorn did not start")
+        running = RunningService(context, app, f"http://127.0.0.1:{port}")
+        try:
+            yield running
+        finally:
+            running.close()
+            server.should_exit = True
+            thread.join(30)
+    finally:
+        close_service(context)
