@@ -19,7 +19,7 @@ def capture_rng() -> Any:
 
     CUDA is asked only where this process uses it already: asking would create a context on every device.
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     return encode_tree(
         {
             "python": random.getstate(),
@@ -42,7 +42,7 @@ def restore_rng(encoded: Any) -> None:
     if states["cuda"] and len(states["cuda"]) != torch.cuda.device_count():
         raise StateMismatchError(
             "rng",
-            f"{len(states['cuda'])} CUDA generators were saved and this process sees {torch.cuda.device_count()} devices",
+            f"{len(states['cuda'])} CUDA generators were saved, and here are {torch.cuda.device_count()} devices",
             "start with the same CUDA_VISIBLE_DEVICES, or restore with newly derived random numbers",
         )
     before = capture_rng()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from holdfast.layout.pieces import PackGroup, PieceSpec
 from holdfast.state.errors import UnsupportedStateError
@@ -95,7 +96,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def refuse_unsupported(name: str, tensor: torch.Tensor) -> None:
     """Raises UnsupportedStateError for a tensor whose bytes cannot be saved and given back exactly."""
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    if isinstance(tensor, UninitializedTensorMixin):
         raise UnsupportedStateError(name, "it is a lazy parameter without a shape", "run one forward pass first")
     if tensor.is_nested:
         raise UnsupportedStateError(name, "it is a nested tensor", "keep its values and lengths as plain tensors")

@@ -89,7 +89,7 @@ class _Encoder:
         tag = TAGS_BY_TYPE.get(kind)
         if tag is None:
             raise _refusal(value, path)
-        return {tag.name: tag.encode(value, path, lambda child, step: self.encode(child, path + step, depth + 1))}
+        return {tag.name: tag.encode(value, path, lambda child, step: self.encode(child, _join(path, step), depth + 1))}
 
     def _encode_tensor(self, value: torch.Tensor, path: str) -> Any:
         if self._name_tensor is None:
@@ -123,6 +123,10 @@ class _Decoder:
             raise
         except Exception as error:  # whatever the bytes made a constructor raise, it is the index that is wrong
             raise TreeFormatError(f"a typed tree has a malformed {name!r}: {error}") from error
+
+
+def _join(path: str, step: str) -> str:
+    return path + (step.removeprefix(".") if path.endswith("/") else step)
 
 
 def _encode_ref(ref: TensorRef) -> Any:

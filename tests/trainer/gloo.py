@@ -1,0 +1,86 @@
+"""Run a function on N real processes joined by gloo, and get their results: `run_ranks(function, world_size, …)`.
+
+The function must be importable by name (spawned processes import it); it is called as function(rank, *args).
+"""
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120.0) -> list[Any]:
+    """Results in rank order. Raises AssertionError with every failed rank's traceback; no process outlives the call."""
+    spawn = mp.get_context("spawn")
+    port = _free_port()
+    ranks = []
+    for rank in range(world_size):
+        ours, theirs = spawn.Pipe(duplex=False)
+        process = spawn.Process(target=_rank_main, args=(theirs, function, rank, world_size, port, args), daemon=True)
+        process.start()
+        theirs.close()
+        ranks.append((process, ours))
+    try:
+        return _collect(ranks, time.monotonic() + timeout_seconds)
+    finally:
+        for process, connection in ranks:
+            process.kill()
+            process.join()
+            connection.close()
+
+
+def _collect(ranks: list[tuple[Any, Connection]], deadline: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    open_ranks = {connection: rank for rank, (_, connection) in enumerate(ranks)}
+    # A failed rank leaves its peers in a collective: give them a moment to say so too, and end.
+    while open_ranks:
+        remaining = min(deadline - time.monotonic(), 3.0) if failures else deadline - time.monotonic()
+        ready = wait(list(open_ranks), timeout=max(remaining, 0.0))
+        if not ready:
+            break
+        for connection in ready:
+            rank = open_ranks.pop(connection)
+            try:
+                succeeded, value = connection.recv()
+            except EOFError:
+                ranks[rank][0].join()
+                succeeded, value = False, f"died with exit code {ranks[rank][0].exitcode}"
+            (results if succeeded else failures)[rank] = value
+    for rank in open_ranks.values():
+        failures.setdefault(rank, "gave no result in time")
+    assert not failures, "\n".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
+    return [results[rank] for rank in range(len(ranks))]
+
+
+def _rank_main(
+    connection: Connection, function: Callable[..., Any], rank: int, world_size: int, port: int, args: tuple[Any, ...]
+) -> None:
+    import torch.distributed as dist
+
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank)
+    )
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", rank=rank, world_size=world_size)
+        outcome = (True, function(rank, *args))
+        dist.barrier()
+    except BaseException:
+        outcome = (False, traceback.format_exc())
+    connection.send(outcome)
+    connection.close()
+    # No destroy_process_group: gloo's teardown aborts now and then when a peer is gone first.
+    os._exit(0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
