@@ -1,13 +1,6 @@
 """Where the service is and who we are: the first thing that every client, trainer and command reads.
 
-| setting | default | what it is |
-| --- | --- | --- |
-| `HOLDFAST_URL` | `http://127.0.0.1:8400` | the service |
-| `HOLDFAST_TOKEN` | the file `<data dir>/token`, on loopback only | who asks |
-| `HOLDFAST_TIMEOUT_SECONDS` | 30 | for one request, and for each pause within a transfer |
-| `HOLDFAST_RETRY_SECONDS` | 60 | how long one call is tried again before it fails |
-| `HOLDFAST_DATA_DIR` | `~/.holdfast` | where an embedded service keeps its token |
-| `HOLDFAST_DIRECT_FILES` | true | read and write a mounted store's files without HTTP, where it can be proven |
+Each is `HOLDFAST_<NAME>`; docs/settings.md is made from the descriptions below.
 """
 
 from __future__ import annotations
@@ -31,12 +24,18 @@ class ClientSettings(BaseSettings):
     # Bad values are never echoed: one of them may be a token.
     model_config = SettingsConfigDict(env_prefix="HOLDFAST_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
-    url: str = "http://127.0.0.1:8400"
-    token: SecretStr | None = None
-    timeout_seconds: float = Field(default=30.0, gt=0)
-    retry_seconds: float = Field(default=60.0, ge=0)
-    data_dir: Path = Path("~/.holdfast")
-    direct_files: bool = True
+    url: str = Field(default="http://127.0.0.1:8400", description="The service.")
+    token: SecretStr | None = Field(
+        default=None, description="Who asks. Default: the file `token` in the data folder, for a service on loopback."
+    )
+    timeout_seconds: float = Field(
+        default=30.0, gt=0, description="How long one request may take, and each pause within a transfer."
+    )
+    retry_seconds: float = Field(default=60.0, ge=0, description="How long one call is tried again before it fails.")
+    data_dir: Path = Field(default=Path("~/.holdfast"), description="Where an embedded service keeps its token.")
+    direct_files: bool = Field(
+        default=True, description="Read and write a mounted store's files without HTTP, where the mount is proven."
+    )
 
     def __init__(self, **values: Any) -> None:
         try:
