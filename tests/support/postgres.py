@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 from sqlalchemy import URL, make_url
+
 from tests.support.ports import free_ports
 from tests.support.processes import ServerProcess
 

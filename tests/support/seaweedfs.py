@@ -16,6 +16,7 @@ import urllib3
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+
 from tests.support.ports import free_ports
 from tests.support.processes import ServerProcess
 
@@ -63,7 +64,8 @@ class SeaweedFS:
         return self._process.pid
 
     def stop(self) -> None:
-        self._process.stop()
+        # It waits for kept-alive connections to end; whoever stops it wants it away.
+        self._process.stop(grace_seconds=2)
 
     def start(self) -> None:
         """The same port and data again."""

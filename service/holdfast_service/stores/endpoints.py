@@ -16,10 +16,9 @@ from starlette.requests import ClientDisconnect
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.errors import ProblemError
-from holdfast_service.stores.base import ObjectMismatch, StoreError
+from holdfast_service.stores.base import ObjectMismatch
 from holdfast_service.stores.posix import PosixStore
 from holdfast_service.stores.posix_files import store_errors
-from holdfast_service.stores.problems import store_problem
 from holdfast_service.stores.signed_urls import OBJECTS_PATH, Grant, SignatureInvalid, TicketExpired, UrlSigner
 
 _PIECE_BYTES = 1024 * 1024
@@ -30,7 +29,8 @@ class _ObjectFile(FileResponse):
 
 
 def object_router(store: PosixStore, signing_key: bytes) -> APIRouter:
-    """The routes that `store`'s tickets point at; `signing_key` is the one that the store was opened with."""
+    """The routes that `store`'s tickets point at; `signing_key` is the one that the store was opened with. A StoreError
+    or ProblemError is left to the application's handlers."""
     signer = UrlSigner(signing_key)
     router = APIRouter(tags=["objects"])
 
@@ -41,18 +41,13 @@ def object_router(store: PosixStore, signing_key: bytes) -> APIRouter:
             await _receive(store, grant, request)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
-        except StoreError as error:
-            raise store_problem(error) from error
         return Response(status_code=201)
 
     @router.get(OBJECTS_PATH + "/{payload}", response_class=Response, summary="Read one object with a signed URL")
     async def get_object(payload: str, signature: str = Query()) -> Response:
         path = store.object_path(_granted(signer, "GET", payload, signature).key)
-        try:
-            with store_errors(store.root):
-                facts = await asyncio.to_thread(os.stat, path)
-        except StoreError as error:
-            raise store_problem(error) from error
+        with store_errors(store.root):
+            facts = await asyncio.to_thread(os.stat, path)
         return _ObjectFile(path, stat_result=facts, media_type="application/octet-stream")
 
     return router

@@ -37,7 +37,15 @@ from holdfast_service.stores.base import (
     validated_name,
     validated_project_id,
 )
-from holdfast_service.stores.posix_files import INCOMING, StagedFile, fsync_folder, link_new, make_folder, store_errors
+from holdfast_service.stores.posix_files import (
+    INCOMING,
+    StagedFile,
+    fsync_folder,
+    link_new,
+    make_folder,
+    remove_whatever,
+    store_errors,
+)
 from holdfast_service.stores.posix_probe import probe_posix
 from holdfast_service.stores.signed_urls import Grant, UrlSigner
 
@@ -115,11 +123,11 @@ class PosixStore:
                 if os.stat(path).st_size == expected_bytes:
                     return
                 raise ObjectMismatch("the object under this key has another size") from None
-            except OSError:
-                if source.is_symlink():
-                    source.unlink()
-                    raise ObjectMismatch("a symbolic link was handed over instead of a file") from None
-                raise
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                remove_whatever(source)
+                raise ObjectMismatch("a symbolic link was handed over instead of a file") from None
             try:
                 self._publish_open_file(descriptor, source, path, expected_bytes)
             finally:
@@ -128,7 +136,7 @@ class PosixStore:
     def _publish_open_file(self, descriptor: int, source: Path, path: Path, expected_bytes: int) -> None:
         handed_over = os.fstat(descriptor)
         if not stat.S_ISREG(handed_over.st_mode) or handed_over.st_size != expected_bytes:
-            source.unlink(missing_ok=True)
+            remove_whatever(source)
             raise ObjectMismatch(f"the file handed over has {handed_over.st_size} bytes, announced {expected_bytes}")
         os.fsync(descriptor)  # the client's own fsync is only its word
         linked = link_new(source, path)
@@ -149,7 +157,7 @@ class PosixStore:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     if entry.stat(follow_symlinks=False).st_mtime < oldest:
-                        Path(entry.path).unlink()
+                        remove_whatever(Path(entry.path))
                         removed += 1
         return removed
 

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import secrets
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -87,6 +88,14 @@ def link_new(source: Path, destination: Path) -> bool:
             linked = True
         fsync_folder(destination.parent)
         return linked
+
+
+def remove_whatever(path: Path) -> None:
+    """What a client left in `incoming/`, which may be anything; its absence is fine. Follows no link."""
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):  # which of the two depends on the system
+        shutil.rmtree(path)
 
 
 class StagedFile:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from xml.etree import ElementTree
@@ -44,11 +44,17 @@ class S3Store:
     kind = "s3"
 
     def __init__(
-        self, location: S3Location, credentials: CredentialSource, *, capabilities: Capabilities | None = None
+        self,
+        location: S3Location,
+        credentials: CredentialSource,
+        *,
+        capabilities: Capabilities | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.location = location
         self.capabilities = capabilities
         self._credentials = credentials
+        self._now = now
         self._signer = SigV4Signer(location.region)
         self.wire = S3Wire(location, credentials, self._signer)
 
@@ -75,7 +81,7 @@ class S3Store:
         """The URL and how long it really lives: until its own end or that of the credentials. `public` as clients
         reach the store, else as the service does."""
         credentials, end_at = self._credentials.current()
-        now = datetime.now(UTC)
+        now = self._now()
         lives_seconds = min(expires_in_seconds, LONGEST_URL_SECONDS)
         if end_at is not None:
             lives_seconds = min(lives_seconds, int((end_at - now).total_seconds()))

@@ -29,6 +29,7 @@ from holdfast_service.stores.sigv4 import EMPTY_SHA256, SigV4Signer, encoded_que
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 60.0
+_SEND_BYTES = 256 * 1024
 _TRIES = 4
 _FIRST_PAUSE_SECONDS = 0.2
 _CONNECTIONS = 64
@@ -104,9 +105,12 @@ class S3Wire:
             query=query,
         )
         url = f"{self._location.origin}{path}" + (f"?{encoded_query(query)}" if query else "")
-        return self.pool.request(
-            method, url, headers=signed, body=body if method == "PUT" else None, preload_content=not stream
-        )
+        if method != "PUT":
+            return self.pool.request(method, url, headers=signed, preload_content=not stream)
+        # urllib3 applies the connect time-out to each send: in one piece a large body would have to fit into it.
+        signed["content-length"] = str(len(body))
+        slices = (body[start : start + _SEND_BYTES] for start in range(0, len(body), _SEND_BYTES))
+        return self.pool.request(method, url, headers=signed, body=slices)
 
     def _failure(self, answer: urllib3.BaseHTTPResponse) -> StoreError:
         try:

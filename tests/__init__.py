@@ -1,0 +1,1 @@
+"""The tests. A package, so that they can share tests.support."""

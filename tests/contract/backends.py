@@ -1,0 +1,24 @@
+"""What a test file gives the contract suites: a store and how a client reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from holdfast_service.stores.base import ObjectKey, Store
+
+
+@dataclass(frozen=True)
+class Backend:
+    """`hand_in` sends bytes under a key as a client does. `proves` says whether head() reports their SHA-256 then.
+    `past_store` is the same store with a clock two hours behind. `reopen` opens it as a starting service does.
+    `outage` takes the store away for the length of a `with` block."""
+
+    store: Store
+    hand_in: Callable[[ObjectKey, bytes], None]
+    proves: bool
+    reopen: Callable[[], Store]
+    outage: Callable[[], AbstractContextManager[None]]
+    past_store: Store | None = None
+    service_url: str = ""
