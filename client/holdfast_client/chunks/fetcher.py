@@ -21,7 +21,7 @@ from typing import Self
 from holdfast_client.chunks.download import get_chunk
 from holdfast_client.chunks.jobs import Done, Jobs
 from holdfast_client.chunks.stopping import check_stop
-from holdfast_client.chunks.ticket_life import TicketLife, TicketWaitedTooLong
+from holdfast_client.chunks.ticket_life import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
@@ -173,17 +173,13 @@ class ShardFetcher:
 
     def _mend(self, done: Done, error: BaseException, refused: Counter[str], over_http: set[str]) -> None:
         """Makes sense of a failed transfer: returns if it is to be tried with a new ticket, else raises."""
-        if isinstance(error, TicketWaitedTooLong):
-            return
-        if isinstance(error, DirectFileRefused):
-            self._client.mount.give_up()
+        if isinstance(error, TicketProblem | DirectFileRefused):
+            if isinstance(error, DirectFileRefused):
+                self._client.mount.give_up()
             refused[done.digest] += 1
-            if refused[done.digest] >= TICKETS_PER_CHUNK:
-                raise error
-        elif isinstance(error, TicketProblem):
-            refused[done.digest] += 1
-            if refused[done.digest] >= TICKETS_PER_CHUNK:
-                raise StoreRefused(f"Every ticket was refused; the last time: {error.detail}") from error
+            allowed = WAITS_PER_CHUNK if isinstance(error, TicketWaitedTooLong) else TICKETS_PER_CHUNK
+            if refused[done.digest] >= allowed:
+                raise StoreRefused(f"No ticket could be used; the last time: {error.detail}") from error
         elif isinstance(error, ChunkCorrupt):
             verdict = self._client.report_chunk(
                 self._checkpoint_id,
@@ -212,5 +208,6 @@ class ShardFetcher:
 
 
 def _in_time(life: TicketLife, deliver: Callable[[ReadTicket], None], ticket: ReadTicket) -> None:
-    life.check()
+    if ticket.kind != "gone":
+        life.check()
     deliver(ticket)

@@ -9,6 +9,9 @@ from holdfast_client.errors import TicketExpired
 USED_PART = 0.9
 """A transfer that begins in the last tenth of a ticket's life could end after it."""
 
+WAITS_PER_CHUNK = 20
+"""How often a chunk may miss its turn. More often, and the tickets are dead when they come."""
+
 
 class TicketWaitedTooLong(TicketExpired):
     """Its turn came too late. Nobody has refused anything, so this is no reason to give up."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from holdfast_client.chunks.jobs import Done, Jobs
 from holdfast_client.chunks.stopping import check_stop
-from holdfast_client.chunks.ticket_life import TicketLife, TicketWaitedTooLong
+from holdfast_client.chunks.ticket_life import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
 from holdfast_client.chunks.upload import put_chunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
@@ -201,13 +201,12 @@ class ShardUploader:
         """What became of one transfer. Whatever cannot be mended by a new ticket is raised."""
         if done.error is None:
             self._finished.append(done.digest)
-        elif isinstance(done.error, TicketWaitedTooLong):
-            self._offer_later(done.digest)
-        elif isinstance(done.error, DirectFileRefused):
-            self._client.mount.give_up()
-            self._try_again(done.digest, done.error)
-        elif isinstance(done.error, TicketProblem):
-            self._try_again(done.digest, StoreRefused(f"Every ticket was refused; the last time: {done.error.detail}"))
+        elif isinstance(done.error, TicketProblem | DirectFileRefused):
+            if isinstance(done.error, DirectFileRefused):
+                self._client.mount.give_up()
+            refused = StoreRefused(f"No ticket could be used; the last time: {done.error.detail}")
+            waited = isinstance(done.error, TicketWaitedTooLong)
+            self._try_again(done.digest, refused, WAITS_PER_CHUNK if waited else TRIES_PER_CHUNK)
         else:
             raise done.error
 
@@ -230,9 +229,9 @@ class ShardUploader:
             wrong = f"Chunk {answer.digest[:12]} does not arrive as it was sent. {answer.detail}"
             self._try_again(answer.digest, ChecksumMismatch(wrong.rstrip()))
 
-    def _try_again(self, digest: str, if_too_often: Exception) -> None:
+    def _try_again(self, digest: str, if_too_often: Exception, allowed: int = TRIES_PER_CHUNK) -> None:
         self._open[digest].tries += 1
-        if self._open[digest].tries >= TRIES_PER_CHUNK:
+        if self._open[digest].tries >= allowed:
             raise if_too_often
         self._offer_later(digest)
 

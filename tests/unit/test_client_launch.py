@@ -1,0 +1,131 @@
+"""Opening an attempt: the later launch wins, and a late retry fences nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_client import Client, ClientSettings, errors
+from holdfast_client.launch import open_attempt
+from holdfast_protocol.selectors import RunName
+from tests.support.scripted_http import DROP, as_json, problem, scripted
+
+RUN = "/v1/projects/demo/runs/gpt"
+
+
+class Run:
+    """A run whose newest attempt may move between our reading and our opening."""
+
+    def __init__(self, newest: int = 0, *, may_read: bool = True, tells: bool = False) -> None:
+        self.newest = newest
+        self.may_read = may_read
+        self.tells = tells
+        self.by_launch: dict[str, int] = {}
+        self.before_open = []
+
+    def __call__(self, seen):
+        if seen.method == "GET":
+            if not self.may_read:
+                return problem("forbidden")
+            if self.newest == 0:
+                return problem("run_not_found")
+            return as_json(
+                {
+                    "id": "r",
+                    "project": "demo",
+                    "name": "gpt",
+                    "created_at": "2025-01-01T00:00:00Z",
+                    "latest_attempt": self.newest,
+                    "committed_checkpoints": 0,
+                    "newest_step": None,
+                    "restore_point": None,
+                }
+            )
+        if self.before_open:
+            reply = self.before_open.pop(0)(seen.json)
+            if reply is not None:
+                return reply
+        return self.open(seen.json)
+
+    def open(self, body):
+        number = self.by_launch.get(body["launch_id"])
+        if number is None or number != self.newest:
+            if body["after"] != self.newest:
+                return problem("attempt_conflict", **({"newest_attempt": self.newest} if self.tells else {}))
+            self.newest += 1
+            number = self.by_launch[body["launch_id"]] = self.newest
+        return as_json(
+            {
+                "attempt": number,
+                "epoch": 1,
+                "run_id": "r",
+                "restore_point": None,
+                "passed_over": [],
+                "ever_committed": False,
+                "save_interval_seconds": 600,
+                "heartbeat_interval_seconds": 30,
+            }
+        )
+
+    def another_opens(self, body) -> None:
+        self.newest += 1
+
+
+def launch(run, launch_id="mine"):
+    with scripted(run) as server, Client(ClientSettings(url=server.url, token="t", retry_seconds=5)) as client:
+        return open_attempt(client, RunName("demo", "gpt"), launch_id, world_size=2)
+
+
+@pytest.mark.rule("protocol-2")
+@pytest.mark.parametrize("newest", [0, 7])
+def test_an_attempt_is_opened_after_the_newest(newest):
+    assert launch(Run(newest)).attempt == newest + 1
+
+
+@pytest.mark.rule("protocol-2")
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_later_launch_wins(tells):
+    run = Run(3, tells=tells)
+    run.before_open = [run.another_opens]
+    assert launch(run).attempt == 5
+
+
+@pytest.mark.rule("protocol-2")
+def test_a_token_that_may_not_read_learns_the_number_from_the_conflict():
+    assert launch(Run(3, may_read=False, tells=True)).attempt == 4
+
+
+@pytest.mark.rule("protocol-2")
+def test_a_lost_reply_gets_the_same_attempt_back():
+    run = Run(3)
+
+    def lost(body):
+        run.open(body)
+        return DROP
+
+    run.before_open = [lost]
+    assert launch(run).attempt == 4
+    assert run.newest == 4
+
+
+@pytest.mark.rule("protocol-2")
+def test_a_late_retry_does_not_fence_its_successor():
+    run = Run(3)
+
+    def lost_and_overtaken(body):
+        run.open(body)
+        run.another_opens(body)
+        return DROP
+
+    run.before_open = [lost_and_overtaken]
+    with pytest.raises(errors.StaleAttempt, match="must not be restarted"):
+        launch(run)
+    assert run.newest == 5
+
+
+@pytest.mark.rule("protocol-2")
+def test_two_launches_that_chase_each_other_come_to_an_end():
+    run = Run(3)
+    run.before_open = [run.another_opens] * 50
+    with pytest.raises(errors.AttemptConflict):
+        launch(run)
+    assert len(run.before_open) == 45
