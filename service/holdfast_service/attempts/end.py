@@ -1,0 +1,26 @@
+"""An attempt says how it ended. What it leaves uploading is aborted by the reaper."""
+
+from __future__ import annotations
+
+from holdfast_protocol.attempts import AttemptView, EndAttempt
+from holdfast_protocol.states import AttemptOutcome
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.fencing import pass_fence
+from holdfast_service.catalog.resolve import run_named
+from holdfast_service.catalog.views import attempt_view
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+
+
+def end_attempt(
+    context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: EndAttempt
+) -> AttemptView:
+    """The first word counts, and a repeated one changes nothing; only what was thought lost is corrected."""
+    with context.database.transaction() as session:
+        _, run = run_named(session, caller, project_name, run_name)
+        _, attempt = pass_fence(session, run.id, request, context.epoch)
+        if attempt.outcome is None or attempt.outcome == AttemptOutcome.LOST:
+            attempt.ended_at = database_now(session)
+            attempt.outcome = request.outcome
+            attempt.outcome_detail = request.detail or None
+        return attempt_view(attempt)

@@ -1,0 +1,34 @@
+"""Which copies of a chunk can be relied on, and by whom (protocol rules 14 and 15)."""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy.orm import InstrumentedAttribute
+
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_service.catalog.tables import Copy
+from holdfast_service.stores.base import ObjectKey
+
+PROVEN = (Proof.STORE_SHA256, Proof.READ)
+
+
+def usable_by(copy: Copy, attempt_id: int) -> bool:
+    """Verified, and either proven to hold the chunk's bytes or uploaded by this very attempt.
+
+    A copy whose bytes nobody but its client has hashed is good for its own attempt: what that client mixed up can
+    spoil its own checkpoint, and never another's.
+    """
+    return copy.state == CopyState.VERIFIED and (copy.proof in PROVEN or copy.attempt_id == attempt_id)
+
+
+def is_usable_by(store_id: int, attempt_id: int | InstrumentedAttribute[int]) -> ColumnElement[bool]:
+    """The same for a query over `copies`, in the one store that is asked about."""
+    return and_(
+        Copy.store_id == store_id,
+        Copy.state == CopyState.VERIFIED,
+        or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id),
+    )
+
+
+def object_key(project_id: str, digest: str, copy: Copy) -> ObjectKey:
+    return ObjectKey(project_id, digest, copy.generation)

@@ -1,0 +1,232 @@
+"""Which checkpoint can be restored now, and why not a newer one. Used by opening an attempt and by reading.
+
+The decision is pure (`choose`): it takes the run's checkpoints, newest first, and stops reading at the first that will
+do. `choose_restore_point` feeds it from the catalog.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, exists, select
+from sqlalchemy.orm import Session, aliased
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.restore import PassedOver, PassedOverReason, RestoreDecision, RestorePoint
+from holdfast_protocol.selectors import AtStep, Best, ById, Latest, Point
+from holdfast_protocol.states import CheckpointState, Health, Tier
+from holdfast_service.catalog.line import AttemptNode, Line, line_of_descent
+from holdfast_service.catalog.tables import Attempt, Checkpoint
+from holdfast_service.errors import ProblemError
+
+PASSED_OVER_SHOWN = 50
+_ROWS_PER_FETCH = 200
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What the choice looks at. `metrics` as the catalog keeps them: name -> {"value": …, "nonfinite": …}."""
+
+    checkpoint_id: str
+    attempt: int
+    step: int
+    world_size: int
+    state: CheckpointState
+    health: Health
+    tier: Tier
+    digest: str | None
+    logical_bytes: int
+    committed_at: datetime | None
+    abort_reason: str | None = None
+    health_reason: str | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+def choose_restore_point(
+    session: Session, run_id: str, point: Point, *, before_step: int | None = None
+) -> RestoreDecision:
+    """Only steps below `before_step` count, if it is given. `latest` and `best` may find nothing: then the restore
+    point is None. A step or an id that was named and cannot be restored is `no_restore_point` or
+    `checkpoint_not_found`: never another step instead.
+    """
+    line = line_of_run(session, run_id)
+    candidates = _candidates(session, run_id, before_step)
+    chosen: Candidate | None
+    passed_over: list[PassedOver] = []
+    if isinstance(point, AtStep | ById):
+        chosen = _named(candidates, line, point)
+    else:
+        chosen, passed_over = choose(candidates, line, point)
+    return RestoreDecision(
+        restore_point=None if chosen is None else _restore_point(chosen),
+        passed_over=passed_over,
+        ever_committed=_ever_committed(session, run_id),
+    )
+
+
+def choose(
+    newest_first: Iterable[Candidate], line: Line, point: Latest | Best
+) -> tuple[Candidate | None, list[PassedOver]]:
+    """The restore point and what was passed over for it. Pure; `newest_first` is ordered by step, descending."""
+    if isinstance(point, Best):
+        return _best(newest_first, line, point)
+    passed_over: list[tuple[Candidate, PassedOver]] = []
+    for candidate in newest_first:
+        reason = not_restorable(candidate, line)
+        if reason is None:
+            # An aborted first try of the very same step is not newer than what was then committed.
+            return candidate, [seen for rejected, seen in passed_over if rejected.step > candidate.step]
+        if len(passed_over) < PASSED_OVER_SHOWN:
+            passed_over.append((candidate, reason))
+    return None, [seen for _, seen in passed_over]
+
+
+def not_restorable(candidate: Candidate, line: Line | None) -> PassedOver | None:
+    """Why not this one; None if it can be restored. Without a line, an off-line branch will do."""
+    reason, detail = None, ""
+    name = f"Step {candidate.step} of attempt {candidate.attempt}"
+    why = f": {candidate.health_reason}" if candidate.health_reason else ""
+    if candidate.state == CheckpointState.UPLOADING:
+        reason, detail = PassedOverReason.UPLOADING, f"{name} is not complete: not all ranks have sealed."
+    elif candidate.state == CheckpointState.ABORTED:
+        reason = PassedOverReason.ABORTED
+        detail = f"{name} was never complete: {candidate.abort_reason or 'it was aborted'}"
+    elif candidate.state != CheckpointState.COMMITTED:
+        reason, detail = PassedOverReason.TRASHED, f"{name} was deleted; its state is {candidate.state}."
+    elif line is not None and (candidate.attempt, candidate.step) not in line:
+        reason = PassedOverReason.OFF_LINE
+        detail = f"{name} is not on the line of descent: the run went on from an older checkpoint."
+    elif candidate.health == Health.CORRUPT:
+        reason, detail = PassedOverReason.CORRUPT, f"{name} cannot be read whole{why}"
+    elif candidate.health == Health.DIVERGED:
+        reason, detail = PassedOverReason.DIVERGED, f"{name} diverged{why}"
+    elif candidate.health == Health.QUARANTINED:
+        reason, detail = PassedOverReason.QUARANTINED, f"{name} is in quarantine{why}"
+    elif candidate.tier != Tier.HOT:
+        reason, detail = PassedOverReason.COLD, f"{name} is {candidate.tier}; thaw it before it can be read."
+    if reason is None:
+        return None
+    return PassedOver(
+        checkpoint_id=candidate.checkpoint_id,
+        step=candidate.step,
+        attempt=candidate.attempt,
+        reason=reason,
+        detail=detail if detail.endswith(".") else detail + ".",
+    )
+
+
+def _best(newest_first: Iterable[Candidate], line: Line, point: Best) -> tuple[Candidate | None, list[PassedOver]]:
+    """The best finite value of the metric; of equal ones the newest. Passed over: what is better and will not do."""
+    sign = 1.0 if point.mode == "min" else -1.0
+    chosen: tuple[float, Candidate] | None = None
+    rejected: list[tuple[float, PassedOver]] = []
+    for candidate in newest_first:
+        value = (candidate.metrics.get(point.metric) or {}).get("value")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            continue
+        rank = sign * value
+        reason = not_restorable(candidate, line)
+        if reason is not None:
+            rejected.append((rank, reason))
+        elif chosen is None or rank < chosen[0]:
+            chosen = (rank, candidate)
+    better = sorted((item for item in rejected if chosen is None or item[0] < chosen[0]), key=lambda item: item[0])
+    return None if chosen is None else chosen[1], [seen for _, seen in better[:PASSED_OVER_SHOWN]]
+
+
+def _named(newest_first: Iterable[Candidate], line: Line, point: AtStep | ById) -> Candidate:
+    """Exactly that one, or a problem. A step alone means the one on the line; an attempt or an id may lie off it."""
+    if isinstance(point, ById):
+        matching = [each for each in newest_first if each.checkpoint_id == point.checkpoint_id]
+        within = None
+    else:
+        matching = [each for each in newest_first if each.step == point.step and point.attempt in (None, each.attempt)]
+        within = line if point.attempt is None else None
+    reasons = []
+    for candidate in matching:
+        reason = not_restorable(candidate, within)
+        if reason is None:
+            return candidate
+        reasons.append(reason)
+    if not reasons:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_NOT_FOUND,
+            f"This run has no checkpoint {point}. `holdfast checkpoints` lists those that it has.",
+            selector=str(point),
+        )
+    raise ProblemError(
+        ProblemCode.NO_RESTORE_POINT,
+        f"The checkpoint {point} cannot be restored. {' '.join(reason.detail for reason in reasons[:5])} "
+        "Name another one, or take the latest.",
+        selector=str(point),
+        passed_over=[reason.model_dump(mode="json") for reason in reasons],
+    )
+
+
+def line_of_run(session: Session, run_id: str) -> Line:
+    """The run's line of descent as it is now."""
+    parent = aliased(Checkpoint)
+    rows = session.execute(
+        select(Attempt.number, Attempt.cut_at, parent.attempt_number, parent.step)
+        .outerjoin(parent, parent.id == Attempt.resumed_from_id)
+        .where(Attempt.run_id == run_id)
+    )
+    return line_of_descent(
+        AttemptNode(number, None if step is None else (parent_attempt, step), cut_at is not None)
+        for number, cut_at, parent_attempt, step in rows
+    )
+
+
+def _candidates(session: Session, run_id: str, before_step: int | None) -> Iterator[Candidate]:
+    """Newest step first; fetched in portions, for the choice mostly needs the first few of many thousands."""
+    statement: Select[Any] = (
+        select(Checkpoint)
+        .where(Checkpoint.run_id == run_id)
+        .order_by(Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.id)
+    )
+    if before_step is not None:
+        statement = statement.where(Checkpoint.step < before_step)
+    rows = session.scalars(statement, execution_options={"yield_per": _ROWS_PER_FETCH})
+    try:
+        for row in rows:
+            yield Candidate(
+                checkpoint_id=row.id,
+                attempt=row.attempt_number,
+                step=row.step,
+                world_size=row.world_size,
+                state=CheckpointState(row.state),
+                health=Health(row.health),
+                tier=Tier(row.tier),
+                digest=row.digest,
+                logical_bytes=row.logical_bytes,
+                committed_at=row.committed_at,
+                abort_reason=row.abort_reason,
+                health_reason=row.health_reason,
+                metrics=row.metrics,
+            )
+    finally:
+        rows.close()
+
+
+def _ever_committed(session: Session, run_id: str) -> bool:
+    committed = exists().where(Checkpoint.run_id == run_id, Checkpoint.committed_at.is_not(None))
+    return bool(session.scalar(select(committed)))
+
+
+def _restore_point(chosen: Candidate) -> RestorePoint:
+    # What is committed has both.
+    assert chosen.digest is not None
+    assert chosen.committed_at is not None
+    return RestorePoint(
+        checkpoint_id=chosen.checkpoint_id,
+        step=chosen.step,
+        attempt=chosen.attempt,
+        world_size=chosen.world_size,
+        digest=chosen.digest,
+        logical_bytes=chosen.logical_bytes,
+        committed_at=chosen.committed_at,
+    )

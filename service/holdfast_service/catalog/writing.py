@@ -1,0 +1,124 @@
+"""A training job's write into one checkpoint: find it, pass the fence, say that the job is alive.
+
+Every call of a rank begins here; the rows are locked in the order run, checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import or_, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.fencing import Fence
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import AttemptOutcome, CheckpointState
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.fencing import pass_fence
+from holdfast_service.catalog.resolve import checkpoint_by_id
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run
+from holdfast_service.clock import database_now
+from holdfast_service.errors import ProblemError
+from holdfast_service.settings import ServiceSettings
+
+# A deadline is moved when a twentieth of it has passed: a thousand ranks must not all write one row in each call.
+_MOVED_AFTER = 1 / 20
+
+
+@dataclass(frozen=True)
+class Writing:
+    """The rows of the call. The checkpoint's are as they are under the lock."""
+
+    project: Project
+    run: Run
+    attempt: Attempt
+    checkpoint: Checkpoint
+
+
+def begin_writing(
+    session: Session, caller: Principal, checkpoint_id: str, fence: Fence, epoch: int, *, lock: bool = False
+) -> Writing:
+    """`lock` takes the checkpoint's row FOR UPDATE. Raises `checkpoint_not_found`, `stale_attempt` and, for another
+    attempt's checkpoint, `checkpoint_conflict`.
+    """
+    project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
+    run, attempt = pass_fence(session, run.id, fence, epoch)
+    statement = select(Checkpoint).where(Checkpoint.id == checkpoint_id)
+    if lock:
+        statement = statement.with_for_update()
+    # Read anew behind the fence: what was seen before it may have been aborted while the lock was waited for.
+    checkpoint = session.execute(statement, execution_options={"populate_existing": True}).scalar_one()
+    if checkpoint.attempt_number != fence.attempt:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_CONFLICT,
+            f"The checkpoint {checkpoint_id} belongs to attempt {checkpoint.attempt_number}, and attempt "
+            f"{fence.attempt} cannot write into it. Begin one of your own.",
+            checkpoint_id=checkpoint_id,
+            attempt=checkpoint.attempt_number,
+        )
+    return Writing(project, run, attempt, checkpoint)
+
+
+def refuse_unless_uploading(checkpoint: Checkpoint) -> None:
+    """Raises `checkpoint_aborted` with its reason, or `shard_sealed` for one that is committed."""
+    if checkpoint.state == CheckpointState.UPLOADING:
+        return
+    if checkpoint.state == CheckpointState.ABORTED:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_ABORTED,
+            f"Step {checkpoint.step} was aborted: {checkpoint.abort_reason}. Begin it anew, or go on with the next "
+            "save.",
+            checkpoint_id=checkpoint.id,
+            rank=checkpoint.abort_rank,
+            reason=checkpoint.abort_reason,
+        )
+    raise ProblemError(
+        ProblemCode.SHARD_SEALED,
+        f"Step {checkpoint.step} is {checkpoint.state}: all its shards are sealed and nothing can be added.",
+        checkpoint_id=checkpoint.id,
+    )
+
+
+def refuse_unless_in_world(checkpoint: Checkpoint, rank: int) -> None:
+    if not 0 <= rank < checkpoint.world_size:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"There is no rank {rank} in a world of {checkpoint.world_size}. Begin the step with the right world size.",
+            rank=rank,
+            world_size=checkpoint.world_size,
+        )
+
+
+def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) -> None:
+    """Each call of a rank moves the deadline after which the reaper gives the checkpoint up, and the heartbeat."""
+    now = database_now(session)
+    idle = timedelta(seconds=settings.upload_idle_seconds)
+    session.execute(
+        update(Checkpoint)
+        .where(
+            Checkpoint.id == writing.checkpoint.id,
+            Checkpoint.state == CheckpointState.UPLOADING,
+            Checkpoint.deadline_at < now + idle * (1 - _MOVED_AFTER),
+        )
+        .values(deadline_at=now + idle),
+        execution_options={"synchronize_session": False},
+    )
+    beat(session, writing.attempt, now, settings)
+
+
+def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSettings) -> None:
+    """The attempt is alive, even if it was thought lost: a network may have been away and come back."""
+    due = now - timedelta(seconds=settings.heartbeat_interval_seconds * _MOVED_AFTER)
+    session.execute(
+        update(Attempt)
+        .where(Attempt.id == attempt.id, or_(Attempt.heartbeat_at.is_(None), Attempt.heartbeat_at < due))
+        .values(heartbeat_at=now),
+        execution_options={"synchronize_session": False},
+    )
+    session.execute(
+        update(Attempt)
+        .where(Attempt.id == attempt.id, Attempt.outcome == AttemptOutcome.LOST)
+        .values(ended_at=None, outcome=None, outcome_detail=None),
+        execution_options={"synchronize_session": False},
+    )

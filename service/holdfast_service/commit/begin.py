@@ -1,0 +1,106 @@
+"""Begin a checkpoint. Any rank may be the first; the others find it (protocol rule 6)."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health, Tier
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.fencing import pass_fence
+from holdfast_service.catalog.insert import insert_absent
+from holdfast_service.catalog.resolve import run_named
+from holdfast_service.catalog.tables import Attempt, Checkpoint
+from holdfast_service.catalog.views import current_checkpoint_view
+from holdfast_service.catalog.writing import Writing, keep_alive
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
+
+_LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED)
+
+
+def begin_checkpoint(
+    context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: BeginCheckpoint
+) -> CheckpointView:
+    """The checkpoint of this attempt and step, new or as it is; after an abort a new one.
+
+    Raises `stale_attempt`, and `checkpoint_conflict` if it was begun with another world size or kind.
+    """
+    with context.database.transaction() as session:
+        project, run = run_named(session, caller, project_name, run_name)
+        run, attempt = pass_fence(session, run.id, request, context.epoch)
+        checkpoint = _live(session, attempt, request.step)
+        if checkpoint is None:
+            _refuse_if_ended(attempt)
+            insert_absent(session, Checkpoint, [_new(session, context, attempt, request)])
+            checkpoint = _live(session, attempt, request.step)
+            assert checkpoint is not None  # inserted here, or by a rank that was faster
+        _refuse_if_different(checkpoint, request)
+        keep_alive(session, Writing(project, run, attempt, checkpoint), context.settings)
+        return current_checkpoint_view(session, project.name, run.name, checkpoint)
+
+
+def _live(session: Session, attempt: Attempt, step: int) -> Checkpoint | None:
+    return session.scalar(
+        select(Checkpoint).where(
+            Checkpoint.run_id == attempt.run_id,
+            Checkpoint.attempt_number == attempt.number,
+            Checkpoint.step == step,
+            Checkpoint.state.in_(_LIVE),
+        )
+    )
+
+
+def _new(session: Session, context: ServiceContext, attempt: Attempt, request: BeginCheckpoint) -> dict[str, object]:
+    now = database_now(session)
+    return {
+        "id": f"ck_{uuid.uuid4().hex}",
+        "run_id": attempt.run_id,
+        "attempt_id": attempt.id,
+        "attempt_number": attempt.number,
+        "step": request.step,
+        "kind": request.kind,
+        "world_size": request.world_size,
+        "state": CheckpointState.UPLOADING,
+        "health": Health.OK,
+        "tier": Tier.HOT,
+        "logical_bytes": 0,
+        "chunk_bytes": 0,
+        "uploaded_bytes": 0,
+        "metrics": {},
+        "labels": list(request.labels),
+        "components": {},
+        "version": 1,
+        "created_at": now,
+        "deadline_at": now + timedelta(seconds=context.settings.upload_idle_seconds),
+    }
+
+
+def _refuse_if_ended(attempt: Attempt) -> None:
+    """An attempt that said that it has ended begins nothing more; one that was only thought lost comes back."""
+    if attempt.outcome is not None and attempt.outcome != AttemptOutcome.LOST:
+        raise ProblemError(
+            ProblemCode.STALE_ATTEMPT,
+            f"Attempt {attempt.number} has ended ({attempt.outcome}). Launch the job again to go on.",
+            attempt=attempt.number,
+            outcome=attempt.outcome,
+        )
+
+
+def _refuse_if_different(checkpoint: Checkpoint, request: BeginCheckpoint) -> None:
+    if (checkpoint.world_size, checkpoint.kind) == (request.world_size, request.kind):
+        return
+    raise ProblemError(
+        ProblemCode.CHECKPOINT_CONFLICT,
+        f"Step {request.step} was begun as {checkpoint.kind} by {checkpoint.world_size} ranks, and is now begun as "
+        f"{request.kind} by {request.world_size}. All ranks must save the same step in the same way.",
+        checkpoint_id=checkpoint.id,
+        world_size=checkpoint.world_size,
+        kind=checkpoint.kind,
+    )

@@ -1,0 +1,106 @@
+"""The commit itself: if all ranks have sealed, the checkpoint becomes a restore point, in the last seal's transaction.
+
+The caller holds the checkpoint's row FOR UPDATE. Counting happens in a later statement than that lock, under READ
+COMMITTED: so the last of two simultaneous seals sees the other's (protocol rule 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import exists, func, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.digests import checkpoint_digest
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import CheckpointState, Health, ShardState
+from holdfast_service.catalog.copies import is_usable_by
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from holdfast_service.catalog.writing import Writing
+from holdfast_service.commit.merge import diverged_reason, merge_components
+from holdfast_service.errors import ProblemError
+
+_SHOWN_DIGESTS = 20
+
+
+def complete_if_whole(session: Session, writing: Writing, store_id: int, now: datetime) -> bool:
+    """Whether it committed. Raises `chunk_gone` if a chunk that a rank sealed is not to be relied on any more."""
+    checkpoint = writing.checkpoint
+    sealed = session.scalar(
+        select(func.count()).where(Shard.checkpoint_id == checkpoint.id, Shard.state == ShardState.SEALED)
+    )
+    if sealed != checkpoint.world_size:
+        return False
+    _refuse_lost_chunks(session, checkpoint, store_id)
+    shards = session.scalars(
+        select(Shard).where(Shard.checkpoint_id == checkpoint.id).order_by(Shard.rank),
+        execution_options={"populate_existing": True},
+    ).all()
+    _fill(checkpoint, shards)
+    checkpoint.chunk_bytes = _distinct_chunk_bytes(session, checkpoint)
+    checkpoint.state = CheckpointState.COMMITTED
+    checkpoint.committed_at = now
+    checkpoint.version += 1
+    _cut_the_line(session, writing.attempt, checkpoint, now)
+    return True
+
+
+def _refuse_lost_chunks(session: Session, checkpoint: Checkpoint, store_id: int) -> None:
+    usable = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, is_usable_by(store_id, checkpoint.attempt_id))
+    lost = session.execute(
+        select(Shard.rank, Chunk.digest)
+        .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
+        .join(Chunk, Chunk.id == ChunkListEntry.chunk_id)
+        .where(Shard.checkpoint_id == checkpoint.id, ~usable)
+        .order_by(Shard.rank, ChunkListEntry.ordinal)
+        .limit(_SHOWN_DIGESTS)
+    ).all()
+    if lost:
+        raise ProblemError(
+            ProblemCode.CHUNK_GONE,
+            f"The chunk {lost[0].digest} of rank {lost[0].rank} is not readable any more, so step {checkpoint.step} "
+            "cannot be committed. Save again.",
+            checkpoint_id=checkpoint.id,
+            rank=lost[0].rank,
+            digests=[row.digest for row in lost],
+        )
+
+
+def _fill(checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:
+    metrics: dict[str, Any] = shards[0].metrics or {}
+    checkpoint.digest = checkpoint_digest([str(shard.digest) for shard in shards])
+    checkpoint.metrics = metrics
+    checkpoint.components = merge_components([shard.components for shard in shards])
+    checkpoint.logical_bytes = sum(shard.logical_bytes for shard in shards)
+    checkpoint.uploaded_bytes = sum(shard.uploaded_bytes for shard in shards)
+    reason = diverged_reason([shard.rank for shard in shards if not shard.finite], metrics)
+    if reason is not None:
+        checkpoint.health = Health.DIVERGED
+        checkpoint.health_reason = reason
+
+
+def _distinct_chunk_bytes(session: Session, checkpoint: Checkpoint) -> int:
+    distinct = (
+        select(ChunkListEntry.chunk_id)
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .where(Shard.checkpoint_id == checkpoint.id)
+    )
+    total = session.scalar(select(func.coalesce(func.sum(Chunk.bytes), 0)).where(Chunk.id.in_(distinct)))
+    return int(total or 0)
+
+
+def _cut_the_line(session: Session, attempt: Attempt, checkpoint: Checkpoint, now: datetime) -> None:
+    """The attempt's first commit makes its line the run's (protocol rule 3)."""
+    unsynchronized = {"synchronize_session": False}
+    session.execute(
+        update(Attempt).where(Attempt.id == attempt.id, Attempt.cut_at.is_(None)).values(cut_at=now),
+        execution_options=unsynchronized,
+    )
+    session.execute(
+        update(Attempt)
+        .where(Attempt.id == attempt.id, func.coalesce(Attempt.last_step, -1) < checkpoint.step)
+        .values(last_step=checkpoint.step),
+        execution_options=unsynchronized,
+    )

@@ -1,0 +1,41 @@
+"""Whether a chunk that a shard offers is there, must be sent, or is being sent already. Pure (protocol rules 14 to 17).
+
+`present` needs a copy that the shard's attempt can rely on. A pending copy is no help to anybody but the shard that
+was told to send it: another may never finish, so it gets a generation of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from holdfast_protocol.states import CopyState
+from holdfast_service.catalog.copies import PROVEN, usable_by
+from holdfast_service.catalog.tables import Copy
+
+
+class Answer(StrEnum):
+    PRESENT = "present"
+    SEND_AGAIN = "send_again"  # into the same copy, with a fresh ticket
+    SEND_ANEW = "send_anew"  # into a copy with a generation of its own
+
+
+class Decision(NamedTuple):
+    answer: Answer
+    copy: Copy | None
+
+
+def decide(copies: Sequence[Copy], *, attempt_id: int, own_copy_id: int | None, now: datetime) -> Decision:
+    """`copies`: the chunk's in the primary store. `own_copy_id`: the one that this shard relies on so far."""
+    usable = [copy for copy in copies if usable_by(copy, attempt_id)]
+    if usable:
+        # What this shard has sent itself stays its own; else what is proven, for it is good for everybody.
+        return Decision(
+            Answer.PRESENT, min(usable, key=lambda copy: (copy.id != own_copy_id, copy.proof not in PROVEN, copy.id))
+        )
+    for copy in copies:
+        if copy.id == own_copy_id and copy.state == CopyState.PENDING and copy.ticket_expires_at > now:
+            return Decision(Answer.SEND_AGAIN, copy)
+    return Decision(Answer.SEND_ANEW, None)

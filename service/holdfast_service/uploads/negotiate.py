@@ -1,0 +1,51 @@
+"""One call of a rank: verify what it has sent, reserve what it will send, hand out tickets.
+
+Flow: the SDK hashes chunks -> negotiate (here) -> PUT straight to the store -> negotiate again, with what is finished
+-> seal (commit/seal.py).
+"""
+
+from __future__ import annotations
+
+from holdfast_protocol.chunks import ChunkAnswer, ChunkOffer, ChunksNegotiated, NegotiateChunks
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
+from holdfast_service.uploads.finished import verify_finished
+from holdfast_service.uploads.reserve import reserve
+from holdfast_service.uploads.tickets import TicketOffice
+
+
+def negotiate_chunks(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: NegotiateChunks
+) -> ChunksNegotiated:
+    """An answer per offered chunk, in the order offered. Repeating it is fine: the same copies, fresh tickets."""
+    for offer in request.chunks:
+        _refuse_other_bytes_on_the_wire(offer)
+    # First what has arrived: a chunk that is reported and offered again in one call is present.
+    finished = verify_finished(context, caller, checkpoint_id, rank, request)
+    reservation = context.database.run(
+        lambda session: reserve(session, context, caller, checkpoint_id, rank, request=request)
+    )
+    office = TicketOffice(context, reservation.project_id, request.mount_proof)
+    answers = []
+    for offer in request.chunks:
+        copy = reservation.send_into[offer.digest]
+        answers.append(
+            ChunkAnswer(digest=offer.digest, status="present")
+            if copy is None
+            else ChunkAnswer(digest=offer.digest, status="upload", ticket=office.ticket(offer, copy))
+        )
+    return ChunksNegotiated(chunks=answers, finished=finished)
+
+
+def _refuse_other_bytes_on_the_wire(offer: ChunkOffer) -> None:
+    """The only codec is `raw`: what is stored is the chunk itself."""
+    if offer.stored_digest in (None, offer.digest) and offer.stored_bytes in (None, offer.bytes):
+        return
+    raise ProblemError(
+        ProblemCode.INVALID_REQUEST,
+        f"The chunk {offer.digest} is offered raw but with other bytes on the wire. Leave stored_digest and "
+        "stored_bytes out, or give the chunk's own.",
+        digest=offer.digest,
+    )

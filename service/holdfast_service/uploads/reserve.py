@@ -1,0 +1,198 @@
+"""The transaction of a negotiation: rows for the chunks, a copy for each that must be sent, a reference to each.
+
+From its commit on the collector leaves these chunks alone (protocol rule 15): it locks a chunk FOR UPDATE before it
+marks a copy, and this takes FOR KEY SHARE before it relies on one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.chunks import ChunkOffer, NegotiateChunks
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import CopyState, ShardState
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.insert import insert_absent
+from holdfast_service.catalog.shard_rows import locked_shard
+from holdfast_service.catalog.tables import Chunk, Copy, Shard, ShardChunk
+from holdfast_service.catalog.writing import (
+    Writing,
+    begin_writing,
+    keep_alive,
+    refuse_unless_uploading,
+)
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
+from holdfast_service.uploads.decide import Answer, Decision, decide
+from holdfast_service.uploads.quota import lock_quota, refuse_over_quota
+
+_STILL_GOOD = (CopyState.PENDING, CopyState.VERIFIED)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """By digest, the copy to send into; None where the chunk is present."""
+
+    project_id: str
+    send_into: dict[str, Copy | None]
+
+
+def reserve(
+    session: Session,
+    context: ServiceContext,
+    caller: Principal,
+    checkpoint_id: str,
+    rank: int,
+    *,
+    request: NegotiateChunks,
+) -> Reservation:
+    """Raises what `begin_writing` does, `checkpoint_aborted`, `shard_sealed` and `quota_exceeded`. Repeatable."""
+    writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
+    refuse_unless_uploading(writing.checkpoint)
+    keep_alive(session, writing, context.settings)
+    shard = open_shard(session, writing, rank)
+    quota_bytes = lock_quota(session, writing.project.id)
+    offers = sorted({offer.digest: offer for offer in request.chunks}.values(), key=lambda offer: offer.digest)
+    chunks = _locked_chunks(session, writing.project.id, offers)
+    references = _references(session, shard, chunks)
+    decisions = _decisions(session, context, writing, chunks, references)
+    now = database_now(session)
+    expires_at = now + timedelta(seconds=context.settings.ticket_seconds)
+    copies: dict[str, Copy] = {}
+    for offer in offers:
+        answer, copy = decisions[offer.digest]
+        if copy is None:
+            copy = _new_copy(context, writing, chunks[offer.digest], offer, now)
+            session.add(copy)
+        if answer is not Answer.PRESENT:
+            copy.ticket_expires_at = expires_at
+        copies[offer.digest] = copy
+    session.flush()
+    new_bytes = sum(copies[digest].stored_bytes for digest, each in decisions.items() if each.copy is None)
+    if quota_bytes is not None and new_bytes:
+        refuse_over_quota(session, writing.project, quota_bytes, new_bytes)
+    for digest, copy in copies.items():
+        _refer(session, shard, chunks[digest], copy, decision=decisions[digest], references=references)
+    return Reservation(
+        writing.project.id,
+        {digest: None if decisions[digest].answer is Answer.PRESENT else copy for digest, copy in copies.items()},
+    )
+
+
+def open_shard(session: Session, writing: Writing, rank: int) -> Shard:
+    """The rank's shard, made at its first call. Raises `shard_sealed`."""
+    # Locked: two calls of one rank at once (a retry overtook) must see each other's references.
+    shard = locked_shard(session, writing.checkpoint, rank)
+    if shard.state != ShardState.OPEN:
+        raise ProblemError(
+            ProblemCode.SHARD_SEALED,
+            f"Rank {rank} has sealed its shard of step {writing.checkpoint.step}: nothing can be added. "
+            "Wait for the checkpoint to commit.",
+            rank=rank,
+        )
+    return shard
+
+
+def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffer]) -> dict[str, Chunk]:
+    """By digest. Inserted in order and locked in the same order, or overlapping batches deadlock (protocol rule 16)."""
+    digests = [offer.digest for offer in offers]
+    if not digests:
+        return {}
+    now = database_now(session)
+    insert_absent(
+        session,
+        Chunk,
+        [{"project_id": project_id, "digest": each.digest, "bytes": each.bytes, "created_at": now} for each in offers],
+    )
+    # A later statement: the insert's snapshot does not show what a concurrent one has just committed.
+    rows = session.scalars(
+        select(Chunk)
+        .where(Chunk.project_id == project_id, Chunk.digest.in_(digests))
+        .order_by(Chunk.digest)
+        .with_for_update(read=True, key_share=True),
+        execution_options={"populate_existing": True},
+    )
+    chunks = {chunk.digest: chunk for chunk in rows}
+    for offer in offers:
+        if chunks[offer.digest].bytes != offer.bytes:
+            raise ProblemError(
+                ProblemCode.INVALID_REQUEST,
+                f"The chunk {offer.digest} has {chunks[offer.digest].bytes} bytes and is offered with {offer.bytes}. "
+                "One content has one size: hash and measure the same buffer.",
+                digest=offer.digest,
+            )
+    return chunks
+
+
+def _references(session: Session, shard: Shard, chunks: dict[str, Chunk]) -> dict[int, ShardChunk]:
+    """By chunk id: what this shard refers to so far."""
+    ids = [chunk.id for chunk in chunks.values()]
+    rows = session.scalars(select(ShardChunk).where(ShardChunk.shard_id == shard.id, ShardChunk.chunk_id.in_(ids)))
+    return {row.chunk_id: row for row in rows}
+
+
+def _decisions(
+    session: Session,
+    context: ServiceContext,
+    writing: Writing,
+    chunks: dict[str, Chunk],
+    references: dict[int, ShardChunk],
+) -> dict[str, Decision]:
+    copies: dict[int, list[Copy]] = {chunk.id: [] for chunk in chunks.values()}
+    for copy in session.scalars(
+        select(Copy)
+        .where(Copy.chunk_id.in_(copies), Copy.store_id == context.store_id, Copy.state.in_(_STILL_GOOD))
+        .order_by(Copy.id),
+        execution_options={"populate_existing": True},
+    ):
+        copies[copy.chunk_id].append(copy)
+    now = database_now(session)
+    return {
+        digest: decide(
+            copies[chunk.id],
+            attempt_id=writing.attempt.id,
+            own_copy_id=references[chunk.id].copy_id if chunk.id in references else None,
+            now=now,
+        )
+        for digest, chunk in chunks.items()
+    }
+
+
+def _new_copy(context: ServiceContext, writing: Writing, chunk: Chunk, offer: ChunkOffer, now: datetime) -> Copy:
+    return Copy(
+        chunk_id=chunk.id,
+        project_id=writing.project.id,
+        store_id=context.store_id,
+        attempt_id=writing.attempt.id,
+        generation=uuid.uuid4().hex,
+        state=CopyState.PENDING,
+        codec=offer.codec,
+        stored_digest=offer.digest,
+        stored_bytes=offer.bytes,
+        ticket_expires_at=now,
+        created_at=now,
+    )
+
+
+def _refer(
+    session: Session,
+    shard: Shard,
+    chunk: Chunk,
+    copy: Copy,
+    *,
+    decision: Decision,
+    references: dict[int, ShardChunk],
+) -> None:
+    sending = decision.answer is not Answer.PRESENT
+    reference = references.get(chunk.id)
+    if reference is None:
+        session.add(ShardChunk(shard_id=shard.id, chunk_id=chunk.id, copy_id=copy.id, uploading=sending))
+    elif reference.copy_id != copy.id:
+        reference.copy_id, reference.uploading = copy.id, sending
