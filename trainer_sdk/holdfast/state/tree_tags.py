@@ -64,13 +64,20 @@ def _encode_set(value: Any, path: str, child: EncodeChild) -> list[Any]:
 def _encode_pairs(value: Any, path: str, child: EncodeChild) -> list[Any]:
     pairs = []
     for key, item in value.items():
-        step = f".{key}" if isinstance(key, str) else f"[{key!r:.80}]"
+        step = f".{key}" if isinstance(key, str) else f"[{_short(key)}]"
         if isinstance(key, torch.Tensor):
             raise UnsupportedStateError(
                 path + "[tensor]", "a tensor is used as a key", "use a number or text as the key"
             )
-        pairs.append([child(key, f" (the key {key!r:.80})"), child(item, step)])
+        pairs.append([child(key, f" (the key {_short(key)})"), child(item, step)])
     return pairs
+
+
+def _short(key: Any) -> str:
+    try:
+        return f"{key!r:.80}"
+    except Exception:  # a broken __repr__, or an integer beyond python's limit for text: the path is for people only
+        return f"a {type(key).__name__}"
 
 
 def _decode_pairs(payload: Any, child: DecodeChild) -> list[tuple[Any, Any]]:

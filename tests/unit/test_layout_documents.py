@@ -1,0 +1,155 @@
+"""The index documents: canonical, small, fast, and one clear error for anything that is not one."""
+
+import json
+import time
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_protocol.canonical_json import DocumentError, canonical_bytes, compress, decompress, parse
+from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardIndex, ShardLayout, TensorEntry
+
+
+def small_layout():
+    tensors = {
+        "model/b": TensorEntry("model", "float32", (4, 2), False),
+        "model/a": TensorEntry("model", "bfloat16", (), True),
+        "model/tied": TensorEntry("model", "float32", (4, 2), False, alias_of="model/b"),
+    }
+    upper = Piece("model/b", (0, 0), (2, 2), (Segment(0, 0, 16),))
+    shards = (
+        ShardLayout((16, 2), (upper, Piece("model/a", (), (), (Segment(1, 0, 2),)))),
+        ShardLayout((16,), (upper._replace(offsets=(2, 0)),)),
+    )
+    return Layout(2, tensors, shards)
+
+
+def test_layout_round_trips_and_is_the_documented_json():
+    layout = small_layout()
+    assert Layout.decode(layout.encode()) == layout
+    assert json.loads(zlib.decompress(layout.encode())) == {
+        "format": "holdfast-layout-1",
+        "world_size": 2,
+        "tensors": {
+            "model/a": {"component": "model", "dtype": "bfloat16", "shape": [], "replicated": True},
+            "model/b": {"component": "model", "dtype": "float32", "shape": [4, 2], "replicated": False},
+            "model/tied": {
+                "component": "model", "dtype": "float32", "shape": [4, 2], "replicated": False, "alias_of": "model/b",
+            },
+        },
+        "shards": [
+            {"chunks": [16, 2], "pieces": [[1, [0, 0], [2, 2], [[0, 0, 16]]], [0, [], [], [[1, 0, 2]]]]},
+            {"chunks": [16], "pieces": [[1, [2, 0], [2, 2], [[0, 0, 16]]]]},
+        ],
+    }  # fmt: skip
+
+
+def test_the_digest_does_not_depend_on_insertion_order():
+    layout = small_layout()
+    turned = Layout(2, dict(reversed(layout.tensors.items())), layout.shards)
+    assert turned.digest == layout.digest
+    assert turned.encode() == layout.encode()
+
+
+def test_shard_index_round_trips():
+    index = ShardIndex(3, "ab" * 32, {"dataloader": ["value", 1]}, {"model": ["module", None]}, {"dict": []})
+    assert ShardIndex.decode(index.encode()) == index
+    assert parse(decompress(index.encode()))["format"] == "holdfast-shard-1"
+
+
+def test_nan_never_becomes_a_json_token():
+    with pytest.raises(DocumentError):
+        ShardIndex(0, "", {"extra": float("nan")}).encode()
+
+
+def test_ten_thousand_tensors_encode_well_under_a_second():
+    names = [f"model/layers.{at}.weight" for at in range(10_000)]
+    tensors = {name: TensorEntry("model", "bfloat16", (1024, 1024), False) for name in names}
+    shards = tuple(
+        ShardLayout(
+            (1 << 20,) * len(names),
+            tuple(Piece(n, (r * 512, 0), (512, 1024), (Segment(at, 0, 1 << 20),)) for at, n in enumerate(names)),
+        )
+        for r in range(2)
+    )
+    began = time.process_time()
+    data = Layout(2, tensors, shards).encode()
+    assert time.process_time() - began < 1.0
+    assert len(data) < 500_000
+
+
+def test_a_small_bomb_is_refused_before_it_fills_memory():
+    bomb = zlib.compress(b" " * 50_000_000)
+    with pytest.raises(DocumentError, match="larger than 1000000 bytes"):
+        Layout.decode(bomb, max_bytes=1_000_000)
+
+
+def test_what_could_not_be_read_back_is_not_written():
+    with pytest.raises(DocumentError, match="as torch tensors"):
+        compress(b"x" * 11, max_bytes=10)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_give_one_clear_error(data):
+    for document in (Layout, ShardIndex):
+        with pytest.raises(DocumentError):
+            document.decode(data)
+        with pytest.raises(DocumentError):
+            document.decode(zlib.compress(data))
+
+
+@pytest.mark.parametrize("text", [b"NaN", b"[Infinity]", b"[" * 100_000, b"1" * 5000, b'{"a":', b"\xff"])
+def test_hostile_json_gives_one_clear_error(text):
+    with pytest.raises(DocumentError):
+        Layout.decode(zlib.compress(text))
+
+
+def test_trailing_and_missing_bytes_are_refused():
+    data = small_layout().encode()
+    for broken in (data + b"x", data[:-1], b""):
+        with pytest.raises(DocumentError):
+            Layout.decode(broken)
+
+
+def change(path, value):
+    document = parse(decompress(small_layout().encode()))
+    at = document
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    return compress(canonical_bytes(document))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["format"], "holdfast-layout-2"),
+        (["world_size"], 3),
+        (["world_size"], True),
+        (["extra"], 1),
+        (["tensors", "model/b", "dtype"], "float7"),
+        (["tensors", "model/b", "shape"], [4, -2]),
+        (["tensors", "model/b", "shape"], [4]),
+        (["tensors", "model/b", "replicated"], 0),
+        (["tensors", "model/tied", "alias_of"], "model/tied"),
+        (["tensors", "model/tied", "alias_of"], "model/a"),
+        (["tensors", "model/tied", "alias_of"], "nowhere"),
+        (["shards", 0, "chunks"], [15, 2]),
+        (["shards", 0, "chunks"], [16.0, 2]),
+        (["shards", 0, "pieces", 0, 0], 7),
+        (["shards", 0, "pieces", 0, 0], -1),
+        (["shards", 0, "pieces", 0, 1], [3, 0]),
+        (["shards", 0, "pieces", 0, 2], [1, 2]),
+        (["shards", 0, "pieces", 0, 3], [[5, 0, 16]]),
+        (["shards", 0, "pieces", 0, 3], [[0, 1, 16]]),
+        (["shards", 0, "pieces", 0, 3], [[0, 0]]),
+        (["shards"], {}),
+        (["tensors"], []),
+    ],
+    ids=str,
+)
+def test_a_layout_that_points_outside_itself_is_refused(path, value):
+    with pytest.raises(DocumentError):
+        Layout.decode(change(path, value))

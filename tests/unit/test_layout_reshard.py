@@ -1,0 +1,172 @@
+"""From any sharding to any other: every wanted byte is read exactly once, from the right place; DCP agrees."""
+
+import itertools
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from holdfast.layout.pieces import LayoutError, PieceSpec, whole
+from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
+from holdfast.layout.reshard import WantedPiece, linear_range_boxes, plan_reads
+from holdfast.layout.scatter import scatter
+
+pytestmark = pytest.mark.rule("training-7")
+
+SIZES = [ChunkSizes(16, 64, 32), ChunkSizes(1, 16, 16), ChunkSizes(), ChunkSizes(64, 1024, 512)]
+
+
+@st.composite
+def gridded(draw, shape):
+    """Disjoint boxes that cover `shape`: a random grid."""
+    cuts = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape]
+    ranges = [list(itertools.pairwise(cut)) or [(0, 0)] for cut in cuts]
+    return [(tuple(a for a, _ in cell), tuple(b - a for a, b in cell)) for cell in itertools.product(*ranges)]
+
+
+@st.composite
+def reshardings(draw):
+    shape = tuple(draw(st.lists(st.integers(0, 9), max_size=4)))
+    return shape, draw(gridded(shape)), draw(gridded(shape)), draw(st.sampled_from(SIZES))
+
+
+def store(array, boxes, sizes):
+    """One rank per box: the layout and each rank's chunk bytes."""
+    plans, memory = [], {}
+    for rank, (offsets, shape) in enumerate(boxes):
+        spec = PieceSpec("t", "m", str(array.dtype), array.shape, offsets, shape, replicated=False)
+        plan = build_local_plan([spec], rank=rank, world_size=len(boxes), sizes=sizes)
+        plans.append(plan)
+        data = array[box(offsets, shape)].tobytes()
+        for piece in plan.shard.pieces:
+            for segment in piece.segments:
+                memory[rank, segment.ordinal], data = data[: segment.bytes], data[segment.bytes :]
+    return global_layout(plans), memory
+
+
+def box(offsets, shape):
+    return tuple(slice(o, o + s) for o, s in zip(offsets, shape, strict=True))
+
+
+def load(layout, memory, want):
+    buffer = bytearray(b"\xaa" * want.bytes)
+    for chunk, reads in plan_reads(layout, [want]).by_chunk.items():
+        for read in reads:
+            scatter(read, memoryview(memory[chunk]), memoryview(buffer))
+    return buffer
+
+
+@given(reshardings(), st.sampled_from(["uint8", "float16", "float32", "complex128"]))
+def test_any_box_is_read_back_whole_from_any_sharding(case, dtype):
+    shape, stored, wanted, sizes = case
+    array = np.arange(prod(shape) * np.dtype(dtype).itemsize, dtype=np.uint64).astype(np.uint8).view(dtype)
+    array = array.reshape(shape)
+    layout, memory = store(array, stored, sizes)
+    for offsets, size in wanted:
+        want = WantedPiece("t", dtype, offsets, size)
+        assert load(layout, memory, want) == array[box(offsets, size)].tobytes()
+
+
+@given(reshardings())
+def test_the_boxes_agree_with_dcps_own_planner(case):
+    shape, stored, wanted, sizes = case
+    stored = [(o, s) for o, s in stored if prod(s)]
+    if not stored or not shape:
+        return
+    layout, _ = store(np.zeros(shape, np.float32), stored, sizes)
+    metadata = TensorStorageMetadata(
+        properties=TensorProperties(),
+        size=torch.Size(shape),
+        chunks=[ChunkStorageMetadata(torch.Size(o), torch.Size(s)) for o, s in stored],
+    )
+    for offsets, size in [(o, s) for o, s in wanted if prod(s)]:
+        items = create_read_items_for_chunk_list(
+            "t", metadata, [ChunkStorageMetadata(torch.Size(offsets), torch.Size(size))]
+        )
+        theirs = {}
+        for item in items:
+            rank = stored.index((tuple(item.storage_index.offset), stored_shape(stored, item.storage_index.offset)))
+            theirs[rank] = theirs.get(rank, 0) + prod(item.lengths) * 4
+        ours = {}
+        for read in plan_reads(layout, [WantedPiece("t", "float32", offsets, size)]).reads:
+            ours[read.rank] = ours.get(read.rank, 0) + read.bytes
+        assert ours == theirs
+
+
+def stored_shape(stored, offsets):
+    return next(shape for at, shape in stored if at == tuple(offsets))
+
+
+@given(st.lists(st.integers(1, 6), max_size=4).map(tuple), st.data())
+def test_a_linear_range_is_cut_into_few_disjoint_boxes(shape, data):
+    start = data.draw(st.integers(0, prod(shape)))
+    stop = data.draw(st.integers(start, prod(shape)))
+    flat = np.arange(prod(shape)).reshape(shape)
+    boxes = list(linear_range_boxes(shape, start, stop))
+    assert [n for offsets, size in boxes for n in flat[box(offsets, size)].reshape(-1)] == list(range(start, stop))
+    assert len(boxes) <= max(2 * len(shape) - 1, 1)
+
+
+def test_a_column_wise_reshard_is_a_few_reads_not_one_per_row():
+    layout, _ = store(np.zeros((4096, 64), np.float32), [((0, 0), (4096, 32)), ((0, 32), (4096, 32))], ChunkSizes())
+    plan = plan_reads(layout, [WantedPiece("t", "float32", (0, 16), (4096, 32))])
+    assert len(list(plan.reads)) == 2
+
+
+def test_the_same_sharding_reads_only_its_own_shard():
+    boxes = [((0, 0), (2, 4)), ((2, 0), (2, 4))]
+    layout, _ = store(np.zeros((4, 4), np.float32), boxes, ChunkSizes())
+    plan = plan_reads(layout, [WantedPiece("t", "float32", *boxes[1])])
+    assert set(plan.by_chunk) == {(1, 0)}
+
+
+def test_a_copy_on_the_own_rank_is_preferred_and_read_once():
+    spec = PieceSpec("t", "m", "float32", (4,), (0,), (4,), replicated=False)
+    layout = global_layout([build_local_plan([spec], rank=rank, world_size=2) for rank in range(2)])
+    want = WantedPiece("t", "float32", (0,), (4,))
+    assert set(plan_reads(layout, [want]).by_chunk) == {(0, 0)}
+    assert set(plan_reads(layout, [want], prefer_rank=1).by_chunk) == {(1, 0)}
+    assert set(plan_reads(layout, [want], prefer_rank=7).by_chunk) == {(0, 0)}
+
+
+def test_a_tied_name_reads_what_it_is_tied_to():
+    spec = whole("a", "m", "float32", (4,), replicated=True)
+    layout = global_layout([build_local_plan([spec, spec._replace(name="b", alias_of="a")], rank=0, world_size=1)])
+    [read] = plan_reads(layout, [WantedPiece("b", "float32", (0,), (4,))]).reads
+    assert (read.name, read.bytes) == ("b", 16)
+
+
+@pytest.mark.parametrize(
+    "want",
+    [
+        WantedPiece("other", "float32", (0,), (4,)),
+        WantedPiece("t", "float16", (0,), (4,)),
+        WantedPiece("t", "float32", (1,), (4,)),
+        WantedPiece("t", "float32", (0, 0), (4, 1)),
+    ],
+)
+def test_what_does_not_fit_the_checkpoint_is_refused(want):
+    layout, _ = store(np.zeros(4, np.float32), [((0,), (4,))], ChunkSizes())
+    with pytest.raises(LayoutError):
+        plan_reads(layout, [want])
+
+
+def test_a_hole_in_a_hostile_layout_is_refused():
+    layout, _ = store(np.zeros(4, np.float32), [((0,), (2,)), ((2,), (2,))], ChunkSizes())
+    holed = type(layout)(1, layout.tensors, layout.shards[:1])
+    with pytest.raises(LayoutError, match="hold 8 of the 16 bytes"):
+        plan_reads(holed, [WantedPiece("t", "float32", (0,), (4,))])
+
+
+def test_scatter_never_leaves_its_buffers():
+    layout, _ = store(np.zeros(4, np.float32), [((0,), (4,))], ChunkSizes())
+    [read] = plan_reads(layout, [WantedPiece("t", "float32", (0,), (4,))]).reads
+    with pytest.raises(ValueError, match="does not fit a buffer of 15 bytes"):
+        scatter(read, memoryview(bytes(15)), memoryview(bytearray(16)))
+    with pytest.raises(ValueError, match="does not fit a buffer of 12 bytes"):
+        scatter(read, memoryview(bytes(16)), memoryview(bytearray(12)))

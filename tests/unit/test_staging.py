@@ -1,0 +1,197 @@
+"""Staging: tensors -> slab -> chunks -> tensors bit for bit, without allocating in steady state."""
+
+import gc
+import resource
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
+from holdfast.layout.reshard import WantedPiece, plan_reads
+from holdfast.layout.scatter import scatter
+from holdfast.staging import StagingArea, StagingBusyError
+from holdfast.state.tensors import Held, TieBook, describe, torch_dtype
+from holdfast_protocol.digests import chunk_digest
+from holdfast_protocol.index_documents import ITEM_BYTES
+
+MIB = 1024 * 1024
+SIZES = [ChunkSizes(16, 64, 32), ChunkSizes(1, 16, 16), ChunkSizes()]
+
+
+def pieces_of(tensors):
+    ties = TieBook()
+    return [describe(name, "m", tensor, Held(replicated=True), ties) for name, tensor in tensors.items()]
+
+
+def staged(tensors, sizes=None, area=None):
+    pieces = pieces_of(tensors)
+    plan = build_local_plan([piece.spec for piece in pieces], rank=0, world_size=1, sizes=sizes)
+    return (area or StagingArea()).stage(plan, pieces)
+
+
+def read_back(shard):
+    layout = global_layout([shard.plan])
+    wants = [WantedPiece(n, e.dtype, (0,) * len(e.shape), e.shape) for n, e in layout.tensors.items()]
+    buffers = {want.name: bytearray(want.bytes) for want in wants}
+    for (_, ordinal), reads in plan_reads(layout, wants).by_chunk.items():
+        for read in reads:
+            scatter(read, shard.chunk(ordinal), memoryview(buffers[read.name]))
+    return {name: bytes(buffer) for name, buffer in buffers.items()}
+
+
+def bits(tensor):
+    """Logical bytes, by way of plain python numbers of the same width."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous().clone()
+    return bytes(tensor.untyped_storage())[: tensor.numel() * tensor.element_size()]
+
+
+@st.composite
+def tensors(draw):
+    dtype = torch_dtype(draw(st.sampled_from(sorted(ITEM_BYTES))))
+    shape = draw(st.lists(st.integers(0, 5), max_size=3))
+    count = 1
+    for size in shape:
+        count *= size
+    seed = draw(st.integers(0, 9))
+    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (count * dtype.itemsize,), dtype=torch.uint8,
+                        generator=torch.Generator().manual_seed(seed))  # fmt: skip
+    tensor = raw.view(dtype).reshape(shape)
+    form = draw(st.sampled_from(["plain", "transposed", "expanded", "view", "strided", "conj", "neg", "parameter"]))
+    if form == "transposed" and len(shape) > 1:
+        tensor = tensor.transpose(0, -1)
+    elif form == "expanded":
+        tensor = tensor.unsqueeze(0).expand(3, *shape)
+    elif form == "view" and shape:
+        tensor = tensor[1:]
+    elif form == "strided" and shape:
+        tensor = tensor[::2]
+    elif form == "conj" and dtype in (torch.complex64, torch.complex128):
+        tensor = tensor.conj()
+    elif form == "neg" and dtype in (torch.complex64, torch.complex128):
+        tensor = tensor.conj().imag
+    elif form == "parameter" and dtype.is_floating_point:
+        tensor = torch.nn.Parameter(tensor)
+    return tensor
+
+
+@pytest.mark.rule("training-6")
+@given(st.lists(tensors(), max_size=8), st.sampled_from(SIZES), st.booleans())
+def test_every_dtype_and_form_comes_back_bit_for_bit(values, sizes, tie):
+    named = {f"t{at}": tensor for at, tensor in enumerate(values)}
+    if tie and values:
+        named["tied"] = values[0]
+    assert read_back(staged(named, sizes)) == {name: bits(tensor) for name, tensor in named.items()}
+
+
+@pytest.mark.rule("training-9")
+def test_a_view_of_a_large_storage_stages_only_the_view():
+    storage = torch.zeros(64 * MIB, dtype=torch.uint8)
+    shard = staged({"view": storage[100:116]})
+    assert shard.total_bytes == 16
+
+
+@pytest.mark.rule("training-6")
+def test_tied_tensors_are_staged_once():
+    weight = torch.nn.Parameter(torch.randn(100))
+    shard = staged({"a": weight, "b": weight, "c": weight[:50]})
+    assert shard.total_bytes == 400 + 200
+    assert shard.plan.tensors["b"].alias_of == "a"
+    assert shard.plan.tensors["c"].alias_of is None
+
+
+def test_nan_payloads_keep_their_bits():
+    for dtype, pattern in [(torch.float32, 0x7FA00001), (torch.bfloat16, 0x7FA1), (torch.float16, 0x7D01)]:
+        raw = torch.tensor([pattern] * 3, dtype=torch.int32 if dtype.itemsize == 4 else torch.int16)
+        strided = torch.stack([raw, raw], 1).view(dtype)[:, 0]
+        assert read_back(staged({"nan": strided}))["nan"] == bits(raw)
+
+
+@pytest.mark.rule("training-9")
+def test_slabs_are_reused_and_steady_state_allocates_nothing():
+    area = StagingArea()
+    values = {f"t{at}": torch.randn(256, 1024) for at in range(32)}
+    first = staged(values, area=area)
+    address = first._binding.slab.tensor.data_ptr()
+    plan = first.plan
+    first.release()
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20):
+        shard = area.stage(plan, pieces_of(values))
+        assert shard._binding.slab.tensor.data_ptr() == address
+        shard.release()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 * 1024  # KiB; the state is 32 MiB
+
+
+def test_another_plan_in_the_same_slab_leaves_no_old_bytes_in_the_gaps():
+    area = StagingArea()
+    staged({"a": torch.full((4096,), -1, dtype=torch.int8)}, area=area).release()
+    mixed = {"a": torch.ones(3, dtype=torch.int8), "b": torch.ones(2, dtype=torch.float64)}
+    reused = staged(mixed, area=area)
+    assert chunk_digest(reused.chunk(0)) == chunk_digest(staged(mixed).chunk(0))
+    assert bytes(reused.chunk(0)[3:8]) == bytes(5)
+
+
+def test_training_may_go_on_after_stage_returns():
+    weight = torch.zeros(1000)
+    shard = staged({"w": weight})
+    weight.fill_(7.0)
+    assert bytes(shard.chunk(0)) == bytes(4000)
+
+
+def test_a_save_in_flight_is_never_overwritten():
+    area = StagingArea(slabs=2)
+    one, two = staged({"w": torch.zeros(4)}, area=area), staged({"w": torch.ones(4)}, area=area)
+    assert area.free == 0
+    with pytest.raises(StagingBusyError):
+        staged({"w": torch.ones(4)}, area=area)
+    assert bytes(one.chunk(0)) == bytes(16)
+    two.release()
+    two.release()
+    assert area.free == 1
+    with pytest.raises(RuntimeError, match="released"):
+        two.chunk(0)
+
+
+def test_a_failed_stage_gives_its_slab_back():
+    area = StagingArea()
+    pieces = pieces_of({"a": torch.zeros(4), "b": torch.zeros(4)})
+    plan = build_local_plan([piece.spec for piece in pieces], rank=0, world_size=1)
+    with pytest.raises(ValueError, match="'b'"):
+        area.stage(plan, pieces[:1])
+    assert area.free == 1
+
+
+def test_chunks_are_read_only_and_close_frees_what_is_held_last():
+    area = StagingArea()
+    shard = staged({"a": torch.zeros(4)}, area=area)
+    with pytest.raises(TypeError):
+        shard.chunk(0)[0] = 1
+    area.close()
+    assert bytes(shard.chunk(0)) == bytes(16)
+    slab = shard._binding.slab
+    shard.release()
+    assert slab.tensor.numel() == 0
+    with pytest.raises(RuntimeError, match="closed"):
+        staged({"a": torch.zeros(4)}, area=area)
+
+
+def test_other_threads_may_hash_while_a_second_slab_fills():
+    area = StagingArea(slabs=2)
+    shard = staged({"a": torch.arange(4 * MIB, dtype=torch.int32)}, area=area)
+    digests = []
+    readers = [threading.Thread(target=lambda: digests.append(chunk_digest(shard.chunk(0)))) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    staged({"a": torch.zeros(4 * MIB, dtype=torch.int32)}, area=area)
+    for reader in readers:
+        reader.join()
+    assert len(set(digests)) == 1
+
+
+def test_an_empty_state_stages():
+    shard = staged({"empty": torch.zeros(0, 3)})
+    assert (shard.chunk_count, shard.total_bytes) == (0, 0)
