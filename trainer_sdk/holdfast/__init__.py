@@ -1,0 +1,44 @@
+"""Holdfast in a training script: save sharded state while training goes on, and resume from what can be read whole.
+
+    with holdfast.Checkpointer("demo/gpt", save=holdfast.Every(minutes=10)) as ckpt:
+        start = ckpt.restore(state)
+        for step in range(start, total_steps):
+            loss = train_step()
+            ckpt.step(step, state, metrics={"loss": loss})
+
+Walk a save from checkpointer.py by saving.py to pipeline.py, a restore from checkpointer.py by restore.py to source.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast import errors
+    from holdfast.checkpointer import Checkpointer
+    from holdfast.handle import SaveHandle
+    from holdfast.interval import Every
+    from holdfast.state.load import LoadReport
+    from holdfast.stats import SaveStats
+    from holdfast.weights import load_weights
+
+__all__ = ["Checkpointer", "Every", "LoadReport", "SaveHandle", "SaveStats", "errors", "load_weights"]
+
+_HOMES = {
+    "Checkpointer": "holdfast.checkpointer",
+    "Every": "holdfast.interval",
+    "LoadReport": "holdfast.state.load",
+    "SaveHandle": "holdfast.handle",
+    "SaveStats": "holdfast.stats",
+    "load_weights": "holdfast.weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: the command line finds its `pull` in this package, and must not import torch to list runs.
+    if name == "errors":
+        return importlib.import_module("holdfast.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

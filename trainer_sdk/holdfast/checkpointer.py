@@ -1,0 +1,228 @@
+"""The one object of a training script. It holds the parts together; each part's file says what it does.
+
+restore()  -> session (attempt) -> restore -> documents, source -> state.load
+step()     -> interval or agreement (due?) -> save()
+save()     -> saving (capture, plan, vote, stage) -> pipeline (hash, upload, seal) -> commit_watch
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from holdfast.agreement import Clock, clock_of
+from holdfast.errors import SaveFailed
+from holdfast.handle import SaveHandle
+from holdfast.interval import Every
+from holdfast.layout.plan import ChunkSizes
+from holdfast.log import speak_up
+from holdfast.pipeline import SavePipeline
+from holdfast.ranks import Ranks
+from holdfast.restore import Restorer
+from holdfast.saving import Metrics, Saver
+from holdfast.session import Session
+from holdfast.settings import TrainerSettings
+from holdfast.state.components import Declarations
+from holdfast.stats import SaveStats
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind
+
+if TYPE_CHECKING:
+    from holdfast.dcp.reader import HoldfastReader
+    from holdfast.dcp.writer import HoldfastWriter
+
+log = logging.getLogger("holdfast")
+
+_DRAIN_AFTER_ERROR_SECONDS = 30.0
+
+
+class Checkpointer:
+    """Saves and restores one run. Make it on every rank, after torch.distributed is initialised (if it is used).
+
+    run: `project/run`; without it HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
+    save: how often step() saves; without it as often as the service recommends.
+    strict: a save that fails raises SaveFailed at the next call. Without it, it is logged and counted in `stats`, and
+        training goes on. A stale attempt and a refused token raise either way.
+    replicated, per_rank: keys of the state whose values are the same on all ranks, or each rank's own, where the
+        default (models, optimizers and schedulers are shared, all else is each rank's own) does not fit.
+    create: make project and run (True), refuse to (False), or make the run unless its name looks mistyped (None).
+    check_finite: look for NaN and infinity in the models at each save, and not only in the metrics. The service keeps
+        such a checkpoint as diverged and does not offer it for a resume.
+    """
+
+    def __init__(
+        self,
+        run: str | None = None,
+        *,
+        save: Every | None = None,
+        strict: bool = False,
+        replicated: Iterable[str] = (),
+        per_rank: Iterable[str] = (),
+        create: bool | None = None,
+        check_finite: bool = False,
+        chunk_sizes: ChunkSizes | None = None,
+        settings: TrainerSettings | None = None,
+        client_settings: ClientSettings | None = None,
+    ) -> None:
+        speak_up()
+        self._settings = settings or TrainerSettings()
+        run_name = self._settings.run_name(run)
+        declared = Declarations.of(replicated=replicated, per_rank=per_rank)
+        self.stats = SaveStats()
+        self._every = save
+        self._strict = strict
+        self._ranks = Ranks(timeout_seconds=self._settings.collective_timeout_seconds)
+        self._client = Client(client_settings)
+        self._session = Session(self._client, run_name, self._ranks, create=create)
+        self._workers = TransferWorkers(self._settings.transfers)
+        self._pipeline = SavePipeline(self._session, self.stats, self._workers)
+        self._saver = Saver(
+            self._session,
+            self._pipeline,
+            self.stats,
+            declared=declared,
+            sizes=chunk_sizes or ChunkSizes(),
+            check_finite=check_finite,
+        )
+        self._restorer = Restorer(self._session, self._workers, declared=declared)
+        self._clock: Clock | None = None
+        self._raised: SaveFailed | None = None
+        self._closed = False
+        # For scripts without a `with`: the save in flight at the end of the program is finished all the same.
+        atexit.register(self.close)
+
+    @property
+    def run(self) -> str:
+        return str(self._session.run)
+
+    def restore(self, state: dict[str, Any], at: str | None = None) -> int:
+        """Loads the newest restore point into `state`, and returns the next step to run. Call it on every rank.
+
+        0, with nothing touched, only where the service says that nothing was ever committed in this run. A checkpoint
+        that cannot be read whole is reported, and all ranks take the one before it. With `at` (`"1200"`, `"best:loss"`,
+        a checkpoint's id) exactly that one is loaded or it raises; the run goes on from there, and what came after is
+        never its latest again.
+
+        Raises on every rank or on none: NoRestorePoint, IntegrityError, StateMismatchError, ServiceUnavailable, ….
+        """
+        self._pipeline.wait_idle(self._ranks.timeout_seconds / 2)
+        start = self._restorer.restore(state, at)
+        if self._clock is not None:
+            self._clock.restart()
+        return start
+
+    def step(self, step: int, state: dict[str, Any], metrics: Metrics | None = None) -> SaveHandle | None:
+        """Call it after each step, on every rank. Saves when it is due; else costs about a microsecond.
+
+        Where an earlier save is still in flight on any rank, all ranks leave this one out and say so.
+        """
+        self._session.step = step
+        if not self._session.may_save:
+            self._session.ready_to_save()
+        if self._is_due(step):
+            handle = self._save(step, state, metrics, CheckpointKind.PERIODIC, wait=False)
+            self._raise_pending()
+            return handle
+        self._raise_pending()
+        return None
+
+    def save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        metrics: Metrics | None = None,
+        kind: CheckpointKind | str = CheckpointKind.PERIODIC,
+    ) -> SaveHandle:
+        """Saves now; call it on every rank. Waits for an earlier save, then blocks for staging only.
+
+        Raises on every rank where one rank's state cannot be saved (UnsupportedStateError names the key).
+        """
+        self._session.step = step
+        handle = self._save(step, state, metrics, CheckpointKind(kind), wait=True)
+        self._raise_pending()
+        return handle
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Waits for the save in flight, if there is one. False if it is not over in time. Not a collective."""
+        over = self._pipeline.wait_idle(timeout_seconds)
+        self._raise_pending()
+        return over
+
+    def writer(self, step: int, *, kind: CheckpointKind | str = CheckpointKind.PERIODIC) -> HoldfastWriter:
+        """A storage writer for your own `torch.distributed.checkpoint.save`: one checkpoint of this run."""
+        from holdfast.dcp.writer import HoldfastWriter
+
+        self._session.ready_to_save()
+        return HoldfastWriter(self._session, self._workers, step, CheckpointKind(kind))
+
+    def reader(self, at: str | None = None) -> HoldfastReader:
+        """A storage reader for your own `torch.distributed.checkpoint.load`; without `at` of the newest restore point.
+
+        Call it on every rank. Raises NoRestorePoint where there is none: ask for `reader.step` to go on from there.
+        """
+        from holdfast.dcp.reader import HoldfastReader
+
+        return HoldfastReader(self._session, self._workers, self._restorer.choose(at), rollback=at is not None)
+
+    def close(self, outcome: AttemptOutcome = AttemptOutcome.FINISHED, detail: str = "") -> None:
+        """Waits for the save in flight, within bounds, and ends the attempt. Twice is fine. Not a collective."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if self._clock is not None:
+            self._clock.close()
+        bound = self._settings.drain_seconds
+        if outcome is not AttemptOutcome.FINISHED:
+            bound = min(bound, _DRAIN_AFTER_ERROR_SECONDS)
+        if not self._pipeline.close(drain_seconds=bound):
+            log.warning("the save in flight was not over within %.0f s and was given up", bound)
+        self._session.end(outcome, detail)
+        self._workers.close()
+        self._saver.close()
+        self._client.close()
+        self._ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            self._raise_pending()
+        else:
+            self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
+
+    def _save(
+        self, step: int, state: dict[str, Any], metrics: Metrics | None, kind: CheckpointKind, *, wait: bool
+    ) -> SaveHandle:
+        handle = self._saver.save(step, state, metrics, kind, wait=wait)
+        if self._clock is not None:
+            self._clock.restart()
+        return handle
+
+    def _is_due(self, step: int) -> bool:
+        if self._every is not None and self._every.steps is not None:
+            return self._every.due_after(step)
+        if self._clock is None:
+            self._clock = clock_of(self._ranks, self._interval_seconds)
+        return self._clock.due(step)
+
+    def _interval_seconds(self) -> float:
+        own = self._every.seconds if self._every is not None else None
+        return self._session.save_interval_seconds if own is None else own
+
+    def _raise_pending(self) -> None:
+        if (ended_by := self._session.ended_by()) is not None:
+            raise ended_by
+        failed = self.stats.last_failure
+        if self._strict and failed is not None and failed is not self._raised:
+            self._raised = failed
+            raise failed

@@ -1,0 +1,68 @@
+"""Learn what became of a checkpoint after this rank's seal: one rank per host asks the service (protocol rule 12).
+
+The lowest rank of each host long-polls and writes what it heard into the job's key-value store; the others on that host
+read it there. Runs on background threads; no collectives.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from holdfast.errors import HoldfastError
+from holdfast.ranks import Ranks
+from holdfast_client.client import Client
+from holdfast_client.errors import TransferStopped
+from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.states import CheckpointState
+
+LONG_POLL_SECONDS = 30
+_LOOK_SECONDS = 0.1
+_ASK_YOURSELF = ""
+
+
+class CommitWatch:
+    """`number` is the save's, counted alike on all ranks. Per save, the leader of a host calls `tell` exactly once."""
+
+    def __init__(self, client: Client, ranks: Ranks, stop: threading.Event) -> None:
+        self._client = client
+        self._leads = ranks.host_leader == ranks.rank
+        self._host = ranks.host_leader
+        self._store = ranks.store("outcomes")
+        self._stop = stop
+
+    def wait(self, number: int, checkpoint_id: str) -> CheckpointView:
+        """The checkpoint once it is no longer uploading. Raises HoldfastError if the service cannot be asked."""
+        told = None if self._leads else self._told(number)
+        return CheckpointView.model_validate_json(told) if told else self._ask(checkpoint_id)
+
+    def tell(self, number: int, outcome: CheckpointView | None) -> None:
+        """Hands the outcome to the other ranks of this host; None sends them to ask the service themselves."""
+        if self._store is None or not self._leads:
+            return
+        try:
+            self._store.set(self._key(number), outcome.model_dump_json() if outcome else _ASK_YOURSELF)
+            # One save is in flight at a time, so nobody reads the one before the last any more.
+            self._store.delete_key(self._key(number - 2))
+        except RuntimeError:
+            return  # the job's store has ended, and with it the job
+
+    def _told(self, number: int) -> str | None:
+        if self._store is None:
+            return None
+        try:
+            while not self._store.check([self._key(number)]):
+                if self._stop.wait(_LOOK_SECONDS):
+                    raise TransferStopped("This job ended before it heard what became of its checkpoint")
+            return self._store.get(self._key(number)).decode() or None
+        except RuntimeError as error:
+            raise HoldfastError(f"The job's store ended while a checkpoint was still under way ({error})") from error
+
+    def _ask(self, checkpoint_id: str) -> CheckpointView:
+        while not self._stop.is_set():
+            view = self._client.checkpoint(checkpoint_id, wait_seconds=LONG_POLL_SECONDS)
+            if view.state is not CheckpointState.UPLOADING:
+                return view
+        raise TransferStopped("This job ended before it heard what became of its checkpoint")
+
+    def _key(self, number: int) -> str:
+        return f"{self._host}/{number}"

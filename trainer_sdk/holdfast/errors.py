@@ -1,0 +1,88 @@
+# ruff: noqa: N818  (the names are what a reader says aloud)
+"""Every exception that a training script can see, importable from one place. The message ends with the remedy.
+
+HoldfastError (holdfast_client.errors draws the whole tree)
+├── SaveFailed        a save was not committed; with strict=True it is raised at the next call
+├── SaveDeclined      all ranks together left this save out, for one of them was still busy with an earlier one
+├── NotRestored       a save was asked for before restore() in a run that has checkpoints
+└── RanksDisagree     the ranks did not call the same thing in the same order
+StateError (holdfast.state.errors)
+├── UnsupportedStateError, StateMismatchError, TreeFormatError
+LayoutError           the ranks' tensors do not make one checkpoint
+"""
+
+from __future__ import annotations
+
+from holdfast.layout.pieces import LayoutError
+from holdfast.state.errors import StateError, StateMismatchError, TreeFormatError, UnsupportedStateError
+from holdfast_client.errors import (
+    CheckpointAborted,
+    CheckpointNotFound,
+    ChunkCorrupt,
+    ChunkGone,
+    ChunkLost,
+    ConfigurationError,
+    Forbidden,
+    HoldfastError,
+    IntegrityError,
+    NoRestorePoint,
+    NotFound,
+    RunNotFound,
+    ServiceUnavailable,
+    StaleAttempt,
+    StoreFull,
+    StoreProblem,
+    StoreRefused,
+    TokenProblem,
+    Unauthenticated,
+)
+
+__all__ = [
+    "CheckpointAborted",
+    "CheckpointNotFound",
+    "ChunkCorrupt",
+    "ChunkGone",
+    "ChunkLost",
+    "ConfigurationError",
+    "Forbidden",
+    "HoldfastError",
+    "IntegrityError",
+    "LayoutError",
+    "NoRestorePoint",
+    "NotFound",
+    "NotRestored",
+    "RanksDisagree",
+    "RunNotFound",
+    "SaveDeclined",
+    "SaveFailed",
+    "ServiceUnavailable",
+    "StaleAttempt",
+    "StateError",
+    "StateMismatchError",
+    "StoreFull",
+    "StoreProblem",
+    "StoreRefused",
+    "TokenProblem",
+    "TreeFormatError",
+    "Unauthenticated",
+    "UnsupportedStateError",
+]
+
+
+class SaveFailed(HoldfastError):
+    code = "save_failed"
+
+
+class SaveDeclined(HoldfastError):
+    code = "save_declined"
+    remedy = "Save less often, or give the store more bandwidth."
+
+
+class NotRestored(HoldfastError):
+    code = "not_restored"
+    remedy = "Call restore(state) before the first step; to begin from nothing, choose the name of a new run."
+
+
+class RanksDisagree(HoldfastError):
+    code = "ranks_disagree"
+    remedy = "Call restore(), save() and step() on every rank, in the same order and with the same step."

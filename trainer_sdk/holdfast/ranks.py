@@ -1,0 +1,214 @@
+"""The only collectives. Every agreement between the ranks goes through here, on a gloo group of our own.
+
+Called from the training thread only, at the same places on all ranks: opening the attempt, each restore candidate, and
+one small vote per save. The background half of a save calls none of this. Our own group, because the job's may be NCCL
+(which would need device memory and could be mid-kernel), and because our time-out is not the job's.
+Works the same for one process without torch.distributed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from holdfast.errors import ConfigurationError, HoldfastError, RanksDisagree
+
+T = TypeVar("T")
+
+_NO_DIGEST = "0" * 64
+_made = itertools.count()
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """One rank's part in the vote on one save."""
+
+    step: int
+    busy: bool
+    """An earlier save of this rank is still in flight."""
+    failed: bool
+    """This rank could not capture its state."""
+    layout_digest: str | None
+    """The agreed layout, if this rank's plan is still the one that went into it; None asks for a new one."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all the ranks' ballots come to; the same on every rank."""
+
+    busy: bool
+    failed: bool
+    same_layout: bool
+
+
+class KeyValueStore(Protocol):
+    """What background threads use of the job's store (torch.distributed.Store)."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+    def delete_key(self, key: str, /) -> bool: ...
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An exception in a form that survives the way to another rank, whatever its constructor takes."""
+
+    kind: type[Exception]
+    message: str
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: Exception) -> _Failure:
+        facts = {name: value for name, value in vars(error).items() if not name.startswith("__")}
+        failure = cls(type(error), str(error), facts)
+        try:
+            pickle.dumps(failure)
+        except Exception:  # whatever a foreign exception carries, its message must get through
+            return cls(RuntimeError, f"{type(error).__name__}: {error}", {})
+        return failure
+
+    def rebuild(self, rank: int) -> Exception:
+        error = self.kind.__new__(self.kind)
+        error.args = (f"On rank {rank}: {self.message}",)
+        vars(error).update(self.facts)
+        return error
+
+
+@dataclass(frozen=True)
+class _Outcome(Generic[T]):
+    value: T | None
+    failure: _Failure | None
+
+
+class Ranks:
+    """`rank` and `world_size` of this process, and what the ranks do together."""
+
+    def __init__(self, *, timeout_seconds: float) -> None:
+        """Makes the group; all ranks must. Raises ConfigurationError where a launcher made a world that
+        torch.distributed does not know of: each process would take itself for the only one."""
+        self.timeout_seconds = timeout_seconds
+        # Checkpointers of one process share the job's store; all ranks make them in the same order.
+        self._number = next(_made)
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+            if self.world_size > 1:
+                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+        else:
+            self.rank, self.world_size = 0, 1
+            launched = os.environ.get("WORLD_SIZE", "1")
+            if launched != "1":
+                raise ConfigurationError(
+                    f"WORLD_SIZE is {launched}, and torch.distributed is not initialised. "
+                    "Call torch.distributed.init_process_group() before holdfast.Checkpointer(…)."
+                )
+        hosts = self.gather(socket.gethostname())
+        self.host_leader = hosts.index(hosts[self.rank])
+        """The lowest rank on this rank's host."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def store(self, purpose: str) -> KeyValueStore | None:
+        """A connection of its own to the job's key-value store, for one background thread; None for a lone process.
+
+        Its own, because a store's client lets one call through at a time. Not a collective.
+        """
+        if self._group is None:
+            return None
+        c10d: Any = dist.distributed_c10d
+        store: KeyValueStore = c10d.PrefixStore(f"holdfast/{self._number}/{purpose}", c10d._get_default_store().clone())
+        return store
+
+    def close(self) -> None:
+        """Leaves the group. Not a collective."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+    def together(self, work: Callable[[], T]) -> list[T]:
+        """Every rank does `work`; every rank gets all the results, in rank order, or every rank raises.
+
+        A rank that failed raises its own error, the others that of the lowest rank that failed, with its number.
+        """
+        try:
+            outcome: _Outcome[T] = _Outcome(work(), None)
+            own: Exception | None = None
+        except Exception as error:  # any failure of one rank must reach the others, or they wait for it
+            outcome, own = _Outcome(None, _Failure.of(error)), error
+        results: list[Any] = []
+        for rank, other in enumerate(self.gather(outcome)):
+            if other.failure is not None:
+                raise own or other.failure.rebuild(rank)
+            results.append(other.value)
+        return results
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """Rank 0 does `work`; every rank gets its result or raises its error."""
+        if self._group is None:
+            return work()
+        box: list[Any] = [None]
+        own: Exception | None = None
+        if self.is_first:
+            try:
+                box = [_Outcome(work(), None)]
+            except Exception as error:  # the others wait for an answer, whatever it is
+                box, own = [_Outcome(None, _Failure.of(error))], error
+        self._collective(lambda: dist.broadcast_object_list(box, src=0, group=self._group))
+        if own is not None:
+            raise own
+        if box[0].failure is not None:
+            raise box[0].failure.rebuild(0)
+        return box[0].value  # type: ignore[no-any-return]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order."""
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        self._collective(lambda: dist.all_gather_object(values, value, group=self._group))
+        return values
+
+    def vote(self, ballot: Ballot) -> Verdict:
+        """One all-reduce of 160 bytes. Raises RanksDisagree on all ranks where they are not at the same step."""
+        words = _words(ballot.layout_digest or _NO_DIGEST)
+        known = ballot.layout_digest is not None
+        votes = torch.tensor(
+            [-ballot.busy, -ballot.failed, known, ballot.step, -ballot.step, *words, *(-word for word in words)],
+            dtype=torch.int64,
+        )
+        if self._group is not None:
+            self._collective(lambda: dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self._group))
+        busy, failed, all_known, first_step, last_step, *extremes = votes.tolist()
+        if first_step != -last_step:
+            raise RanksDisagree(f"One rank saves step {first_step} and another step {-last_step}")
+        lowest, highest = extremes[: len(words)], [-word for word in extremes[len(words) :]]
+        return Verdict(bool(busy), bool(failed), bool(all_known) and lowest == highest)
+
+    def _collective(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (RuntimeError, ValueError) as error:
+            raise HoldfastError(
+                f"The ranks could not reach each other within {self.timeout_seconds:.0f} s ({error}). "
+                "See which rank ended or hangs; its own error says why.",
+                code="rank_lost",
+            ) from error
+
+
+def _words(digest: str) -> list[int]:
+    return [int(digest[at : at + 8], 16) for at in range(0, 64, 8)]

@@ -1,0 +1,226 @@
+"""The foreground half of a save, on the training thread: capture -> plan -> vote -> stage; then the pipeline has it.
+
+All ranks save, all decline, or all raise; whatever can fail on one rank alone comes before the vote, or is told to the
+others through the service. The state may change again as soon as this returns.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from holdfast.errors import SaveDeclined
+from holdfast.handle import SaveHandle
+from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
+from holdfast.pipeline import SaveJob, SavePipeline
+from holdfast.ranks import Ballot
+from holdfast.session import Session
+from holdfast.staging import StagedShard, StagingArea
+from holdfast.state.capture import CapturedState, capture
+from holdfast.state.components import Declarations
+from holdfast.state.rng import capture_rng
+from holdfast.stats import SaveStats
+from holdfast_protocol.checkpoints import Component, MetricValue
+from holdfast_protocol.index_documents import Layout, ShardIndex
+from holdfast_protocol.states import CheckpointKind
+
+log = logging.getLogger("holdfast")
+
+Metrics = Mapping[str, Any]
+"""Names of at most 100 letters -> numbers, or tensors with one element."""
+
+
+@dataclass(frozen=True)
+class _Captured:
+    state: CapturedState
+    rng: Any
+    plan: LocalPlan
+    metrics: dict[str, MetricValue] | None
+
+
+class Saver:
+    def __init__(
+        self,
+        session: Session,
+        pipeline: SavePipeline,
+        stats: SaveStats,
+        *,
+        declared: Declarations,
+        sizes: ChunkSizes,
+        check_finite: bool,
+    ) -> None:
+        self._session = session
+        self._ranks = session.ranks
+        self._pipeline = pipeline
+        self._stats = stats
+        self._declared = declared
+        self._sizes = sizes
+        self._check_finite = check_finite
+        self._staging = StagingArea()
+        self._number = 0
+        self._plan: LocalPlan | None = None
+        self._agreed: tuple[LocalPlan, Layout] | None = None
+
+    def save(
+        self, step: int, state: Mapping[str, Any], metrics: Metrics | None, kind: CheckpointKind, *, wait: bool
+    ) -> SaveHandle:
+        """`wait`: for an earlier save that is in flight, half the ranks' time-out at most; else decline.
+
+        A declined save's handle holds SaveDeclined. Raises on every rank where one rank's state cannot be saved.
+        """
+        began = time.monotonic()
+        handle = SaveHandle(operator.index(step))
+        self._session.ready_to_save()
+        if wait:
+            self._pipeline.wait_idle(self._ranks.timeout_seconds / 2)
+        captured, error = self._capture(state, metrics)
+        unchanged = captured is not None and self._agreed is not None and captured.plan is self._agreed[0]
+        verdict = self._ranks.vote(
+            Ballot(
+                handle.step,
+                busy=self._pipeline.busy,
+                failed=error is not None,
+                layout_digest=self._agreed[1].digest if unchanged and self._agreed else None,
+            )
+        )
+        if verdict.failed or captured is None:
+            self._ranks.together(lambda: _raise(error))
+            raise AssertionError("a rank that failed has an error")
+        if verdict.busy:
+            return self._declined(handle)
+        layout = self._agree(captured.plan, same=verdict.same_layout)
+        self._number += 1
+        self._pipeline.start(self._job(handle, kind, captured, layout, state))
+        self._stats.blocked_seconds += time.monotonic() - began
+        return handle
+
+    def close(self) -> None:
+        """Gives the staging memory back, once no save reads it any more."""
+        self._staging.close()
+
+    def _capture(
+        self, state: Mapping[str, Any], metrics: Metrics | None
+    ) -> tuple[_Captured, None] | tuple[None, Exception]:
+        try:
+            if (ended_by := self._session.ended_by()) is not None:
+                raise ended_by
+            captured = capture(state, rank=self._ranks.rank, world_size=self._ranks.world_size, declared=self._declared)
+            self._plan = build_local_plan(
+                captured.specs,
+                rank=self._ranks.rank,
+                world_size=self._ranks.world_size,
+                sizes=self._sizes,
+                previous=self._plan,
+            )
+            values = _metric_values(metrics) if metrics is not None and self._ranks.is_first else None
+            return _Captured(captured, capture_rng(), self._plan, values), None
+        except Exception as error:  # the other ranks are on their way into the vote, and must not wait for this one
+            return None, error
+
+    def _agree(self, plan: LocalPlan, *, same: bool) -> Layout:
+        if not same or self._agreed is None:
+            # Pure from here on: with the same plans every rank makes the same layout, or raises the same LayoutError.
+            self._agreed = (plan, global_layout(self._ranks.gather(plan)))
+        return self._agreed[1]
+
+    def _declined(self, handle: SaveHandle) -> SaveHandle:
+        self._stats.declined += 1
+        declined = SaveDeclined(f"Step {handle.step} is not saved: an earlier save is still in flight on some rank")
+        if self._ranks.is_first:
+            log.warning("%s", declined)
+        handle.fail(declined)
+        return handle
+
+    def _job(
+        self, handle: SaveHandle, kind: CheckpointKind, captured: _Captured, layout: Layout, state: Mapping[str, Any]
+    ) -> SaveJob:
+        first = self._ranks.is_first
+        index = ShardIndex(
+            rank=self._ranks.rank,
+            layout_digest=layout.digest,
+            trees=captured.state.trees,
+            replicated_trees=captured.state.replicated_trees if first else {},
+            rng=captured.rng,
+        )
+        finite, staged = True, self._stage(captured)
+        if isinstance(staged, StagedShard):
+            handle.staged.set_result(None)
+            if self._check_finite:
+                finite = _all_finite(captured.state, state)
+        return SaveJob(
+            number=self._number,
+            step=handle.step,
+            kind=kind,
+            staged=staged,
+            index=index,
+            layout=layout,
+            components=_components(captured.plan, state),
+            finite=finite,
+            metrics=captured.metrics,
+            handle=handle,
+        )
+
+    def _stage(self, captured: _Captured) -> StagedShard | Exception:
+        try:
+            return self._staging.stage(captured.plan, captured.state.pieces)
+        except Exception as error:  # after the vote: raising here would leave the others with a save that never ends
+            return error
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _metric_values(metrics: Metrics) -> dict[str, MetricValue]:
+    values = {}
+    for name, value in metrics.items():
+        if not (isinstance(name, str) and 1 <= len(name) <= 100):
+            raise TypeError(f"the metric name {name!r:.120} is not usable; give text of 1 to 100 letters")
+        try:
+            values[name] = MetricValue.of(float(value.item() if isinstance(value, torch.Tensor) else value))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"metrics[{name!r}] is a {type(value).__name__}, not one number; give a float or a one-element tensor"
+            ) from error
+    return values
+
+
+@torch.no_grad()
+def _all_finite(captured: CapturedState, state: Mapping[str, Any]) -> bool:
+    """Whether this rank's parts of the models hold neither NaN nor infinity. One wait for the device in all."""
+    models = {key for key, value in state.items() if isinstance(value, torch.nn.Module)}
+    verdicts = [
+        torch.isfinite(piece.local).all()
+        for piece in captured.pieces
+        if piece.spec.component in models and (piece.local.is_floating_point() or piece.local.is_complex())
+    ]
+    if not verdicts:
+        return True
+    return bool(torch.stack([verdict.to(verdicts[0].device, non_blocking=True) for verdict in verdicts]).all())
+
+
+def _components(plan: LocalPlan, state: Mapping[str, Any]) -> dict[str, Component]:
+    """What the service lists of each component: its kind, and this rank's bytes of it."""
+    stored: Counter[str] = Counter()
+    for piece in plan.shard.pieces:
+        stored[plan.tensors[piece.tensor].component] += sum(segment.bytes for segment in piece.segments)
+    return {key: _component(key, value, stored[key]) for key, value in state.items()}
+
+
+def _component(key: str, value: Any, logical_bytes: int) -> Component:
+    if isinstance(value, torch.nn.Module):
+        return Component(kind="model", logical_bytes=logical_bytes)
+    if isinstance(value, torch.optim.Optimizer):
+        return Component(kind="optimizer", logical_bytes=logical_bytes)
+    if isinstance(value, LRScheduler):
+        return Component(kind="lr_scheduler", logical_bytes=logical_bytes)
+    return Component(kind="dataloader" if "loader" in key else "extra", logical_bytes=logical_bytes)

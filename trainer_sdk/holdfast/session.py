@@ -1,0 +1,163 @@
+"""This job's part in its run: the attempt that rank 0 opened, its fencing token, its heartbeat, its end.
+
+Opened late, by the first restore() or save(): making a Checkpointer fences nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import socket
+import threading
+import uuid
+
+import torch
+
+from holdfast.errors import (
+    HoldfastError,
+    NotRestored,
+    ServiceUnavailable,
+    StaleAttempt,
+    TokenProblem,
+)
+from holdfast.ranks import Ranks
+from holdfast_client.client import Client
+from holdfast_client.errors import UnsupportedProtocol
+from holdfast_client.launch import open_attempt
+from holdfast_protocol.attempts import AttemptOpened, EndAttempt, Heartbeat, ResumedFrom
+from holdfast_protocol.fencing import Fence
+from holdfast_protocol.selectors import RunName
+from holdfast_protocol.states import AttemptOutcome
+
+log = logging.getLogger("holdfast")
+
+ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
+"""What no later try can mend. Wherever in the background it shows, the training thread raises it at its next call."""
+
+
+class Session:
+    def __init__(self, client: Client, run: RunName, ranks: Ranks, *, create: bool | None) -> None:
+        self.client = client
+        self.run = run
+        self.ranks = ranks
+        self.step: int | None = None
+        """The last step that was run here, for the heartbeat."""
+        self.save_interval_seconds = math.inf
+        """What the service recommends; known once the attempt is open."""
+        self.may_save = False
+        """Something was restored, or there was nothing to restore."""
+        self._create = create
+        # Made once per process, so that a repeated call after a lost reply opens nothing twice.
+        self._launch_id = uuid.uuid4().hex
+        self._opened: AttemptOpened | None = None
+        self._ended_by: HoldfastError | None = None
+        self._stop = threading.Event()
+        self._heart: threading.Thread | None = None
+
+    def open(self) -> AttemptOpened:
+        """The attempt; opened by rank 0 at the first call and shared. Collective at the first call. Every rank raises
+        what rank 0 met."""
+        if self._opened is None:
+            self._opened = self.ranks.from_first(self._open_on_first)
+            self.save_interval_seconds = self._opened.save_interval_seconds
+            if self.ranks.is_first:
+                self._heart = threading.Thread(target=self._beat, name="holdfast-heartbeat", daemon=True)
+                self._heart.start()
+        return self._opened
+
+    @property
+    def has_opened(self) -> bool:
+        return self._opened is not None
+
+    @property
+    def opened(self) -> AttemptOpened:
+        if self._opened is None:
+            raise AssertionError("the attempt is opened before anything is written")
+        return self._opened
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(epoch=self.opened.epoch, attempt=self.opened.attempt)
+
+    def ready_to_save(self) -> None:
+        """Opens the attempt if need be. Collective at the first call. Raises NotRestored where that would leave
+        existing checkpoints behind: to train from the beginning over them is what nobody means."""
+        if not self.may_save:
+            if self.open().ever_committed:
+                raise NotRestored(f"{self.run} has checkpoints, and this job has not restored one")
+            self.may_save = True
+
+    def restored_from(self, checkpoint_id: str | None, *, rollback: bool) -> None:
+        """Rank 0 tells the service what all ranks have loaded: the line of descent goes on from there. Collective."""
+
+        def tell() -> None:
+            if checkpoint_id is not None:
+                self.client.resumed_from(
+                    self.run.project,
+                    self.run.run,
+                    self.opened.attempt,
+                    ResumedFrom(**self.fence.model_dump(), checkpoint_id=checkpoint_id, rollback=rollback),
+                )
+
+        self.ranks.from_first(tell)
+        self.may_save = True
+
+    def note(self, error: BaseException) -> None:
+        """A background thread met `error`; kept if it ends the job."""
+        if isinstance(error, ENDS_THE_JOB) and self._ended_by is None:
+            self._ended_by = error
+
+    def ended_by(self) -> HoldfastError | None:
+        """What a background thread met that ends the job."""
+        return self._ended_by
+
+    def end(self, outcome: AttemptOutcome, detail: str = "") -> None:
+        """Rank 0 tells how the job ended; the heartbeat stops. Never raises: it comes when all else is done."""
+        self._stop.set()
+        if self._heart is None:
+            return
+        self._heart.join(timeout=1.0)
+        if isinstance(self._ended_by, StaleAttempt):
+            return
+        request = EndAttempt(**self.fence.model_dump(), outcome=outcome, detail=detail[:4000])
+        try:
+            self.client.end_attempt(self.run.project, self.run.run, self.opened.attempt, request)
+        except HoldfastError as error:
+            log.warning("the service was not told that this attempt ended (%s); it will see so by its silence", error)
+
+    def _open_on_first(self) -> AttemptOpened:
+        return open_attempt(
+            self.client,
+            self.run,
+            self._launch_id,
+            world_size=self.ranks.world_size,
+            host=socket.gethostname(),
+            environment=_environment(),
+            create=self._create,
+        )
+
+    def _beat(self) -> None:
+        opened = self.opened
+        while not self._stop.wait(opened.heartbeat_interval_seconds):
+            request = Heartbeat(**self.fence.model_dump(), step=self.step)
+            try:
+                reply = self.client.heartbeat(self.run.project, self.run.run, opened.attempt, request)
+                self.save_interval_seconds = reply.save_interval_seconds
+            except ServiceUnavailable as error:
+                log.info("a heartbeat was lost: %s", error)
+            except HoldfastError as error:
+                self.note(error)
+                log.warning("the service does not take this attempt's heartbeat: %s", error)
+                return
+
+
+def _environment() -> dict[str, str]:
+    facts = {"python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["cuda"] = str(torch.version.cuda)
+    if job := os.environ.get("SLURM_JOB_ID"):
+        facts["slurm_job"] = job
+    return facts

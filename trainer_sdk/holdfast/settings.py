@@ -1,0 +1,48 @@
+"""What the training side reads from the environment, beside the client's settings (holdfast_client.settings).
+
+| setting | default | what it is |
+| --- | --- | --- |
+| `HOLDFAST_RUN` | | the run, `project/run`, where the script does not name one |
+| `HOLDFAST_COLLECTIVE_TIMEOUT_SECONDS` | 1800 | how long a rank waits for the others; it waits half of it for a save |
+| `HOLDFAST_DRAIN_SECONDS` | 300 | how long the end of the `with` block waits for the save in flight |
+| `HOLDFAST_TRANSFERS` | 8 | chunks that one rank sends or fetches at once |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from holdfast.errors import ConfigurationError
+from holdfast_protocol.selectors import RunName, SelectorError, parse_run
+
+
+class TrainerSettings(BaseSettings):
+    """Read from the environment; a keyword wins over it. Raises ConfigurationError, which names the setting."""
+
+    model_config = SettingsConfigDict(env_prefix="HOLDFAST_", extra="ignore", frozen=True)
+
+    run: str | None = None
+    collective_timeout_seconds: float = Field(default=1800.0, gt=0)
+    drain_seconds: float = Field(default=300.0, ge=0)
+    transfers: int = Field(default=8, ge=1, le=64)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            setting = "HOLDFAST_" + "_".join(str(part) for part in first["loc"]).upper()
+            raise ConfigurationError(f"{setting} is not usable: {first['msg']}.") from None
+
+    def run_name(self, given: str | None) -> RunName:
+        """The run that the script names, else HOLDFAST_RUN. Raises ConfigurationError where neither names one."""
+        text = given or self.run
+        if not text:
+            raise ConfigurationError('No run is named. Write Checkpointer("project/run"), or set HOLDFAST_RUN.')
+        try:
+            return parse_run(text)
+        except SelectorError as error:
+            raise ConfigurationError(f"{error}.") from None

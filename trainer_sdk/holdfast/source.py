@@ -1,0 +1,107 @@
+"""One committed checkpoint as one rank reads it: manifest, documents, chunk lists and chunks. No collectives.
+
+    checkpoint digest -> shard digests -> chunk digests -> bytes
+
+Each arrow is checked here or, the last one, by the fetcher: out comes what was committed, or IntegrityError.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from holdfast.errors import IntegrityError
+from holdfast.layout.reshard import Read, ReadPlan, WantedPiece
+from holdfast.layout.scatter import scatter
+from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_protocol.checkpoints import Manifest
+from holdfast_protocol.digests import checkpoint_digest, shard_digest
+from holdfast_protocol.index_documents import Layout, ShardIndex
+
+ChunkLists = Mapping[int, Sequence[str]]
+"""Stored rank -> the digests of its chunks, by ordinal."""
+
+
+class CheckpointSource:
+    """Keep it open while reading: it holds a lease, so that nothing is deleted under it."""
+
+    def __init__(self, client: Client, checkpoint_id: str, *, workers: TransferWorkers) -> None:
+        self.checkpoint_id = checkpoint_id
+        self._client = client
+        self._fetcher = ShardFetcher(client, checkpoint_id, workers=workers)
+
+    def manifest(self) -> Manifest:
+        """Raises IntegrityError unless the shards' digests make the checkpoint's."""
+        manifest = self._client.manifest(self.checkpoint_id)
+        sealed = [shard.digest or "" for shard in sorted(manifest.shards, key=lambda shard: shard.rank)]
+        if len(sealed) != manifest.checkpoint.world_size or checkpoint_digest(sealed) != manifest.checkpoint.digest:
+            raise IntegrityError(f"The manifest of {self.checkpoint_id} does not match its digest")
+        return manifest
+
+    def chunk_list(self, manifest: Manifest, rank: int) -> list[str]:
+        """The digests of a shard's chunks, by ordinal. Raises IntegrityError unless they make the shard's digest."""
+        digests = [chunk.digest for chunk in self._client.shard_chunks(self.checkpoint_id, rank).chunks]
+        [sealed] = [shard.digest for shard in manifest.shards if shard.rank == rank]
+        if shard_digest(digests) != sealed:
+            raise IntegrityError(f"The chunk list of rank {rank} in {self.checkpoint_id} does not match its digest")
+        return digests
+
+    def documents(self, digests: Iterable[str]) -> dict[str, bytes]:
+        """Small chunks, whole, by digest."""
+        found: dict[str, bytes] = {}
+        self._fetcher.fetch(digests, lambda digest, view: found.__setitem__(digest, bytes(view)))
+        return found
+
+    def layout(self, manifest: Manifest) -> Layout:
+        [document] = self.documents([manifest.layout_digest]).values()
+        return Layout.decode(document)
+
+    def indexes(self, manifest: Manifest, ranks: Iterable[int]) -> dict[int, ShardIndex]:
+        """The index documents of these stored ranks."""
+        wanted = set(ranks)
+        digests = {s.rank: s.index_digest for s in manifest.shards if s.rank in wanted and s.index_digest is not None}
+        if digests.keys() != wanted:
+            raise IntegrityError(f"{self.checkpoint_id} has no index of rank {min(wanted - digests.keys())}")
+        documents = self.documents(digests.values())
+        return {rank: ShardIndex.decode(documents[digest]) for rank, digest in digests.items()}
+
+    def read(self, reads: ReadPlan, chunks: ChunkLists, buffers: Mapping[str, memoryview]) -> int:
+        """Fetches each chunk that the reads touch once, and copies what they take from it into `buffers`, by wanted
+        name. The bytes of a chunk reach a buffer only after its digest was checked. Returns the bytes fetched."""
+        by_digest: dict[str, list[Read]] = defaultdict(list)
+        for (rank, ordinal), of_chunk in reads.by_chunk.items():
+            by_digest[chunks[rank][ordinal]].extend(of_chunk)
+        fetched: list[int] = []
+        lock = threading.Lock()
+
+        def receive(digest: str, chunk: memoryview) -> None:
+            for read in by_digest[digest]:
+                scatter(read, chunk, buffers[read.name])
+            with lock:
+                fetched.append(chunk.nbytes)
+
+        self._fetcher.fetch(by_digest, receive)
+        return sum(fetched)
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def new_buffers(wanted: Iterable[WantedPiece]) -> dict[str, memoryview]:
+    """Room for each wanted piece, by name. The pages are taken when they are written, not here."""
+    return {piece.name: np.empty(piece.bytes, dtype=np.uint8).data for piece in wanted}

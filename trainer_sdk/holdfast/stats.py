@@ -1,0 +1,21 @@
+"""What a Checkpointer has done so far; `ckpt.stats`. Written by the save's two halves, read by anyone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.errors import SaveFailed
+
+
+@dataclass
+class SaveStats:
+    """Counts are of this process. `blocked_seconds` is what saving has cost the training thread."""
+
+    committed: int = 0
+    failed: int = 0
+    declined: int = 0
+    """Left out by all ranks together, for an earlier save was still in flight."""
+    sent_bytes: int = 0
+    blocked_seconds: float = 0.0
+    last_committed_step: int | None = None
+    last_failure: SaveFailed | None = None
