@@ -20,7 +20,10 @@ from sqlalchemy.exc import ArgumentError
 
 PREFIX = "HOLDFAST_"
 # Client and trainer read these; on one machine they share the service's environment, so they are no mistake here.
-OTHERS_SETTINGS = frozenset({"URL", "TOKEN", "TIMEOUT_SECONDS", "RETRY_SECONDS", "DIRECT_FILES"})
+OTHERS_SETTINGS = frozenset(
+    {"URL", "TOKEN", "TIMEOUT_SECONDS", "RETRY_SECONDS", "DIRECT_FILES"}
+    | {"RUN", "COLLECTIVE_TIMEOUT_SECONDS", "DRAIN_SECONDS", "TRANSFERS"}
+)
 
 
 class SettingsError(ValueError):

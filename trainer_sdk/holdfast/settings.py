@@ -1,11 +1,6 @@
 """What the training side reads from the environment, beside the client's settings (holdfast_client.settings).
 
-| setting | default | what it is |
-| --- | --- | --- |
-| `HOLDFAST_RUN` | | the run, `project/run`, where the script does not name one |
-| `HOLDFAST_COLLECTIVE_TIMEOUT_SECONDS` | 1800 | how long a rank waits for the others; it waits half of it for a save |
-| `HOLDFAST_DRAIN_SECONDS` | 300 | how long the end of the `with` block waits for the save in flight |
-| `HOLDFAST_TRANSFERS` | 8 | chunks that one rank sends or fetches at once |
+Each is `HOLDFAST_<NAME>`; docs/settings.md is made from the descriptions below.
 """
 
 from __future__ import annotations
@@ -24,10 +19,14 @@ class TrainerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="HOLDFAST_", extra="ignore", frozen=True)
 
-    run: str | None = None
-    collective_timeout_seconds: float = Field(default=1800.0, gt=0)
-    drain_seconds: float = Field(default=300.0, ge=0)
-    transfers: int = Field(default=8, ge=1, le=64)
+    run: str | None = Field(default=None, description="The run, `project/run`, where the script does not name one.")
+    collective_timeout_seconds: float = Field(
+        default=1800.0, gt=0, description="How long a rank waits for the others; it waits half of it for a save."
+    )
+    drain_seconds: float = Field(
+        default=300.0, ge=0, description="How long the end of the `with` block waits for the save in flight."
+    )
+    transfers: int = Field(default=8, ge=1, le=64, description="Chunks that one rank sends or fetches at once.")
 
     def __init__(self, **values: Any) -> None:
         try:
