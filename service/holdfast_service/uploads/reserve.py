@@ -105,21 +105,27 @@ def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffe
     digests = [offer.digest for offer in offers]
     if not digests:
         return {}
-    now = database_now(session)
-    insert_absent(
-        session,
-        Chunk,
-        [{"project_id": project_id, "digest": each.digest, "bytes": each.bytes, "created_at": now} for each in offers],
-    )
-    # A later statement: the insert's snapshot does not show what a concurrent one has just committed.
-    rows = session.scalars(
-        select(Chunk)
-        .where(Chunk.project_id == project_id, Chunk.digest.in_(digests))
-        .order_by(Chunk.digest)
-        .with_for_update(read=True, key_share=True),
-        execution_options={"populate_existing": True},
-    )
-    chunks = {chunk.digest: chunk for chunk in rows}
+    chunks: dict[str, Chunk] = {}
+    while len(chunks) < len(digests):  # again only if the collector forgot one between the two statements
+        now = database_now(session)
+        insert_absent(
+            session,
+            Chunk,
+            [
+                {"project_id": project_id, "digest": each.digest, "bytes": each.bytes, "created_at": now}
+                for each in offers
+                if each.digest not in chunks
+            ],
+        )
+        # A later statement: the insert's snapshot does not show what a concurrent one has just committed.
+        rows = session.scalars(
+            select(Chunk)
+            .where(Chunk.project_id == project_id, Chunk.digest.in_(digests))
+            .order_by(Chunk.digest)
+            .with_for_update(read=True, key_share=True),
+            execution_options={"populate_existing": True},
+        )
+        chunks = {chunk.digest: chunk for chunk in rows}
     for offer in offers:
         if chunks[offer.digest].bytes != offer.bytes:
             raise ProblemError(

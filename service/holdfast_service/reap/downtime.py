@@ -1,0 +1,53 @@
+"""Deadlines leave out the service's own downtime and jumps of the clock (protocol rule 31).
+
+While the service was away no rank could call, so silence meant nothing. The row in `controllers` says when the last
+round was; if that is far longer ago than the pause between two rounds, all deadlines move by the gap instead.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CheckpointState
+from holdfast_service.catalog.insert import insert_absent
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Controller
+from holdfast_service.clock import database_now
+from holdfast_service.settings import ServiceSettings
+
+NAME = "reap"
+_SHORTEST_GAP = timedelta(seconds=60)
+_ROUNDS = 5
+
+
+def leave_out_downtime(session: Session, settings: ServiceSettings) -> timedelta:
+    """Notes this round and returns by how much the deadlines were moved; zero in the ordinary case.
+
+    A clock that went back moves nothing: deadlines are further away then, which is safe.
+    """
+    now = database_now(session)
+    insert_absent(session, Controller, [{"name": NAME, "ticked_at": now}])
+    row = session.execute(select(Controller).where(Controller.name == NAME).with_for_update()).scalar_one()
+    gap = now - row.ticked_at
+    row.ticked_at = now
+    if gap <= max(_SHORTEST_GAP, timedelta(seconds=settings.controller_interval_seconds) * _ROUNDS):
+        return timedelta()
+    _move(session, gap, now)
+    return gap
+
+
+def _move(session: Session, gap: timedelta, now: datetime) -> None:
+    """In Python: the two databases have no common arithmetic on times, and there are few of these rows."""
+    for checkpoint in session.scalars(
+        select(Checkpoint)
+        .where(Checkpoint.state == CheckpointState.UPLOADING)
+        .order_by(Checkpoint.id)
+        .with_for_update()
+    ):
+        checkpoint.deadline_at += gap
+    for attempt in session.scalars(
+        select(Attempt).where(Attempt.ended_at.is_(None)).order_by(Attempt.id).with_for_update()
+    ):
+        attempt.heartbeat_at = min(now, (attempt.heartbeat_at or attempt.opened_at) + gap)
