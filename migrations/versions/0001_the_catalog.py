@@ -160,6 +160,14 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_checkpoints_run_id"),
         sa.PrimaryKeyConstraint("id", name="pk_checkpoints"),
     )
+    op.create_index(
+        "ix_checkpoints_corrupt",
+        "checkpoints",
+        ["id"],
+        unique=False,
+        sqlite_where=sa.text("health = 'corrupt'"),
+        postgresql_where=sa.text("health = 'corrupt'"),
+    )
     op.create_index("ix_checkpoints_run_id_step", "checkpoints", ["run_id", "step", "id"], unique=False)
     op.create_index(
         "ix_checkpoints_uploading_deadline",
@@ -205,12 +213,12 @@ def upgrade() -> None:
     op.create_index("ix_copies_chunk_id", "copies", ["chunk_id"], unique=False)
     op.create_index("ix_copies_project_id_state", "copies", ["project_id", "state"], unique=False)
     op.create_index(
-        "ix_copies_unproven",
+        "ix_copies_to_read",
         "copies",
         ["id"],
         unique=False,
-        sqlite_where=sa.text("proof = 'unproven' AND state = 'verified'"),
-        postgresql_where=sa.text("proof = 'unproven' AND state = 'verified'"),
+        sqlite_where=sa.text("state = 'suspect' OR (state = 'verified' AND proof = 'unproven')"),
+        postgresql_where=sa.text("state = 'suspect' OR (state = 'verified' AND proof = 'unproven')"),
     )
     op.create_table(
         "read_leases",

@@ -78,7 +78,7 @@ def exclusive_connection(database: Database) -> Iterator[Connection]:
         # The setting cannot be changed within a transaction, hence below SQLAlchemy, which would begin one.
         raw = connection.connection.dbapi_connection
         assert raw is not None
-        raw.execute("PRAGMA foreign_keys=OFF")  # type: ignore[attr-defined]
+        raw.execute("PRAGMA foreign_keys=OFF")
         try:
             with connection.begin():
                 yield connection
@@ -86,4 +86,4 @@ def exclusive_connection(database: Database) -> Iterator[Connection]:
                 if broken is not None:
                     raise RuntimeError(f"the upgrade would leave a broken reference in the table {broken[0]}")
         finally:
-            raw.execute("PRAGMA foreign_keys=ON")  # type: ignore[attr-defined]
+            raw.execute("PRAGMA foreign_keys=ON")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import structlog
 
@@ -37,18 +38,24 @@ class StoreWatch:
                 _log.warning("store_away", reason=str(error))
             except ForeignStoreError as error:
                 self.problem = str(error)
+                _log.error("store_refused", reason=str(error))
                 raise
             else:
                 self.problem = None
 
+    def tick(self) -> str | None:
+        """A round of background work: asks again if need be; the problem that is left."""
+        with suppress(ForeignStoreError):
+            self.settle()
+        return self.problem
+
     def check(self) -> str | None:
         """For /readyz: None if the store answers at this moment, else why not."""
+        problem = self.tick()
+        if problem is not None:
+            return problem
         try:
-            self.settle()
-            if self.problem is None:
-                self._store.ping()
+            self._store.ping()
         except StoreError as error:
             return f"The store does not answer: {error}"
-        except ForeignStoreError as error:
-            return str(error)
-        return self.problem
+        return None

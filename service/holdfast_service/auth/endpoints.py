@@ -20,20 +20,13 @@ from holdfast_service.context import Context
 router = APIRouter(tags=["tokens"])
 Admin = Annotated[Principal, require(Scope.ADMIN)]
 
-_EXAMPLES = {
-    "trainer": {
-        "summary": "For the training jobs of one project",
-        "value": {"name": "demo trainers", "project": "demo", "scopes": ["train", "read"]},
-    }
-}
 
-
-@router.post("/v1/tokens", status_code=201, operation_id="create_token", summary="Make a token; its text is shown once")
+@router.post("/v1/tokens", status_code=201, summary="Make a token; its text is shown once")
 def create(body: CreateToken, context: Context, caller: Admin) -> TokenCreated:
     return create_token(context, caller, body)
 
 
-@router.get("/v1/tokens", operation_id="list_tokens", summary="List tokens, the newest first, revoked ones too")
+@router.get("/v1/tokens", summary="List tokens, the newest first, revoked ones too")
 def list_all(
     context: Context,
     caller: Admin,
@@ -43,6 +36,6 @@ def list_all(
     return list_tokens(context, caller, cursor=cursor, limit=limit)
 
 
-@router.delete("/v1/tokens/{token_id}", operation_id="revoke_token", summary="Revoke a token, at once and for good")
+@router.delete("/v1/tokens/{token_id}", summary="Revoke a token, at once and for good")
 def revoke(token_id: str, context: Context, caller: Admin) -> TokenView:
     return revoke_token(context, caller, token_id)

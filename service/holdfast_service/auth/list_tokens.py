@@ -8,7 +8,7 @@ from holdfast_protocol.base import Page
 from holdfast_protocol.tokens import TokenView
 from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.token_view import token_view
-from holdfast_service.catalog.cursors import decode_cursor, encode_cursor, moment_from_text, moment_to_text
+from holdfast_service.catalog.cursors import cut_page, decode_cursor, moment_from_text, moment_to_text
 from holdfast_service.catalog.tables import Project, Token
 from holdfast_service.context import ServiceContext
 
@@ -29,7 +29,5 @@ def list_tokens(context: ServiceContext, caller: Principal, *, cursor: str | Non
         query = query.where(tuple_(Token.created_at, Token.id) < (moment_from_text(created_at), token_id))
     with context.database.read() as session:
         rows = session.execute(query).all()
-    views = [token_view(token, project_name) for token, project_name in rows[:limit]]
-    more = len(rows) > limit
-    next_cursor = encode_cursor(_CURSOR, moment_to_text(views[-1].created_at), views[-1].id) if more else None
-    return Page(items=views, next_cursor=next_cursor)
+    shown, next_cursor = cut_page(_CURSOR, rows, limit, lambda row: (moment_to_text(row[0].created_at), row[0].id))
+    return Page(items=[token_view(token, project_name) for token, project_name in shown], next_cursor=next_cursor)

@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -45,6 +46,29 @@ def check_entropy(text: str) -> None:
         )
 
 
+def token_row(
+    session: Session,
+    text: str,
+    *,
+    name: str,
+    scopes: Iterable[Scope],
+    project_id: str | None,
+    expires_at: datetime | None,
+) -> dict[str, Any]:
+    """The columns of `tokens`."""
+    token_id, secret_sha256 = parse_token(text)
+    return {
+        "id": token_id,
+        "name": name,
+        "secret_sha256": secret_sha256,
+        "project_id": project_id,
+        "scopes": sorted({scope.value for scope in scopes}),
+        "created_at": database_now(session),
+        "expires_at": expires_at,
+        "revoked_at": None,
+    }
+
+
 def insert_token(
     session: Session,
     text: str,
@@ -54,17 +78,7 @@ def insert_token(
     project_id: str | None,
     expires_at: datetime | None,
 ) -> Token:
-    token_id, secret_sha256 = parse_token(text)
-    token = Token(
-        id=token_id,
-        name=name,
-        secret_sha256=secret_sha256,
-        project_id=project_id,
-        scopes=sorted({scope.value for scope in scopes}),
-        created_at=database_now(session),
-        expires_at=expires_at,
-        revoked_at=None,
-    )
+    token = Token(**token_row(session, text, name=name, scopes=scopes, project_id=project_id, expires_at=expires_at))
     session.add(token)
     session.flush()
     return token

@@ -14,14 +14,13 @@ from holdfast_service.migrate import pending_revision
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz", operation_id="healthz", summary="Whether the process lives")
+@router.get("/healthz", summary="Whether the process lives")
 def healthz() -> dict[str, str]:
     return {"status": "alive"}
 
 
 @router.get(
     "/readyz",
-    operation_id="readyz",
     summary="Whether database, migrations and store answer",
     responses={503: {"model": Readiness, "description": "At least one of them does not."}},
 )

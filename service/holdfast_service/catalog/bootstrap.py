@@ -11,10 +11,10 @@ import uuid
 from pathlib import Path
 
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
 from holdfast_protocol.states import Scope
-from holdfast_service.auth.make_token import insert_token, new_token_text, parse_token
+from holdfast_service.auth.make_token import insert_token, new_token_text, parse_token, token_row
+from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.tables import CatalogIdentity, Token
 from holdfast_service.clock import database_now
 from holdfast_service.database import Database
@@ -26,22 +26,18 @@ BOOTSTRAP_NAME = "bootstrap"
 
 def ensure_identity(database: Database) -> CatalogIdentity:
     """The catalog's id, epoch and signing key; made at the very first start."""
-    try:
-        with database.transaction() as session:
-            found = session.get(CatalogIdentity, _ONLY_ROW)
-            if found is None:
-                found = CatalogIdentity(
-                    id=_ONLY_ROW,
-                    catalog_id=uuid.uuid4().hex,
-                    epoch=1,
-                    signing_key=secrets.token_bytes(_SIGNING_KEY_BYTES),
-                    created_at=database_now(session),
-                )
-                session.add(found)
-            return found
-    except IntegrityError:  # another service that started at the same moment was first
-        with database.read() as session:
-            return session.execute(select(CatalogIdentity)).scalar_one()
+    with database.transaction() as session:
+        if session.get(CatalogIdentity, _ONLY_ROW) is None:
+            fresh = {
+                "id": _ONLY_ROW,
+                "catalog_id": uuid.uuid4().hex,
+                "epoch": 1,
+                "signing_key": secrets.token_bytes(_SIGNING_KEY_BYTES),
+                "created_at": database_now(session),
+            }
+            insert_absent(session, CatalogIdentity, [fresh])
+        # Read afterwards: another service that started at the same moment may have been first.
+        return session.execute(select(CatalogIdentity)).scalar_one()
 
 
 def ensure_token_file(database: Database, path: Path) -> bool:
@@ -66,7 +62,7 @@ def ensure_token_file(database: Database, path: Path) -> bool:
             file.flush()
             os.fsync(file.fileno())
         with database.transaction() as session:
-            insert_token(session, text, name="embedded", scopes=list(Scope), project_id=None, expires_at=None)
+            insert_token(session, text, name="embedded", scopes=Scope, project_id=None, expires_at=None)
         os.replace(fresh, path)
     except BaseException:
         fresh.unlink(missing_ok=True)
@@ -80,14 +76,12 @@ def ensure_bootstrap_token(database: Database, text: str) -> bool:
     One that was revoked stays revoked, whatever the environment still says.
     """
     token_id, _ = parse_token(text)
-    try:
-        with database.transaction() as session:
-            if session.get(Token, token_id) is not None:
-                return False
-            insert_token(session, text, name=BOOTSTRAP_NAME, scopes=list(Scope), project_id=None, expires_at=None)
-            return True
-    except IntegrityError:
-        return False
+    with database.transaction() as session:
+        if session.get(Token, token_id) is not None:
+            return False
+        row = token_row(session, text, name=BOOTSTRAP_NAME, scopes=Scope, project_id=None, expires_at=None)
+        insert_absent(session, Token, [row])
+        return True
 
 
 def _is_known(database: Database, text: str) -> bool:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.errors import ProblemError
+
+Row = TypeVar("Row")
 
 DEFAULT_PAGE = 50
 MAX_PAGE = 500
@@ -33,6 +36,14 @@ def decode_cursor(kind: str, cursor: str, *types: type) -> tuple[Any, ...]:
     if made_for != kind or [type(part) for part in key] != list(types):
         raise _refused()
     return tuple(key)
+
+
+def cut_page(
+    kind: str, rows: Sequence[Row], limit: int, key: Callable[[Row], tuple[str | int, ...]]
+) -> tuple[Sequence[Row], str | None]:
+    """Of `limit` + 1 rows that were asked for: those of this page, and the cursor if there are more."""
+    shown = rows[:limit]
+    return shown, encode_cursor(kind, *key(shown[-1])) if len(rows) > limit else None
 
 
 def moment_to_text(moment: datetime) -> str:

@@ -13,9 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select, update
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
+from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.catalog.tables import Store as StoreRow
 from holdfast_service.clock import database_now
@@ -38,17 +37,17 @@ class Marker:
 
 def find_row(database: Database, url: str, kind: str, marker: Marker | None, catalog_id: str) -> StoreRow:
     """The row that the marker names, else the one with this URL, else a new one. A new address is kept."""
-    try:
-        with database.transaction() as session:
-            row = session.get(StoreRow, marker.store_id) if marker and marker.catalog_id == catalog_id else None
-            same_url = session.scalar(select(StoreRow).where(StoreRow.url == url))
-            if row is not None and same_url is None:
-                row.url = url
-            found = row or same_url
-            return found or _insert(session, url, kind)
-    except IntegrityError:  # another service that started at the same moment was first
-        with database.read() as session:
-            return session.execute(select(StoreRow).where(StoreRow.url == url)).scalar_one()
+    by_url = select(StoreRow).where(StoreRow.url == url)
+    with database.transaction() as session:
+        row = session.get(StoreRow, marker.store_id) if marker and marker.catalog_id == catalog_id else None
+        if row is None:
+            fresh = {"url": url, "kind": kind, "capabilities": None, "created_at": database_now(session)}
+            insert_absent(session, StoreRow, [fresh])
+            # Read afterwards: another service that started at the same moment may have been first.
+            return session.execute(by_url).scalar_one()
+        if session.scalar(by_url) is None:
+            row.url = url
+        return row
 
 
 def settle(database: Database, store: Store, store_id: int, identity: CatalogIdentity) -> None:
@@ -124,10 +123,3 @@ def _check(marker: Marker, identity: CatalogIdentity) -> None:
             f"The store has seen epoch {marker.epoch} of this catalog, which is at {identity.epoch}: it was restored "
             "from an older state. Raise its epoch with `holdfast admin new-epoch`."
         )
-
-
-def _insert(session: Session, url: str, kind: str) -> StoreRow:
-    row = StoreRow(url=url, kind=kind, capabilities=None, created_at=database_now(session))
-    session.add(row)
-    session.flush()
-    return row

@@ -163,6 +163,12 @@ class Checkpoint(Table):
         ),
         Index("ix_checkpoints_run_id_step", "run_id", "step", "id"),
         Index(
+            "ix_checkpoints_corrupt",
+            "id",
+            sqlite_where=text("health = 'corrupt'"),
+            postgresql_where=text("health = 'corrupt'"),
+        ),
+        Index(
             "ix_checkpoints_uploading_deadline",
             "deadline_at",
             sqlite_where=text("state = 'uploading'"),
@@ -221,6 +227,10 @@ class Chunk(Table):
     __table_args__ = (UniqueConstraint("project_id", "digest"),)
 
 
+# What the service still has to read itself. A query that says exactly this can use the partial index.
+COPY_TO_READ = "state = 'suspect' OR (state = 'verified' AND proof = 'unproven')"
+
+
 class Copy(Table):
     """A chunk's presence in one store, at the key that ends in this copy's own generation (protocol rule 17)."""
 
@@ -246,12 +256,7 @@ class Copy(Table):
     __table_args__ = (
         UniqueConstraint("chunk_id", "store_id", "generation"),
         Index("ix_copies_project_id_state", "project_id", "state"),
-        Index(
-            "ix_copies_unproven",
-            "id",
-            sqlite_where=text("proof = 'unproven' AND state = 'verified'"),
-            postgresql_where=text("proof = 'unproven' AND state = 'verified'"),
-        ),
+        Index("ix_copies_to_read", "id", sqlite_where=text(COPY_TO_READ), postgresql_where=text(COPY_TO_READ)),
     )
 
 

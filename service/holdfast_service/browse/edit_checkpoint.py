@@ -1,0 +1,69 @@
+"""A person's edit: labels, and health with its reason. Only onto the version that the person has seen."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+
+from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import CheckpointState, Health
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.resolve import checkpoint_by_id
+from holdfast_service.catalog.tables import Checkpoint
+from holdfast_service.catalog.views import current_checkpoint_view
+from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
+
+
+def edit_checkpoint(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, request: EditCheckpoint, if_match: str | None
+) -> CheckpointView:
+    """Raises `checkpoint_not_found`, `edit_conflict`, `checkpoint_conflict` and `invalid_request`."""
+    _refuse_senseless(request, if_match)
+    with context.database.transaction() as session:
+        project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
+        checkpoint = session.execute(
+            select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
+            execution_options={"populate_existing": True},
+        ).scalar_one()
+        if if_match not in (f'"{checkpoint.version}"', "*"):
+            raise ProblemError(
+                ProblemCode.EDIT_CONFLICT,
+                "The checkpoint was changed since it was read. Read it again and decide anew.",
+                etag=f'"{checkpoint.version}"',
+            )
+        if request.health is not None:
+            _refuse_unfit_health(checkpoint)
+            checkpoint.health = request.health
+            checkpoint.health_reason = None if request.health is Health.OK else request.health_reason
+        if request.labels is not None:
+            checkpoint.labels = sorted(set(request.labels))
+        checkpoint.version += 1
+        session.flush()
+        return current_checkpoint_view(session, project.name, run.name, checkpoint)
+
+
+def _refuse_senseless(request: EditCheckpoint, if_match: str | None) -> None:
+    if if_match is None:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            "An edit needs the version that was seen. Send the checkpoint's `etag` as the header If-Match.",
+        )
+    if request.health not in (None, Health.OK) and not request.health_reason:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST, "This health needs a reason that others will read. Give health_reason."
+        )
+
+
+def _refuse_unfit_health(checkpoint: Checkpoint) -> None:
+    if checkpoint.health == Health.CORRUPT:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_CONFLICT,
+            f"Step {checkpoint.step} is corrupt: the service found bytes of it lost. It becomes ok by itself once its "
+            "chunks are whole again; no edit makes it so.",
+        )
+    if checkpoint.state != CheckpointState.COMMITTED:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_CONFLICT,
+            f"Step {checkpoint.step} is {checkpoint.state}, and only a committed checkpoint has a health to edit.",
+        )

@@ -1,0 +1,136 @@
+"""Routes for looking: projects, runs, checkpoints, manifests and the service itself; and the small edits of people."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Query, Response
+
+from holdfast_protocol.base import Label, Name, Page
+from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint, Manifest, ShardChunks, Step
+from holdfast_protocol.runs import EditProject, ProjectView, RunView
+from holdfast_protocol.server import ServerInfo
+from holdfast_protocol.states import CheckpointState, Health, Scope
+from holdfast_service.auth.principal import Principal
+from holdfast_service.auth.require import require
+from holdfast_service.browse import manifest, projects, runs
+from holdfast_service.browse.edit_checkpoint import edit_checkpoint
+from holdfast_service.browse.list_checkpoints import CheckpointFilter, list_checkpoints
+from holdfast_service.browse.put_project import put_project
+from holdfast_service.browse.select_checkpoint import select_checkpoint
+from holdfast_service.browse.server_info import server_info
+from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.context import Context
+
+router = APIRouter(tags=["browse"])
+
+Reader = Annotated[Principal, require(Scope.READ)]
+Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items of a page, at most.")]
+
+
+@router.get("/v1/server", summary="The service, its protocol, and what the token may do")
+def server(context: Context, caller: Annotated[Principal, require(None)]) -> ServerInfo:
+    return server_info(context, caller)
+
+
+@router.get("/v1/projects", summary="List projects by name")
+def list_projects(
+    context: Context, caller: Reader, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE
+) -> Page[ProjectView]:
+    return projects.list_projects(context, caller, cursor=cursor, limit=limit)
+
+
+@router.get("/v1/projects/{project}", summary="Show a project and what it holds")
+def show_project(project: str, context: Context, caller: Reader) -> ProjectView:
+    return projects.show_project(context, caller, project)
+
+
+@router.put("/v1/projects/{project}", summary="Make a project, or change its quota")
+def edit_project(
+    project: Name, body: EditProject, context: Context, caller: Annotated[Principal, require(Scope.ADMIN)]
+) -> ProjectView:
+    return put_project(context, caller, project, body)
+
+
+@router.get("/v1/projects/{project}/runs", summary="List runs, the newest first, with their restore points")
+def list_runs(
+    project: str, context: Context, caller: Reader, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE
+) -> Page[RunView]:
+    return runs.list_runs(context, caller, project, cursor=cursor, limit=limit)
+
+
+@router.get("/v1/projects/{project}/runs/{run}", summary="Show a run and its restore point")
+def show_run(project: str, run: str, context: Context, caller: Reader) -> RunView:
+    return runs.show_run(context, caller, project, run)
+
+
+@router.put("/v1/projects/{project}/runs/{run}", summary="Make a run; the same again is fine")
+def make_run(project: str, run: Name, context: Context, caller: Annotated[Principal, require(Scope.TRAIN)]) -> RunView:
+    return runs.put_run(context, caller, project, run)
+
+
+@router.get("/v1/projects/{project}/runs/{run}/checkpoints", summary="List checkpoints, the largest step first")
+def checkpoints(
+    *,
+    project: str,
+    run: str,
+    context: Context,
+    caller: Reader,
+    state: Annotated[list[CheckpointState] | None, Query(description="One or several.")] = None,
+    health: Annotated[list[Health] | None, Query(description="One or several.")] = None,
+    min_step: Annotated[Step | None, Query()] = None,
+    max_step: Annotated[Step | None, Query()] = None,
+    label: Annotated[Label | None, Query()] = None,
+    attempt: Annotated[int | None, Query(ge=1)] = None,
+    cursor: Cursor = None,
+    limit: Limit = DEFAULT_PAGE,
+) -> Page[CheckpointView]:
+    wanted = CheckpointFilter(
+        states=state or (), healths=health or (), min_step=min_step, max_step=max_step, label=label, attempt=attempt
+    )
+    return list_checkpoints(context, caller, project, run, wanted, cursor=cursor, limit=limit)
+
+
+@router.get(
+    "/v1/projects/{project}/runs/{run}/checkpoints/{selector}",
+    summary="Show the checkpoint that a selector means: latest, 1200, 1200#3, best:loss:min, ck_…",
+)
+def selected(
+    *,
+    project: str,
+    run: str,
+    selector: Annotated[str, Path(description="`#` must be written as `%23`.", examples=["latest"])],
+    context: Context,
+    caller: Reader,
+    response: Response,
+) -> CheckpointView:
+    return _tagged(response, select_checkpoint(context, caller, project, run, selector))
+
+
+@router.get("/v1/checkpoints/{checkpoint_id}/manifest", summary="What a checkpoint consists of, shard by shard")
+def read_manifest(checkpoint_id: str, context: Context, caller: Reader) -> Manifest:
+    return manifest.read_manifest(context, caller, checkpoint_id)
+
+
+@router.get("/v1/checkpoints/{checkpoint_id}/shards/{rank}", summary="The chunks of one shard, in their order")
+def read_shard(checkpoint_id: str, rank: int, context: Context, caller: Reader) -> ShardChunks:
+    return manifest.read_shard_chunks(context, caller, checkpoint_id, rank)
+
+
+@router.patch("/v1/checkpoints/{checkpoint_id}", summary="Change labels or health of the version that was seen")
+def edit(
+    *,
+    checkpoint_id: str,
+    body: EditCheckpoint,
+    context: Context,
+    caller: Annotated[Principal, require(Scope.OPERATE)],
+    response: Response,
+    if_match: Annotated[str | None, Header(description="The `etag` that was seen.")] = None,
+) -> CheckpointView:
+    return _tagged(response, edit_checkpoint(context, caller, checkpoint_id, body, if_match))
+
+
+def _tagged(response: Response, view: CheckpointView) -> CheckpointView:
+    response.headers["ETag"] = view.etag
+    return view

@@ -1,0 +1,55 @@
+"""Projects, by name, with what they hold. A project's token sees its own only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.runs import ProjectView
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.cursors import cut_page, decode_cursor
+from holdfast_service.catalog.resolve import project_named
+from holdfast_service.catalog.stored_bytes import stored_bytes
+from holdfast_service.catalog.tables import Project, Run
+from holdfast_service.context import ServiceContext
+
+_CURSOR = "projects"
+
+
+def list_projects(context: ServiceContext, caller: Principal, *, cursor: str | None, limit: int) -> Page[ProjectView]:
+    query = select(Project).order_by(Project.name).limit(limit + 1)
+    if caller.project_id is not None:
+        query = query.where(Project.id == caller.project_id)
+    if cursor is not None:
+        (name,) = decode_cursor(_CURSOR, cursor, str)
+        query = query.where(Project.name > name)
+    with context.database.read() as session:
+        rows, next_cursor = cut_page(_CURSOR, session.scalars(query).all(), limit, lambda row: (row.name,))
+        return Page(items=project_views(session, rows), next_cursor=next_cursor)
+
+
+def show_project(context: ServiceContext, caller: Principal, project: str) -> ProjectView:
+    """Raises `forbidden` and `project_not_found`."""
+    with context.database.read() as session:
+        return project_views(session, [project_named(session, caller, project)])[0]
+
+
+def project_views(session: Session, projects: Sequence[Project]) -> list[ProjectView]:
+    ids = [project.id for project in projects]
+    sizes = stored_bytes(session, ids)
+    counts = select(Run.project_id, func.count()).where(Run.project_id.in_(ids)).group_by(Run.project_id)
+    runs = dict(session.execute(counts).tuples().all())
+    return [
+        ProjectView(
+            id=project.id,
+            name=project.name,
+            created_at=project.created_at,
+            quota_bytes=project.quota_bytes,
+            stored_bytes=sizes[project.id],
+            runs=runs.get(project.id, 0),
+        )
+        for project in projects
+    ]

@@ -1,0 +1,77 @@
+"""Runs, the newest first, each with its restore point as it is now; and making one by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select, tuple_
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.runs import RunView
+from holdfast_protocol.selectors import Latest
+from holdfast_protocol.states import CheckpointState
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.cursors import cut_page, decode_cursor, moment_from_text, moment_to_text
+from holdfast_service.catalog.make_run import ensure_run
+from holdfast_service.catalog.resolve import project_named, run_named
+from holdfast_service.catalog.restore_choice import choose_restore_point
+from holdfast_service.catalog.tables import Checkpoint, Project, Run
+from holdfast_service.context import ServiceContext
+
+_CURSOR = "runs"
+
+
+def list_runs(
+    context: ServiceContext, caller: Principal, project: str, *, cursor: str | None, limit: int
+) -> Page[RunView]:
+    """Raises `forbidden` and `project_not_found`."""
+    query = select(Run).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit + 1)
+    if cursor is not None:
+        created_at, run_id = decode_cursor(_CURSOR, cursor, str, str)
+        query = query.where(tuple_(Run.created_at, Run.id) < tuple_(moment_from_text(created_at), run_id))
+    with context.database.read() as session:
+        owner = project_named(session, caller, project)
+        found = session.scalars(query.where(Run.project_id == owner.id)).all()
+        rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (moment_to_text(row.created_at), row.id))
+        return Page(items=_run_views(session, owner, rows), next_cursor=next_cursor)
+
+
+def show_run(context: ServiceContext, caller: Principal, project: str, run: str) -> RunView:
+    """Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    with context.database.read() as session:
+        owner, found = run_named(session, caller, project, run)
+        return _run_views(session, owner, [found])[0]
+
+
+def put_run(context: ServiceContext, caller: Principal, project: str, run: str) -> RunView:
+    """Makes it; the same again is fine. Raises `forbidden` and `project_not_found`."""
+    with context.database.transaction() as session:
+        owner = project_named(session, caller, project)
+        return _run_views(session, owner, [ensure_run(session, owner, run)])[0]
+
+
+def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[RunView]:
+    committed = (
+        select(Checkpoint.run_id, func.count(), func.max(Checkpoint.step))
+        .where(Checkpoint.run_id.in_([run.id for run in runs]), Checkpoint.state == CheckpointState.COMMITTED)
+        .group_by(Checkpoint.run_id)
+    )
+    counted = {run_id: (count, newest) for run_id, count, newest in session.execute(committed)}
+    views = []
+    for run in runs:
+        count, newest_step = counted.get(run.id, (0, None))
+        decision = choose_restore_point(session, run.id, Latest()) if count else None
+        views.append(
+            RunView(
+                id=run.id,
+                project=project.name,
+                name=run.name,
+                created_at=run.created_at,
+                latest_attempt=run.latest_attempt,
+                committed_checkpoints=count,
+                newest_step=newest_step,
+                restore_point=decision.restore_point if decision else None,
+            )
+        )
+    return views

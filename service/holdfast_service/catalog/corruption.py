@@ -1,0 +1,115 @@
+"""Marking what is lost, and taking the mark away again: from a chunk to every checkpoint that needs it.
+
+Health has one value, so the mark keeps what it covers: a checkpoint in quarantine that became corrupt goes back into
+quarantine, and not to `ok`, once its bytes are whole again.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sqlalchemy import CompoundSelect, exists, select, union
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CheckpointState, Health
+from holdfast_service.catalog.copies import is_usable_by
+from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk
+
+_NEEDING = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
+_COVERED = re.compile(r" \(Before that: (?P<health>diverged|quarantined): (?P<reason>.*)\)\Z", re.DOTALL)
+
+
+def corrupt_reason(why: str, health: Health, health_reason: str | None) -> str:
+    """What a corrupt checkpoint says of itself, and of the health that it had. Pure."""
+    if health is Health.OK or health is Health.CORRUPT:
+        return why
+    return f"{why} (Before that: {health.value}: {health_reason or ''})"
+
+
+def health_once_whole(reason: str | None) -> tuple[Health, str | None]:
+    """The inverse: health and reason of a checkpoint whose chunks are all readable again. Pure."""
+    match = _COVERED.search(reason or "")
+    return (Health(match["health"]), match["reason"] or None) if match else (Health.OK, None)
+
+
+def users_of(session: Session, chunk_id: int) -> set[str]:
+    """The ids of the checkpoints that need the chunk, or that negotiated it and may come to."""
+    return set(session.scalars(_users(chunk_id)))
+
+
+def lock_users(session: Session, chunk_id: int) -> set[str]:
+    """Locks them, in order, and gives their ids.
+
+    Those that upload are among them: a commit holds its checkpoint's lock from its look at the copies to its end, so
+    once all of them are held, each has either committed, and is seen, or will look at the copies later.
+    """
+    ids = users_of(session, chunk_id)
+    session.execute(
+        select(Checkpoint.id)
+        .where(Checkpoint.id.in_(_users(chunk_id)), Checkpoint.state.in_((*_NEEDING, CheckpointState.UPLOADING)))
+        .order_by(Checkpoint.id)
+        .with_for_update()
+    ).all()
+    return ids
+
+
+def mark_users(session: Session, chunk_id: int, store_id: int, why: str) -> list[str]:
+    """Marks each committed checkpoint that needs the chunk and has no copy to rely on; the ids of those marked so.
+
+    Called after `lock_users`, in a later statement.
+    """
+    lists = select(ChunkListEntry.chunk_list_id).where(ChunkListEntry.chunk_id == chunk_id)
+    usable = exists().where(Copy.chunk_id == chunk_id, is_usable_by(store_id, Checkpoint.attempt_id))
+    rows = session.scalars(
+        select(Checkpoint)
+        .where(
+            Checkpoint.id.in_(select(Shard.checkpoint_id).where(Shard.chunk_list_id.in_(lists))),
+            Checkpoint.state.in_(_NEEDING),
+            ~usable,
+        )
+        .order_by(Checkpoint.id),
+        execution_options={"populate_existing": True},
+    ).all()
+    for checkpoint in rows:
+        if checkpoint.health != Health.CORRUPT:
+            checkpoint.health_reason = corrupt_reason(why, Health(checkpoint.health), checkpoint.health_reason)
+            checkpoint.health = Health.CORRUPT
+            checkpoint.version += 1
+    return [checkpoint.id for checkpoint in rows]
+
+
+def _users(chunk_id: int) -> CompoundSelect[tuple[str]]:
+    sealed = (
+        select(Shard.checkpoint_id)
+        .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
+        .where(ChunkListEntry.chunk_id == chunk_id)
+    )
+    negotiated = (
+        select(Shard.checkpoint_id)
+        .join(ShardChunk, ShardChunk.shard_id == Shard.id)
+        .where(ShardChunk.chunk_id == chunk_id)
+    )
+    return union(sealed, negotiated)
+
+
+def heal_if_whole(session: Session, checkpoint_id: str, store_id: int) -> bool:
+    """Takes the mark away if every chunk has a copy to rely on. Whether it did."""
+    checkpoint = session.execute(
+        select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
+        execution_options={"populate_existing": True},
+    ).scalar_one()
+    if checkpoint.health != Health.CORRUPT or checkpoint.state not in _NEEDING:
+        return False
+    usable = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, is_usable_by(store_id, checkpoint.attempt_id))
+    lost = session.scalar(
+        select(ChunkListEntry.chunk_id)
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .where(Shard.checkpoint_id == checkpoint_id, ~usable)
+        .limit(1)
+    )
+    if lost is not None:
+        return False
+    health, reason = health_once_whole(checkpoint.health_reason)
+    checkpoint.health, checkpoint.health_reason = health.value, reason
+    checkpoint.version += 1
+    return True

@@ -1,0 +1,141 @@
+"""The service reads a copy's bytes itself: after a client's report, and for copies that nobody has hashed yet.
+
+    claim (a lease on the copy's row) -> read_back (no transaction, 1 MiB at a time) -> settle (only with that lease)
+
+A store that does not answer proves nothing: then the lease is given back and nothing is marked (protocol rule 22).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_service.catalog.copies import object_key
+from holdfast_service.catalog.corruption import lock_users, mark_users, users_of
+from holdfast_service.catalog.store_row import ForeignStoreError, read_marker
+from holdfast_service.catalog.tables import Chunk, Copy
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, StoreUnavailable
+
+
+class Finding(StrEnum):
+    GOOD = "has the right bytes"
+    MISSING = "is not in the store"
+    WRONG_SIZE = "has another size in the store"
+    WRONG_BYTES = "has other bytes in the store"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A copy that this process is reading until `leased_until`, which is the lease's token."""
+
+    copy_id: int
+    chunk_id: int
+    digest: str
+    key: ObjectKey
+    stored_bytes: int
+    state_before: CopyState
+    leased_until: datetime
+
+
+def claim(session: Session, chunk: Chunk, copy: Copy, leased_until: datetime, *, suspect: bool) -> Claim:
+    """The copy's row must be locked by the caller and free of another's lease."""
+    before = CopyState(copy.state)
+    copy.leased_until = leased_until
+    if suspect:
+        copy.state = CopyState.SUSPECT
+    session.flush()
+    return Claim(
+        copy_id=copy.id,
+        chunk_id=chunk.id,
+        digest=chunk.digest,
+        key=object_key(copy.project_id, chunk.digest, copy),
+        stored_bytes=copy.stored_bytes,
+        state_before=before,
+        leased_until=leased_until,
+    )
+
+
+def read_back(context: ServiceContext, claimed: Claim, on_bytes: Callable[[int], None] = lambda _: None) -> Finding:
+    """Reads the copy and compares size and SHA-256. Raises StoreError if the store cannot tell.
+
+    `on_bytes` is told of each piece's size, and may slow the reading down.
+    """
+    digest, size = hashlib.sha256(), 0
+    try:
+        for piece in context.store.open_read(claimed.key):
+            digest.update(piece)
+            size += len(piece)
+            on_bytes(len(piece))
+    except ObjectMissing:
+        _refuse_wrong_store(context)
+        return Finding.MISSING
+    except ObjectMismatch:
+        return Finding.WRONG_SIZE
+    if size != claimed.stored_bytes:
+        return Finding.WRONG_SIZE
+    return Finding.GOOD if digest.hexdigest() == claimed.digest else Finding.WRONG_BYTES
+
+
+def settle(context: ServiceContext, claimed: Claim, finding: Finding) -> list[str] | None:
+    """Writes down what was found; the ids of the checkpoints that are corrupt by it. None: the lease was lost.
+
+    Where a chunk has several copies, the good ones are settled first: they keep its checkpoints from being marked.
+    """
+    while True:
+        try:
+            return context.database.run(lambda session: _settle(session, context, claimed, finding))
+        except _UsedMeanwhileError:
+            continue
+
+
+def let_go(context: ServiceContext, claimed: Claim) -> None:
+    """Gives the lease back with nothing proven."""
+    with context.database.transaction() as session:
+        session.execute(
+            update(Copy)
+            .where(Copy.id == claimed.copy_id, Copy.leased_until == claimed.leased_until)
+            .values(state=claimed.state_before, leased_until=None)
+        )
+
+
+class _UsedMeanwhileError(Exception):
+    """Somebody began to use the chunk before it was locked. Now it is known who; the next try locks them too."""
+
+
+def _settle(session: Session, context: ServiceContext, claimed: Claim, finding: Finding) -> list[str] | None:
+    users = lock_users(session, claimed.chunk_id) if finding is not Finding.GOOD else set()
+    session.execute(select(Chunk.id).where(Chunk.id == claimed.chunk_id).with_for_update())
+    copy = session.execute(
+        select(Copy).where(Copy.id == claimed.copy_id).with_for_update(),
+        execution_options={"populate_existing": True},
+    ).scalar_one()
+    if copy.leased_until != claimed.leased_until:
+        return None
+    copy.leased_until = None
+    if finding is Finding.GOOD:
+        copy.state, copy.proof, copy.verified_at = CopyState.VERIFIED, Proof.READ, database_now(session)
+        return []
+    if users_of(session, claimed.chunk_id) - users:
+        raise _UsedMeanwhileError
+    copy.state = CopyState.BAD
+    session.flush()
+    return mark_users(session, claimed.chunk_id, context.store_id, f"The chunk {claimed.digest} {finding.value}.")
+
+
+def _refuse_wrong_store(context: ServiceContext) -> None:
+    """Nothing is in an unmounted folder or in another's bucket: that is no finding about this object."""
+    try:
+        ours = read_marker(context.store).catalog_id == context.catalog_id
+    except (ObjectMissing, ForeignStoreError):
+        ours = False
+    if not ours:
+        raise StoreUnavailable("the store does not hold this catalog's marker: is its disk or bucket mounted?")

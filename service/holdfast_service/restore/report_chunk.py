@@ -1,0 +1,105 @@
+"""A reader says that a chunk is missing or wrong. The service looks for itself before anything is marked (rule 22)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import structlog
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.restore import ChunkVerdict, ReportChunk
+from holdfast_protocol.states import CopyState
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.corruption import lock_users, mark_users
+from holdfast_service.catalog.readable import refuse_unless_whole
+from holdfast_service.catalog.reread import Claim, Finding, claim, let_go, read_back, settle
+from holdfast_service.catalog.resolve import checkpoint_by_id
+from holdfast_service.catalog.tables import Copy
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
+from holdfast_service.restore.chunks_of_checkpoint import chunks_of_checkpoint
+
+# A re-read of the largest chunk takes less; a process that was killed in the middle holds the copy no longer.
+_LEASE_SECONDS = 600
+
+_log = structlog.get_logger("holdfast.reports")
+
+
+def report_chunk(context: ServiceContext, caller: Principal, checkpoint_id: str, request: ReportChunk) -> ChunkVerdict:
+    """Reads every copy of the chunk again, and marks what cannot be read.
+
+    Raises `checkpoint_not_found`, `chunk_not_found`, `busy` while another report of this chunk is looked into, and
+    `store_unavailable`, which proves nothing and marks nothing.
+    """
+    claims = context.database.run(
+        lambda session: _claim_copies(session, context, caller, checkpoint_id, request.digest)
+    )
+    findings = _read_back_all(context, claims)
+    corrupt: set[str] = set()
+    for claimed, finding in sorted(findings.items(), key=lambda item: item[1] is not Finding.GOOD):
+        corrupt.update(settle(context, claimed, finding) or [])
+    if not claims:
+        corrupt.update(_mark_without_copies(context, caller, checkpoint_id, digest))
+    readable = Finding.GOOD in findings.values()
+    found = " and ".join(sorted(set(findings.values()))) or "has no copy left"
+    _log.warning(
+        "chunk_reported",
+        checkpoint_id=checkpoint_id,
+        digest=digest,
+        reported=request.problem,
+        found=found,
+        corrupt_checkpoints=len(corrupt),
+    )
+    remedy = "Try again." if readable else "Take another restore point."
+    return ChunkVerdict(
+        digest=digest,
+        readable=readable,
+        detail=f"The chunk {found}. {remedy}",
+        corrupt_checkpoints=sorted(corrupt),
+    )
+
+
+def _read_back_all(context: ServiceContext, claims: list[Claim]) -> dict[Claim, Finding]:
+    try:
+        return {claimed: read_back(context, claimed) for claimed in claims}
+    except BaseException:
+        for claimed in claims:
+            let_go(context, claimed)
+        raise
+
+
+def _claim_copies(
+    session: Session, context: ServiceContext, caller: Principal, checkpoint_id: str, digest: str
+) -> list[Claim]:
+    project, _, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
+    refuse_unless_whole(checkpoint)
+    chunk = chunks_of_checkpoint(session, project.id, checkpoint, [digest])[digest]
+    copies = session.scalars(
+        select(Copy)
+        .where(
+            Copy.chunk_id == chunk.id,
+            Copy.store_id == context.store_id,
+            Copy.state.in_((CopyState.VERIFIED, CopyState.SUSPECT)),
+        )
+        .order_by(Copy.id)
+        .with_for_update(),
+        execution_options={"populate_existing": True},
+    ).all()
+    now = database_now(session)
+    if any(copy.leased_until is not None and copy.leased_until > now for copy in copies):
+        raise ProblemError(ProblemCode.BUSY, "This chunk is being read again at this moment. Ask again in a second.")
+    until = now + timedelta(seconds=_LEASE_SECONDS)
+    return [claim(session, chunk, copy, until, suspect=True) for copy in copies]
+
+
+def _mark_without_copies(context: ServiceContext, caller: Principal, checkpoint_id: str, digest: str) -> list[str]:
+    def mark(session: Session) -> list[str]:
+        project, _, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
+        chunk = chunks_of_checkpoint(session, project.id, checkpoint, [digest])[digest]
+        lock_users(session, chunk.id)
+        return mark_users(session, chunk.id, context.store_id, f"The chunk {digest} has no copy left.")
+
+    return context.database.run(mark)

@@ -1,0 +1,22 @@
+"""Which checkpoint would be restored now, and why not a newer one. The choice itself is catalog.restore_choice."""
+
+from __future__ import annotations
+
+from holdfast_protocol.restore import RestoreDecision
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.points import point_of
+from holdfast_service.catalog.resolve import run_named
+from holdfast_service.catalog.restore_choice import choose_restore_point
+from holdfast_service.context import ServiceContext
+
+
+def find_restore_point(
+    context: ServiceContext, caller: Principal, project: str, run: str, *, selector: str, before_step: int | None
+) -> RestoreDecision:
+    """Raises `forbidden`, `project_not_found`, `run_not_found`, `invalid_request`; for a step or an id that was named,
+    `checkpoint_not_found` and `no_restore_point`.
+    """
+    point = point_of(selector)
+    with context.database.read() as session:
+        _, found = run_named(session, caller, project, run)
+        return choose_restore_point(session, found.id, point, before_step=before_step)
