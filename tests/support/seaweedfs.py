@@ -82,19 +82,21 @@ class SeaweedFS:
             *("-s3.autoCreateBucket=false", "-s3.allowDeleteBucketNotEmpty=false"),
             *(f"-s3.config={self._folder / 's3.json'}", f"-filer.localSocket={self._folder / 'filer.sock'}"),
         ]
-        return ServerProcess(command, log=self._folder / "weed.log", ready=self._bucket_answers, cwd=self._folder)
+        return ServerProcess(command, log=self._folder / "weed.log", ready=self._takes_objects, cwd=self._folder)
 
-    def _bucket_answers(self) -> bool:
-        """A signed listing succeeds: the identities are loaded and the bucket is there."""
-        request = AWSRequest("GET", f"{self.endpoint}/{self.bucket}?list-type=2&max-keys=1")
-        S3SigV4Auth(Credentials(self.access_key, self.secret_key), "s3", _REGION).add_auth(request)
+    def _takes_objects(self) -> bool:
+        """It answers listings earlier than it can store: its volumes still have to report to its master."""
         try:
-            answer = urllib3.request(
-                "GET", request.url, headers=dict(request.headers.items()), timeout=2, retries=False
-            )
+            return all(self._status(method) in {200, 204} for method in ("PUT", "GET", "DELETE"))
         except urllib3.exceptions.HTTPError:
             return False
-        return answer.status == 200
+
+    def _status(self, method: str) -> int:
+        body = b"x" * 4096 if method == "PUT" else b""
+        request = AWSRequest(method, f"{self.endpoint}/{self.bucket}/is-it-ready", data=body)
+        S3SigV4Auth(Credentials(self.access_key, self.secret_key), "s3", _REGION).add_auth(request)
+        headers = dict(request.headers.items())
+        return urllib3.request(method, request.url, headers=headers, body=body, timeout=2, retries=False).status
 
 
 @contextmanager

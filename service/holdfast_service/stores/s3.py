@@ -106,7 +106,7 @@ class S3Store:
         if answer.status == 404:
             # A HEAD cannot say whether the object or the whole bucket is missing, and the difference is everything.
             answer = self.wire.request("GET", path, headers={"x-amz-checksum-mode": "ENABLED"}, stream=True)
-            answer.drain_conn()
+            answer.close()  # it may have appeared meanwhile: its facts are enough
         return ObjectFacts(
             int(answer.headers["content-length"]),
             _hex_sha256(answer.headers.get("x-amz-checksum-sha256")),

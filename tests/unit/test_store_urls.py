@@ -1,0 +1,99 @@
+"""Store URLs: where requests go, and what a wrong one is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_service.stores.base import StoreRefused
+from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.registry import StoreUrlError, open_store
+from holdfast_service.stores.s3 import S3Store
+from holdfast_service.stores.s3_location import parse_s3_url
+from holdfast_service.stores.sigv4 import Credentials
+
+_KEY = b"k" * 32
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://bucket/a/b?region=eu-central-1", "https://bucket.s3.eu-central-1.amazonaws.com/a/b/key"),
+        ("s3://bucket?region=cn-north-1", "https://bucket.s3.cn-north-1.amazonaws.com.cn/key"),
+        ("s3://a.dotted.bucket/?region=eu-central-1", "https://s3.eu-central-1.amazonaws.com/a.dotted.bucket/key"),
+        ("s3://bucket/p?endpoint=http://127.0.0.1:8333", "http://127.0.0.1:8333/bucket/p/key"),
+        ("s3://bucket/p?endpoint=https://s3.example.org:443/", "https://s3.example.org/bucket/p/key"),
+        ("s3://bucket/p?endpoint=https://s3.example.org&path_style=false", "https://bucket.s3.example.org/p/key"),
+        (
+            "s3://bucket/p?endpoint=https://s3.example.org&public_endpoint=http://localhost:1",
+            "http://localhost:1/bucket/p/key",
+        ),
+    ],
+)
+def test_where_a_key_goes(url, expected):
+    location = parse_s3_url(url)
+    assert location.public_origin + location.path_of("key") == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        ("gopher://bucket", "gopher"),
+        ("/var/lib/store", "''"),
+        ("posix://var/lib/store", "three slashes"),
+        ("posix:relative", "absolute"),
+        ("posix:///", "absolute"),
+        ("posix:///data?x=1", "nothing more"),
+        ("s3://", "bucket"),
+        ("s3://UPPER?region=x", "UPPER"),
+        ("s3://bucket/pre fix?region=x", "pre fix"),
+        ("s3://bucket/../other?region=x", "prefix"),
+        ("s3://bucket", "region"),
+        ("s3://bucket?regoin=x", "regoin"),
+        ("s3://bucket?endpoint=localhost:8333", "endpoint"),
+        ("s3://bucket?endpoint=http://host/path", "endpoint"),
+        ("s3://bucket?endpoint=http://host&public_endpoint=ftp://x", "public_endpoint"),
+        ("s3://bucket?region=x&path_style=maybe", "maybe"),
+        ("s3://bucket?region", "region"),
+        ("s3://AKID:hidden@bucket?region=x", "AWS_ACCESS_KEY_ID"),
+    ],
+)
+def test_a_wrong_url_is_told_what_is_wrong_and_how_one_looks(url, names, monkeypatch):
+    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(StoreUrlError) as wrong:
+        open_store(url, _KEY, Credentials("a", "b"))
+    assert names in str(wrong.value)
+    assert "Example: " in str(wrong.value)
+    assert "hidden" not in str(wrong.value)
+
+
+def test_the_region_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "eu-west-3")
+    assert parse_s3_url("s3://bucket").region == "eu-west-3"
+
+
+def test_without_any_credentials_the_message_names_the_variables(monkeypatch, tmp_path):
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(StoreRefused, match="AWS_ACCESS_KEY_ID"):
+        open_store("s3://bucket?region=x", _KEY)
+
+
+def test_a_short_signing_key_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="at least 32"):
+        open_store(f"posix://{tmp_path}/store", b"short")
+
+
+def test_each_scheme_opens_its_store(tmp_path):
+    assert isinstance(open_store(f"posix://{tmp_path}/a%20store", _KEY), PosixStore)
+    assert (tmp_path / "a store" / "incoming").is_dir()
+    assert isinstance(open_store("s3://bucket?region=x", _KEY, Credentials("a", "b")), S3Store)
+
+
+@pytest.mark.rule("protocol-34")
+def test_an_empty_mount_point_is_not_made_a_store_by_a_start(tmp_path):
+    """Where the mount is absent at start-up, folders made there would hide every object that the catalog knows."""
+    open_store(f"posix://{tmp_path}", _KEY)
+    assert list(tmp_path.iterdir()) == []
