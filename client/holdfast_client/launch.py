@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 
 from holdfast_client.client import Client
-from holdfast_client.errors import AttemptConflict, Forbidden, NotFound, StaleAttempt
+from holdfast_client.errors import AttemptConflict, NotFound, StaleAttempt
 from holdfast_protocol.attempts import AttemptOpened, OpenAttempt
 from holdfast_protocol.selectors import RunName
 
 log = logging.getLogger("holdfast.client")
 
 TRIES = 5
-NEWEST_ATTEMPT = "newest_attempt"
-"""Where an `attempt_conflict` tells the newest number in its context."""
 
 
 def open_attempt(
@@ -53,15 +51,15 @@ def open_attempt(
                 ) from conflict
             if not tries_left:
                 raise
-            told = conflict.context.get(NEWEST_ATTEMPT)
-            after = told if isinstance(told, int) else _newest_attempt(client, run_name)
+            after = _newest_attempt(client, run_name)
             log.info("another attempt of %s was opened in between; opening after %d", run_name, after)
     raise AssertionError("the last try returns or raises")
 
 
 def _newest_attempt(client: Client, run_name: RunName) -> int:
-    """0 where there is none yet, or where this token may train but not read: then the conflict tells the number."""
+    """0 where there is none yet. The list of attempts is open to a token that may only train."""
     try:
-        return client.run(run_name.project, run_name.run).latest_attempt
-    except (NotFound, Forbidden):
+        newest_first = client.attempts(run_name.project, run_name.run, limit=1).items
+    except NotFound:
         return 0
+    return newest_first[0].number if newest_first else 0

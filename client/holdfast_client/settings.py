@@ -43,7 +43,9 @@ class ClientSettings(BaseSettings):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             setting = "HOLDFAST_" + "_".join(str(part) for part in first["loc"]).upper()
-            raise ConfigurationError(f"{setting} is not usable: {first['msg']}.") from None
+            raise ConfigurationError(
+                f"{setting} is not usable: {first['msg'].removeprefix('Value error, ')}."
+            ) from None
 
     @field_validator("url")
     @classmethod

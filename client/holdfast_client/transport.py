@@ -162,7 +162,7 @@ class Transport:
             )
         except httpx.TransportError as error:
             retryable = not isinstance(error, httpx.UnsupportedProtocol) and not _certificate_refused(error)
-            return _Failed(self._unreachable(error, call, request_id), retryable, not isinstance(error, _NOT_SENT))
+            return _Failed(self._unreachable(error, call), retryable, not isinstance(error, _NOT_SENT))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnexpectedReply(f"{self._name(call)} failed ({type(error).__name__})") from None
         failure = self._read_failure(response, call, request_id)
@@ -180,23 +180,20 @@ class Transport:
     def _name(self, call: _Call) -> str:
         return f"{call.method} {self.settings.url}{call.route}"
 
-    def _unreachable(
-        self, error: httpx.TransportError, call: _Call, request_id: str
-    ) -> ServiceUnavailable | ConfigurationError:
+    def _unreachable(self, error: httpx.TransportError, call: _Call) -> ServiceUnavailable | ConfigurationError:
         if isinstance(error, httpx.UnsupportedProtocol):
             return ConfigurationError("HOLDFAST_URL is not usable: it must begin with http:// or https://.")
         if _certificate_refused(error):
-            what, remedy = "its certificate is not trusted", "Set SSL_CERT_FILE to your authority's certificates."
+            what, remedy = "has a certificate that is not trusted", "Set SSL_CERT_FILE to your authority's."
         elif isinstance(error, httpx.TimeoutException):
-            what, remedy = "it does not answer in time", "See whether it runs, or raise HOLDFAST_TIMEOUT_SECONDS."
+            what, remedy = "does not answer in time", "See whether it runs, or raise HOLDFAST_TIMEOUT_SECONDS."
         elif isinstance(error, httpx.ConnectError):
-            what, remedy = "nothing can be reached there", "Start it with `holdfast serve`, or set HOLDFAST_URL."
+            what, remedy = "cannot be reached", "Start it with `holdfast serve`, or set HOLDFAST_URL."
         else:
-            what, remedy = "the connection broke", "See whether it runs."
+            what, remedy = "broke the connection", "See whether it runs."
         return ServiceUnavailable(
-            f"The Holdfast service at {self.settings.url} was asked for {call.method} {call.route}, and {what} "
-            f"({type(error).__name__}). {remedy}",
-            request_id=request_id,
+            f"The Holdfast service at {self.settings.url} {what} ({type(error).__name__} at {call.method} "
+            f"{call.route}). {remedy}"
         )
 
     def _read_failure(self, response: httpx.Response, call: _Call, request_id: str) -> HoldfastError | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from holdfast_client.operations.base import Operations
+from holdfast_client.operations.pages import all_items
 from holdfast_client.transport import path
 from holdfast_protocol.attempts import (
     AttemptOpened,
@@ -34,6 +37,10 @@ class AttemptOperations(Operations):
             Page[AttemptView],
             params={"cursor": cursor, "limit": limit},
         )
+
+    def all_attempts(self, project: str, run: str) -> Iterator[AttemptView]:
+        """The attempts of all pages, newest first."""
+        return all_items(lambda cursor: self.attempts(project, run, cursor=cursor))
 
     def attempt(self, project: str, run: str, number: int) -> AttemptView:
         return self.transport.call("GET", path("projects", project, "runs", run, "attempts", number), AttemptView)

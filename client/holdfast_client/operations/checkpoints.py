@@ -53,6 +53,12 @@ class CheckpointOperations(Operations):
             waits_seconds=wait_seconds or 0,
         )
 
+    def selected_checkpoint(self, project: str, run: str, selector: str) -> CheckpointView:
+        """The checkpoint that `latest`, `1200`, `1200#3`, `best:loss` or an id means, whatever its state."""
+        return self.transport.call(
+            "GET", path("projects", project, "runs", run, "checkpoints", selector), CheckpointView
+        )
+
     def checkpoints(
         self,
         project: str,
@@ -63,10 +69,11 @@ class CheckpointOperations(Operations):
         min_step: int | None = None,
         max_step: int | None = None,
         label: str | None = None,
+        attempt: int | None = None,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[CheckpointView]:
-        """One page of a run's checkpoints, newest first. `min_step` and `max_step` are inclusive."""
+        """One page of a run's checkpoints, the largest step first. `min_step` and `max_step` are inclusive."""
         return self.transport.call(
             "GET",
             path("projects", project, "runs", run, "checkpoints"),
@@ -77,6 +84,7 @@ class CheckpointOperations(Operations):
                 "min_step": min_step,
                 "max_step": max_step,
                 "label": label,
+                "attempt": attempt,
                 "cursor": cursor,
                 "limit": limit,
             },
@@ -92,6 +100,7 @@ class CheckpointOperations(Operations):
         min_step: int | None = None,
         max_step: int | None = None,
         label: str | None = None,
+        attempt: int | None = None,
     ) -> Iterator[CheckpointView]:
         """The checkpoints of all pages, read page by page as they are asked for."""
         return all_items(
@@ -103,6 +112,7 @@ class CheckpointOperations(Operations):
                 min_step=min_step,
                 max_step=max_step,
                 label=label,
+                attempt=attempt,
                 cursor=cursor,
             )
         )

@@ -1,0 +1,106 @@
+"""`holdfast checkpoints PROJECT/RUN` lists, `holdfast show PROJECT/RUN@WHICH` tells everything about one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast_client.cli.arguments import JsonOption, RunArgument, SelectorArgument, read_run, read_selector
+from holdfast_client.cli.connect import connect
+from holdfast_client.cli.show import NOTHING, as_bytes, as_metric, as_time, show_facts, show_json, show_table
+from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.states import CheckpointState, Health
+
+
+def register(app: typer.Typer) -> None:
+    app.command("checkpoints")(checkpoints)
+    app.command("show")(show)
+
+
+def checkpoints(
+    run: RunArgument,
+    *,
+    state: Annotated[CheckpointState | None, typer.Option(help="Only in this state.")] = None,
+    health: Annotated[Health | None, typer.Option(help="Only of this health.")] = None,
+    min_step: Annotated[int | None, typer.Option(min=0, help="From this step on.")] = None,
+    max_step: Annotated[int | None, typer.Option(min=0, help="Up to this step.")] = None,
+    label: Annotated[str | None, typer.Option(help="Only with this label.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the checkpoints of a run, the largest step first."""
+    name = read_run(run)
+    with connect() as client:
+        found = list(
+            client.all_checkpoints(
+                name.project,
+                name.run,
+                state=state,
+                health=health,
+                min_step=min_step,
+                max_step=max_step,
+                label=label,
+            )
+        )
+    if json:
+        show_json(found)
+        return
+    show_table(
+        [">step", ">attempt", "state", "health", ">size", "committed (UTC)", "labels"],
+        (
+            (
+                str(one.step),
+                str(one.attempt),
+                one.state.value,
+                one.health.value,
+                as_bytes(one.logical_bytes),
+                as_time(one.committed_at),
+                ", ".join(one.labels) or NOTHING,
+            )
+            for one in found
+        ),
+        nothing=f"{name} has no such checkpoints.",
+    )
+
+
+def show(selector: SelectorArgument, json: JsonOption = False) -> None:
+    """Show one checkpoint, whatever its state."""
+    name, point = read_selector(selector)
+    with connect() as client:
+        found = client.selected_checkpoint(name.project, name.run, str(point))
+    if json:
+        show_json(found)
+        return
+    show_facts(_facts(found))
+
+
+def _facts(one: CheckpointView) -> list[tuple[str, str]]:
+    facts = [
+        ("checkpoint", one.id),
+        ("run", f"{one.project}/{one.run}"),
+        ("step", str(one.step)),
+        ("attempt", str(one.attempt)),
+        ("state", one.state.value),
+        ("health", one.health.value),
+        ("why", one.health_reason or ""),
+        ("kind", one.kind.value),
+        ("tier", one.tier.value),
+        ("world size", str(one.world_size)),
+        ("sealed", f"{one.sealed_ranks} of {one.world_size} ranks"),
+        ("missing ranks", ", ".join(map(str, one.missing_ranks))),
+        ("aborted", as_time(one.aborted_at) if one.aborted_at else ""),
+        ("abort reason", one.abort_reason or ""),
+        ("abort rank", "" if one.abort_rank is None else str(one.abort_rank)),
+        ("size", as_bytes(one.logical_bytes)),
+        ("stored", f"{as_bytes(one.chunk_bytes)}, of which {as_bytes(one.uploaded_bytes)} had to be sent"),
+        ("digest", one.digest or ""),
+        ("created", f"{as_time(one.created_at)} UTC"),
+        ("committed", f"{as_time(one.committed_at)} UTC" if one.committed_at else ""),
+        ("labels", ", ".join(one.labels)),
+        ("metrics", ", ".join(f"{name}={as_metric(value)}" for name, value in sorted(one.metrics.items()))),
+        (
+            "components",
+            ", ".join(f"{name} ({as_bytes(part.logical_bytes)})" for name, part in sorted(one.components.items())),
+        ),
+    ]
+    return [(name, value) for name, value in facts if value]

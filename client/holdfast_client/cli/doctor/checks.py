@@ -1,0 +1,103 @@
+"""The checks of `holdfast doctor`, in the order in which one needs the other. Each gives one finding and never raises.
+
+url -> service -> token and protocol -> clock -> database and store -> round trip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+from holdfast_client.cli.doctor.finding import Finding, failed, good, skipped, warning
+from holdfast_client.cli.doctor.round_trip import round_trip
+from holdfast_client.cli.exit_codes import ExitCode, exit_code_of
+from holdfast_client.client import Client
+from holdfast_client.errors import HoldfastError, TokenProblem, UnsupportedProtocol
+from holdfast_protocol.server import ServerInfo
+from holdfast_protocol.states import Scope
+from holdfast_protocol.version import PROTOCOL_VERSION
+
+MOST_SKEW_SECONDS = 30.0
+
+
+def check_all(client: Client, project: str | None) -> Iterator[Finding]:
+    """Findings as they come. Ends early where nothing further could succeed."""
+    yield check_url(client)
+    if not client.healthy():
+        yield failed(
+            "service",
+            f"nothing answers at {client.settings.url}/healthz",
+            "Start it with `holdfast serve`, or set HOLDFAST_URL to where it runs.",
+            ExitCode.UNAVAILABLE,
+        )
+        return
+    asked_at = datetime.now(UTC)
+    try:
+        info = client.server_info()
+    except HoldfastError as error:
+        kind = {TokenProblem: "token", UnsupportedProtocol: "protocol"}
+        check = next((name for of, name in kind.items() if isinstance(error, of)), "service")
+        yield failed(check, str(error), "", exit_code_of(error))
+        return
+    middle = asked_at + (datetime.now(UTC) - asked_at) / 2
+    yield good("service", f"version {info.version}, catalog {info.catalog_id}, epoch {info.epoch}")
+    yield good("protocol", f"the service speaks {info.protocol}, this client {PROTOCOL_VERSION}")
+    yield check_token(info)
+    yield check_clock(info, middle)
+    yield from check_ready(client)
+    yield check_round_trip(client, info, project)
+
+
+def check_url(client: Client) -> Finding:
+    url = client.settings.url
+    if urlsplit(url).scheme == "http" and not client.settings.on_loopback:
+        return warning(
+            "url", f"{url} is not encrypted: the token can be read on its way", "Use https:// in HOLDFAST_URL."
+        )
+    return good("url", url)
+
+
+def check_token(info: ServerInfo) -> Finding:
+    scopes = " ".join(scope.value for scope in info.token_scopes)
+    where = f"project {info.token_project}" if info.token_project else "every project"
+    return good("token", f"{info.token_name}: {scopes}, in {where}")
+
+
+def check_clock(info: ServerInfo, now: datetime) -> Finding:
+    ahead_seconds = (now - info.now).total_seconds()
+    if abs(ahead_seconds) <= MOST_SKEW_SECONDS:
+        return good("clock", f"{abs(ahead_seconds):.1f} s from the service's")
+    side = "ahead of" if ahead_seconds > 0 else "behind"
+    return warning(
+        "clock",
+        f"this machine is {abs(ahead_seconds):.0f} s {side} the service",
+        "Set both clocks by NTP: stores refuse signed URLs that are off by 15 minutes.",
+    )
+
+
+def check_ready(client: Client) -> Iterator[Finding]:
+    remedies = {
+        "database": "See that the database runs and HOLDFAST_DATABASE_URL is right, where the service runs.",
+        "migrations": "Start the service of this version once; it migrates its database.",
+        "store": "See that the store runs, has room, and lets the service in (HOLDFAST_STORE).",
+    }
+    try:
+        readiness = client.ready()
+    except HoldfastError as error:
+        yield failed("ready", str(error), "", exit_code_of(error))
+        return
+    for check in readiness.checks:
+        if check.ok:
+            yield good(check.name, check.detail or "answers")
+        else:
+            yield failed(check.name, check.detail, remedies[check.name], ExitCode.UNAVAILABLE)
+
+
+def check_round_trip(client: Client, info: ServerInfo, project: str | None) -> Finding:
+    if Scope.TRAIN not in info.token_scopes:
+        return skipped("round trip", "this token may not write (it has no scope train)")
+    try:
+        return good("round trip", round_trip(client, info, project or info.token_project))
+    except HoldfastError as error:
+        return failed("round trip", str(error), "", exit_code_of(error))

@@ -1,0 +1,42 @@
+"""`holdfast doctor`: shows each check's finding and what to mend; the exit code is the first failure's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast_client.cli.arguments import JsonOption
+from holdfast_client.cli.connect import connect
+from holdfast_client.cli.doctor.checks import check_all
+from holdfast_client.cli.doctor.finding import Finding, Verdict
+from holdfast_client.cli.show import show_facts, show_json
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    project: Annotated[
+        str | None, typer.Option(help="Where the round trip saves; default: the token's project, or holdfast-doctor.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Check the way to the service and its store, with a round trip of a little checkpoint, and say what to mend."""
+    findings: list[Finding] = []
+    with connect() as client:
+        for finding in check_all(client, project):
+            findings.append(finding)
+            if not json:
+                _show(finding)
+    if json:
+        show_json(findings)
+    failures = [finding for finding in findings if finding.verdict is Verdict.FAILED]
+    if failures:
+        raise typer.Exit(failures[0].exit_code)
+
+
+def _show(finding: Finding) -> None:
+    rest = finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")
+    show_facts([(f"{finding.check:<11}{finding.verdict.value:<8}", rest)])

@@ -1,0 +1,106 @@
+"""Saves a little checkpoint to a run of its own and reads it back: the same path that a training job takes.
+
+open an attempt -> begin -> upload -> seal (commits) -> fetch and compare -> end the attempt
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import uuid
+
+from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.uploader import ShardUploader
+from holdfast_client.client import Client
+from holdfast_client.errors import HoldfastError, IntegrityError
+from holdfast_client.launch import open_attempt
+from holdfast_protocol.attempts import AttemptOpened, EndAttempt
+from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, Component, IndexOrdinals, SealShard
+from holdfast_protocol.digests import chunk_digest, shard_digest
+from holdfast_protocol.fencing import Fence
+from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardIndex, ShardLayout, TensorEntry
+from holdfast_protocol.selectors import RunName
+from holdfast_protocol.server import ServerInfo
+from holdfast_protocol.states import AttemptOutcome, CheckpointState, Scope
+
+PROJECT = "holdfast-doctor"
+RUN = "doctor"
+SIZE_BYTES = 64 * 1024
+_COMPONENT = "sample"
+
+
+def round_trip(client: Client, info: ServerInfo, project: str | None) -> str:
+    """What was done, for people. Raises HoldfastError where it fails."""
+    run = RunName(project or PROJECT, RUN)
+    opened = open_attempt(client, run, uuid.uuid4().hex, world_size=1, host=platform.node()[:255], create=True)
+    outcome = AttemptOutcome.FAILED
+    try:
+        chunks = _sample_chunks()
+        checkpoint = _save(client, run, opened, chunks)
+        if Scope.READ not in info.token_scopes:
+            told = f"saved {run}@{checkpoint.step}; reading was left out (the token has no scope read)"
+        else:
+            _read_back(client, checkpoint.id, chunks)
+            told = f"saved {run}@{checkpoint.step} and read it back"
+        outcome = AttemptOutcome.FINISHED
+    finally:
+        _end(client, run, opened, outcome)
+    how = "through the store's mount" if client.mount.proof() is not None else "over HTTP"
+    return f"{told}, {how}"
+
+
+def _sample_chunks() -> list[bytes]:
+    """Fresh bytes, so that none of them is there already; then a layout and an index like those of any checkpoint."""
+    data = os.urandom(SIZE_BYTES)
+    name = f"{_COMPONENT}/bytes"
+    piece = Piece(name, (0,), (SIZE_BYTES,), (Segment(0, 0, SIZE_BYTES),))
+    layout = Layout(
+        world_size=1,
+        tensors={name: TensorEntry(_COMPONENT, "uint8", (SIZE_BYTES,), replicated=True)},
+        shards=(ShardLayout((SIZE_BYTES,), (piece,)),),
+    )
+    return [data, layout.encode(), ShardIndex(rank=0, layout_digest=layout.digest).encode()]
+
+
+def _save(client: Client, run: RunName, opened: AttemptOpened, chunks: list[bytes]) -> CheckpointView:
+    fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
+    # The attempt's number, so that every round trip has a step of its own and the newest is the latest.
+    begun = client.begin(run.project, run.run, BeginCheckpoint(**fence.model_dump(), step=opened.attempt, world_size=1))
+    digests = [chunk_digest(chunk) for chunk in chunks]
+    ShardUploader(client, begun.id, 0, fence).upload(
+        (digest, memoryview(chunk)) for digest, chunk in zip(digests, chunks, strict=True)
+    )
+    sealed = client.seal(
+        begun.id,
+        0,
+        SealShard(
+            **fence.model_dump(),
+            digest=shard_digest(digests),
+            chunks=digests,
+            index=IndexOrdinals(shard=2, layout=1),
+            logical_bytes=SIZE_BYTES,
+            components={_COMPONENT: Component(kind="extra", logical_bytes=SIZE_BYTES)},
+            metrics={},
+        ),
+    )
+    if sealed.state is not CheckpointState.COMMITTED:
+        raise HoldfastError(f"The checkpoint was sealed and is {sealed.state.value} instead of committed")
+    return sealed
+
+
+def _read_back(client: Client, checkpoint_id: str, chunks: list[bytes]) -> None:
+    found: dict[str, bytes] = {}
+    digests = [chunk_digest(chunk) for chunk in chunks]
+    with ShardFetcher(client, checkpoint_id) as fetcher:
+        fetcher.fetch(digests, lambda digest, view: found.__setitem__(digest, bytes(view)))
+    if [found.get(digest) for digest in digests] != chunks:
+        raise IntegrityError("What was read back is not what was saved")
+
+
+def _end(client: Client, run: RunName, opened: AttemptOpened, outcome: AttemptOutcome) -> None:
+    request = EndAttempt(epoch=opened.epoch, attempt=opened.attempt, outcome=outcome, detail="holdfast doctor")
+    try:
+        client.end_attempt(run.project, run.run, opened.attempt, request)
+    except HoldfastError:
+        if outcome is AttemptOutcome.FINISHED:
+            raise

@@ -1,0 +1,56 @@
+"""What the exit status of `holdfast` says. Scripts rely on it: a code never changes its meaning.
+
+| code | meaning |
+| --- | --- |
+| 0 | done |
+| 1 | failed for another reason, which stands on stderr |
+| 2 | the command line or a setting is wrong |
+| 3 | what was named is not there, or there is no restore point |
+| 4 | the token is missing, wrong, expired, or may not do this |
+| 5 | the service or its store cannot be reached; try again |
+| 6 | bytes are not what they should be |
+| 7 | a newer attempt has taken over, or it was changed in between |
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from holdfast_client.errors import (
+    ConfigurationError,
+    Conflict,
+    HoldfastError,
+    IntegrityError,
+    InvalidRequest,
+    NotFound,
+    ServiceUnavailable,
+    StaleAttempt,
+    TokenProblem,
+)
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    TOKEN = 4
+    UNAVAILABLE = 5
+    INTEGRITY = 6
+    STALE = 7
+
+
+_BY_KIND: tuple[tuple[type[HoldfastError], ExitCode], ...] = (
+    (ConfigurationError, ExitCode.USAGE),
+    (InvalidRequest, ExitCode.USAGE),
+    (NotFound, ExitCode.NOT_FOUND),
+    (TokenProblem, ExitCode.TOKEN),
+    (ServiceUnavailable, ExitCode.UNAVAILABLE),
+    (IntegrityError, ExitCode.INTEGRITY),
+    (StaleAttempt, ExitCode.STALE),
+    (Conflict, ExitCode.STALE),
+)
+
+
+def exit_code_of(error: HoldfastError) -> ExitCode:
+    return next((code for kind, code in _BY_KIND if isinstance(error, kind)), ExitCode.FAILED)

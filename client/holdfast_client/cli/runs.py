@@ -1,0 +1,41 @@
+"""`holdfast runs [PROJECT]`: the runs, each with what could be restored now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast_client.cli.arguments import JsonOption
+from holdfast_client.cli.connect import connect
+from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
+
+
+def register(app: typer.Typer) -> None:
+    app.command("runs")(runs)
+
+
+def runs(
+    project: Annotated[str | None, typer.Argument(help="Only this project's.")] = None, json: JsonOption = False
+) -> None:
+    """List runs, with their newest restore point."""
+    with connect() as client:
+        projects = [project] if project is not None else [one.name for one in client.all_projects()]
+        found = [run for name in projects for run in client.all_runs(name)]
+    if json:
+        show_json(found)
+        return
+    show_table(
+        ["run", ">attempts", ">checkpoints", ">restore step", "committed (UTC)"],
+        (
+            (
+                f"{run.project}/{run.name}",
+                str(run.latest_attempt),
+                str(run.committed_checkpoints),
+                str(run.restore_point.step) if run.restore_point else NOTHING,
+                as_time(run.restore_point.committed_at if run.restore_point else None),
+            )
+            for run in found
+        ),
+        nothing="There are no runs yet. A training job makes one when it starts.",
+    )
