@@ -14,29 +14,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.commit_watch import CommitWatch
-from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed
+from holdfast.errors import CheckpointAborted, SaveFailed
 from holdfast.handle import SaveHandle
 from holdfast.session import ENDS_THE_JOB, Session
+from holdfast.shard_writer import ShardWriter
 from holdfast.staging import StagedShard
 from holdfast.stats import SaveStats
-from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_protocol.checkpoints import (
-    BeginCheckpoint,
-    CheckpointView,
-    Component,
-    FailShard,
-    IndexOrdinals,
-    Metrics,
-    SealShard,
-)
-from holdfast_protocol.digests import chunk_digest, shard_digest
+from holdfast_protocol.checkpoints import CheckpointView, Component, Metrics
 from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import CheckpointKind, CheckpointState
 
 log = logging.getLogger("holdfast")
 
-_FAIL_SHARD_SECONDS = 10.0
+_STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +57,7 @@ class SavePipeline:
         self._stop = threading.Event()
         self._idle = threading.Event()
         self._idle.set()
-        self._uploader: ShardUploader | None = None
+        self._writer: ShardWriter | None = None
         self._encoded_layout: tuple[str, bytes] | None = None
         self._watch = CommitWatch(session.client, session.ranks, self._stop)
         self._jobs: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
@@ -92,10 +83,10 @@ class SavePipeline:
         """Waits for the save in flight, then stops whatever still runs. False if something had to be stopped."""
         drained = self._idle.wait(drain_seconds)
         self._stop.set()
-        if (uploader := self._uploader) is not None:
-            uploader.stop()
+        if (writer := self._writer) is not None:
+            writer.stop()
         self._jobs.put(None)
-        self._thread.join(timeout=_FAIL_SHARD_SECONDS)
+        self._thread.join(timeout=_STOP_SECONDS)
         return drained
 
     def _work(self) -> None:
@@ -124,72 +115,46 @@ class SavePipeline:
             job.handle.fail(self._report_failure(job, failure))
 
     def _save(self, job: SaveJob) -> CheckpointView:
-        session, fence = self._session, self._session.fence
-        begin = BeginCheckpoint(**fence.model_dump(), step=job.step, world_size=session.ranks.world_size, kind=job.kind)
-        checkpoint = session.client.begin(session.run.project, session.run.run, begin)
+        self._writer = ShardWriter(self._session, self._workers, job.step, job.kind)
         try:
-            view = self._upload_and_seal(job, checkpoint.id)
+            view = self._write(self._writer, job)
         except (CheckpointAborted, *ENDS_THE_JOB):
             raise
         except BaseException as error:
-            self._tell_failed(checkpoint.id, error)
+            self._writer.fail(error)
             raise
         if view.state is CheckpointState.UPLOADING:
-            view = self._watch.wait(job.number, checkpoint.id)
+            view = self._watch.wait(job.number, self._writer.checkpoint_id)
         if view.state is CheckpointState.ABORTED:
             raise CheckpointAborted(view.abort_reason or "It was aborted")
         return view
 
-    def _upload_and_seal(self, job: SaveJob, checkpoint_id: str) -> CheckpointView:
+    def _write(self, writer: ShardWriter, job: SaveJob) -> CheckpointView:
         if isinstance(job.staged, Exception):
             raise job.staged
-        fence = self._session.fence
-        self._uploader = ShardUploader(self._session.client, checkpoint_id, self._rank, fence, workers=self._workers)
-        digests: list[str] = []
-        try:
-            uploaded = self._uploader.upload(self._hashed(job, job.staged, digests))
-        finally:
-            self._uploader = None
-        self._stats.sent_bytes += uploaded.sent_bytes
-        layout_ordinal = len(digests) - 1 if self._rank == 0 else None
-        seal = SealShard(
-            **fence.model_dump(),
-            digest=shard_digest(digests),
-            chunks=digests,
-            index=IndexOrdinals(shard=job.staged.chunk_count, layout=layout_ordinal),
-            logical_bytes=sum(component.logical_bytes for component in job.components.values()),
+        writer.upload(self._chunks(job, job.staged))
+        self._stats.sent_bytes += writer.sent_bytes
+        index = job.staged.chunk_count
+        return writer.seal(
+            index=index,
+            layout=index + 1 if self._rank == 0 else None,
             components=job.components,
             finite=job.finite,
             metrics=job.metrics,
         )
-        return self._session.client.seal(checkpoint_id, self._rank, seal)
 
-    def _hashed(self, job: SaveJob, staged: StagedShard, digests: list[str]) -> Iterator[tuple[str, memoryview]]:
-        """The shard's chunks in ordinal order, each with its digest: the staged ones, the index, rank 0's layout."""
+    def _chunks(self, job: SaveJob, staged: StagedShard) -> Iterator[bytes | memoryview]:
+        """The shard's chunks in ordinal order: the staged ones, the index, rank 0's layout."""
         for ordinal in range(staged.chunk_count):
-            chunk = staged.chunk(ordinal)
-            digests.append(chunk_digest(chunk))
-            yield digests[-1], chunk
-        documents = [job.index.encode()]
+            yield staged.chunk(ordinal)
+        yield job.index.encode()
         if self._rank == 0:
-            documents.append(self._layout_bytes(job.layout))
-        for document in documents:
-            digests.append(chunk_digest(document))
-            yield digests[-1], memoryview(document)
+            yield self._layout_bytes(job.layout)
 
     def _layout_bytes(self, layout: Layout) -> bytes:
         if self._encoded_layout is None or self._encoded_layout[0] != layout.digest:
             self._encoded_layout = (layout.digest, layout.encode())
         return self._encoded_layout[1]
-
-    def _tell_failed(self, checkpoint_id: str, error: BaseException) -> None:
-        """Aborts the checkpoint at once, so that no rank waits for this one. The reaper would, in time."""
-        fence = self._session.fence
-        failed = FailShard(**fence.model_dump(), reason=f"{type(error).__name__}: {error}"[:4000])
-        try:
-            self._session.client.seal(checkpoint_id, self._rank, failed)
-        except HoldfastError as unheard:
-            log.info("the service was not told that rank %d failed: %s", self._rank, unheard)
 
     def _report_commit(self, job: SaveJob, view: CheckpointView) -> None:
         self._stats.committed += 1

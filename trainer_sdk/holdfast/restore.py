@@ -59,7 +59,7 @@ class Restorer:
         """
         if at is not None and self._session.may_save:
             raise ConfigurationError(
-                f"restore(at={at!r}) comes too late: this job has restored or begun already. Launch it again to go back."
+                f"restore(at={at!r}) comes too late: this job has begun already. Launch it again to go back."
             )
         decision = self._decide(at)
         while decision.restore_point is not None:
@@ -118,7 +118,8 @@ class Restorer:
             self._ranks.together(lambda: staged.append(self._stage(state, source, documents)))
         fetched = self._ranks.gather(staged[0].fetched_bytes)
         self._ranks.together(lambda: self._apply(staged[0], documents, point.step))
-        self._session.restored_from(point.checkpoint_id, rollback=rollback)
+        self._ranks.from_first(lambda: self._session.restored_from(point.checkpoint_id, rollback=rollback))
+        self._session.may_save = True
         if self._ranks.is_first:
             log.info(
                 "resumed %s from step %d%s: %s read and verified in %.1f s%s",

@@ -90,18 +90,15 @@ class Session:
             self.may_save = True
 
     def restored_from(self, checkpoint_id: str | None, *, rollback: bool) -> None:
-        """Rank 0 tells the service what all ranks have loaded: the line of descent goes on from there. Collective."""
-
-        def tell() -> None:
-            if checkpoint_id is not None:
-                self.client.resumed_from(
-                    self.run.project,
-                    self.run.run,
-                    self.opened.attempt,
-                    ResumedFrom(**self.fence.model_dump(), checkpoint_id=checkpoint_id, rollback=rollback),
-                )
-
-        self.ranks.from_first(tell)
+        """Every rank has loaded this, or found that there is nothing to load. Rank 0 tells the service: the line of
+        descent goes on from there. Not a collective; what goes wrong is raised on rank 0."""
+        if checkpoint_id is not None and self.ranks.is_first:
+            self.client.resumed_from(
+                self.run.project,
+                self.run.run,
+                self.opened.attempt,
+                ResumedFrom(**self.fence.model_dump(), checkpoint_id=checkpoint_id, rollback=rollback),
+            )
         self.may_save = True
 
     def note(self, error: BaseException) -> None:

@@ -89,7 +89,7 @@ def build_local_plan(
         spec.name: TensorEntry(spec.component, spec.dtype, spec.global_shape, spec.replicated, spec.alias_of)
         for spec in ordered
     }
-    shard = _place([spec for spec in ordered if owns(spec, rank, world_size)], sizes)
+    shard = place([spec for spec in ordered if owns(spec, rank, world_size)], sizes)
     digest = chunk_digest(
         canonical_bytes([rank, world_size, [sizes.own_chunk_bytes, sizes.cut_bytes, sizes.pack_bytes], ordered, shard])
     )
@@ -133,7 +133,8 @@ def _check_complete(layout: Layout) -> None:
             )
 
 
-def _place(owned: list[PieceSpec], sizes: ChunkSizes) -> ShardLayout:
+def place(owned: Sequence[PieceSpec], sizes: ChunkSizes) -> ShardLayout:
+    """Where each of the pieces that one rank stores lies; several pieces of one tensor are fine. Deterministic."""
     chunks: list[int] = []
     pieces: list[Piece] = []
     for _, group in groupby(sorted(owned, key=_pack_key), key=_pack_key):

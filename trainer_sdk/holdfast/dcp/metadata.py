@@ -1,0 +1,117 @@
+"""DCP's metadata and non-tensor values <-> the index documents. Pure.
+
+In every rank's index:  trees["dcp"]            = ["dcp", {fqn: typed tree}]
+In rank 0's besides:    replicated_trees["dcp"] = ["dcp", {"planner_data": typed tree, "version": text or null,
+                                                          "values": {fqn: the rank whose index has it}}]
+Tensors are described by the layout, as in every checkpoint.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from holdfast.state.errors import TreeFormatError, UnsupportedStateError
+from holdfast.state.tensors import torch_dtype
+from holdfast.state.tree import decode_tree, encode_tree
+from holdfast_protocol.index_documents import Layout, Piece, ShardIndex
+
+COMPONENT = "dcp"
+
+
+class SavedDcp(NamedTuple):
+    """What rank 0's index says beside the tensors."""
+
+    planner_data: Any
+    version: str | None
+    values: Mapping[str, int]
+
+
+def encode_value(fqn: str, saved: io.BytesIO) -> Any:
+    """The typed tree of what DCP has pickled for `fqn`. Unpickles tensors and plain values only, and no code.
+
+    Raises UnsupportedStateError with the key.
+    """
+    saved.seek(0)
+    try:
+        value = torch.load(saved, weights_only=True)
+    except Exception as error:  # torch raises whatever the refused object's pickle made it raise
+        raise UnsupportedStateError(
+            fqn,
+            "it is an object of a class that cannot be kept without pickle",
+            "give plain values (numbers, text, bytes, lists, tuples, dicts) or tensors",
+        ) from error
+    return encode_tree(value, path=fqn)
+
+
+def decode_value(encoded: Any) -> io.BytesIO:
+    """The inverse: pickled here and now, for DCP's planner, which reads nothing else."""
+    stream = io.BytesIO()
+    torch.save(decode_tree(encoded), stream)
+    stream.seek(0)
+    return stream
+
+
+def describe(metadata: Metadata, values: Mapping[str, int]) -> dict[str, Any]:
+    """For ShardIndex.replicated_trees of rank 0. Raises UnsupportedStateError for planners with data of their own."""
+    planner_data = encode_tree(metadata.planner_data, path="planner_data")
+    return {COMPONENT: [COMPONENT, {"planner_data": planner_data, "version": metadata.version, "values": dict(values)}]}
+
+
+def saved_dcp(replicated_trees: Mapping[str, Any]) -> SavedDcp:
+    """The inverse. A checkpoint that Holdfast itself has saved has no such part: its tensors can be read all the same.
+
+    Raises TreeFormatError.
+    """
+    if COMPONENT not in replicated_trees:
+        return SavedDcp(None, None, {})
+    try:
+        _, document = replicated_trees[COMPONENT]
+        values = {str(fqn): int(rank) for fqn, rank in document["values"].items()}
+        return SavedDcp(decode_tree(document["planner_data"]), document["version"], values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TreeFormatError(f"the index of this DCP checkpoint is malformed: {error}") from error
+
+
+def values_of(index: ShardIndex) -> Mapping[str, Any]:
+    """fqn -> typed tree, of one rank's index. Raises TreeFormatError."""
+    match index.trees.get(COMPONENT):
+        case [str(), dict(values)]:
+            return values
+        case _:
+            raise TreeFormatError(f"the index of rank {index.rank} has no DCP values")
+
+
+def dcp_metadata(layout: Layout, saved: SavedDcp) -> Metadata:
+    """What DCP's load planner plans with."""
+    pieces: dict[str, list[Piece]] = {}
+    for shard in layout.shards:
+        for piece in shard.pieces:
+            pieces.setdefault(piece.tensor, []).append(piece)
+    described: dict[str, STORAGE_TYPES] = {fqn: BytesStorageMetadata() for fqn in saved.values}
+    for name, entry in layout.tensors.items():
+        stored = pieces.get(entry.alias_of or name, [])
+        boxes = [(piece.offsets, piece.shape) for piece in stored] or [((0,) * len(entry.shape), entry.shape)]
+        described[name] = TensorStorageMetadata(
+            properties=TensorProperties(dtype=torch_dtype(entry.dtype)),
+            size=torch.Size(entry.shape),
+            chunks=[ChunkStorageMetadata(torch.Size(offsets), torch.Size(shape)) for offsets, shape in boxes],
+        )
+    return Metadata(
+        state_dict_metadata=described,
+        planner_data=saved.planner_data,
+        storage_data={MetadataIndex(fqn): rank for fqn, rank in saved.values.items()},
+        version=saved.version,
+    )

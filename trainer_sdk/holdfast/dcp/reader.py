@@ -1,0 +1,120 @@
+"""`dcp.load(…, storage_reader=ckpt.reader())`: a checkpoint of the run, planned by DCP.
+
+Made on every rank together: then the documents are read once and shared. DCP's own calls need no collectives of ours.
+A tensor's bytes are verified before they reach it; DCP loads in place, so after a failure the state is part new, part
+old, and dcp.load() raises.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from holdfast.dcp.metadata import dcp_metadata, decode_value, saved_dcp, values_of
+from holdfast.documents import read_documents
+from holdfast.errors import ConfigurationError
+from holdfast.layout.reshard import WantedPiece, plan_reads
+from holdfast.session import Session
+from holdfast.source import CheckpointSource, new_buffers
+from holdfast.state.tensors import torch_dtype
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_protocol.restore import RestorePoint
+
+ROUND_BYTES = 1024**3
+"""Host memory that one round of reads may take."""
+
+
+class HoldfastReader(StorageReader):
+    """For one load. Made by `ckpt.reader()` on every rank. `step`: the step that was saved."""
+
+    def __init__(self, session: Session, workers: TransferWorkers, point: RestorePoint, *, rollback: bool) -> None:
+        self.step = point.step
+        self._session = session
+        self._point = point
+        self._rollback = rollback
+        self._source = CheckpointSource(session.client, point.checkpoint_id, workers=workers)
+        self._documents = read_documents(session.ranks, self._source, rank_trees=False)
+        self._saved = saved_dcp(self._documents.stored.replicated_trees)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            raise ConfigurationError(
+                "Choose the checkpoint with ckpt.reader(at=…). Leave checkpoint_id out of dcp.load()."
+            )
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return dcp_metadata(self._documents.layout, self._saved)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Everything is known since it was made."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        with self._source:
+            self._load_values([item for item in plan.items if item.type is LoadItemType.BYTE_IO], planner)
+            for items in _rounds(item for item in plan.items if item.type is LoadItemType.TENSOR):
+                self._load_tensors(items, planner)
+        self._session.restored_from(self._point.checkpoint_id, rollback=self._rollback)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """False: DCP never finds this reader by an id; it is made by ckpt.reader()."""
+        return False
+
+    def _load_values(self, items: list[ReadItem], planner: LoadPlanner) -> None:
+        owners = {self._saved.values[item.storage_index.fqn] for item in items}
+        indexes = self._source.indexes(self._documents.manifest, owners)
+        for item in items:
+            fqn = item.storage_index.fqn
+            planner.load_bytes(item, decode_value(values_of(indexes[self._saved.values[fqn]])[fqn]))
+
+    def _load_tensors(self, items: dict[str, ReadItem], planner: LoadPlanner) -> None:
+        wanted = {name: self._wanted(name, item) for name, item in items.items()}
+        reads = plan_reads(self._documents.layout, wanted.values(), prefer_rank=self._session.ranks.rank)
+        buffers = new_buffers(wanted.values())
+        self._source.read(reads, self._documents.chunks, buffers)
+        for name, item in items.items():
+            target = planner.resolve_tensor(item)
+            source = torch.frombuffer(buffers[name], dtype=torch_dtype(wanted[name].dtype)).view(wanted[name].shape)
+            with torch.no_grad():
+                target.copy_(source)
+            planner.commit_tensor(item, target)
+
+    def _wanted(self, name: str, item: ReadItem) -> WantedPiece:
+        entry = self._documents.layout.tensors[name]
+        begins = item.storage_index.offset or (0,) * len(entry.shape)
+        offsets = tuple(begin + inside for begin, inside in zip(begins, item.storage_offsets, strict=True))
+        return WantedPiece(name, entry.dtype, offsets, tuple(item.lengths))
+
+
+def _rounds(items: Iterable[ReadItem]) -> Iterator[dict[str, ReadItem]]:
+    """The items in groups that have each tensor once, and fit ROUND_BYTES as far as one item does."""
+    waiting = [item for item in items if prod(item.lengths)]
+    while waiting:
+        group: dict[str, ReadItem] = {}
+        later, elements = [], 0
+        for item in waiting:
+            more = prod(item.lengths)
+            if item.storage_index.fqn in group or (group and (elements + more) * 8 > ROUND_BYTES):
+                later.append(item)
+            else:
+                group[item.storage_index.fqn] = item
+                elements += more
+        yield group
+        waiting = later

@@ -1,0 +1,230 @@
+"""`dcp.save(…, storage_writer=ckpt.writer(step))`: one checkpoint of the run, planned by DCP.
+
+    prepare_global_plan (rank 0)   DCP's plans -> the layout; each rank is sent its share of it
+    write_data (every rank)        tensors -> chunks -> store; every rank but 0 seals
+    finish (rank 0)                DCP's metadata -> rank 0's index; its seal commits
+
+Rank 0 seals last, and only if DCP has heard from every rank: a failure anywhere leaves no checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
+from torch.futures import Future
+
+from holdfast.dcp.metadata import COMPONENT, describe, encode_value
+from holdfast.errors import CheckpointAborted, ConfigurationError, RanksDisagree
+from holdfast.layout.pieces import PieceSpec
+from holdfast.layout.plan import ChunkSizes, place
+from holdfast.session import Session
+from holdfast.shard_writer import ShardWriter
+from holdfast.state.errors import UnsupportedStateError
+from holdfast.state.tensors import dtype_name, refuse_unsupported
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_protocol.checkpoints import Component
+from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece, Segment, ShardIndex, ShardLayout, TensorEntry
+from holdfast_protocol.states import CheckpointKind, CheckpointState
+
+_Box = tuple[str, tuple[int, ...]]
+"""(fqn, offsets): what DCP writes at most once."""
+
+
+class _Share(NamedTuple):
+    """What rank 0 sends to each rank with DCP's plan."""
+
+    layout_digest: str
+    shard: ShardLayout
+
+
+class HoldfastWriter(StorageWriter):
+    """For one save. Made by `ckpt.writer(step)` on every rank."""
+
+    def __init__(self, session: Session, workers: TransferWorkers, step: int, kind: CheckpointKind) -> None:
+        self._session = session
+        self._workers = workers
+        self._step = step
+        self._kind = kind
+        self._rank = session.ranks.rank
+        self._layout: Layout | None = None
+        self._writer: ShardWriter | None = None
+        self._values: dict[str, Any] = {}
+        self._stored_bytes = 0
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            raise ConfigurationError(
+                "A Holdfast checkpoint is named by its run and step. Leave checkpoint_id out of dcp.save()."
+            )
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if is_coordinator != (self._rank == 0):
+            raise ConfigurationError("Rank 0 must coordinate the save. Leave coordinator_rank and no_dist out.")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        world_size = self._session.ranks.world_size
+        if len(plans) != world_size:
+            raise RanksDisagree(f"DCP saves from {len(plans)} ranks, and this run has {world_size}")
+        if not all(plan.usable for plan in plans):
+            raise ConfigurationError("DCP's plan caching cannot be used here. Leave enable_plan_caching out.")
+        specs = [[_spec(item) for item in plan.items if item.tensor_data is not None] for plan in plans]
+        tensors = {
+            spec.name: TensorEntry(COMPONENT, spec.dtype, spec.global_shape, replicated=False)
+            for of_rank in specs
+            for spec in of_rank
+        }
+        shards = tuple(place(sorted(of_rank), ChunkSizes()) for of_rank in specs)
+        self._layout = Layout(world_size, tensors, shards)
+        return [
+            dataclasses.replace(plan, storage_data=_Share(self._layout.digest, shard))
+            for plan, shard in zip(plans, shards, strict=True)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        share: _Share = plan.storage_data
+        self._writer = ShardWriter(self._session, self._workers, self._step, self._kind)
+        try:
+            self._values = {item.index.fqn: _value(item, planner) for item in plan.items if _is_value(item)}
+            items = {_box(item): item for item in plan.items if not _is_value(item)}
+            self._writer.upload(_chunks(share.shard, items, planner))
+            self._stored_bytes = sum(segment.bytes for piece in share.shard.pieces for segment in piece.segments)
+            if self._rank != 0:
+                self._seal(self._writer, share.layout_digest, None, {})
+        except BaseException as error:
+            self._writer.fail(error)
+            raise
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([WriteResult(item.index, _size(item), self._rank) for item in plan.items])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        if self._writer is None or self._layout is None:
+            raise AssertionError("DCP finishes what it has planned and written")
+        values = {
+            result.index.fqn: rank
+            for rank, of_rank in enumerate(results)
+            for result in of_rank
+            if result.index.fqn not in self._layout.tensors
+        }
+        try:
+            self._seal(self._writer, self._layout.digest, self._layout, describe(metadata, values))
+        except BaseException as error:
+            self._writer.fail(error)
+            raise
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """False: DCP never finds this writer by an id; it is made by ckpt.writer()."""
+        return False
+
+    def _seal(
+        self, writer: ShardWriter, layout_digest: str, layout: Layout | None, replicated_trees: dict[str, Any]
+    ) -> None:
+        index = ShardIndex(
+            rank=self._rank,
+            layout_digest=layout_digest,
+            trees={COMPONENT: [COMPONENT, self._values]},
+            replicated_trees=replicated_trees,
+        )
+        ordinal = len(writer.digests)
+        writer.upload([index.encode()] if layout is None else [index.encode(), layout.encode()])
+        view = writer.seal(
+            index=ordinal,
+            layout=None if layout is None else ordinal + 1,
+            components={COMPONENT: Component(kind="extra", logical_bytes=self._stored_bytes)},
+        )
+        if view.state is CheckpointState.ABORTED:
+            raise CheckpointAborted(view.abort_reason or "It was aborted")
+
+
+def _spec(item: WriteItem) -> PieceSpec:
+    data = item.tensor_data
+    if data is None:
+        raise AssertionError("only tensors have a place in the layout")
+    dtype = dtype_name(data.properties.dtype)
+    if dtype not in ITEM_BYTES:
+        raise UnsupportedStateError(
+            item.index.fqn, f"dtype {data.properties.dtype} is not a whole number of bytes", "view it as uint8"
+        )
+    return PieceSpec(
+        name=item.index.fqn,
+        component=COMPONENT,
+        dtype=dtype,
+        global_shape=tuple(data.size),
+        offsets=tuple(data.chunk.offsets),
+        shape=tuple(data.chunk.sizes),
+        replicated=False,
+    )
+
+
+def _is_value(item: WriteItem) -> bool:
+    return item.type is WriteItemType.BYTE_IO
+
+
+def _value(item: WriteItem, planner: SavePlanner) -> Any:
+    saved = planner.resolve_data(item)
+    if isinstance(saved, torch.Tensor):
+        raise UnsupportedStateError(
+            item.index.fqn, "the planner gave a tensor for a value", "use DCP's DefaultSavePlanner"
+        )
+    return encode_value(item.index.fqn, saved)
+
+
+def _box(item: WriteItem) -> _Box:
+    spec = _spec(item)
+    return spec.name, spec.offsets
+
+
+def _size(item: WriteItem) -> int:
+    return 0 if item.tensor_data is None else _spec(item).bytes
+
+
+def _chunks(shard: ShardLayout, items: dict[_Box, WriteItem], planner: SavePlanner) -> Iterator[memoryview]:
+    """The shard's chunks by ordinal, each made when it is asked for, and each tensor resolved once."""
+    parts: dict[int, list[tuple[Piece, int, Segment]]] = defaultdict(list)
+    for piece in shard.pieces:
+        start = 0
+        for segment in piece.segments:
+            parts[segment.ordinal].append((piece, start, segment))
+            start += segment.bytes
+    # The chunks of a cut tensor follow each other: the last one that was resolved is the one that is needed again.
+    resolved: tuple[Piece, np.ndarray[Any, np.dtype[np.uint8]]] | None = None
+    for ordinal, size in enumerate(shard.chunks):
+        chunk = np.zeros(size, dtype=np.uint8)
+        for piece, start, segment in parts[ordinal]:
+            if resolved is None or resolved[0] is not piece:
+                resolved = piece, _bytes_of(items[piece.tensor, piece.offsets], piece, planner)
+            chunk[segment.offset : segment.offset + segment.bytes] = resolved[1][start : start + segment.bytes]
+        yield chunk.data
+
+
+@torch.no_grad()
+def _bytes_of(item: WriteItem, piece: Piece, planner: SavePlanner) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    tensor = planner.resolve_data(item)
+    if not isinstance(tensor, torch.Tensor):
+        raise UnsupportedStateError(piece.tensor, "the planner gave no tensor for it", "use DCP's DefaultSavePlanner")
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    refuse_unsupported(piece.tensor, local)
+    spec = _spec(item)
+    if tuple(local.shape) != piece.shape or dtype_name(local.dtype) != spec.dtype:
+        raise UnsupportedStateError(
+            piece.tensor,
+            f"it was planned as {spec.dtype} {list(piece.shape)} and is {dtype_name(local.dtype)} {list(local.shape)}",
+            "save from a planner that resolves what it has planned",
+        )
+    plain = local.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    flat: np.ndarray[Any, np.dtype[np.uint8]] = plain.reshape(-1).view(torch.uint8).numpy()
+    return flat

@@ -1,0 +1,98 @@
+"""Upload and seal one rank's shard of one checkpoint: bytes -> digests -> chunks in the store -> seal. No collectives.
+
+Used by the save pipeline and by the DCP writer, which differ in where the bytes come from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.session import Session
+from holdfast_client.chunks.uploader import ShardUploader
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_protocol.checkpoints import (
+    BeginCheckpoint,
+    CheckpointView,
+    Component,
+    FailShard,
+    IndexOrdinals,
+    Metrics,
+    SealShard,
+)
+from holdfast_protocol.digests import chunk_digest, shard_digest
+from holdfast_protocol.states import CheckpointKind
+
+log = logging.getLogger("holdfast")
+
+
+class ShardWriter:
+    """Begins the checkpoint, which every rank does, and gets the same one. `stop` may be called from any thread."""
+
+    def __init__(self, session: Session, workers: TransferWorkers, step: int, kind: CheckpointKind) -> None:
+        self._session = session
+        self._workers = workers
+        self._rank = session.ranks.rank
+        self._fence: dict[str, Any] = session.fence.model_dump()
+        self._uploader: ShardUploader | None = None
+        self._stopped = False
+        begin = BeginCheckpoint(**self._fence, step=step, world_size=session.ranks.world_size, kind=kind)
+        self.checkpoint_id = session.client.begin(session.run.project, session.run.run, begin).id
+        self.digests: list[str] = []
+        """Of the chunks that were uploaded, by ordinal."""
+        self.sent_bytes = 0
+
+    def upload(self, chunks: Iterable[bytes | memoryview]) -> None:
+        """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them.
+
+        The bytes of each must stay as they are until then.
+        """
+        self._uploader = ShardUploader(
+            self._session.client, self.checkpoint_id, self._rank, self._session.fence, workers=self._workers
+        )
+        if self._stopped:
+            self._uploader.stop()
+        self.sent_bytes += self._uploader.upload(self._hashed(chunks)).sent_bytes
+
+    def seal(
+        self,
+        *,
+        index: int,
+        layout: int | None,
+        components: dict[str, Component],
+        finite: bool = True,
+        metrics: Metrics | None = None,
+    ) -> CheckpointView:
+        """`index`, `layout`: the ordinals of these documents. The seal that completes the world commits."""
+        seal = SealShard(
+            **self._fence,
+            digest=shard_digest(self.digests),
+            chunks=self.digests,
+            index=IndexOrdinals(shard=index, layout=layout),
+            logical_bytes=sum(component.logical_bytes for component in components.values()),
+            components=components,
+            finite=finite,
+            metrics=metrics,
+        )
+        return self._session.client.seal(self.checkpoint_id, self._rank, seal)
+
+    def fail(self, error: BaseException) -> None:
+        """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). Never raises."""
+        failed = FailShard(**self._fence, reason=f"{type(error).__name__}: {error}"[:4000])
+        try:
+            self._session.client.seal(self.checkpoint_id, self._rank, failed)
+        except HoldfastError as unheard:
+            log.info("the service was not told that rank %d failed: %s", self._rank, unheard)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._uploader is not None:
+            self._uploader.stop()
+
+    def _hashed(self, chunks: Iterable[bytes | memoryview]) -> Iterator[tuple[str, memoryview]]:
+        for chunk in chunks:
+            digest = chunk_digest(chunk)
+            self.digests.append(digest)
+            yield digest, memoryview(chunk)
