@@ -9,15 +9,19 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry
 
 import holdfast_service.attempts.endpoints
 import holdfast_service.auth.endpoints
 import holdfast_service.browse.endpoints
 import holdfast_service.browse.health
 import holdfast_service.commit.endpoints
+import holdfast_service.metrics.endpoints
 import holdfast_service.uploads.endpoints
 from holdfast_protocol.problems import Problem
 from holdfast_service.context import ServiceContext
+from holdfast_service.metrics.catalog_numbers import CatalogNumbers
+from holdfast_service.metrics.request_meter import RequestMeter
 from holdfast_service.release import VERSION
 from holdfast_service.stores.endpoints import object_router
 from holdfast_service.stores.posix import PosixStore
@@ -34,6 +38,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.browse.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.browse.health.router,
+    holdfast_service.metrics.endpoints.router,
 )
 _PROBLEM_REPLY: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "What the caller must mend; `code` says what.", "content": {PROBLEM_MEDIA_TYPE: {}}},
@@ -51,6 +56,9 @@ def create_app(context: ServiceContext) -> FastAPI:
         generate_unique_id_function=_operation_id,
     )
     app.state.context = context
+    # One registry per application, not the library's global one: several can live in one process.
+    app.state.metrics = CollectorRegistry()
+    app.state.metrics.register(CatalogNumbers(context.database))
     for router in ROUTERS:
         app.include_router(router)
     if isinstance(context.store, PosixStore):
@@ -58,6 +66,7 @@ def create_app(context: ServiceContext) -> FastAPI:
     install_problem_replies(app)
     # The last one added is the outermost: the frame gives the id that all others use.
     app.add_middleware(ProtocolHeader)
+    app.add_middleware(RequestMeter, registry=app.state.metrics)
     app.add_middleware(RequestFrame)
     return app
 

@@ -65,6 +65,7 @@ def configure_logging(settings: ServiceSettings) -> None:
 
 def without_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """The last processor before rendering: whatever was logged, these do not leave the process."""
+    event.pop("color_message", None)  # uvicorn's message once more, with terminal codes
     for key, value in event.items():
         if isinstance(value, str):
             event[key] = redacted(value)

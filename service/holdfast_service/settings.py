@@ -90,7 +90,7 @@ class ServiceSettings(BaseSettings):
         ge=1,
         description="How fast background proving reads copies that nobody has hashed yet.",
     )
-    drain_seconds: int = Field(default=20, ge=0, description="How long requests in flight may go on after SIGTERM.")
+    shutdown_seconds: int = Field(default=20, ge=0, description="How long requests in flight may go on after SIGTERM.")
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -1,7 +1,8 @@
 """Reads the copies that nobody but their client has hashed, and those that were left suspect (protocol rule 14).
 
-Afterwards a copy is `read`, and other attempts may rely on it; or it is bad, and the checkpoints that need it are marked.
-Each copy is claimed with a lease, so any number of processes share the work, and a killed one's copies come due again.
+Afterwards a copy is `read`, and other attempts may rely on it; or it is bad, and the checkpoints that need it are
+marked. Each copy is claimed with a lease, so any number of processes share the work, and a killed one's copies come due
+again.
 """
 
 from __future__ import annotations

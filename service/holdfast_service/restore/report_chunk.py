@@ -34,9 +34,8 @@ def report_chunk(context: ServiceContext, caller: Principal, checkpoint_id: str,
     Raises `checkpoint_not_found`, `chunk_not_found`, `busy` while another report of this chunk is looked into, and
     `store_unavailable`, which proves nothing and marks nothing.
     """
-    claims = context.database.run(
-        lambda session: _claim_copies(session, context, caller, checkpoint_id, request.digest)
-    )
+    digest = request.digest
+    claims = context.database.run(lambda session: _claim_copies(session, context, caller, checkpoint_id, digest))
     findings = _read_back_all(context, claims)
     corrupt: set[str] = set()
     for claimed, finding in sorted(findings.items(), key=lambda item: item[1] is not Finding.GOOD):

@@ -1,0 +1,180 @@
+"""The service's commands: `holdfast serve`, and `holdfast admin …`, which works on the database itself.
+
+The client's CLI finds them as a plug-in (see pyproject.toml) and never imports the service.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast_protocol.states import Scope
+from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
+from holdfast_service.logging import configure_logging, redacted
+from holdfast_service.release import VERSION
+from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
+from holdfast_service.stores.base import StoreError
+
+_FAILED, _USAGE, _UNAVAILABLE = 1, 2, 5  # as holdfast_client.cli.exit_codes says
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder for catalog, store and token.")]
+DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///path or postgresql://…")]
+StoreUrl = Annotated[str | None, typer.Option("--store", help="posix:///path or s3://bucket/prefix?endpoint=…")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("serve", help="Run the service. Without options: for this machine, in ~/.holdfast.")(serve_command)
+    admin = typer.Typer(
+        help="Work on the catalog's database itself, with HOLDFAST_DATABASE_URL.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    admin.command("token", help="Make a token without asking the service: the first one.")(token_command)
+    admin.command("new-epoch", help="After a restore or a clone of the database: trust nothing from before.")(
+        new_epoch_command
+    )
+    admin.command("adopt-store", help="After new-epoch and a whole check: let the collector delete again.")(
+        adopt_store_command
+    )
+    app.add_typer(admin, name="admin")
+
+
+def serve_command(  # noqa: PLR0917 (typer calls it by keyword)
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+    store: StoreUrl = None,
+    print_settings: Annotated[bool, typer.Option("--print-settings", help="Show every setting and end.")] = False,
+) -> None:
+    if print_settings:
+        _print_settings()
+        return
+    with _failures_said():
+        settings = _settings(host=host, port=port, data_dir=data_dir, database_url=database_url, store=store)
+        configure_logging(settings)
+        # Only now: the other commands need neither uvicorn nor the application.
+        from holdfast_service.serve import serve
+
+        serve(settings, _say_where)
+
+
+def token_command(  # noqa: PLR0917 (typer calls it by keyword)
+    name: Annotated[str, typer.Option(help="What it is for.")] = "bootstrap",
+    scope: Annotated[list[Scope] | None, typer.Option(help="May be repeated; without it: every scope.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only for this project; it is made if need be.")] = None,
+    days: Annotated[int | None, typer.Option(min=1, help="Ends after so many days; without it: never.")] = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    from holdfast_service.auth.make_token import insert_token, new_token_text
+    from holdfast_service.catalog.make_run import ensure_project
+    from holdfast_service.clock import database_now
+    from holdfast_service.service import open_database
+
+    with _failures_said():
+        database = open_database(_settings(data_dir=data_dir, database_url=database_url))
+        text = new_token_text()
+        try:
+            with database.transaction() as session:
+                project_id = ensure_project(session, project).id if project else None
+                expires_at = database_now(session) + timedelta(days=days) if days else None
+                insert_token(
+                    session, text, name=name, scopes=scope or Scope, project_id=project_id, expires_at=expires_at
+                )
+        finally:
+            database.dispose()
+    sys.stdout.write(f"{text}\n")
+
+
+def new_epoch_command(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+    from holdfast_service.catalog.epoch import raise_epoch
+    from holdfast_service.service import open_database
+
+    with _failures_said():
+        database = open_database(_settings(data_dir=data_dir, database_url=database_url))
+        try:
+            epoch = raise_epoch(database)
+        finally:
+            database.dispose()
+    sys.stdout.write(
+        f"The catalog is at epoch {epoch}. Start the service again: it reads every copy anew, and deletes nothing "
+        "until `holdfast admin adopt-store`.\n"
+    )
+
+
+def adopt_store_command(data_dir: DataDir = None, database_url: DatabaseUrl = None, store: StoreUrl = None) -> None:
+    from holdfast_service.catalog.epoch import NotCheckedError, adopt_store
+    from holdfast_service.service import close_service, open_service
+
+    with _failures_said():
+        context = open_service(_settings(data_dir=data_dir, database_url=database_url, store=store))
+        try:
+            marker = adopt_store(context.database, context.store, context.store_id)
+        except NotCheckedError as error:
+            _fail(str(error), _FAILED)
+        finally:
+            close_service(context)
+    sys.stdout.write(f"The store is this catalog's in epoch {marker.epoch}.\n")
+
+
+def _settings(**given: Any) -> ServiceSettings:
+    refuse_unknown_settings()
+    return ServiceSettings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _say_where(context: ServiceContext, url: str) -> None:
+    settings = context.settings
+    lines = [
+        f"Holdfast {VERSION} listens on {url}",
+        f"  catalog  {context.database.url.render_as_string(hide_password=True)}",
+        f"  store    {redacted(settings.store_url)}",
+    ]
+    if settings.embedded:
+        lines.append(f"  token    {settings.token_file} (clients on this machine find it by themselves)")
+    elif settings.bootstrap_token is not None:
+        lines.append("  token    the one in HOLDFAST_BOOTSTRAP_TOKEN")
+    else:
+        lines.append("  token    make the first one with `holdfast admin token`")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def _print_settings() -> None:
+    table = Table("setting", "default", "what it is", show_lines=True)
+    for setting, default, description in settings_table():
+        table.add_row(setting, default, description)
+    Console().print(table)
+
+
+@contextmanager
+def _failures_said() -> Iterator[None]:
+    """Every failure of a start is one or two plain sentences and an exit code."""
+    from holdfast_service.serve import PortInUseError
+
+    try:
+        yield
+    except SettingsError as error:
+        _fail(str(error), _USAGE)
+    except PortInUseError as error:
+        _fail(str(error), _FAILED)
+    except ProblemError as error:
+        _fail(error.detail, _UNAVAILABLE)
+    except StoreError as error:
+        _fail(f"The store does not answer: {error}", _UNAVAILABLE)
+
+
+def _fail(text: str, code: int) -> None:
+    sys.stderr.write(f"holdfast: {redacted(text)}\n")
+    raise typer.Exit(code) from None

@@ -1,0 +1,146 @@
+"""The catalog's own numbers, read for `/metrics`: true for all processes together, and across restarts.
+
+Every process shows the same values, so dashboards take `max`, not `sum`. They are read at most once in CACHE_SECONDS,
+however many scrapers come.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.selectors import Latest
+from holdfast_protocol.states import CheckpointState
+from holdfast_service.catalog.restore_choice import choose_restore_point
+from holdfast_service.catalog.stored_bytes import stored_bytes
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run
+from holdfast_service.clock import database_now
+from holdfast_service.database import Database
+from holdfast_service.errors import ProblemError
+
+CACHE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class _ProjectNumbers:
+    name: str
+    committed: int
+    aborted: int
+    uploading: int
+    needed_bytes: int
+    uploaded_bytes: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    projects: tuple[_ProjectNumbers, ...]
+    restore_point_age_seconds: dict[tuple[str, str], float]  # by project and run
+
+
+class CatalogNumbers(Collector):
+    """Registered once per application."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._numbers: _Numbers | None = None
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not read the catalog."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        numbers = self._current()
+        up = GaugeMetricFamily("holdfast_catalog_up", "1 if the catalog's numbers could be read.")
+        up.add_metric([], 0 if numbers is None else 1)
+        yield up
+        if numbers is not None:
+            yield from _families(numbers)
+
+    def _current(self) -> _Numbers | None:
+        with self._lock:
+            if time.monotonic() - self._read_at >= CACHE_SECONDS:
+                try:
+                    with self._database.read() as session:
+                        self._numbers = _read(session)
+                except ProblemError:  # the process's own metrics must still be shown
+                    self._numbers = None
+                self._read_at = time.monotonic()
+            return self._numbers
+
+
+def _families(numbers: _Numbers) -> Iterator[Metric]:
+    ended = CounterMetricFamily(
+        "holdfast_checkpoints", "Checkpoints that were committed or aborted.", labels=("project", "outcome")
+    )
+    moved = CounterMetricFamily(
+        "holdfast_checkpoint_bytes",
+        "Chunk bytes of committed checkpoints: negotiated = uploaded + deduplicated.",
+        labels=("project", "kind"),
+    )
+    uploading = GaugeMetricFamily("holdfast_checkpoints_uploading", "Checkpoints in the making.", labels=("project",))
+    stored = GaugeMetricFamily("holdfast_stored_bytes", "Bytes in the store.", labels=("project",))
+    for project in numbers.projects:
+        ended.add_metric([project.name, "committed"], project.committed)
+        ended.add_metric([project.name, "aborted"], project.aborted)
+        moved.add_metric([project.name, "negotiated"], project.needed_bytes)
+        moved.add_metric([project.name, "uploaded"], project.uploaded_bytes)
+        moved.add_metric([project.name, "deduplicated"], max(0, project.needed_bytes - project.uploaded_bytes))
+        uploading.add_metric([project.name], project.uploading)
+        stored.add_metric([project.name], project.stored_bytes)
+    age = GaugeMetricFamily(
+        "holdfast_restore_point_age_seconds",
+        "Age of the newest restore point of each run whose newest attempt has not ended.",
+        labels=("project", "run"),
+    )
+    for (project_name, run_name), seconds in numbers.restore_point_age_seconds.items():
+        age.add_metric([project_name, run_name], seconds)
+    yield from (ended, moved, uploading, stored, age)
+
+
+def _read(session: Session) -> _Numbers:
+    names = dict(session.execute(select(Project.id, Project.name)).tuples().all())
+    sizes = stored_bytes(session, names)
+    counted = session.execute(
+        select(
+            Run.project_id,
+            func.count(Checkpoint.committed_at),
+            func.count(Checkpoint.aborted_at),
+            func.count().filter(Checkpoint.state == CheckpointState.UPLOADING),
+            func.sum(Checkpoint.chunk_bytes).filter(Checkpoint.committed_at.is_not(None)),
+            func.sum(Checkpoint.uploaded_bytes).filter(Checkpoint.committed_at.is_not(None)),
+        )
+        .join(Checkpoint, Checkpoint.run_id == Run.id)
+        .group_by(Run.project_id)
+    )
+    by_project = {row[0]: [int(value or 0) for value in row[1:]] for row in counted}
+    projects = tuple(
+        _ProjectNumbers(name, *by_project.get(project_id, [0] * 5), stored_bytes=sizes[project_id])
+        for project_id, name in sorted(names.items(), key=lambda item: item[1])
+    )
+    return _Numbers(projects, _ages(session, names, database_now(session)))
+
+
+def _ages(session: Session, names: dict[str, str], now: datetime) -> dict[tuple[str, str], float]:
+    """Only of runs that are being trained: how far back they would fall now. Of the others nobody wants an alarm."""
+    active = session.execute(
+        select(Run.id, Run.project_id, Run.name)
+        .join(Attempt, (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt))
+        .where(Attempt.ended_at.is_(None))
+    ).all()
+    ages = {}
+    for run_id, project_id, run_name in active:
+        point = choose_restore_point(session, run_id, Latest()).restore_point
+        if point is not None:
+            ages[names[project_id], run_name] = max(0.0, (now - point.committed_at).total_seconds())
+    return ages

@@ -1,0 +1,83 @@
+"""One serving process: the application behind uvicorn, the controllers beside it, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from holdfast_service.app import create_app
+from holdfast_service.background import Background, rounds_of
+from holdfast_service.context import ServiceContext
+from holdfast_service.service import close_service, open_service
+from holdfast_service.settings import ServiceSettings
+
+# Longer than a trainer pauses between two calls, so that its connections are not closed under it.
+_KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
+
+
+class PortInUseError(RuntimeError):
+    """The address cannot be listened on."""
+
+
+def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], None]) -> None:
+    """Returns after the requests in flight have ended. `on_ready` is told where it listens, before the first request.
+
+    Raises PortInUseError, SettingsError and ProblemError(`database_unavailable`).
+    """
+    listening = _listen(settings.host, settings.port)
+    with contextlib.closing(listening):
+        context = open_service(settings)
+        background = Background(context, rounds_of(settings))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(context),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=settings.shutdown_seconds,
+            )
+        )
+        # uvicorn drains and then raises the signal once more, for whoever ran it: a service that was asked to end and
+        # did so has not failed.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        try:
+            background.start()
+            on_ready(context, _url(listening))
+            server.run(sockets=[listening])
+        finally:
+            background.stop(timeout_seconds=settings.shutdown_seconds)
+            close_service(context)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Before the catalog is touched: a second service on this port must not migrate or write anything."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError:
+        raise PortInUseError(
+            f"HOLDFAST_HOST: {host} is not an address of this machine. Use 127.0.0.1, or 0.0.0.0 for all of them."
+        ) from None
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise PortInUseError(
+            f"HOLDFAST_PORT: {host}:{port} cannot be listened on ({error.strerror}). Stop the program that uses it, or "
+            "give another port with --port."
+        ) from None
+    return listening
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
