@@ -146,7 +146,7 @@ class Save:
         self.negotiate(rank, finished=[data for data in chunks if digest_of(data) in sent])
         return reply
 
-    def seal(self, rank: int, chunks: Sequence[bytes], **changes: Any) -> Any:
+    def seal(self, rank: int, chunks: Sequence[bytes], /, **changes: Any) -> Any:
         digests = [digest_of(data) for data in chunks]
         index = {"shard": len(digests) - 1}
         if rank == 0:
@@ -161,7 +161,7 @@ class Save:
         }
         return self.job.call("PUT", f"/v1/checkpoints/{self.id}/shards/{rank}", **(body | changes))
 
-    def write(self, rank: int, chunks: Sequence[bytes], **changes: Any) -> Any:
+    def write(self, rank: int, chunks: Sequence[bytes], /, **changes: Any) -> Any:
         """Uploads and seals."""
         self.upload(rank, chunks)
         return self.seal(rank, chunks, **changes)

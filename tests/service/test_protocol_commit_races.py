@@ -1,0 +1,154 @@
+"""Protocol rules 1 and 9: what may happen at the same moment, on both databases."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+import holdfast_service.attempts.open
+import holdfast_service.commit.begin
+import holdfast_service.commit.seal
+import holdfast_service.uploads.negotiate
+from tests.support.interleave import hold_after, hold_before, in_background, refused, until_blocked_or_done
+from tests.support.rank import Job
+from tests.support.service import RunningService
+
+
+@pytest.mark.rule("protocol-1")
+def test_a_new_attempt_is_never_told_an_older_step_than_one_that_then_commits(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Job(service.http())
+    first.save(800)
+    save = first.begin(1000)
+    save.upload(0, [b"w", b"i"])
+    gate = hold_after(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
+    with in_background(gate) as threads:
+        sealing = threads.submit(save.seal, 0, [b"w", b"i"])
+        gate.wait_until_reached()  # 1000 is committed in a transaction that has not ended
+        opening = threads.submit(Job, service.http(), after=1)
+        until_blocked_or_done(service, opening)
+        gate.open()
+        assert sealing.result()["state"] == "committed"
+        assert opening.result().opened["restore_point"]["step"] == 1000
+
+
+@pytest.mark.rule("protocol-1")
+def test_nothing_of_a_fenced_attempt_commits_once_the_restore_point_is_chosen(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Job(service.http())
+    first.save(800)
+    save = first.begin(1000)
+    save.upload(0, [b"w", b"i"])
+    gate = hold_after(monkeypatch, holdfast_service.attempts.open, "choose_restore_point")
+    with in_background(gate) as threads:
+        opening = threads.submit(Job, service.http(), after=1)
+        gate.wait_until_reached()
+        sealing = threads.submit(save.seal, 0, [b"w", b"i"])
+        until_blocked_or_done(service, sealing)
+        gate.open()
+        assert opening.result().opened["restore_point"]["step"] == 800
+        with refused("stale_attempt"):
+            sealing.result()
+    assert save.now()["abort_reason"] == "fenced by attempt 2"
+
+
+@pytest.mark.rule("protocol-1")
+def test_a_begin_that_overlaps_the_fence_leaves_nothing_uploading(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Job(service.http())
+    gate = hold_after(monkeypatch, holdfast_service.commit.begin, "insert_absent")
+    with in_background(gate) as threads:
+        beginning = threads.submit(first.begin, 100)
+        gate.wait_until_reached()
+        opening = threads.submit(Job, service.http(), after=1)
+        until_blocked_or_done(service, opening)
+        gate.open()
+        save = beginning.result()
+        opening.result()
+    assert save.now()["state"] == "aborted"
+
+
+@pytest.mark.rule("protocol-9")
+def test_of_two_last_seals_at_the_same_moment_one_commits(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(service.http(), world_size=2)
+    save = job.begin(100)
+    for rank in (0, 1):
+        save.upload(rank, [b"w%d" % rank, b"i"])
+    gate = hold_after(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
+    with in_background(gate) as threads:
+        one = threads.submit(save.seal, 0, [b"w0", b"i"])
+        gate.wait_until_reached()  # rank 0 has counted one seal and has not committed its own
+        other = threads.submit(save.seal, 1, [b"w1", b"i"])
+        until_blocked_or_done(service, other)
+        gate.open()
+        assert one.result()["state"] == "uploading"
+        assert other.result()["state"] == "committed"
+    assert save.now()["state"] == "committed"
+
+
+@pytest.mark.rule("protocol-9")
+def test_many_ranks_that_seal_at_once_commit_exactly_once(service: RunningService) -> None:
+    ranks = 12
+    job = Job(service.http(), world_size=ranks)
+    save = job.begin(100)
+    start = threading.Barrier(ranks)
+
+    def rank_writes(rank: int) -> str:
+        chunks = [b"weights %d" % rank, b"shared", b"index %d" % rank]
+        save.upload(rank, chunks)
+        start.wait(30)
+        return str(save.seal(rank, chunks)["state"])
+
+    with in_background() as threads:
+        states = list(threads.map(rank_writes, range(ranks)))
+    assert states.count("committed") >= 1
+    view = save.now()
+    assert (view["state"], view["sealed_ranks"], view["etag"]) == ("committed", ranks, '"2"')
+
+
+@pytest.mark.rule("protocol-9")
+def test_the_reply_goes_out_after_the_database_has_committed(service: RunningService) -> None:
+    job = Job(service.http())
+    save = job.begin(100)
+    save.upload(0, [b"w", b"i"])
+
+    def lose_the_database(session: Session) -> None:
+        if any(getattr(row, "state", None) == "committed" for row in session.identity_map.values()):
+            raise OperationalError("COMMIT", {}, Exception("the server closed the connection"))
+
+    event.listen(Session, "before_commit", lose_the_database)
+    try:
+        with refused("database_unavailable"):
+            save.seal(0, [b"w", b"i"])
+    finally:
+        event.remove(Session, "before_commit", lose_the_database)
+    assert save.now()["state"] == "uploading"
+    assert save.seal(0, [b"w", b"i"])["state"] == "committed"
+
+
+@pytest.mark.rule("protocol-10")
+def test_a_late_negotiation_adds_nothing_to_a_shard_that_is_being_sealed(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(service.http(), world_size=2)
+    save = job.begin(100)
+    save.upload(0, [b"w", b"i"])
+    gate = hold_before(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
+    with in_background(gate) as threads:
+        sealing = threads.submit(save.seal, 0, [b"w", b"i"])
+        gate.wait_until_reached()
+        late = threads.submit(save.negotiate, 0, [b"more"])
+        until_blocked_or_done(service, late)
+        gate.open()
+        sealing.result()
+        with refused("shard_sealed"):
+            late.result()

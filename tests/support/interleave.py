@@ -1,0 +1,113 @@
+"""Interleavings that a test decides: one side is held at a gate inside its transaction until the other has come.
+
+No sleep decides a result here. What is polled is only whether the other side waits for a lock of the database.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from tests.support.rank import Refused
+from tests.support.service import RunningService
+
+_PATIENCE_SECONDS = 30
+# SQLite does not tell who waits; there one writer at a time is all that can happen anyway.
+_SQLITE_MOMENT_SECONDS = 0.3
+
+
+def refused(code: str) -> pytest.RaisesExc[Refused]:
+    """`with refused("stale_attempt"):` the block is refused with this problem code."""
+    return pytest.RaisesExc(Refused, check=lambda error: error.code == code)
+
+
+class Gate:
+    """Holds who passes it until it is opened. Only the first passer is held."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self._opened = threading.Event()
+        self._lock = threading.Lock()
+
+    def hold(self) -> None:
+        with self._lock:
+            first = not self._reached.is_set()
+            self._reached.set()
+        if first and not self._opened.wait(_PATIENCE_SECONDS):
+            raise AssertionError("nobody opened the gate")
+
+    def wait_until_reached(self) -> None:
+        if not self._reached.wait(_PATIENCE_SECONDS):
+            raise AssertionError("nobody came to the gate")
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+def hold_after(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> Gate:
+    """The first call of `module.name` is held just after it has done its work."""
+    return _hold(monkeypatch, module, name, before=False)
+
+
+def hold_before(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> Gate:
+    """The first call of `module.name` is held just before it."""
+    return _hold(monkeypatch, module, name, before=True)
+
+
+def _hold(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, *, before: bool) -> Gate:
+    gate = Gate()
+    real: Callable[..., Any] = getattr(module, name)
+
+    def held(*args: Any, **kwargs: Any) -> Any:
+        if before:
+            gate.hold()
+            return real(*args, **kwargs)
+        result = real(*args, **kwargs)
+        gate.hold()
+        return result
+
+    monkeypatch.setattr(module, name, held)
+    return gate
+
+
+@contextmanager
+def in_background(*gates: Gate) -> Iterator[ThreadPoolExecutor]:
+    """Threads for the sides; the gates are opened at the end, whatever happened, so that none is left behind."""
+    with ThreadPoolExecutor(16) as threads:
+        try:
+            yield threads
+        finally:
+            for gate in gates:
+                gate.open()
+
+
+def until_blocked_or_done(service: RunningService, future: Future[Any]) -> None:
+    """Returns when somebody waits for a lock of this database, or the future is done without having waited."""
+    if not service.context.database.is_postgres:
+        try:
+            future.exception(timeout=_SQLITE_MOMENT_SECONDS)
+        except TimeoutError:
+            return
+        return
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not future.done():
+        with service.context.database.read() as session:
+            waiting = session.scalar(
+                text(
+                    "SELECT count(*) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+                )
+            )
+        if waiting:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError("it neither waits for a lock nor ends")
+        time.sleep(0.01)
