@@ -4,6 +4,7 @@ The function must be importable by name (spawned processes import it); it is cal
 """
 
 import os
+import pickle
 import socket
 import time
 import traceback
@@ -48,7 +49,7 @@ def _collect(ranks: list[tuple[Any, Connection]], deadline: float) -> list[Any]:
         for connection in ready:
             rank = open_ranks.pop(connection)
             try:
-                succeeded, value = connection.recv()
+                succeeded, value = pickle.loads(connection.recv_bytes())
             except EOFError:
                 ranks[rank][0].join()
                 succeeded, value = False, f"died with exit code {ranks[rank][0].exitcode}"
@@ -74,7 +75,8 @@ def _rank_main(
         dist.barrier()
     except BaseException:
         outcome = (False, traceback.format_exc())
-    connection.send(outcome)
+    # Plain pickle: the pipe's own would hand over tensors as file descriptors of a process that ends before they open.
+    connection.send_bytes(pickle.dumps(outcome))
     connection.close()
     # No destroy_process_group: gloo's teardown aborts now and then when a peer is gone first.
     os._exit(0)

@@ -120,7 +120,7 @@ def _plan_module(
 ) -> list[Step]:
     steps: list[Step] = []
     first_name: dict[int, str] = {}
-    covered: set[str] = set()
+    covered = {ref.name for ref in tensor_refs(chosen.encoded[0])}
     for named in module_tensors(component.key, component.target):
         name = component.tensor_name(f"{component.key}/{named.fqn}", named.tensor)
         refuse_unsupported(name, named.tensor)

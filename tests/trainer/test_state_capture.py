@@ -1,0 +1,288 @@
+"""Asking for state never changes training, and a save followed by a load continues it, both bit for bit."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from roundtrip import load, save
+from torch import nn
+
+from holdfast.state.capture import capture
+from holdfast.state.rng import capture_rng, derive_rng, restore_rng
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.3)
+        self.last = nn.Linear(8, 3)
+        self.never_used = nn.Parameter(torch.randn(5))
+        self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    def forward(self, x):
+        return self.last(self.drop(torch.relu(self.norm(self.first(x))))) + self.frozen
+
+
+def two_optimizers(net):
+    rest = torch.optim.SGD(net.last.parameters(), lr=0.1, momentum=0.9)
+    return {"first": torch.optim.AdamW(net.first.parameters()), "rest": rest}
+
+
+def two_groups(net):
+    groups = [{"params": net.first.parameters(), "lr": 0.1}, {"params": net.last.parameters()}]
+    return {"optimizer": torch.optim.AdamW(groups)}
+
+
+def tensor_lr(net):
+    return {"optimizer": torch.optim.Adam(net.parameters(), torch.tensor(0.01), amsgrad=True, foreach=False)}
+
+
+OPTIMIZERS = {
+    "adamw": lambda net: {"optimizer": torch.optim.AdamW(net.parameters(), lr=0.01)},
+    "adamw_fused": lambda net: {"optimizer": torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)},
+    "adam_amsgrad_tensor_lr": tensor_lr,
+    "nadam": lambda net: {"optimizer": torch.optim.NAdam(net.parameters())},
+    "sgd": lambda net: {"optimizer": torch.optim.SGD(net.parameters(), lr=0.1)},
+    "sgd_momentum": lambda net: {"optimizer": torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)},
+    "two_optimizers": two_optimizers,
+    "lbfgs": lambda net: {"optimizer": torch.optim.LBFGS(net.parameters(), max_iter=4, history_size=3)},
+    "groups": two_groups,
+}
+
+
+def build(kind):
+    torch.manual_seed(1)
+    net = Net()
+    optimizers = OPTIMIZERS[kind](net)
+    first = next(iter(optimizers.values()))
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(first, [2, 4])
+    return {"model": net, **optimizers, "lr_scheduler": scheduler, "seen": [0]}
+
+
+def step(state):
+    net = state["model"]
+    optimizers = [part for part in state.values() if isinstance(part, torch.optim.Optimizer)]
+    inputs = torch.randn(4, 6)
+
+    def closure():
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = net(inputs).square().mean()
+        loss.backward()
+        return loss
+
+    if isinstance(optimizers[0], torch.optim.LBFGS):
+        loss = optimizers[0].step(closure)
+    else:
+        loss = closure()
+        for optimizer in optimizers:
+            optimizer.step()
+    state["lr_scheduler"].step()
+    state["seen"][0] += 1
+    return loss.detach()
+
+
+def snapshot(state):
+    parts = {key: part if isinstance(part, list) else part.state_dict() for key, part in state.items()}
+    return copy.deepcopy(parts)
+
+
+def assert_same(one, other, path=""):
+    assert type(one) is type(other), path
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, path
+        assert one.device == other.device, path
+        assert torch.equal(one, other), path
+    elif isinstance(one, dict):
+        assert list(one) == list(other), path
+        for key in one:
+            assert_same(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), path
+        for at, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{path}[{at}]")
+    else:
+        assert one == other, path
+
+
+@pytest.mark.rule("training-1")
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_capturing_every_step_changes_no_bit_of_training(kind):
+    plain, watched = build(kind), build(kind)
+    torch.manual_seed(7)
+    expected = [step(plain) for _ in range(6)]
+    torch.manual_seed(7)
+    losses = []
+    for _ in range(6):
+        save(watched)
+        losses.append(step(watched))
+        save(watched)
+    assert_same(losses, expected)
+    assert_same(snapshot(watched), snapshot(plain))
+
+
+@pytest.mark.rule("training-1")
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_capture_leaves_generators_grads_and_modes_alone(kind):
+    state = build(kind)
+    step(state)
+    state["model"].eval()
+    random_before, before = capture_rng(), snapshot(state)
+    grads = {name: None if p.grad is None else p.grad.clone() for name, p in state["model"].named_parameters()}
+    save(state)
+    assert capture_rng() == random_before
+    assert_same(snapshot(state), before)
+    assert not state["model"].training
+    for name, parameter in state["model"].named_parameters():
+        assert (parameter.grad is None) == (grads[name] is None)
+        assert grads[name] is None or torch.equal(parameter.grad, grads[name])
+
+
+@pytest.mark.rule("training-1")
+@pytest.mark.rule("training-5")
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_resumed_run_continues_bit_for_bit(kind, steps):
+    state = build(kind)
+    torch.manual_seed(7)
+    for _ in range(steps):
+        step(state)
+    saved, generators, at_save = save(state), capture_rng(), snapshot(state)
+    expected = [step(state) for _ in range(3)]
+
+    fresh = build(kind)
+    with torch.no_grad():
+        for parameter in fresh["model"].parameters():
+            parameter.add_(1.0)
+    for _ in range(2):
+        step(fresh)  # slots that the checkpoint may not have must go
+    load(fresh, [saved])
+    restore_rng(generators)
+    assert_same(snapshot(fresh), at_save)
+    assert_same([step(fresh) for _ in range(3)], expected)
+    assert_same(snapshot(fresh), snapshot(state))
+
+
+@pytest.mark.rule("training-1")
+def test_a_fresh_optimizer_has_no_slots_before_or_after():
+    state = build("adamw")
+    captured = capture(state, rank=0, world_size=1)
+    assert not state["optimizer"].state
+    assert not [piece for piece in captured.pieces if piece.spec.component == "optimizer"]
+
+
+@pytest.mark.rule("training-1")
+def test_one_optimizer_over_two_modules_needs_nothing_said():
+    def both():
+        torch.manual_seed(3)
+        one, other = nn.Linear(3, 3), nn.Linear(3, 3)
+        optimizer = torch.optim.AdamW([*one.parameters(), *other.parameters()])
+        return {"one": one, "other": other, "optimizer": optimizer}
+
+    def advance(state):
+        state["optimizer"].zero_grad()
+        state["other"](state["one"](torch.ones(2, 3))).sum().backward()
+        state["optimizer"].step()
+
+    state = both()
+    for _ in range(3):
+        advance(state)
+    saved = save(state)
+    assert "optimizer/other/weight/exp_avg" in saved.plan.tensors
+    fresh = both()
+    load(fresh, [saved])
+    advance(state)
+    advance(fresh)
+    assert_same(snapshot(fresh), snapshot(state))
+
+
+def test_tensors_are_loaded_in_place():
+    state = build("adamw")
+    for _ in range(2):
+        step(state)
+    saved = save(state)
+    weight = state["model"].first.weight
+    slot = state["optimizer"].state[weight]["exp_avg"]
+    addresses = weight.data_ptr(), slot.data_ptr()
+    step(state)
+    load(state, [saved])
+    assert state["model"].first.weight is weight
+    assert state["optimizer"].state[weight]["exp_avg"] is slot
+    assert (weight.data_ptr(), slot.data_ptr()) == addresses
+
+
+def test_implementation_flags_stay_as_the_live_optimizer_has_them():
+    state = build("adamw")
+    step(state)
+    saved = save(state)
+    fused = build("adamw_fused")
+    fused["optimizer"].param_groups[0]["lr"] = 5.0
+    load(fused, [saved])
+    assert fused["optimizer"].param_groups[0]["fused"] is True
+    assert fused["optimizer"].param_groups[0]["lr"] == 0.01
+    step(fused)
+
+
+@pytest.mark.rule("training-2")
+def test_schedulers_keep_integers_and_fire_their_milestones():
+    state = build("sgd")
+    step(state)
+    saved = save(state)
+    fresh = build("sgd")
+    load(fresh, [saved])
+    assert fresh["lr_scheduler"].milestones == {2: 1, 4: 1}
+    step(fresh)
+    assert fresh["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+@pytest.mark.rule("training-2")
+def test_plain_values_come_back_into_the_users_own_containers():
+    history, mean = [1, (2, 3)], torch.zeros(3)
+    state = {"epoch": 3, "notes": {"history": history, 1: "one"}, "mean": mean}
+    saved = save(state)
+    state["epoch"] = 9
+    history.append(4)
+    state["notes"]["new"] = True
+    mean.fill_(5)
+    load(state, [saved])
+    assert state == {"epoch": 3, "notes": {"history": [1, (2, 3)], 1: "one"}, "mean": mean}
+    assert state["notes"]["history"] is history
+    assert torch.equal(mean, torch.zeros(3))
+
+
+def test_generators_come_back_exactly():
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    random.gauss(0, 1)
+    np.random.standard_normal()
+    saved = capture_rng()
+    expected = (random.gauss(0, 1), np.random.standard_normal(3).tolist(), torch.randn(3).tolist())
+    for _ in range(4):
+        random.random(), np.random.random(), torch.rand(9)
+    restore_rng(saved)
+    assert (random.gauss(0, 1), np.random.standard_normal(3).tolist(), torch.randn(3).tolist()) == expected
+
+
+@pytest.mark.rule("training-3")
+def test_derived_generators_depend_on_run_step_and_rank_only():
+    def draw(*key):
+        derive_rng(*key)
+        return random.random(), np.random.random(), torch.rand(1).item()
+
+    assert draw("demo/gpt", 10, 0) == draw("demo/gpt", 10, 0)
+    draws = {draw("demo/gpt", 10, 0), draw("demo/gpt", 10, 1), draw("demo/gpt", 11, 0), draw("demo/other", 10, 0)}
+    assert len({number for numbers in draws for number in numbers}) == 12
+
+
+def test_malformed_generators_change_nothing():
+    before = capture_rng()
+    for broken in (None, {"dict": []}, {"dict": [["python", 1], ["numpy", 1], ["torch", 1], ["cuda", []]]}):
+        with pytest.raises(ValueError, match="malformed"):
+            restore_rng(broken)
+    assert capture_rng() == before

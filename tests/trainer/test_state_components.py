@@ -1,0 +1,314 @@
+"""What may stand in a state, what is refused by its key, and how loading refuses what does not fit."""
+
+import pytest
+import torch
+from roundtrip import load, save
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from holdfast.state.capture import capture
+from holdfast.state.components import Declarations
+from holdfast.state.errors import StateError, StateMismatchError, UnsupportedStateError
+from holdfast.state.load import LoadOptions
+
+
+class Tied(nn.Module):
+    def __init__(self, tie=True):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        if tie:
+            self.head.weight = self.embed.weight
+
+
+class Counting:
+    """A data loader's kind of object."""
+
+    def __init__(self, position=0):
+        self.position = position
+
+    def state_dict(self):
+        return {"position": self.position, "generator": torch.tensor([self.position], dtype=torch.uint8)}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+        self.generator = state["generator"]
+
+
+class Merging(Counting):
+    def load_resharded_state_dict(self, states, *, rank, world_size):
+        self.position = sum(state["position"] for state in states) // world_size
+
+
+def names(state, **declared):
+    captured = capture(state, rank=1, world_size=2, declared=Declarations.of(**declared))
+    return sorted(piece.spec.name for piece in captured.pieces)
+
+
+def test_names_are_the_users_own_under_any_wrapper():
+    plain = nn.Sequential(nn.Linear(2, 2))
+    wrapped = nn.Sequential(torch.compile(nn.Linear(2, 2)))
+    assert names({"model": plain}) == names({"model": wrapped}) == names({"model": torch.compile(plain)})
+    assert names({"model": plain}) == ["model/0.bias", "model/0.weight"]
+
+
+def test_only_persistent_buffers_are_saved_and_they_are_rank_0s():
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("scratch", torch.zeros(1), persistent=False)
+    captured = capture({"model": module}, rank=1, world_size=2)
+    owners = {piece.spec.name: piece.spec.owner for piece in captured.pieces}
+    assert owners == {"model/weight": None, "model/bias": None, "model/running_mean": 0, "model/running_var": 0,
+                      "model/num_batches_tracked": 0}  # fmt: skip
+
+
+def test_frozen_parameters_are_packed_apart():
+    module = nn.Linear(2, 2)
+    module.bias.requires_grad_(False)
+    captured = capture({"model": module}, rank=0, world_size=1)
+    assert {piece.spec.name: piece.spec.pack for piece in captured.pieces} == {
+        "model/weight": "trainable",
+        "model/bias": "frozen",
+    }
+
+
+@pytest.mark.rule("training-2")
+def test_loaders_and_plain_values_are_each_ranks_own_unless_declared():
+    state = {"loader": Counting(), "ema": {"w": torch.zeros(2)}}
+    assert names(state) == ["ema@1/w", "loader@1/generator"]
+    assert names(state, replicated=["ema"]) == ["ema/w", "loader@1/generator"]
+    assert names({"model": nn.Linear(1, 1, bias=False)}, per_rank=["model"]) == ["model@1/weight"]
+
+
+def test_schedulers_are_shared():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    captured = capture({"sched": torch.optim.lr_scheduler.StepLR(optimizer, 2)}, rank=1, world_size=2)
+    assert set(captured.replicated_trees) == {"sched"}
+
+
+def sub_class(tensor):
+    class Odd(torch.Tensor):
+        pass
+
+    return tensor.as_subclass(Odd)
+
+
+@pytest.mark.rule("training-6")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: torch.zeros(2, 2).to_sparse(), "sparse"),
+        (lambda: torch.zeros(2, 2).to_sparse_csr(), "sparse"),
+        (lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), "quantized"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), "nested"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged), "nested"),
+        (lambda: sub_class(torch.zeros(2)), "Odd"),
+        (lambda: torch.zeros(2, device="meta"), "meta"),
+        (lambda: nn.UninitializedParameter(), "lazy"),
+        (lambda: torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "whole number of bytes"),
+    ],
+)
+def test_tensors_without_plain_bytes_are_refused_by_key(make, what):
+    with pytest.raises(UnsupportedStateError, match=rf"extra@0/deep\[0\].*{what}.*; .+"):
+        capture({"extra": {"deep": [make()]}}, rank=0, world_size=1)
+    module = nn.Linear(2, 2)
+    module._parameters.pop("bias")
+    module._buffers["odd"] = make()
+    with pytest.raises(UnsupportedStateError, match=f"model/odd.*{what}"):
+        capture({"model": module}, rank=0, world_size=1)
+
+
+@pytest.mark.rule("training-6")
+def test_a_module_that_writes_its_own_form_is_refused():
+    class Own(nn.Linear):
+        def _save_to_state_dict(self, destination, prefix, keep_vars):
+            destination[prefix + "packed"] = torch.zeros(1)
+
+    with pytest.raises(UnsupportedStateError, match=r"model/0 .*form of its own"):
+        capture({"model": nn.Sequential(Own(1, 1))}, rank=0, world_size=1)
+
+
+@pytest.mark.rule("training-6")
+def test_fsdp1_is_refused_with_the_remedy(monkeypatch):
+    module = nn.Linear(1, 1)
+    monkeypatch.setattr(module, "__class__", FullyShardedDataParallel)
+    with pytest.raises(UnsupportedStateError, match="fully_shard"):
+        capture({"model": nn.Sequential(module)}, rank=0, world_size=1)
+
+
+@pytest.mark.rule("training-6")
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"models": [nn.Linear(1, 1)]}, r"models/\[0\] .*key of its own at the top"),
+        ({"fn": print}, "fn/ .*set them up in code"),
+        ({"a/b": 1}, "not usable"),
+        ({1: 1}, "not usable"),
+        ({"generator": torch.Generator()}, r"get_state\(\)"),
+    ],
+)
+def test_what_is_not_state_is_refused_by_key(state, message):
+    with pytest.raises(StateError, match=message):
+        capture(state, rank=0, world_size=1)
+
+
+def test_declarations_are_checked():
+    with pytest.raises(StateError, match="both"):
+        Declarations.of(replicated=["a"], per_rank=["a"])
+    with pytest.raises(StateError, match="'optimiser' is declared but not in the state"):
+        capture({"model": nn.Linear(1, 1)}, rank=0, world_size=1, declared=Declarations.of(per_rank=["optimiser"]))
+    module = nn.Linear(1, 1)
+    state = {"model": module, "optimizer": torch.optim.SGD(module.parameters(), lr=1.0)}
+    with pytest.raises(StateError, match="declare 'optimizer' per rank as well"):
+        capture(state, rank=0, world_size=1, declared=Declarations.of(per_rank=["model"]))
+
+
+@pytest.mark.rule("training-6")
+def test_state_of_a_parameter_outside_all_groups_is_refused_not_dropped():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    optimizer.state[torch.zeros(1)] = {"x": 1}
+    with pytest.raises(UnsupportedStateError, match="param_groups"):
+        capture({"optimizer": optimizer}, rank=0, world_size=1)
+
+
+@pytest.mark.rule("training-6")
+def test_tied_weights_are_saved_once_and_stay_tied():
+    model = Tied()
+    saved = save({"model": model})
+    assert sum(map(len, saved.chunks)) == 80
+    expected = model.embed.weight.detach().clone()
+    for fresh in (Tied(), Tied(tie=False)):
+        load({"model": fresh}, [saved])
+        assert torch.equal(fresh.embed.weight, expected)
+        assert torch.equal(fresh.head.weight, expected)
+    tied = {"a": expected, "b": expected}
+    kept = save({"x": tied})
+    state = {"x": None}
+    load(state, [kept])
+    assert state["x"]["a"] is not None
+    assert torch.equal(state["x"]["a"], state["x"]["b"])
+
+
+def test_a_model_that_ties_what_the_checkpoint_does_not_is_refused():
+    saved = save({"model": Tied(tie=False)})
+    with pytest.raises(StateMismatchError, match=r"ties it to 'model/embed.weight'"):
+        load({"model": Tied()}, [saved])
+
+
+def test_extra_state_and_paths_that_look_alike_come_back():
+    class Extra(nn.Linear):
+        note = None
+
+        def get_extra_state(self):
+            return {"note": self.note, "t": torch.arange(2)}
+
+        def set_extra_state(self, state):
+            self.note = state["note"], state["t"].tolist()
+
+    model = nn.Sequential(Extra(1, 1))
+    model[0].note = (1, 2)
+    values = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}
+    saved = save({"model": model, "values": values})
+    state = {"model": model, "values": 0}
+    load(state, [saved])
+    assert model[0].note == ((1, 2), [0, 1])
+    assert (state["values"]["a.b"].item(), state["values"]["a"]["b"].item()) == (0, 1)
+
+
+def test_parameters_among_plain_values_stay_parameters():
+    saved = save({"free": [nn.Parameter(torch.ones(2), requires_grad=False), torch.ones(1, requires_grad=True)]})
+    state = {"free": None}
+    load(state, [saved])
+    assert type(state["free"][0]) is nn.Parameter
+    assert [tensor.requires_grad for tensor in state["free"]] == [False, True]
+
+
+@pytest.mark.rule("training-3")
+def test_a_loader_on_another_world_size_refuses_merges_or_is_declared():
+    parts = [save({"loader": Merging(position)}, rank, 2) for rank, position in enumerate([3, 5])]
+    with pytest.raises(StateMismatchError, match="load_resharded_state_dict"):
+        load({"loader": Counting()}, parts)
+    merged = Merging()
+    load({"loader": merged}, parts)
+    assert merged.position == 8
+    chosen = Counting()
+    load({"loader": chosen}, parts, replicated=["loader"])
+    assert chosen.position == 3
+
+
+def test_plain_values_that_all_ranks_saved_alike_need_no_declaration():
+    parts = [save({"epoch": 4}, rank, 2) for rank in range(2)]
+    state = {"epoch": 0}
+    load(state, parts)
+    assert state == {"epoch": 4}
+
+
+@pytest.mark.rule("training-2")
+def test_each_rank_gets_its_own_back():
+    parts = [save({"loader": Counting(position)}, rank, 2) for rank, position in enumerate([3, 5])]
+    for rank, position in enumerate([3, 5]):
+        loader = Counting()
+        load({"loader": loader}, parts, rank, 2)
+        assert (loader.position, loader.generator.item()) == (position, position)
+
+
+def untouched(state, saved, message, **options):
+    before = {name: value.clone() for name, value in state["model"].state_dict().items()}
+    with pytest.raises(StateMismatchError, match=message):
+        load(state, [saved], options=LoadOptions(**options))
+    for name, value in state["model"].state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_what_does_not_fit_is_refused_by_name_before_anything_changes():
+    saved = save({"model": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))})
+    untouched({"model": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))}, saved, r"model/1.weight.*\(1, 3\).*\(2, 3\)")
+    untouched({"model": nn.Sequential(nn.Linear(2, 3))}, saved, "the state lacks it")
+    untouched({"model": nn.Sequential(*[nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(1, 1)])}, saved, "model/2.weight")
+    untouched({"model": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).double()}, saved, "saved as torch.float32")
+    untouched({"model": nn.Linear(2, 3), "optimizer": torch.optim.SGD([torch.zeros(1)])}, saved, "does not have it")
+    with pytest.raises(StateMismatchError, match="a module was saved and a value is given"):
+        load({"model": 3}, [saved])
+    with pytest.raises(UnsupportedStateError, match="to_empty"):
+        load({"model": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).to("meta")}, [saved])
+
+
+def test_partial_cast_and_excluded_loads():
+    source = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    saved = save({"model": source})
+    grown = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(1, 1)).to(torch.bfloat16)
+    head = grown[1].weight.detach().clone()
+    options = LoadOptions(strict=False, cast=True, exclude=("model/1.*",))
+    report = load({"model": grown}, [saved], options=options)
+    assert torch.equal(grown[0].weight, source[0].weight.to(torch.bfloat16))
+    assert torch.equal(grown[1].weight, head)
+    assert report.missing == ["model/2.weight", "model/2.bias"]
+    assert report.excluded == ["model/1.weight", "model/1.bias"]
+
+
+def test_an_optimizer_over_other_parameters_is_refused():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    saved = save({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+    fewer = {"model": model, "optimizer": torch.optim.SGD(model[0].parameters(), lr=0.1)}
+    untouched(fewer, saved, r"only the checkpoint has 'model/1.bias'")
+    split = [{"params": model[0].parameters()}, {"params": model[1].parameters()}]
+    untouched({"model": model, "optimizer": torch.optim.SGD(split, lr=0.1)}, saved, "1 parameter groups were saved")
+
+
+def test_an_expanded_buffer_takes_its_values():
+    module = nn.Module()
+    module.register_buffer("scale", torch.arange(2.0).expand(3, 2))
+    saved = save({"model": module})
+    module.scale = torch.zeros(2).expand(3, 2)
+    load({"model": module}, [saved])
+    assert torch.equal(module.scale, torch.arange(2.0).expand(3, 2))
+
+
+@pytest.mark.rule("training-6")
+def test_ten_thousand_tensors_and_an_empty_state_save_and_load():
+    state = {"values": [torch.full((2,), float(at)) for at in range(10_000)]}
+    saved = save(state)
+    fresh = {"values": None}
+    load(fresh, [saved])
+    assert all(torch.equal(a, b) for a, b in zip(state["values"], fresh["values"], strict=True))
+    load({}, [save({})])

@@ -1,0 +1,222 @@
+"""Capture and load on real gloo ranks: DDP, fully_shard, tensor parallel, and from each world size to another."""
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_ranks
+from roundtrip import load, save
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Net(nn.Module):
+    """Sizes that no world size divides."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(5, 7)
+        self.norm = nn.BatchNorm1d(7)
+        self.down = nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.norm(self.up(x))))
+
+
+def build(kind, seed=0):
+    torch.manual_seed(seed)
+    net = Net()
+    if kind in ("fsdp_tp", "unnormed"):
+        net.norm = nn.Identity()
+    if kind == "ddp":
+        model = DistributedDataParallel(net)
+    elif kind in ("fsdp", "hsdp"):
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        if kind == "hsdp":
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        fully_shard(net.up, mesh=mesh)
+        model = fully_shard(net, mesh=mesh)
+    elif kind == "fsdp_tp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(net, mesh["tp"], {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()})
+        model = fully_shard(net, mesh=mesh["dp"])
+    else:
+        model = net
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.05)}
+
+
+def step(state, rank, number):
+    state["optimizer"].zero_grad()
+    inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(number * 100 + rank))
+    loss = state["model"](inputs).square().mean()
+    loss.backward()
+    state["optimizer"].step()
+    return loss.item()
+
+
+def full(state):
+    """The whole state as plain tensors, on every rank."""
+    values = {}
+    model = state["model"]
+    model = model.module if isinstance(model, DistributedDataParallel) else model
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        values[name] = tensor
+        for slot, value in state["optimizer"].state.get(tensor, {}).items():
+            values[f"{name}/{slot}"] = value
+    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for n, t in values.items()}
+
+
+def save_on_ranks(rank, kind):
+    world_size = dist.get_world_size()
+    state = build(kind)
+    for number in range(2):
+        step(state, rank, number)
+    if kind != "fsdp_tp":
+        state["model"].eval()
+        state["model"](torch.zeros(2, 5))  # leaves fully_shard's root unsharded
+        state["model"].train()
+    saved = save(state, rank, world_size)
+    losses = [step(state, rank, number) for number in range(2, 4)]
+    resumed = build(kind, seed=9)
+    parts = gathered(saved)
+    load(resumed, parts, rank, world_size)
+    at_save = full(resumed)
+    again = [step(resumed, rank, number) for number in range(2, 4)]
+    ends = full(state), full(resumed)
+    for end in ends if rank else ():
+        end.update({name: torch.zeros(1) for name in end if "running" in name})  # rank 0's came back, by rule 4
+    return saved, at_save, losses, again, same(*ends)
+
+
+def gathered(saved):
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, saved)
+    return parts
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def load_on_ranks(rank, kind, parts):
+    state = build(kind, seed=9)
+    load(state, parts, rank, dist.get_world_size())
+    loaded = full(state)
+    step(state, rank, 7)
+    return loaded
+
+
+@functools.cache
+def saved_by(kind, world_size):
+    results = run_ranks(save_on_ranks, world_size, kind)
+    return [result[0] for result in results], results
+
+
+SOURCES = [("ddp", 2), ("fsdp", 3), ("hsdp", 4), ("fsdp_tp", 4)]
+
+
+def label(side):
+    return f"{side[0]}{side[1]}"
+
+
+@pytest.mark.rule("training-5")
+@pytest.mark.parametrize("source", SOURCES, ids=label)
+def test_the_same_world_resumes_bit_for_bit(source):
+    for _, _, losses, again, equal in saved_by(*source)[1]:
+        assert losses == again
+        assert equal
+
+
+@pytest.mark.rule("training-5")
+@pytest.mark.parametrize("source", SOURCES, ids=label)
+def test_one_process_gets_the_state_of_many_ranks(source):
+    parts, results = saved_by(*source)
+    state = build("unnormed" if source[0] == "fsdp_tp" else "plain", seed=9)
+    load(state, parts)
+    assert same(full(state), results[0][1])
+
+
+@pytest.mark.rule("training-5")
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(("ddp", 2), ("fsdp", 4)), (("fsdp", 3), ("ddp", 2)), (("hsdp", 4), ("fsdp", 2))],
+    ids=label,
+)
+def test_another_world_or_sharding_gets_equal_state(source, target):
+    parts, results = saved_by(*source)
+    for loaded in run_ranks(load_on_ranks, target[1], target[0], parts):
+        assert same(loaded, results[0][1])
+
+
+@pytest.mark.rule("training-5")
+def test_the_state_of_one_process_reaches_many_ranks():
+    state = build("plain")
+    step(state, 0, 0)
+    for loaded in run_ranks(load_on_ranks, 2, "fsdp", [save(state)]):
+        assert same(loaded, full(state))
+
+
+@pytest.mark.rule("training-4")
+def test_buffers_are_rank_0s_on_every_rank():
+    _, results = saved_by("fsdp", 3)
+    assert torch.equal(results[0][1]["norm.running_mean"], results[1][1]["norm.running_mean"])
+    assert results[0][1]["norm.num_batches_tracked"] == 2
+
+
+@pytest.mark.rule("training-7")
+def test_replicas_are_stored_once():
+    for kind, world_size in [("ddp", 2), ("fsdp", 3), ("hsdp", 4)]:
+        parts, results = saved_by(kind, world_size)
+        stored = sum(s.bytes for part in parts for piece in part.plan.shard.pieces for s in piece.segments)
+        assert stored == sum(tensor.numel() * tensor.element_size() for tensor in results[0][1].values())
+
+
+def place_on_mesh(rank):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    whole = torch.arange(35.0).reshape(5, 7)
+    placements = [
+        (Shard(0), Shard(1)), (Shard(0), Shard(0)), (Replicate(), Shard(1)), (Shard(1), Replicate()),
+        (Replicate(), Replicate()),
+    ]  # fmt: skip
+    tensors = {f"t{at}": distribute_tensor(whole, mesh, list(placement)) for at, placement in enumerate(placements)}
+    parts = gathered(save({"x": tensors}, rank, 4, replicated=["x"]))
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    fresh = {"x": zeros}
+    load(fresh, parts, rank, 4, replicated=["x"])
+    refused = ""
+    try:
+        save({"x": DTensor.from_local(torch.ones(2), mesh, [Partial(), Replicate()])}, rank, 4)
+    except ValueError as error:
+        refused = str(error)
+    return parts[rank], all(torch.equal(zeros[name].full_tensor(), whole) for name in zeros), refused
+
+
+@pytest.mark.rule("training-6")
+@pytest.mark.rule("training-7")
+def test_every_placement_on_a_two_dimensional_mesh_comes_back_and_partial_is_refused():
+    results = run_ranks(place_on_mesh, 4)
+    stored = sum(s.bytes for part, _, _ in results for piece in part.plan.shard.pieces for s in piece.segments)
+    assert stored == 5 * 35 * 4
+    for _, equal, refused in results:
+        assert equal
+        assert "Partial" in refused
+        assert "redistribute" in refused
+    plain = {"x": None}
+    load(plain, [part for part, _, _ in results], replicated=["x"])
+    assert all(torch.equal(tensor, torch.arange(35.0).reshape(5, 7)) for tensor in plain["x"].values())
+
+
+def fail_on_one(rank):
+    if rank == 1:
+        raise RuntimeError("rank one's own words")
+    dist.barrier()
+
+
+def test_the_launcher_shows_the_failed_ranks_traceback():
+    with pytest.raises(AssertionError, match="rank one's own words"):
+        run_ranks(fail_on_one, 2)
