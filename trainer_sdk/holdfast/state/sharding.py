@@ -38,7 +38,7 @@ def local_box(name: str, tensor: DTensor) -> LocalBox | None:
     for placement in tensor.placements:
         if not isinstance(placement, Shard | Replicate) and not _is_strided(placement):
             raise UnsupportedStateError(
-                name, f"its DTensor placement is {type(placement).__name__}", "redistribute it to Shard or Replicate first"
+                name, f"its DTensor placement is {type(placement).__name__}", "redistribute it to Shard or Replicate"
             )
     with torch.no_grad():
         local = tensor.to_local()
