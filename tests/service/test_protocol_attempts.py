@@ -1,0 +1,251 @@
+"""Attempts, the line of descent and what opening tells: protocol rules 2, 3, 5 and 20."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import update
+
+from holdfast_protocol.states import Scope
+from holdfast_service.catalog.tables import Checkpoint
+from tests.support.interleave import in_background, refused
+from tests.support.rank import Job, Refused, answer
+from tests.support.service import RunningService
+
+
+@pytest.mark.rule("protocol-2")
+def test_the_same_launch_gets_its_number_back(service: RunningService) -> None:
+    first = Job(service.http(), launch_id="one")
+    assert Job(service.http(), launch_id="one").number == first.number == 1
+    assert first.begin(1).view["state"] == "uploading"
+
+
+@pytest.mark.rule("protocol-2")
+def test_a_late_retry_cannot_fence_its_successor(service: RunningService) -> None:
+    Job(service.http(), launch_id="one")
+    second = Job(service.http(), launch_id="two", after=1)
+    with refused("stale_attempt"):
+        Job(service.http(), launch_id="one")
+    with refused("attempt_conflict") as caught:
+        Job(service.http(), launch_id="three", after=1)
+    assert caught.value.context["latest_attempt"] == 2
+    assert second.save(100)["state"] == "committed"
+
+
+@pytest.mark.rule("protocol-2")
+def test_of_two_launches_at_once_one_opens_and_the_other_is_told(service: RunningService) -> None:
+    Job(service.http())
+
+    def launch(_: int) -> str:
+        try:
+            return str(Job(service.http(), after=1).number)
+        except Refused as problem:
+            return problem.code
+
+    with in_background() as threads:
+        assert sorted(threads.map(launch, range(6))) == ["2"] + ["attempt_conflict"] * 5
+
+
+def test_every_write_of_a_fenced_attempt_is_refused(service: RunningService) -> None:
+    first = Job(service.http())
+    save = first.begin(100)
+    save.upload(0, [b"w", b"i"])
+    second = Job(service.http(), after=1)
+    for write in (
+        lambda: first.begin(200),
+        lambda: save.negotiate(0, [b"more"]),
+        lambda: save.negotiate(0, finished=[b"w"]),
+        lambda: save.seal(0, [b"w", b"i"]),
+        lambda: save.fail(0),
+        lambda: save.abort(),
+        lambda: first.heartbeat(100),
+        lambda: first.resumed_from(None),
+        lambda: first.end(),
+    ):
+        with refused("stale_attempt") as caught:
+            write()
+        assert "Attempt 1 was fenced: attempt 2 has taken over" in caught.value.detail
+    view = answer(second.http.get(f"{second.base}/attempts/1"))
+    assert (view["outcome"], view["outcome_detail"]) == ("fenced", "attempt 2 has taken over")
+
+
+def test_an_attempt_cannot_write_into_another_ones_checkpoint(service: RunningService) -> None:
+    committed = Job(service.http()).save(100)
+    second = Job(service.http(), after=1)
+    with refused("checkpoint_conflict"):
+        second.call("POST", f"/v1/checkpoints/{committed['id']}/shards/0/chunks")
+
+
+@pytest.mark.rule("protocol-3")
+def test_after_a_rollback_a_poisoned_later_step_never_outranks_the_new_line(service: RunningService) -> None:
+    first = Job(service.http())
+    good, poisoned = first.save(500), first.save(1000)
+    second = Job(service.http(), after=1)
+    assert second.opened["restore_point"]["step"] == 1000
+    second.resumed_from(good["id"], rollback=True)
+    third = Job(service.http(), after=2)
+    assert third.opened["restore_point"]["step"] == 500
+    assert [(each["step"], each["reason"]) for each in third.opened["passed_over"]] == [(1000, "off_line")]
+    assert third.opened["passed_over"][0]["checkpoint_id"] == poisoned["id"]
+    third.resumed_from(good["id"])
+    third.save(550)
+    assert Job(service.http(), after=3).opened["restore_point"]["step"] == 550
+
+
+@pytest.mark.rule("protocol-3")
+def test_an_attempt_that_has_committed_nothing_leaves_the_line_as_it_was(service: RunningService) -> None:
+    first = Job(service.http())
+    older = first.save(500)
+    first.save(1000)
+    second = Job(service.http(), after=1)
+    second.resumed_from(older["id"])  # a fall-back, and then it dies
+    third = Job(service.http(), after=2)
+    assert third.opened["restore_point"]["step"] == 1000
+    third.resumed_from(older["id"])
+    third.save(600)
+    fourth = Job(service.http(), after=3)
+    assert fourth.opened["restore_point"]["step"] == 600
+    assert [each["reason"] for each in fourth.opened["passed_over"]] == ["off_line"]
+
+
+@pytest.mark.rule("protocol-3")
+def test_the_line_cannot_be_moved_once_the_attempt_has_committed(service: RunningService) -> None:
+    first = Job(service.http())
+    one, two = first.save(100), first.save(200)
+    second = Job(service.http(), after=1)
+    second.resumed_from(two["id"])
+    own = second.save(300)
+    second.resumed_from(two["id"])
+    second.resumed_from(own["id"])  # its own: it lies on its line already
+    with refused("invalid_request"):
+        second.resumed_from(one["id"])
+    with refused("invalid_request"):
+        second.resumed_from(own["id"], rollback=True)
+    assert Job(service.http(), after=2).opened["restore_point"]["step"] == 300
+
+
+@pytest.mark.rule("protocol-3")
+def test_only_a_committed_checkpoint_of_this_run_can_have_been_resumed_from(service: RunningService) -> None:
+    foreign = Job(service.http(), "demo/another-one").save(100)
+    job = Job(service.http())
+    with refused("checkpoint_not_found"):
+        job.resumed_from(foreign["id"])
+    with refused("checkpoint_not_found"):
+        job.resumed_from("ck_" + "0" * 32)
+    uploading = job.begin(5)
+    with refused("invalid_request"):
+        job.resumed_from(uploading.id)
+
+
+def test_opening_says_why_newer_checkpoints_were_passed_over(service: RunningService) -> None:
+    first = Job(service.http())
+    first.save(100)
+    first.save(200, metrics={"loss": {"nonfinite": "inf"}})
+    corrupt, cold = first.save(300), first.save(400)
+    with service.context.database.transaction() as session:
+        session.execute(
+            update(Checkpoint).where(Checkpoint.id == corrupt["id"]).values(health="corrupt", health_reason="a hole")
+        )
+        session.execute(update(Checkpoint).where(Checkpoint.id == cold["id"]).values(tier="cold"))
+    first.begin(500).abort("disk full")
+    first.begin(600)
+    second = Job(service.http(), after=1)
+    assert second.opened["restore_point"]["step"] == 100
+    assert [(each["step"], each["reason"]) for each in second.opened["passed_over"]] == [
+        (600, "aborted"),
+        (500, "aborted"),
+        (400, "cold"),
+        (300, "corrupt"),
+        (200, "diverged"),
+    ]
+    assert [each["detail"] for each in second.opened["passed_over"]] == [
+        "Step 600 of attempt 1 was never complete: fenced by attempt 2.",
+        "Step 500 of attempt 1 was never complete: disk full.",
+        "Step 400 of attempt 1 is cold; thaw it before it can be read.",
+        "Step 300 of attempt 1 cannot be read whole: a hole.",
+        "Step 200 of attempt 1 diverged: the metric loss is inf.",
+    ]
+
+
+@pytest.mark.rule("protocol-5")
+def test_a_fence_of_another_epoch_is_refused(service: RunningService) -> None:
+    job = Job(service.http())
+    job.fence = job.fence | {"epoch": service.context.epoch + 1}
+    with refused("stale_attempt") as caught:
+        job.begin(100)
+    assert "restored or cloned" in caught.value.detail
+
+
+@pytest.mark.rule("protocol-20")
+def test_only_a_run_in_which_nothing_was_ever_committed_says_so(service: RunningService) -> None:
+    first = Job(service.http())
+    assert (first.opened["restore_point"], first.opened["ever_committed"]) == (None, False)
+    first.begin(100).abort()
+    second = Job(service.http(), after=1)
+    assert (second.opened["restore_point"], second.opened["ever_committed"]) == (None, False)
+    second.save(100, finite=False)
+    third = Job(service.http(), after=2)
+    assert (third.opened["restore_point"], third.opened["ever_committed"]) == (None, True)
+
+
+@pytest.mark.rule("protocol-20")
+def test_a_mistyped_run_is_refused_and_says_which_was_meant(service: RunningService) -> None:
+    Job(service.http(), "demo/llama-small").save(100)
+    for mistyped in ("demo/lama-small", "demo/llama_small", "demo/lalma-small", "dmeo/llama-small"):
+        with refused("run_not_found") as caught:
+            Job(service.http(), mistyped)
+        assert caught.value.context["did_you_mean"] == ["demo/llama-small"]
+        assert "Did you mean demo/llama-small" in caught.value.detail
+    assert Job(service.http(), "demo/llama-large").number == 1
+    assert Job(service.http(), "demo/lama-small", create=True).number == 1
+
+
+@pytest.mark.rule("protocol-20")
+def test_a_run_that_must_exist_is_not_made(service: RunningService) -> None:
+    with refused("project_not_found"):
+        Job(service.http(), "demo/gpt", create=False)
+    service.make_project("demo")
+    with refused("run_not_found"):
+        Job(service.http(), "demo/gpt", create=False)
+    assert Job(service.http(), "demo/gpt").number == 1
+
+
+@pytest.mark.rule("protocol-20")
+def test_a_token_that_may_not_make_projects_is_told_that_there_is_none(service: RunningService) -> None:
+    trainer = service.http(token=service.token(Scope.TRAIN, Scope.READ))
+    with refused("project_not_found"):
+        Job(trainer, "demo/gpt")
+    service.make_project("demo")
+    service.make_project("other")
+    assert Job(trainer, "demo/gpt").number == 1
+    bound = service.http(token=service.token(project="demo"))
+    with refused("forbidden"):
+        Job(bound, "other/gpt")
+
+
+def test_a_mistyped_run_of_a_project_that_the_token_may_not_see_stays_unknown(service: RunningService) -> None:
+    Job(service.http(), "secret/llama").save(100)
+    service.make_project("secret2")
+    with refused("run_not_found"):
+        Job(service.http(), "secret/lama")
+    assert Job(service.http(token=service.token(project="secret2")), "secret2/lama").number == 1
+
+
+def test_attempts_are_listed_with_what_they_said_of_themselves(service: RunningService) -> None:
+    first = Job(service.http(), world_size=4)
+    first.heartbeat(17)
+    assert first.heartbeat()["save_interval_seconds"] == 600.0
+    first.end("preempted")
+    first.end("failed")  # the first word counts
+    with refused("stale_attempt"):
+        first.begin(100)
+    Job(service.http(), after=1)
+    page = answer(first.http.get(f"{first.base}/attempts", params={"limit": 1}))
+    assert [each["number"] for each in page["items"]] == [2]
+    rest = answer(first.http.get(f"{first.base}/attempts", params={"cursor": page["next_cursor"]}))
+    assert rest["next_cursor"] is None
+    (view,) = rest["items"]
+    assert (view["number"], view["world_size"], view["last_step"], view["outcome"]) == (1, 4, 17, "preempted")
+    with refused("attempt_not_found"):
+        answer(first.http.get(f"{first.base}/attempts/3"))
+    with refused("invalid_request"):
+        first.call("POST", f"{first.base}/attempts/2/heartbeat")
