@@ -1,0 +1,95 @@
+"""All of it or nothing: a folder is filled beside its final place and renamed when it is whole and on disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast_client.errors import ConfigurationError, HoldfastError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# torch's and safetensors' writers are native code and tell it in words only.
+_FULL_WORDS = re.compile(r"No space left|File too large|Disk quota|os error (28|27|122)\b|unexpected pos")
+_SPARE_BYTES = 16 * 1024**2
+
+
+class DiskFull(HoldfastError):  # noqa: N818  (as the tree of holdfast_client.errors)
+    code = "disk_full"
+    remedy = "Free some space there, or choose another folder."
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Raises ConfigurationError unless the folder can be made, or replaced."""
+    if target.exists() and not target.is_dir():
+        raise ConfigurationError(f"{target} is not a folder. Choose another one.")
+    if not force and target.is_dir() and any(target.iterdir()):
+        raise ConfigurationError(f"{target} is not empty. Choose another folder, or replace it with --force.")
+    if not target.absolute().parent.is_dir():
+        raise ConfigurationError(f"{target.absolute().parent} is not there. Make it first.")
+
+
+def check_room(target: Path, needed_bytes: int) -> None:
+    """Raises DiskFull before anything is fetched for nothing."""
+    free_bytes = shutil.disk_usage(target.absolute().parent).free
+    if free_bytes < needed_bytes + _SPARE_BYTES:
+        raise DiskFull(
+            f"{needed_bytes / 1024**3:.2f} GiB are needed beside {target}, and {free_bytes / 1024**3:.2f} GiB are free"
+        )
+
+
+@contextmanager
+def published(target: Path) -> Iterator[Path]:
+    """An empty folder to fill; it takes the place of `target` when the block ends well, and is removed if not."""
+    target = target.absolute()
+    beside = target.with_name(f".{target.name}.holdfast-{secrets.token_hex(4)}")
+    beside.mkdir()
+    try:
+        yield beside
+        _sync_folder(beside)
+        _take_place(beside, target)
+    except Exception as error:
+        if _is_full(error):
+            raise DiskFull(f"The disk became full while {target} was written; nothing was left there") from error
+        raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _take_place(beside: Path, target: Path) -> None:
+    if not target.is_dir():
+        beside.rename(target)
+        _sync_folder(target.parent)
+        return
+    old = beside.with_name(beside.name + ".old")
+    target.rename(old)
+    try:
+        beside.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    _sync_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        if not isinstance(error, HoldfastError) and _FULL_WORDS.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,112 @@
+"""Pulls one checkpoint into a folder: resolve -> read documents -> fetch and verify -> write -> publish.
+
+Memory: the largest unit, once; for DCP, which is written in one go, all units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from holdfast.export.contents import Contents, Unit, read_contents
+from holdfast.export.dcp_folder import write_dcp_folder
+from holdfast.export.json_files import write_summary, write_trees
+from holdfast.export.publish import check_room, check_target, published
+from holdfast.export.safetensors_files import check_safetensors, write_safetensors_file
+from holdfast.export.state_dicts import state_dict_of
+from holdfast.export.tensors import bytes_to_read, read_tensors
+from holdfast.export.torch_files import write_torch_file
+from holdfast.source import CheckpointSource
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.errors import ConfigurationError, IntegrityError, NoRestorePoint
+from holdfast_protocol.selectors import Point, RunName
+
+OnTotal = Callable[[int], None]
+OnBytes = Callable[[int], None]
+
+
+class Format(StrEnum):
+    TORCH = "torch"
+    SAFETENSORS = "safetensors"
+    DCP = "dcp"
+
+
+def pull(
+    client: Client,
+    run: RunName,
+    point: Point,
+    target: Path,
+    format_: Format,
+    *,
+    only: Collection[str] = (),
+    force: bool = False,
+    on_total: OnTotal = lambda count: None,
+    on_bytes: OnBytes = lambda count: None,
+) -> dict[str, Any]:
+    """Writes the checkpoint to the folder `target` and returns what stands in its `checkpoint.json`.
+
+    `only`: just these components. `on_total` is told once how many bytes will be fetched, `on_bytes` each part of them.
+    Raises NoRestorePoint, ConfigurationError (`target`, `only`, or a dtype that the format lacks), DiskFull, ChunkLost.
+    """
+    check_target(target, force=force)
+    chosen = client.restore_point(run.project, run.run, str(point)).restore_point
+    if chosen is None:
+        raise NoRestorePoint(f"{run} has nothing to pull at {point}. `holdfast checkpoints {run}` lists what it has")
+    with TransferWorkers() as workers, CheckpointSource(client, chosen.checkpoint_id, workers=workers) as source:
+        contents = read_contents(source)
+        if contents.view.digest != chosen.digest:
+            raise IntegrityError(f"The manifest of {chosen.checkpoint_id} is not that of the restore point")
+        units = _chosen_units(contents, only)
+        if format_ is Format.SAFETENSORS:
+            check_safetensors(contents.layout, units)
+        check_room(target, sum(_bytes_of(contents, unit) for unit in units))
+        on_total(sum(bytes_to_read(contents, unit.tensors) for unit in units))
+        with published(target) as folder:
+            files = _write(source, contents, units, folder, format_=format_, on_bytes=on_bytes)
+            files += write_trees(folder, contents, units)
+            return write_summary(folder, contents, format_, files)
+
+
+def _chosen_units(contents: Contents, only: Collection[str]) -> list[Unit]:
+    components = sorted({unit.name.partition("@")[0] for unit in contents.units})
+    if unknown := sorted(set(only) - set(components)):
+        raise ConfigurationError(
+            f"The checkpoint has no component {unknown[0]!r}. Its components are {', '.join(components) or 'none'}."
+        )
+    return [unit for unit in contents.units if not only or unit.name.partition("@")[0] in only]
+
+
+def _bytes_of(contents: Contents, unit: Unit) -> int:
+    entries = (contents.layout.tensors[name] for name in unit.tensors)
+    return sum(entry.total_bytes for entry in entries if entry.alias_of is None)
+
+
+def _write(
+    source: CheckpointSource,
+    contents: Contents,
+    units: list[Unit],
+    folder: Path,
+    *,
+    format_: Format,
+    on_bytes: OnBytes,
+) -> list[str]:
+    with_tensors = [unit for unit in units if unit.tensors]
+    if format_ is Format.DCP:
+        state = {
+            unit.name: state_dict_of(
+                unit, read_tensors(source, contents, unit.tensors, on_bytes), parameters_by_name=True
+            )
+            for unit in with_tensors
+        }
+        return write_dcp_folder(folder, state)
+    files = []
+    for unit in with_tensors:
+        tensors = read_tensors(source, contents, unit.tensors, on_bytes)
+        if format_ is Format.TORCH:
+            files.append(write_torch_file(folder, unit, tensors))
+        else:
+            files.append(write_safetensors_file(folder, unit, tensors, contents.layout))
+    return files

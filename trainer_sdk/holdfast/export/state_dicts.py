@@ -1,0 +1,93 @@
+"""Units as the state_dicts that stock code loads. Pure. Flow: tensors -> **state_dicts** -> the formats.
+
+model.load_state_dict(…) and optimizer.load_state_dict(…) take them as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.export.contents import Unit
+from holdfast.state.components import Kind
+from holdfast.state.tree import decode_tree
+
+Tensors = Mapping[str, torch.Tensor]
+"""By the layout's names."""
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device)
+_SEQUENCES = (list, tuple, set)
+_MAPPINGS = (dict, OrderedDict, Counter)
+
+
+def flat(unit: Unit, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Every tensor of the unit, by its name within it."""
+    return {unit.key_of(name): tensors[name] for name in unit.tensors}
+
+
+def state_dict_of(unit: Unit, tensors: Tensors, *, parameters_by_name: bool) -> dict[str, Any]:
+    """What the component's own state_dict() would give; where that has values that no stock loader reads without
+    pickle, its tensors by name. An optimizer's parameters are numbered, as torch does, or named, as torch.distributed
+    does.
+    """
+    if unit.kind is Kind.MODULE:
+        extras = _plain(decode_tree(unit.tree)) if unit.tree is not None else {}
+        return {**flat(unit, tensors), **{_extra_key(fqn): value for fqn, value in extras.items()}}
+    if unit.kind is Kind.OPTIMIZER:
+        return _optimizer(unit.tree, tensors, parameters_by_name)
+    if unit.kind is not None:
+        whole = _plain(decode_tree(unit.tree, resolve_tensor=lambda ref: tensors[ref.name]))
+        if isinstance(whole, dict) and is_plain(whole):
+            return whole
+    return dict(flat(unit, tensors))
+
+
+def _extra_key(fqn: str) -> str:
+    return f"{fqn}._extra_state" if fqn else "_extra_state"
+
+
+def _optimizer(tree: Any, tensors: Tensors, by_name: bool) -> dict[str, Any]:
+    def decode(encoded: Any) -> Any:
+        return _plain(decode_tree(encoded, resolve_tensor=lambda ref: tensors[ref.name]))
+
+    names = [name for group in tree["params"] for name in group]
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def identify(name: str) -> int | str:
+        return name.partition("/")[2] or name if by_name else numbers[name]
+
+    return {
+        "state": {
+            identify(name): {slot: decode(value) for slot, value in slots} for name, slots in tree["slots"].items()
+        },
+        "param_groups": [
+            {**decode(options), "params": [identify(name) for name in group]}
+            for options, group in zip(tree["groups"], tree["params"], strict=True)
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """numpy's scalars and arrays as Python's and torch's: stock loaders refuse them without pickle."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.from_numpy(value.copy())
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item) for item in value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _plain(item)) for key, item in value.items())
+    return value
+
+
+def is_plain(value: Any) -> bool:
+    """Whether torch.load(weights_only=True) reads it back."""
+    if type(value) in _MAPPINGS:
+        return all(is_plain(key) and is_plain(item) for key, item in value.items())
+    if type(value) in _SEQUENCES:
+        return all(is_plain(item) for item in value)
+    return isinstance(value, torch.Tensor) or type(value) in _ATOMS

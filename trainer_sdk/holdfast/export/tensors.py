@@ -1,0 +1,52 @@
+"""Whole tensors of a checkpoint, whatever ranks hold their pieces. Flow: contents -> **tensors** -> state_dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+import torch
+
+from holdfast.export.contents import Contents
+from holdfast.layout.reshard import ReadPlan, plan_reads
+from holdfast.source import CheckpointSource, new_buffers
+from holdfast.state.destinations import Filler, Wants
+
+CHUNKS_AT_ONCE = 16
+"""How many chunks are asked for before the progress is told."""
+
+
+def plan_tensors(contents: Contents, names: Iterable[str]) -> tuple[ReadPlan, dict[str, Filler], Wants]:
+    """The reads that give these tensors. A tied tensor is read once, under the name that it is tied to."""
+    wants = Wants(contents.layout)
+    host = torch.device("cpu")
+    fillers = {name: wants.new(name, host) for name in dict.fromkeys(_untied(contents, name) for name in names)}
+    return plan_reads(contents.layout, wants.pieces.values()), fillers, wants
+
+
+def bytes_to_read(contents: Contents, names: Iterable[str]) -> int:
+    """How many bytes of chunks `read_tensors` fetches."""
+    reads, _, _ = plan_tensors(contents, names)
+    touched = {contents.chunks[rank][ordinal]: (rank, ordinal) for rank, ordinal in reads.by_chunk}
+    return sum(contents.layout.shards[rank].chunks[ordinal] for rank, ordinal in touched.values())
+
+
+def read_tensors(
+    source: CheckpointSource, contents: Contents, names: Iterable[str], on_bytes: Callable[[int], None]
+) -> dict[str, torch.Tensor]:
+    """Every tensor whole, on the host; tied ones are one tensor. Raises ChunkLost if bytes cannot be had right."""
+    names = tuple(names)
+    reads, fillers, wants = plan_tensors(contents, names)
+    buffers = new_buffers(wants.pieces.values())
+    left = iter(reads.by_chunk.items())
+    while some := dict(islice(left, CHUNKS_AT_ONCE)):
+        on_bytes(source.read(ReadPlan(some), contents.chunks, buffers))
+    whole = {}
+    for name, fill in fillers.items():
+        whole[name] = fill(buffers)
+        del buffers[name]
+    return {name: whole[_untied(contents, name)] for name in names}
+
+
+def _untied(contents: Contents, name: str) -> str:
+    return contents.layout.tensors[name].alias_of or name
