@@ -1,0 +1,145 @@
+"""The demo as `make demo` runs it, with a smaller model: it passes, it tells a failure, it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Not tmp_path: Postgres runs as another user, who must get in, and its socket's path must be short."""
+    path = Path(tempfile.mkdtemp(prefix="hf-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def demo_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DEMO))
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Everything that the demo starts inherits TMPDIR, by which it is found afterwards."""
+    return subprocess.Popen(
+        [sys.executable, str(DEMO / "orchestrate.py"), "--quick", *arguments],
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Processes that work in `folder`, and files in it."""
+    found = [path.name for path in folder.iterdir()]
+    for process in psutil.process_iter():
+        try:
+            belongs = process.environ().get("TMPDIR") == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+            found += [" ".join(process.cmdline())] if belongs else []
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(("store", "database"), [("posix", "sqlite"), ("s3", "postgres")])
+def test_the_demo_passes(folder: Path, store: str, database: str) -> None:
+    demo = start(folder, "--store", store, "--database", database)
+    output, _ = demo.communicate(timeout=280)
+    *_, last = output.strip().splitlines()
+    assert last.startswith("demo: PASS "), output
+    assert demo.returncode == 0
+    assert re.search(r"while step \d+ was uploading", output)
+    assert left_behind(folder) == []
+
+
+def test_an_interrupted_demo_leaves_nothing_behind(folder: Path) -> None:
+    demo = start(folder)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(folder.glob("holdfast-demo-*/uninterrupted/rank1.jsonl")):  # both ranks are training
+            assert demo.poll() is None, demo.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        demo.send_signal(signal.SIGINT)
+        output, _ = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+    assert output.strip().splitlines()[-1] == "demo: FAIL interrupted"
+    assert demo.returncode == 1
+    assert left_behind(folder) == []
+
+
+@pytest.mark.usefixtures("demo_modules")
+class TestChecks:
+    """Each check of the demo fails when what it promises is not so."""
+
+    def test_a_run_that_equals_its_reference_passes(self) -> None:
+        from checks import same_steps
+
+        reference = [_launch(0, range(6))]
+        assert same_steps(reference, [_launch(0, range(4)), _launch(2, range(2, 6))], steps=6) == 8
+
+    @pytest.mark.parametrize("changed", [{"loss": (4.000000000000001).hex()}, {"state": "other"}])
+    def test_one_differing_bit_is_seen(self, changed: dict[str, str]) -> None:
+        from checks import CheckFailedError, same_steps
+
+        resumed = _launch(2, range(2, 6))
+        resumed.steps[1] = replace(resumed.steps[1], **changed)
+        with pytest.raises(CheckFailedError, match="launch 2, step 3"):
+            same_steps([_launch(0, range(6))], [_launch(0, range(4)), resumed], steps=6)
+
+    def test_a_step_that_was_never_trained_is_seen(self) -> None:
+        from checks import CheckFailedError, same_steps
+
+        with pytest.raises(CheckFailedError, match="never trained step 4"):
+            same_steps([_launch(0, range(6))], [_launch(0, range(4)), _launch(5, range(5, 6))], steps=6)
+
+    def test_a_run_that_began_anew_is_seen(self) -> None:
+        from checks import CheckFailedError, resumed_where_saved
+
+        resumed_where_saved(_launch(8, [8]), saved_step=7)
+        with pytest.raises(CheckFailedError, match="went on at 0"):
+            resumed_where_saved(_launch(0, [0]), saved_step=7)
+
+    def test_another_restored_state_is_seen(self) -> None:
+        from checks import CheckFailedError, same_state
+
+        saved = _launch(0, range(4)).steps[-1]
+        same_state(saved, replace(_launch(4, [4]), state="state after 3"))
+        with pytest.raises(CheckFailedError, match="digest"):
+            same_state(saved, replace(_launch(4, [4]), state="something else"))
+
+    def test_a_loss_that_is_not_a_number_is_seen(self) -> None:
+        from checks import CheckFailedError, went_on
+
+        launch = _launch(4, range(4, 6))
+        went_on(launch, steps=6)
+        launch.steps[0] = replace(launch.steps[0], loss="nan")
+        with pytest.raises(CheckFailedError, match="nan"):
+            went_on(launch, steps=6)
+
+
+def _launch(start_step: int, steps: Iterable[int]) -> Any:
+    from journal import LaunchRecord, Step
+
+    return LaunchRecord(
+        start_step, 2, "fresh", [Step(step, float(1 + step).hex(), f"state after {step}") for step in steps]
+    )

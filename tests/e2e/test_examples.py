@@ -1,0 +1,98 @@
+"""Each example survives what its docstring promises: killed without warning, launched again, it goes on, equal in
+every digit to the steps that it had already printed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast_client import Client, ClientSettings
+from tests.support.serve import ServedHoldfast, holdfast_serve, without_holdfast_settings
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
+ENDLESS = 10_000_000
+_STEP = re.compile(r"^step (\d+) loss (\S+)$", flags=re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHoldfast]:
+    with holdfast_serve(tmp_path_factory.mktemp("examples")) as served:
+        yield served
+
+
+def command(example: str, ranks: int, run: str, steps: int) -> list[str]:
+    launcher = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks else []
+    return [sys.executable, *launcher, str(EXAMPLES / example), run, "--steps", str(steps)]
+
+
+def kill_after_a_commit(command: list[str], service: ServedHoldfast, client: Client, run: str, log: Path) -> None:
+    with log.open("wb") as output:
+        launch = subprocess.Popen(command, env=environment(service), stdout=output, stderr=subprocess.STDOUT)
+    family = [psutil.Process(launch.pid)]
+    try:
+        deadline = time.monotonic() + 120
+        while not committed(client, run):
+            assert launch.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+    finally:
+        family[0].suspend()
+        family += family[0].children(recursive=True)  # torchrun's workers have sessions of their own
+        for process in family:
+            process.send_signal(signal.SIGKILL)
+        launch.wait()
+
+
+def committed(client: Client, run: str) -> bool:
+    project, _, name = run.partition("/")
+    if project not in {each.name for each in client.all_projects()}:
+        return False
+    return any(each.name == name and each.committed_checkpoints for each in client.all_runs(project))
+
+
+def environment(service: ServedHoldfast) -> dict[str, str]:
+    return without_holdfast_settings() | service.environment | {"OMP_NUM_THREADS": "1"}
+
+
+def printed_steps(text: str) -> dict[int, str]:
+    return {int(step): loss for step, loss in _STEP.findall(text)}
+
+
+@pytest.mark.parametrize(
+    ("example", "ranks", "ranks_after"),
+    [("plain.py", 0, 0), ("ddp.py", 2, 2), ("fsdp2.py", 2, 2), ("fsdp2.py", 2, 1)],
+    ids=["plain", "ddp", "fsdp2", "fsdp2 from 2 ranks to 1"],
+)
+def test_a_killed_example_goes_on(
+    service: ServedHoldfast, tmp_path: Path, example: str, ranks: int, ranks_after: int
+) -> None:
+    run = f"examples/{example.removesuffix('.py')}-{ranks}-{ranks_after}"
+    log = tmp_path / "first.log"
+    with Client(ClientSettings(url=service.url, data_dir=service.environment["HOLDFAST_DATA_DIR"])) as client:
+        kill_after_a_commit(command(example, ranks, run, ENDLESS), service, client, run, log)
+        before = printed_steps(log.read_text())
+        point = client.restore_point(*run.split("/")).restore_point
+        assert point is not None
+    again = subprocess.run(
+        command(example, ranks_after, run, point.step + 1 + 30),
+        env=environment(service),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert again.returncode == 0, again.stderr
+    after = printed_steps(again.stdout)
+    assert list(after) == list(range(point.step + 1, point.step + 31))
+    if ranks == ranks_after:
+        trained_twice = before.keys() & after.keys()
+        assert {step: before[step] for step in trained_twice} == {step: after[step] for step in trained_twice}

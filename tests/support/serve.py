@@ -1,0 +1,77 @@
+"""`holdfast serve` as a process of its own, as a user starts it, with the store and the catalog of one's choice.
+
+For the end-to-end tests and the demo. Every server listens on loopback, keeps its data in a temporary folder and is
+gone when its block ends.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import urllib3
+
+from tests.support.ports import free_ports
+from tests.support.postgres import postgres_server
+from tests.support.processes import ServerProcess
+from tests.support.seaweedfs import seaweedfs_server
+
+HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
+"""The command, as it is installed beside this interpreter."""
+
+
+@dataclass(frozen=True)
+class ServedHoldfast:
+    """`environment` is all that a trainer needs to find it."""
+
+    url: str
+    environment: dict[str, str]
+    process: ServerProcess
+
+
+@contextmanager
+def holdfast_serve(
+    folder: Path, *, store: Literal["posix", "s3"] = "posix", database: Literal["sqlite", "postgres"] = "sqlite"
+) -> Iterator[ServedHoldfast]:
+    """A service that is ready, and the servers that it needs; `folder` must exist."""
+    data, port = folder / "data", free_ports()
+    settings = {"HOLDFAST_DATA_DIR": str(data), "HOLDFAST_PORT": str(port)}
+    client = {"HOLDFAST_URL": f"http://127.0.0.1:{port}", "HOLDFAST_DATA_DIR": str(data)}
+    with ExitStack() as servers:
+        if store == "s3":
+            s3 = servers.enter_context(seaweedfs_server())
+            settings |= {"HOLDFAST_STORE": s3.store_url, **s3.environment}
+        if database == "postgres":
+            postgres = servers.enter_context(postgres_server())
+            name = f"holdfast_serve_{secrets.token_hex(6)}"
+            settings["HOLDFAST_DATABASE_URL"] = postgres.create_database(name)
+            servers.callback(postgres.drop_database, name)
+            # On SQLite the service makes its first token by itself, and the client finds it in the data folder.
+            token = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
+            settings["HOLDFAST_BOOTSTRAP_TOKEN"] = client["HOLDFAST_TOKEN"] = token
+        process = ServerProcess(
+            [HOLDFAST, "serve"],
+            log=folder / "service.log",
+            ready=lambda: _is_ready(client["HOLDFAST_URL"]),
+            env=without_holdfast_settings() | settings,
+        )
+        servers.callback(process.stop)
+        yield ServedHoldfast(client["HOLDFAST_URL"], client, process)
+
+
+def without_holdfast_settings() -> dict[str, str]:
+    """This process's environment, less the settings of whatever service its user works with."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return urllib3.request("GET", f"{url}/readyz", timeout=2, retries=False).status == 200
+    except urllib3.exceptions.HTTPError:
+        return False
