@@ -1,0 +1,103 @@
+"""What nobody works on any more is given up, and nobody is given up because the service was away."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_service.reap.tick import MISSED_HEARTBEATS, ReapReport, tick
+from holdfast_service.settings import ServiceSettings
+from tests.service.conftest import Clock
+from tests.support.interleave import refused
+from tests.support.rank import Job, answer
+from tests.support.service import RunningService
+
+IDLE_SECONDS = 40
+HEARTBEAT_SECONDS = 20.0
+# One round comes at most so long after another without looking like downtime.
+ROUND_SECONDS = 50
+
+
+@pytest.fixture
+def settings(settings: ServiceSettings) -> ServiceSettings:
+    return settings.model_copy(
+        update={"upload_idle_seconds": IDLE_SECONDS, "heartbeat_interval_seconds": HEARTBEAT_SECONDS}
+    )
+
+
+def test_a_rank_that_never_seals_is_named_when_the_deadline_has_passed(service: RunningService, clock: Clock) -> None:
+    save = Job(service.http(), world_size=3).begin(100)
+    save.write(1, [b"w", b"i"])
+    assert tick(service.context) == ReapReport()
+    clock.advance(IDLE_SECONDS + 1)
+    assert tick(service.context).aborted == (save.id,)
+    view = save.now()
+    assert (view["state"], view["abort_rank"]) == ("aborted", 0)
+    assert view["abort_reason"] == "ranks 0, 2 did not seal, and no rank has called for 40 seconds"
+    with refused("checkpoint_aborted") as caught:
+        save.negotiate(0, [b"late"])
+    assert "ranks 0, 2 did not seal" in caught.value.detail
+    assert tick(service.context) == ReapReport()
+
+
+def test_each_call_of_a_rank_moves_the_deadline(service: RunningService, clock: Clock) -> None:
+    save = Job(service.http(), world_size=2).begin(100)
+    tick(service.context)
+    for call in (
+        lambda: save.negotiate(0, [b"w"]),
+        lambda: save.negotiate(1, []),
+        lambda: save.write(0, [b"w", b"i"]),
+        lambda: save.job.begin(100),
+    ):
+        clock.advance(IDLE_SECONDS - 1)
+        call()
+        assert tick(service.context) == ReapReport()
+    assert save.write(1, [b"w", b"i"])["state"] == "committed"
+
+
+@pytest.mark.rule("protocol-31")
+def test_the_services_own_downtime_is_left_out(service: RunningService, clock: Clock) -> None:
+    save = Job(service.http()).begin(100)
+    tick(service.context)
+    clock.advance(3600)  # away, or the wall clock was put forward
+    assert tick(service.context) == ReapReport(deadlines_moved_seconds=pytest.approx(3600, abs=60))
+    assert save.now()["state"] == "uploading"
+    assert tick(service.context) == ReapReport()
+    clock.advance(IDLE_SECONDS + 1)
+    assert tick(service.context).aborted == (save.id,)
+
+
+@pytest.mark.rule("protocol-31")
+def test_a_clock_that_goes_back_reaps_nothing(service: RunningService, clock: Clock) -> None:
+    save = Job(service.http()).begin(100)
+    tick(service.context)
+    clock.advance(-3600)
+    assert tick(service.context) == ReapReport()
+    save.negotiate(0, [b"w"])
+    assert tick(service.context) == ReapReport()
+
+
+def test_an_attempt_without_heartbeats_is_lost_and_comes_back_when_it_calls(
+    service: RunningService, clock: Clock
+) -> None:
+    job = Job(service.http())
+    save = job.begin(100)
+    tick(service.context)
+    lost = 0
+    for _ in range(int(HEARTBEAT_SECONDS * MISSED_HEARTBEATS / ROUND_SECONDS) + 1):
+        clock.advance(ROUND_SECONDS)
+        lost += tick(service.context).lost_attempts
+    assert lost == 1
+    assert answer(job.http.get(f"{job.base}/attempts/1"))["outcome"] == "lost"
+    assert save.now()["state"] == "aborted"
+    job.heartbeat(7)
+    view = answer(job.http.get(f"{job.base}/attempts/1"))
+    assert (view["outcome"], view["ended_at"], view["last_step"]) == (None, None, 7)
+    assert job.save(100)["state"] == "committed"
+
+
+def test_what_an_ended_attempt_left_uploading_is_given_up_at_once(service: RunningService) -> None:
+    job = Job(service.http())
+    save = job.begin(100)
+    job.end("failed")
+    assert tick(service.context).aborted == (save.id,)
+    assert save.now()["abort_reason"] == "attempt 1 has ended (failed) without completing it"
