@@ -1,0 +1,312 @@
+"""`holdfast pull`: what it writes, stock torch, safetensors and DCP open with equal tensors; or nothing is written."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import os
+import resource
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model
+from torch import nn
+
+import holdfast
+from holdfast.export.publish import DiskFull
+from holdfast.export.pull import Format, pull
+from holdfast.state.tree import decode_tree
+from holdfast_client import Client, errors
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.runs import EditProject
+from holdfast_protocol.selectors import Latest, RunName, parse_selector
+from holdfast_protocol.states import Health
+from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve
+from tests.support.training import Job, Net, train, values
+from tests.trainer.gloo import run_ranks
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[tuple[ServedHoldfast, Path]]:
+    folder = tmp_path_factory.mktemp("service")
+    with holdfast_serve(folder) as running:
+        yield running, folder / "data"
+
+
+@pytest.fixture(autouse=True)
+def client(served, monkeypatch) -> Iterator[Client]:
+    for name, value in served[0].environment.items():
+        monkeypatch.setenv(name, value)
+    with Client() as connected:
+        connected.edit_project("tests", EditProject())
+        yield connected
+
+
+@pytest.fixture
+def run(client) -> RunName:
+    name = f"r{uuid.uuid4().hex}"
+    client.make_run("tests", name)
+    return RunName("tests", name)
+
+
+def save(run: RunName, state: dict, step: int = 1) -> None:
+    with holdfast.Checkpointer(str(run), strict=True) as ckpt:
+        ckpt.restore({})
+        ckpt.save(step, state, metrics={"loss": 0.5}).committed.result(timeout=60)
+
+
+def holdfast_command(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [HOLDFAST, *arguments], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, **options
+    )
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit."""
+    one, other = one.detach().contiguous().reshape(-1), other.detach().contiguous().reshape(-1)
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 4)
+        self.head = nn.Linear(4, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.tensor(3))
+
+
+ODD = {
+    "bf16": torch.randn(7, 3).to(torch.bfloat16),
+    "fp8": torch.randn(5, 3).to(torch.float8_e4m3fn),
+    "mask": torch.tensor([True, False]),
+    "zero_d": torch.tensor(2.5),
+    "empty": torch.empty(0, 3),
+    "columns": torch.randn(4, 6).t(),
+    "big": torch.randn(1500, 1500),
+}
+
+
+@pytest.mark.parametrize("world", ["one rank", "two sharded ranks"])
+def test_stock_torch_opens_what_was_saved_and_trains_on_with_it(run, client, tmp_path, world):
+    if world == "one rank":
+        final = train(0, str(run), 4, loader=False).final
+    else:
+        fsdp = functools.partial(train, kind="fsdp", loader=False)
+        final = run_ranks(fsdp, 2, str(run), 4)[0].final
+    summary = pull(client, run, Latest(), tmp_path / "out", Format.TORCH)
+    assert summary["step"] == 3
+    job = Job(loader=False)
+    job.state["model"].load_state_dict(torch.load(tmp_path / "out" / "model.pt", weights_only=True))
+    job.state["optimizer"].load_state_dict(torch.load(tmp_path / "out" / "optimizer.pt", weights_only=True))
+    found = values(job.state)
+    assert {name: value for name, value in found.items() if name != "lr_scheduler"} == {
+        name: value for name, value in final.items() if name != "lr_scheduler"
+    }
+    scheduler = json.loads((tmp_path / "out" / "lr_scheduler.tree.json").read_text())
+    assert decode_tree(scheduler["tree"]) == final["lr_scheduler"]
+    job.step(4)
+
+
+@pytest.mark.parametrize("world", ["one rank", "two sharded ranks"])
+def test_stock_dcp_opens_what_was_saved(run, client, tmp_path, world):
+    if world == "one rank":
+        final = train(0, str(run), 3, loader=False).final
+    else:
+        fsdp = functools.partial(train, kind="fsdp", loader=False)
+        final = run_ranks(fsdp, 2, str(run), 3)[0].final
+    pull(client, run, Latest(), tmp_path / "out", Format.DCP)
+    model = Net()
+    state = {"model": model.state_dict(), "optimizer": {"state": {"up.weight": {"exp_avg": torch.zeros(7, 5)}}}}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "out"), no_dist=True)
+    model.load_state_dict(state["model"])
+    job = Job(loader=False)
+    names = [name for name, _ in model.named_parameters()]
+    assert {n: v for n, v in values({**job.state, "model": model}).items() if n in names} == {
+        n: v for n, v in final.items() if n in names
+    }
+    slot = final[f"slot0.{names.index('up.weight')}.exp_avg"]
+    assert state["optimizer"]["state"]["up.weight"]["exp_avg"].numpy().tobytes() == slot[2]
+
+
+def test_stock_safetensors_opens_what_was_saved_and_ties_it_again(run, client, tmp_path):
+    model = Tied()
+    save(run, {"model": model, "odd": ODD})
+    pull(client, run, Latest(), tmp_path / "out", Format.SAFETENSORS)
+    path = tmp_path / "out" / "model.safetensors"
+    found = load_file(path)
+    assert set(found) == {"embed.weight", "seen"}
+    assert same(found["embed.weight"], model.embed.weight)
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt", "head.weight": "embed.weight"}
+    fresh = Tied()
+    load_model(fresh, path)
+    assert fresh.head.weight is fresh.embed.weight
+    assert same(fresh.head.weight, model.head.weight)
+    odd = load_file(tmp_path / "out" / "odd@0.safetensors")
+    assert odd.keys() == ODD.keys()
+    assert all(same(odd[name], tensor) and odd[name].shape == tensor.shape for name, tensor in ODD.items())
+
+
+def test_every_dtype_and_shape_comes_back_from_torch_and_dcp(run, client, tmp_path):
+    tensors = {**ODD, "complex": torch.randn(3, dtype=torch.complex128)}
+    save(run, {"odd": tensors})
+    pull(client, run, Latest(), tmp_path / "torch", Format.TORCH)
+    found = torch.load(tmp_path / "torch" / "odd@0.pt", weights_only=True)
+    assert found.keys() == tensors.keys()
+    assert all(same(found[name], tensor) and found[name].shape == tensor.shape for name, tensor in tensors.items())
+    pull(client, run, Latest(), tmp_path / "dcp", Format.DCP)
+    state = {"odd@0": {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "dcp"), no_dist=True)
+    assert all(same(state["odd@0"][name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_dtype_that_safetensors_lacks_is_refused_by_name_before_anything_is_written(run, client, tmp_path):
+    save(run, {"wave": {"function": torch.randn(3, dtype=torch.complex128)}})
+    with pytest.raises(errors.ConfigurationError, match=r"'wave@0/function'.*complex128.*--format torch"):
+        pull(client, run, Latest(), tmp_path / "out", Format.SAFETENSORS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_need_pickle_are_left_to_the_json_and_the_tensors_still_open(run, client, tmp_path):
+    state = {"mixed": {"when": datetime.date(2025, 1, 2), "w": torch.ones(2), "n": np.float32(0.5)}}
+    save(run, state)
+    pull(client, run, Latest(), tmp_path / "out", Format.TORCH)
+    assert same(torch.load(tmp_path / "out" / "mixed@0.pt", weights_only=True)["w"], torch.ones(2))
+    tree = decode_tree(json.loads((tmp_path / "out" / "mixed@0.tree.json").read_text())["tree"])
+    assert tree["when"] == datetime.date(2025, 1, 2)
+
+
+def test_each_ranks_own_state_has_its_own_files_and_rng(run, client, tmp_path):
+    run_ranks(functools.partial(train, kind="ddp"), 2, str(run), 2)
+    pull(client, run, Latest(), tmp_path / "out", Format.TORCH)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"dataloader@0.pt", "dataloader@1.pt", "dataloader@0.tree.json", "notes@1.tree.json", "rng.json"} <= names
+    assert torch.load(tmp_path / "out" / "dataloader@1.pt", weights_only=True)["given"] == 2
+    assert set(json.loads((tmp_path / "out" / "rng.json").read_text())) == {"0", "1"}
+
+
+def test_the_summary_says_what_it_is(run, client, tmp_path):
+    save(run, {"model": Tied()}, step=7)
+    save(run, {"model": Tied()}, step=9)
+    name, point = parse_selector(f"{run}@7")
+    pull(client, name, point, tmp_path / "out", Format.TORCH)
+    summary = json.loads((tmp_path / "out" / "checkpoint.json").read_text())
+    chosen = client.restore_point(run.project, run.run, "7").restore_point
+    assert (summary["step"], summary["digest"], summary["format"]) == (7, chosen.digest, "torch")
+    assert summary["metrics"]["loss"]["value"] == 0.5
+    assert set(summary["components"]) == {"model"}
+    assert summary["tied"] == {"model/head.weight": "model/embed.weight"}
+    assert sorted([*summary["files"], "checkpoint.json"]) == sorted(os.listdir(tmp_path / "out"))
+
+
+def test_only_the_named_component(run, client, tmp_path):
+    train(0, str(run), 1)
+    pull(client, run, Latest(), tmp_path / "out", Format.TORCH, only=["model"])
+    assert [path.name for path in (tmp_path / "out").glob("*.pt")] == ["model.pt"]
+    with pytest.raises(errors.ConfigurationError, match=r"no component 'modle'.*dataloader, lr_scheduler, model"):
+        pull(client, run, Latest(), tmp_path / "other", Format.TORCH, only=["modle"])
+
+
+def test_a_folder_with_something_in_it_is_replaced_only_by_force(run, client, tmp_path):
+    save(run, {"model": Tied()})
+    out = tmp_path / "out"
+    out.mkdir()
+    pull(client, run, Latest(), out, Format.TORCH)
+    (out / "precious").write_text("x")
+    with pytest.raises(errors.ConfigurationError, match=r"not empty.*--force"):
+        pull(client, run, Latest(), out, Format.TORCH)
+    assert (out / "precious").exists()
+    pull(client, run, Latest(), out, Format.SAFETENSORS, force=True)
+    assert not (out / "precious").exists()
+    assert (out / "model.safetensors").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_corrupt_checkpoint_leaves_nothing_behind_and_the_one_before_is_pulled_next(
+    run, client, served, tmp_path, monkeypatch
+):
+    # Through the service, which hashes what it writes: nothing in the background has to read the chunk again.
+    monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
+    save(run, {"w": {"x": torch.randn(3_000_000)}}, step=1)
+    save(run, {"w": {"x": torch.randn(3_000_000)}}, step=2)
+    newest = client.restore_point(run.project, run.run).restore_point
+    digests = {chunk.digest: chunk.bytes for chunk in client.shard_chunks(newest.checkpoint_id, 0).chunks}
+    largest = max(digests, key=lambda digest: digests[digest])
+    (copy,) = (path for path in served[1].rglob(f"{largest}/*") if path.suffix != ".sha256")
+    with copy.open("r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)
+        file.seek(1000)
+        file.write(bytes([byte[0] ^ 1]))
+    result = holdfast_command("pull", str(run), str(tmp_path / "out"))
+    assert result.returncode == 6, result.stderr
+    assert largest[:12] in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert client.checkpoint(newest.checkpoint_id).health is Health.CORRUPT
+    assert pull(client, run, Latest(), tmp_path / "out", Format.TORCH)["step"] == 1
+
+
+@pytest.mark.parametrize("format_", list(Format))
+def test_a_disk_that_becomes_full_is_said_clearly_and_leaves_nothing_behind(run, client, tmp_path, format_):
+    save(run, {"w": {"x": torch.randn(1_000_000)}})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * 1024, hard))
+    try:
+        with pytest.raises(DiskFull, match=r"disk became full.*Free some space"):
+            pull(client, run, Latest(), tmp_path / "out", format_)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_room_is_seen_before_anything_is_fetched(run, client, tmp_path, monkeypatch):
+    save(run, {"w": {"x": torch.randn(1_000_000)}})
+    usage = type("usage", (), {"free": 10 * 1024**2})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    fetched = []
+    with pytest.raises(DiskFull, match="are needed"):
+        pull(client, run, Latest(), tmp_path / "out", Format.TORCH, on_total=fetched.append)
+    assert fetched == []
+
+
+def test_progress_is_told_up_to_the_total(run, client, tmp_path):
+    save(run, {"w": {"x": torch.randn(6_000_000)}, "v": {"y": torch.randn(10)}})
+    totals, parts = [], []
+    pull(client, run, Latest(), tmp_path / "out", Format.TORCH, on_total=totals.append, on_bytes=parts.append)
+    assert totals == [sum(parts)]
+    assert totals[0] >= 24_000_000
+
+
+def test_the_command_says_what_it_did_or_what_to_do(run, client, tmp_path):
+    nothing = holdfast_command("pull", str(run), str(tmp_path / "out"))
+    assert (nothing.returncode, nothing.stdout) == (3, "")
+    assert "nothing to pull at latest" in nothing.stderr
+    save(run, {"model": Tied()})
+    done = holdfast_command("pull", f"{run}@latest", str(tmp_path / "out"), "--format", "safetensors")
+    assert done.returncode == 0, done.stderr
+    assert f"{run}@1#" in done.stdout
+    again = holdfast_command("pull", str(run), str(tmp_path / "out"))
+    assert (again.returncode, "--force" in again.stderr) == (2, True)
+    as_json = holdfast_command("pull", str(run), str(tmp_path / "out"), "--force", "--json")
+    assert json.loads(as_json.stdout)["step"] == 1
+
+
+def test_without_the_mount_the_same_comes_over_http(run, served, tmp_path):
+    save(run, {"odd": ODD})
+    with Client(ClientSettings(direct_files=False)) as over_http:
+        pull(over_http, run, Latest(), tmp_path / "out", Format.TORCH)
+    found = torch.load(tmp_path / "out" / "odd@0.pt", weights_only=True)
+    assert all(same(found[name], tensor) for name, tensor in ODD.items())
