@@ -17,6 +17,7 @@ import holdfast_service.browse.endpoints
 import holdfast_service.browse.health
 import holdfast_service.commit.endpoints
 import holdfast_service.metrics.endpoints
+import holdfast_service.restore.endpoints
 import holdfast_service.uploads.endpoints
 from holdfast_protocol.problems import Problem
 from holdfast_service.context import ServiceContext
@@ -30,11 +31,10 @@ from holdfast_service.web.protocol_header import ProtocolHeader
 from holdfast_service.web.request_frame import RequestFrame
 
 ROUTERS: tuple[APIRouter, ...] = (
-    holdfast_service.uploads.endpoints.router,
-    holdfast_service.commit.endpoints.router,
     holdfast_service.attempts.endpoints.router,
     holdfast_service.uploads.endpoints.router,
     holdfast_service.commit.endpoints.router,
+    holdfast_service.restore.endpoints.router,
     holdfast_service.browse.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.browse.health.router,

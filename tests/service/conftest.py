@@ -18,16 +18,21 @@ from sqlalchemy.orm import Session
 
 import holdfast_service.clock
 from holdfast_service.settings import ServiceSettings
+from tests.support.databases import PostgresCatalogs
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.service import RunningService, running_service
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A migrated, empty catalog of its own."""
     if request.param == "sqlite":
-        return str(request.getfixturevalue("sqlite_catalogs").new(tmp_path))
-    return str(request.getfixturevalue("postgres_catalogs").new())
+        yield request.getfixturevalue("sqlite_catalogs").new(tmp_path)
+        return
+    catalogs: PostgresCatalogs = request.getfixturevalue("postgres_catalogs")
+    url = catalogs.new()
+    yield url
+    catalogs.give_back(url)
 
 
 @pytest.fixture

@@ -33,19 +33,43 @@ class SqliteCatalogs:
 
 
 class PostgresCatalogs:
-    """Clones of one migrated database."""
+    """Clones of one migrated database. What a test gave back is emptied and used again: making and dropping one costs
+    ten times as much."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._template = f"holdfast_template_{secrets.token_hex(4)}"
         migrate(server.create_database(self._template))
         self._made = [self._template]
+        self._free: list[str] = []
 
     def new(self) -> str:
+        """Migrated and empty; nobody else's until it is given back."""
+        if self._free:
+            url = self._free.pop()
+            _empty(url)
+            return url
         name = f"holdfast_{secrets.token_hex(6)}"
         self._made.append(name)
         return self._server.create_database(name, template=self._template)
 
+    def give_back(self, url: str) -> None:
+        self._free.append(url)
+
     def drop(self) -> None:
         for name in reversed(self._made):
             self._server.drop_database(name)
+
+
+def _empty(url: str) -> None:
+    """Ends what a test has left connected, a transaction that holds locks among it, and removes every row."""
+    tables = ", ".join(table.name for table in Table.metadata.sorted_tables)
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        )
+        connection.execute(text(f"TRUNCATE {tables} RESTART IDENTITY"))

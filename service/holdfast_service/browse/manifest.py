@@ -72,7 +72,7 @@ def _shard_views(session: Session, checkpoint: Checkpoint) -> list[ShardView]:
         .where(ChunkListEntry.chunk_list_id.in_(of_checkpoint))
         .group_by(ChunkListEntry.chunk_list_id)
     )
-    chunk_counts = dict(session.execute(counts).tuples().all())
+    chunk_counts = dict(session.execute(counts).all())
     rows = session.execute(
         select(Shard, Chunk.digest)
         .join(

@@ -41,7 +41,7 @@ def project_views(session: Session, projects: Sequence[Project]) -> list[Project
     ids = [project.id for project in projects]
     sizes = stored_bytes(session, ids)
     counts = select(Run.project_id, func.count()).where(Run.project_id.in_(ids)).group_by(Run.project_id)
-    runs = dict(session.execute(counts).tuples().all())
+    runs = dict(session.execute(counts).all())
     return [
         ProjectView(
             id=project.id,

@@ -109,7 +109,7 @@ def _families(numbers: _Numbers) -> Iterator[Metric]:
 
 
 def _read(session: Session) -> _Numbers:
-    names = dict(session.execute(select(Project.id, Project.name)).tuples().all())
+    names = dict(session.execute(select(Project.id, Project.name)).all())
     sizes = stored_bytes(session, names)
     counted = session.execute(
         select(
@@ -123,12 +123,22 @@ def _read(session: Session) -> _Numbers:
         .join(Checkpoint, Checkpoint.run_id == Run.id)
         .group_by(Run.project_id)
     )
-    by_project = {row[0]: [int(value or 0) for value in row[1:]] for row in counted}
-    projects = tuple(
-        _ProjectNumbers(name, *by_project.get(project_id, [0] * 5), stored_bytes=sizes[project_id])
-        for project_id, name in sorted(names.items(), key=lambda item: item[1])
-    )
-    return _Numbers(projects, _ages(session, names, database_now(session)))
+    by_project = {project_id: [int(value or 0) for value in values] for project_id, *values in counted}
+    projects = []
+    for project_id, name in sorted(names.items(), key=lambda item: item[1]):
+        committed, aborted, uploading, needed_bytes, uploaded_bytes = by_project.get(project_id, [0] * 5)
+        projects.append(
+            _ProjectNumbers(
+                name=name,
+                committed=committed,
+                aborted=aborted,
+                uploading=uploading,
+                needed_bytes=needed_bytes,
+                uploaded_bytes=uploaded_bytes,
+                stored_bytes=sizes[project_id],
+            )
+        )
+    return _Numbers(tuple(projects), _ages(session, names, database_now(session)))
 
 
 def _ages(session: Session, names: dict[str, str], now: datetime) -> dict[tuple[str, str], float]:

@@ -1,4 +1,5 @@
-"""`/metrics`: Prometheus text. Open, for scrapers have no tokens; it names projects and runs, so keep the port inside."""
+"""`/metrics`: Prometheus text. Open, for scrapers have no tokens; it names projects and runs, so show the port to
+no stranger."""
 
 from __future__ import annotations
 

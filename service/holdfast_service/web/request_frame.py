@@ -13,6 +13,7 @@ import uuid
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast_service.stores.signed_urls import OBJECTS_PATH
 from holdfast_service.web.problem_reply import internal_problem, problem_response
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -60,7 +61,13 @@ class RequestFrame:
     @staticmethod
     def _log_access(scope: Scope, status: int | None, seconds: float) -> None:
         log = _log.debug if scope["path"] in _QUIET_PATHS and status == 200 else _log.info
-        log("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4))
+        log("request", method=scope["method"], path=_shown_path(scope), status=status, seconds=round(seconds, 4))
+
+
+def _shown_path(scope: Scope) -> str:
+    """Signed URLs hold their terms in the path: long, and of use to nobody."""
+    path: str = scope["path"]
+    return f"{OBJECTS_PATH}/…" if path.startswith(OBJECTS_PATH) else path
 
 
 def _incoming_id(scope: Scope) -> str | None:

@@ -1,0 +1,270 @@
+"""Looking: projects, runs, lists with filters and cursors, selectors, manifests, edits, the service itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast_protocol.digests import shard_digest
+from tests.support.rank import Job, Refused, answer, digest_of
+from tests.support.service import RunningService
+
+
+@pytest.fixture
+def http(service: RunningService) -> httpx.Client:
+    return service.http()
+
+
+def pages(http: httpx.Client, path: str, **params: Any) -> list[Any]:
+    """All items of a list, page by page."""
+    items: list[Any] = []
+    while True:
+        page = answer(http.get(path, params=params))
+        items += page["items"]
+        if page["next_cursor"] is None:
+            return items
+        params["cursor"] = page["next_cursor"]
+
+
+def test_a_project_shows_its_quota_its_bytes_and_its_runs(http: httpx.Client) -> None:
+    made = answer(http.put("/v1/projects/demo", json={"quota_bytes": 1000}))
+    assert (made["quota_bytes"], made["stored_bytes"], made["runs"]) == (1000, 0, 0)
+    Job(http).save(100, content=b"x" * 100)
+    shown = answer(http.get("/v1/projects/demo"))
+    assert (shown["id"], shown["stored_bytes"], shown["runs"]) == (made["id"], 206, 1)
+    assert answer(http.put("/v1/projects/demo", json={}))["quota_bytes"] is None
+    for name in ("a", "b", "c"):
+        answer(http.put(f"/v1/projects/{name}", json={}))
+    assert [project["name"] for project in pages(http, "/v1/projects", limit=2)] == ["a", "b", "c", "demo"]
+
+
+@pytest.mark.parametrize("name", ["..", "a b", "-a", "a" * 101, "ä"])
+def test_a_project_or_a_run_has_a_plain_name(http: httpx.Client, name: str) -> None:
+    assert http.put(f"/v1/projects/{name}", json={}).status_code in (404, 422)
+    answer(http.put("/v1/projects/demo", json={}))
+    assert http.put(f"/v1/projects/demo/runs/{name}").status_code in (404, 405, 422)
+
+
+def test_runs_are_listed_newest_first_with_their_restore_point(http: httpx.Client) -> None:
+    answer(http.put("/v1/projects/demo", json={}))
+    for name in ("first", "second", "third"):
+        made = answer(http.put(f"/v1/projects/demo/runs/{name}"))
+        assert answer(http.put(f"/v1/projects/demo/runs/{name}")) == made
+    job = Job(http, "demo/second")
+    job.save(100)
+    saved = job.save(200)
+    job.begin(300)
+    runs = pages(http, "/v1/projects/demo/runs", limit=2)
+    assert [run["name"] for run in runs] == ["third", "second", "first"]
+    shown = answer(http.get("/v1/projects/demo/runs/second"))
+    assert shown == runs[1]
+    assert (shown["latest_attempt"], shown["committed_checkpoints"], shown["newest_step"]) == (1, 2, 200)
+    assert shown["restore_point"]["checkpoint_id"] == saved["id"]
+    assert runs[0]["restore_point"] is None
+
+
+@pytest.fixture
+def job(http: httpx.Client) -> Job:
+    """Steps 100 to 500: 200 was aborted, 300 has a label, 400 diverged, 500 is uploading."""
+    job = Job(http)
+    job.save(100)
+    job.begin(200).abort()
+    save = job.begin(300, labels=["milestone", "eval/best"])
+    save.write(0, [b"three hundred", b"index"], metrics={"loss": {"value": 0.25}})
+    job.save(400, metrics={"loss": {"nonfinite": "nan"}})
+    job.begin(500)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("filters", "steps"),
+    [
+        ({}, [500, 400, 300, 200, 100]),
+        ({"state": "committed"}, [400, 300, 100]),
+        ({"state": ["aborted", "uploading"]}, [500, 200]),
+        ({"health": "diverged"}, [400]),
+        ({"min_step": 200, "max_step": 400}, [400, 300, 200]),
+        ({"label": "milestone"}, [300]),
+        ({"label": "mile"}, []),
+        ({"attempt": 1, "state": "committed", "health": "ok"}, [300, 100]),
+        ({"attempt": 2}, []),
+    ],
+)
+def test_checkpoints_are_filtered(job: Job, filters: dict[str, Any], steps: list[int]) -> None:
+    path = f"{job.base}/checkpoints"
+    assert [each["step"] for each in pages(job.http, path, **filters)] == steps
+    assert [each["step"] for each in pages(job.http, path, **filters, limit=1)] == steps
+
+
+def test_a_cursor_holds_its_place_while_others_write(job: Job) -> None:
+    path = f"{job.base}/checkpoints"
+    first = answer(job.http.get(path, params={"limit": 2}))
+    job.save(600)
+    second = answer(job.http.get(path, params={"limit": 10, "cursor": first["next_cursor"]}))
+    assert [each["step"] for each in first["items"] + second["items"]] == [500, 400, 300, 200, 100]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "AAAA", "WyJydW5zIiwxLDJd", "W10", "bnVsbA"])
+def test_a_cursor_that_is_not_one_of_this_list_is_refused(job: Job, cursor: str) -> None:
+    with pytest.raises(Refused) as refused:
+        answer(job.http.get(f"{job.base}/checkpoints", params={"cursor": cursor}))
+    assert refused.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    ("selector", "step"), [("latest", 300), ("100", 100), ("200", 200), ("400%231", 400), ("best:loss", 300)]
+)
+def test_a_selector_shows_its_checkpoint_whatever_became_of_it(job: Job, selector: str, step: int) -> None:
+    view = answer(job.http.get(f"{job.base}/checkpoints/{selector}"))
+    assert view["step"] == step
+    assert answer(job.http.get(f"{job.base}/checkpoints/{view['id']}")) == view
+
+
+@pytest.mark.parametrize(
+    ("selector", "code"),
+    [
+        ("700", "checkpoint_not_found"),
+        ("100%232", "checkpoint_not_found"),
+        (f"ck_{'0' * 32}", "checkpoint_not_found"),
+        ("best:accuracy", "no_restore_point"),
+        ("newest", "invalid_request"),
+    ],
+)
+def test_a_selector_that_means_nothing_says_so(job: Job, selector: str, code: str) -> None:
+    with pytest.raises(Refused) as refused:
+        answer(job.http.get(f"{job.base}/checkpoints/{selector}"))
+    assert refused.value.code == code
+
+
+def test_another_runs_checkpoint_is_not_selected_by_its_id(http: httpx.Client) -> None:
+    other = Job(http, "demo/other").save(100)
+    job = Job(http, "demo/gpt", create=True)
+    with pytest.raises(Refused) as refused:
+        answer(http.get(f"{job.base}/checkpoints/{other['id']}"))
+    assert refused.value.code == "checkpoint_not_found"
+
+
+@pytest.mark.rule("protocol-32")
+def test_metrics_that_are_not_finite_come_back_as_valid_json_and_are_never_best(http: httpx.Client) -> None:
+    job = Job(http)
+    losses = {100: {"value": 0.5}, 200: {"nonfinite": "nan"}, 300: {"nonfinite": "-inf"}, 400: {"value": 0.75}}
+    for step, loss in losses.items():
+        job.save(step, metrics={"loss": loss})
+    reply = http.get(f"{job.base}/checkpoints")
+    assert "NaN" not in reply.text
+    assert "Infinity" not in reply.text
+    shown = {each["step"]: each["metrics"]["loss"] for each in reply.json()["items"]}
+    assert shown[200] == {"value": None, "nonfinite": "nan"}
+    assert shown[300] == {"value": None, "nonfinite": "-inf"}
+    best = answer(http.get(f"{job.base}/restore-point", params={"selector": "best:loss:min"}))
+    assert best["restore_point"]["step"] == 100
+    best = answer(http.get(f"{job.base}/restore-point", params={"selector": "best:loss:max"}))
+    assert best["restore_point"]["step"] == 400
+
+
+@pytest.mark.rule("protocol-32")
+@pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_json_does_not_have_is_refused_with_valid_json(http: httpx.Client, token: str) -> None:
+    save = Job(http).begin(100)
+    body = '{"epoch": 1, "attempt": 1, "outcome": "sealed", "metrics": {"loss": {"value": %s}}}' % token
+    headers = {"Content-Type": "application/json"}
+    reply = http.put(f"/v1/checkpoints/{save.id}/shards/0", content=body, headers=headers)
+    assert (reply.status_code, reply.json()["code"]) == (422, "invalid_request")
+    assert "NaN" not in reply.text
+    assert "Infinity" not in reply.text
+
+
+def test_a_manifest_tells_what_a_checkpoint_consists_of(http: httpx.Client) -> None:
+    job = Job(http, world_size=2)
+    save = job.begin(100)
+    chunks = {0: [b"layout", b"weights 0", b"index 0"], 1: [b"weights 1", b"index 1"]}
+    for rank, contents in chunks.items():
+        view = save.write(rank, contents)
+    manifest = answer(http.get(f"/v1/checkpoints/{save.id}/manifest"))
+    assert manifest["checkpoint"] == view
+    assert manifest["layout_digest"] == digest_of(b"layout")
+    assert [shard["rank"] for shard in manifest["shards"]] == [0, 1]
+    for shard, contents in zip(manifest["shards"], chunks.values(), strict=True):
+        assert shard["index_digest"] == digest_of(contents[-1])
+        assert shard["chunk_count"] == len(contents)
+        listed = answer(http.get(f"/v1/checkpoints/{save.id}/shards/{shard['rank']}"))
+        assert listed["chunks"] == [{"digest": digest_of(each), "bytes": len(each)} for each in contents]
+        assert listed["digest"] == shard["digest"] == shard_digest([digest_of(each) for each in contents])
+    assert http.get(f"/v1/checkpoints/{save.id}/shards/2").json()["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(("step", "code"), [(500, "incomplete_checkpoint"), (200, "checkpoint_aborted")])
+def test_what_is_not_whole_has_no_manifest(job: Job, step: int, code: str) -> None:
+    view = answer(job.http.get(f"{job.base}/checkpoints/{step}"))
+    for path in ("manifest", "shards/0"):
+        assert job.http.get(f"/v1/checkpoints/{view['id']}/{path}").json()["code"] == code
+
+
+def test_an_edit_needs_the_version_that_was_seen(http: httpx.Client) -> None:
+    saved = Job(http).save(100)
+    path = f"/v1/checkpoints/{saved['id']}"
+    first = http.patch(path, json={"labels": ["b", "a", "b"]}, headers={"If-Match": saved["etag"]})
+    assert answer(first)["labels"] == ["a", "b"]
+    assert first.headers["ETag"] == first.json()["etag"] != saved["etag"]
+    late = http.patch(path, json={"labels": []}, headers={"If-Match": saved["etag"]})
+    assert (late.status_code, late.json()["code"]) == (412, "edit_conflict")
+    assert http.patch(path, json={"labels": []}).json()["code"] == "invalid_request"
+    assert answer(http.get(path))["labels"] == ["a", "b"]
+
+
+def test_a_person_can_put_a_checkpoint_into_quarantine_and_take_it_out(http: httpx.Client) -> None:
+    job = Job(http)
+    older, newer = job.save(100), job.save(200)
+    path = f"/v1/checkpoints/{newer['id']}"
+
+    def edit(**body: Any) -> Any:
+        return answer(http.patch(path, json=body, headers={"If-Match": "*"}))
+
+    with pytest.raises(Refused):
+        edit(health="quarantined")
+    with pytest.raises(Refused):
+        edit(health="corrupt", health_reason="only the service says so")
+    assert edit(health="quarantined", health_reason="loss spike")["health_reason"] == "loss spike"
+    decision = answer(http.get(f"{job.base}/restore-point"))
+    assert decision["restore_point"]["checkpoint_id"] == older["id"]
+    assert (decision["passed_over"][0]["reason"], decision["ever_committed"]) == ("quarantined", True)
+    assert edit(health="ok")["health_reason"] is None
+    assert answer(http.get(f"{job.base}/restore-point"))["restore_point"]["checkpoint_id"] == newer["id"]
+
+
+def test_no_edit_makes_a_corrupt_or_an_unfinished_checkpoint_ok(http: httpx.Client, service: RunningService) -> None:
+    from holdfast_service.catalog.tables import Checkpoint
+
+    job = Job(http)
+    saved, uploading = job.save(100), job.begin(200)
+    with service.context.database.transaction() as session:
+        session.get_one(Checkpoint, saved["id"]).health = "corrupt"
+    for checkpoint_id in (saved["id"], uploading.id):
+        with pytest.raises(Refused) as refused:
+            answer(http.patch(f"/v1/checkpoints/{checkpoint_id}", json={"health": "ok"}, headers={"If-Match": "*"}))
+        assert refused.value.code == "checkpoint_conflict"
+
+
+def test_the_restore_point_can_be_asked_for_below_a_step(http: httpx.Client) -> None:
+    job = Job(http)
+    for step in (100, 200, 300):
+        job.save(step)
+
+    def ask(**params: Any) -> Any:
+        return answer(http.get(f"{job.base}/restore-point", params=params))
+
+    assert ask(before_step=300)["restore_point"]["step"] == 200
+    assert ask(before_step=100) == {"restore_point": None, "passed_over": [], "ever_committed": True}
+    assert ask(selector="200")["restore_point"]["step"] == 200
+    with pytest.raises(Refused) as refused:
+        ask(selector="250")
+    assert refused.value.code == "checkpoint_not_found"
+
+
+def test_the_service_says_what_it_is_and_what_the_token_may_do(http: httpx.Client, service: RunningService) -> None:
+    info = answer(http.get("/v1/server"))
+    assert (info["protocol"], info["store_kind"], info["store_asks_md5"]) == ("1.0", "posix", False)
+    assert (info["catalog_id"], info["epoch"]) == (service.context.catalog_id, 1)
+    assert info["token_scopes"] == ["admin", "operate", "read", "train"]
