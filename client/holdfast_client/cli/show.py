@@ -29,8 +29,12 @@ _STYLES = {
 }
 
 
-def console() -> Console:
-    return Console(highlight=False, soft_wrap=False)
+def _print(table: Table) -> None:
+    console = Console(highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    # rich fills every line with blanks, which are in the way of grep and of whoever pastes it.
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def show_json(value: BaseModel | Iterable[BaseModel]) -> None:
@@ -52,7 +56,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, nothing
     for row in rows:
         table.add_row(*(styled(cell) for cell in row))
     if table.row_count:
-        console().print(table)
+        _print(table)
     else:
         sys.stderr.write(nothing + "\n")
 
@@ -64,7 +68,7 @@ def show_facts(facts: Iterable[tuple[str, str]]) -> None:
     table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(Text(name), styled(value))
-    console().print(table)
+    _print(table)
 
 
 def show_line(text: str) -> None:

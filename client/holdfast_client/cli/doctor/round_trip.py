@@ -1,6 +1,6 @@
 """Saves a little checkpoint to a run of its own and reads it back: the same path that a training job takes.
 
-open an attempt -> begin -> upload -> seal (commits) -> fetch and compare -> end the attempt
+open an attempt, tell what it resumed from -> begin -> upload -> seal (commits) -> fetch, compare -> end
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, IntegrityError
 from holdfast_client.launch import open_attempt
-from holdfast_protocol.attempts import AttemptOpened, EndAttempt
+from holdfast_protocol.attempts import AttemptOpened, EndAttempt, ResumedFrom
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, Component, IndexOrdinals, SealShard
 from holdfast_protocol.digests import chunk_digest, shard_digest
 from holdfast_protocol.fencing import Fence
@@ -35,6 +35,7 @@ def round_trip(client: Client, info: ServerInfo, project: str | None) -> str:
     opened = open_attempt(client, run, uuid.uuid4().hex, world_size=1, host=platform.node()[:255], create=True)
     outcome = AttemptOutcome.FAILED
     try:
+        _follow(client, run, opened)
         chunks = _sample_chunks()
         checkpoint = _save(client, run, opened, chunks)
         if Scope.READ not in info.token_scopes:
@@ -47,6 +48,13 @@ def round_trip(client: Client, info: ServerInfo, project: str | None) -> str:
         _end(client, run, opened, outcome)
     how = "through the store's mount" if client.mount.proof() is not None else "over HTTP"
     return f"{told}, {how}"
+
+
+def _follow(client: Client, run: RunName, opened: AttemptOpened) -> None:
+    """Says that it goes on from the newest sample, as a trainer does: so the samples are one line of descent."""
+    newest = opened.restore_point.checkpoint_id if opened.restore_point else None
+    request = ResumedFrom(epoch=opened.epoch, attempt=opened.attempt, checkpoint_id=newest)
+    client.resumed_from(run.project, run.run, opened.attempt, request)
 
 
 def _sample_chunks() -> list[bytes]:

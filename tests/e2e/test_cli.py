@@ -1,0 +1,245 @@
+"""The commands against a real `holdfast serve`: what they print, in both forms, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast_client import Client, ClientSettings, errors
+from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.uploader import ShardUploader
+from holdfast_client.cli.doctor.round_trip import round_trip
+from holdfast_client.cli.main import app
+from holdfast_client.launch import open_attempt
+from holdfast_protocol.checkpoints import BeginCheckpoint, EditCheckpoint
+from holdfast_protocol.digests import chunk_digest
+from holdfast_protocol.fencing import Fence
+from holdfast_protocol.runs import EditProject
+from holdfast_protocol.selectors import RunName
+from holdfast_protocol.states import Health, Scope
+from holdfast_protocol.tokens import CreateToken
+from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[ServedHoldfast]:
+    with holdfast_serve(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def client(served, monkeypatch) -> Iterator[Client]:
+    for name, value in served.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "80")
+    with Client() as connected:
+        yield connected
+
+
+@pytest.fixture
+def project(client) -> str:
+    name = f"p{secrets.token_hex(6)}"
+    client.edit_project(name, EditProject())
+    return name
+
+
+def save_samples(client: Client, project: str, count: int) -> RunName:
+    """`count` little checkpoints in project/doctor, at steps 1, 2, …"""
+    for _ in range(count):
+        round_trip(client, client.server_info(), project)
+    return RunName(project, "doctor")
+
+
+def run(*arguments: str, exit_code: int = 0):
+    result = CliRunner().invoke(app, list(arguments))
+    assert "Traceback" not in result.stderr + result.stdout
+    assert result.exit_code == exit_code, result.stderr + result.stdout
+    wide = "--json" in arguments or arguments[:2] == ("token", "create")
+    assert wide or all(len(line) <= 80 for line in result.stdout.splitlines()), result.stdout
+    return result
+
+
+def read(*arguments: str):
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def test_doctor_finds_a_sound_service_sound_and_says_how(project):
+    findings = {one["check"]: one for one in read("doctor", "--project", project)}
+    assert {one["verdict"] for one in findings.values()} == {"ok"}, findings
+    assert set(findings) == {
+        "url",
+        "service",
+        "protocol",
+        "token",
+        "clock",
+        "database",
+        "migrations",
+        "store",
+        "round trip",
+    }
+    assert "read it back, through the store's mount" in findings["round trip"]["detail"]
+    text = run("doctor", "--project", project).stdout
+    assert re.search(r"^round trip +ok", text, re.MULTILINE)
+
+
+def test_doctor_without_the_mount_goes_over_http(monkeypatch, project):
+    monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
+    assert "read it back, over HTTP" in read("doctor", "--project", project)[-1]["detail"]
+
+
+def test_doctor_with_a_token_that_may_not_write_skips_the_round_trip(client, monkeypatch):
+    made = client.create_token(CreateToken(name="reader", scopes=[Scope.READ]))
+    monkeypatch.setenv("HOLDFAST_TOKEN", made.token)
+    last = read("doctor")[-1]
+    assert (last["check"], last["verdict"]) == ("round trip", "skipped")
+    assert "scope train" in last["detail"]
+
+
+def test_doctor_with_a_token_that_may_only_train_skips_the_reading(client, monkeypatch, project):
+    made = client.create_token(CreateToken(name="trainer", scopes=[Scope.TRAIN], project=project))
+    monkeypatch.setenv("HOLDFAST_TOKEN", made.token)
+    last = read("doctor")[-1]
+    assert last["verdict"] == "ok", last
+    assert "reading was left out" in last["detail"]
+
+
+def test_doctor_says_what_to_mend(monkeypatch):
+    monkeypatch.setenv("HOLDFAST_TOKEN", "hold_0123456789abcdef_wrong")
+    refused = run("doctor", exit_code=4).stdout
+    assert re.search(r"token +failed", refused)
+    assert "HOLDFAST_TOKEN" in refused
+    monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:9")
+    away = run("doctor", exit_code=5).stdout
+    assert re.search(r"service +failed", away)
+    assert "holdfast serve" in away
+
+
+def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
+    name = save_samples(client, project, 3)
+    assert [(one["name"], one["latest_attempt"]) for one in read("runs", project)] == [("doctor", 3)]
+    assert str(name) in run("runs").stdout
+    assert [one["number"] for one in read("attempts", str(name))] == [3, 2, 1]
+    assert "finished" in run("attempts", str(name)).stdout
+    assert [one["step"] for one in read("checkpoints", str(name))] == [3, 2, 1]
+    assert [one["step"] for one in read("checkpoints", str(name), "--min-step", "2", "--max-step", "2")] == [2]
+    shown = read("show", f"{name}@2")
+    client.edit_checkpoint(shown["id"], EditCheckpoint(labels=["keep"]), shown["etag"])
+    assert [one["step"] for one in read("checkpoints", str(name), "--label", "keep")] == [2]
+    assert read("checkpoints", str(name), "--state", "aborted") == []
+    assert "no such checkpoints" in run("checkpoints", str(name), "--health", "corrupt").stderr
+    text = run("show", f"{name}@2#2").stdout
+    assert re.search(r"^step +2$", text, re.MULTILINE)
+    assert re.search(r"^labels +keep$", text, re.MULTILINE)
+    assert read("show", f"{name}@{shown['id']}")["step"] == 2
+    assert read("show", str(name))["step"] == 3
+
+
+def test_the_restore_point_tells_why_newer_ones_are_passed_over(client, project):
+    name = save_samples(client, project, 2)
+    newest = client.selected_checkpoint(name.project, name.run, "2")
+    quarantine = EditCheckpoint(health=Health.QUARANTINED, health_reason="loss looks [odd]")
+    client.edit_checkpoint(newest.id, quarantine, newest.etag)
+    decision = read("restore-point", str(name))
+    assert decision["restore_point"]["step"] == 1
+    assert [(one["step"], one["reason"]) for one in decision["passed_over"]] == [(2, "quarantined")]
+    text = run("restore-point", str(name)).stdout
+    assert f"{name}@1#1" in text
+    assert re.search(r"2 +2 +quarantined .*\[odd\]", text, re.DOTALL)
+
+
+@pytest.mark.rule("protocol-20")
+def test_no_restore_point_is_exit_code_3_with_the_reason(client, project):
+    client.make_run(project, "fresh")
+    empty = run("restore-point", f"{project}/fresh", exit_code=3)
+    assert "nothing was ever committed" in empty.stderr
+    name = save_samples(client, project, 1)
+    only = client.selected_checkpoint(name.project, name.run, "1")
+    client.edit_checkpoint(only.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="no"), only.etag)
+    none = run("restore-point", str(name), exit_code=3)
+    assert "none of its checkpoints can be restored" in none.stderr
+    assert "quarantined" in none.stdout
+    assert json.loads(CliRunner().invoke(app, ["restore-point", str(name), "--json"]).stdout)["ever_committed"]
+    assert run("restore-point", f"{project}/mistyped", exit_code=3).stderr
+
+
+def test_projects_are_made_listed_and_limited(project):
+    name = f"{project}-2"
+    assert "quota 93.1 GiB" in run("project", "create", name, "--quota", "100GB").stdout
+    assert {one["name"]: one["quota_bytes"] for one in read("project", "list")}[name] == 100 * 10**9
+    run("project", "set-quota", name, "none")
+    assert {one["name"]: one["quota_bytes"] for one in read("project", "list")}[name] is None
+    run("project", "set-quota", "mistyped", "1GB", exit_code=3)
+    assert "mistyped" not in run("project", "list").stdout
+
+
+def test_a_token_is_shown_once_works_and_ends_when_it_is_revoked(monkeypatch, project):
+    made = run("token", "create", "ci", "--scope", "read", "--scope", "train", "--project", project)
+    token = made.stdout.strip()
+    assert token.startswith("hold_")
+    assert token not in made.stderr
+    (listed,) = [one for one in read("token", "list") if one["id"] == token.split("_")[1]]
+    assert (listed["scopes"], listed["project"]) == (["read", "train"], project)
+    assert token.split("_")[2] not in run("token", "list").stdout
+    with Client(ClientSettings(token=token)) as ours:
+        assert ours.server_info().token_name == "ci"
+        run("token", "revoke", listed["id"])
+        with pytest.raises(errors.Unauthenticated, match="revoked"):
+            ours.server_info()
+    run("token", "revoke", "0123456789abcdef", exit_code=3)
+
+
+def test_a_token_without_the_scope_is_exit_code_4_and_names_it(client, monkeypatch):
+    made = client.create_token(CreateToken(name="trainer", scopes=[Scope.TRAIN]))
+    monkeypatch.setenv("HOLDFAST_TOKEN", made.token)
+    refused = run("token", "list", exit_code=4)
+    assert "'admin'" in refused.stderr
+
+
+def test_a_closed_pipe_is_no_error(client, project):
+    save_samples(client, project, 1)
+    done = subprocess.run(
+        f"{HOLDFAST} checkpoints {project}/doctor --json | head -c 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "["
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("direct_files", [True, False])
+def test_many_chunks_go_up_and_come_down_through_the_real_service(client, project, direct_files):
+    with Client(ClientSettings(direct_files=direct_files)) as ours:
+        opened = open_attempt(ours, RunName(project, "many"), secrets.token_hex(8), world_size=1, create=True)
+        fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
+        begun = ours.begin(project, "many", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
+        bodies = {chunk_digest(body): body for body in (os.urandom(5000 + n) for n in range(1200))}
+        done = ShardUploader(ours, begun.id, 0, fence).upload((d, memoryview(b)) for d, b in bodies.items())
+        assert (done.chunks, done.sent_chunks) == (1200, 1200)
+        again = ShardUploader(ours, begun.id, 0, fence).upload((d, memoryview(b)) for d, b in bodies.items())
+        assert again.sent_chunks == 0
+
+
+def test_doctor_on_s3_and_postgres_goes_straight_to_the_store(tmp_path: Path, monkeypatch):
+    with holdfast_serve(tmp_path, store="s3", database="postgres") as running:
+        for name, value in running.environment.items():
+            monkeypatch.setenv(name, value)
+        findings = {one["check"]: one for one in read("doctor", "--project", "demo")}
+        assert {one["verdict"] for one in findings.values()} == {"ok"}, findings
+        assert "over HTTP" in findings["round trip"]["detail"]
+        with Client() as ours:
+            newest = ours.restore_point("demo", "doctor").restore_point
+            digests = [chunk.digest for chunk in ours.shard_chunks(newest.checkpoint_id, 0).chunks]
+            found: dict[str, bytes] = {}
+            with ShardFetcher(ours, newest.checkpoint_id) as fetcher:
+                fetcher.fetch(digests, lambda digest, view: found.__setitem__(digest, bytes(view)))
+    assert {chunk_digest(body) for body in found.values()} == set(digests)

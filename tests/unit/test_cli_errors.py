@@ -1,0 +1,207 @@
+"""Every failure of a command is one or two plain lines on stderr and a documented exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast_client.cli import exit_codes, plugins
+from holdfast_client.cli.exit_codes import ExitCode
+from holdfast_client.cli.main import app
+from tests.support.scripted_http import Reply, as_json, in_turn, problem, scripted
+
+
+def run(*arguments: str):
+    result = CliRunner().invoke(app, list(arguments))
+    assert "Traceback" not in result.stderr + result.stdout
+    return result
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOLDFAST_TOKEN", "hold_id_secret")
+    monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "0")
+    monkeypatch.setenv("HOLDFAST_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("invalid_request", ExitCode.USAGE),
+        ("run_not_found", ExitCode.NOT_FOUND),
+        ("no_restore_point", ExitCode.NOT_FOUND),
+        ("unauthenticated", ExitCode.TOKEN),
+        ("forbidden", ExitCode.TOKEN),
+        ("store_unavailable", ExitCode.UNAVAILABLE),
+        ("busy", ExitCode.UNAVAILABLE),
+        ("checksum_mismatch", ExitCode.INTEGRITY),
+        ("stale_attempt", ExitCode.STALE),
+        ("edit_conflict", ExitCode.STALE),
+        ("quota_exceeded", ExitCode.FAILED),
+        ("internal", ExitCode.FAILED),
+    ],
+)
+def test_the_exit_code_tells_the_kind_of_the_failure(monkeypatch, code, exit_code):
+    with scripted(in_turn(problem(code, "It is so. Do this."))) as server:
+        monkeypatch.setenv("HOLDFAST_URL", server.url)
+        result = run("show", "demo/gpt")
+    assert result.exit_code == exit_code
+    assert result.stdout == ""
+    assert "It is so. Do this." in result.stderr
+    assert "req-of-the-service" in result.stderr
+    assert len(result.stderr.splitlines()) <= 2
+
+
+def test_every_exit_code_is_documented():
+    documented = dict(re.findall(r"^\| (\d) \| (.+) \|$", exit_codes.__doc__ or "", re.MULTILINE))
+    assert sorted(map(int, documented)) == sorted(ExitCode)
+
+
+def test_an_absent_service_is_said_with_what_to_do(monkeypatch):
+    monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:9")
+    result = run("runs")
+    assert result.exit_code == ExitCode.UNAVAILABLE
+    assert "holdfast serve" in result.stderr
+
+
+def test_a_wrong_setting_is_named(monkeypatch):
+    monkeypatch.setenv("HOLDFAST_URL", "localhost:8400")
+    result = run("runs")
+    assert result.exit_code == ExitCode.USAGE
+    assert "HOLDFAST_URL" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", "gpt"),
+        ("show", "demo/gpt@yesterday"),
+        ("restore-point", "demo/gpt@best"),
+        ("checkpoints", "demo/gpt", "--state", "nice"),
+        ("checkpoints", "demo/gpt", "--min-step", "-1"),
+        ("attempts",),
+        ("token", "create", "me", "--scope", "everything"),
+        ("token", "create", "me", "--scope", "read", "--expires", "soon"),
+        ("token", "create", "me", "--scope", "read", "--project", "two words"),
+        ("project", "create", "demo", "--quota", "much"),
+        ("nonsense",),
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(arguments):
+    result = run(*arguments)
+    assert result.exit_code == ExitCode.USAGE
+    assert result.stderr
+
+
+def test_a_bug_is_one_line_that_says_how_to_see_it(monkeypatch):
+    broken = {"items": [{"id": "x"}], "next_cursor": None}
+    with scripted(in_turn(as_json(broken))) as server:
+        monkeypatch.setenv("HOLDFAST_URL", server.url)
+        assert run("runs").exit_code == ExitCode.FAILED
+    monkeypatch.setattr("holdfast_client.cli.runs.connect", lambda: 1 / 0)
+    result = run("runs")
+    assert result.exit_code == ExitCode.FAILED
+    assert "HOLDFAST_DEBUG=1" in result.stderr
+
+
+def test_another_program_at_the_url_is_named(monkeypatch):
+    with scripted(in_turn(Reply(200, b"<html>", protocol=None))) as server:
+        monkeypatch.setenv("HOLDFAST_URL", server.url)
+        result = run("runs")
+    assert result.exit_code == ExitCode.FAILED
+    assert "not a Holdfast service" in result.stderr
+
+
+class _Absent:
+    def __init__(self, name: str, module: str) -> None:
+        self.name = name
+        self.value = f"{module}:register"
+        self._module = module
+
+    def load(self):
+        raise ModuleNotFoundError(f"No module named {self._module!r}", name=self._module)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("torch", 'pip install "holdfast[torch]"'),
+        ("fastapi", 'pip install "holdfast[service]"'),
+        ("elsewhere", "needs elsewhere"),
+    ],
+)
+def test_a_plug_in_whose_extra_is_missing_says_which_one(monkeypatch, module, said):
+    def points(*, group, name=None):
+        return [_Absent("fetchall", module)]
+
+    monkeypatch.setattr(plugins, "entry_points", points)
+    result = run("fetchall", "--whatever", "x")
+    assert result.exit_code == ExitCode.USAGE
+    assert said in result.stderr
+    assert "fetchall" in run("--help").stdout
+
+
+def test_the_help_lists_all_commands_and_plug_ins_within_80_columns():
+    text = run("--help").stdout
+    for command in (
+        "attempts",
+        "checkpoints",
+        "doctor",
+        "project",
+        "pull",
+        "restore-point",
+        "runs",
+        "serve",
+        "show",
+        "token",
+    ):
+        assert re.search(rf"^  {command} ", text, re.MULTILINE), command
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_listing_runs_never_loads_torch():
+    import subprocess
+    import sys
+
+    code = "import sys; from holdfast_client.cli.main import app; app(['runs', '--help'], standalone_mode=False)"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "; sys.exit('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_json_is_all_that_is_printed_and_tables_fit_80_columns(monkeypatch):
+    long = "x" * 100
+    run_view = {
+        "id": "r",
+        "project": long,
+        "name": long,
+        "created_at": "2025-01-01T00:00:00Z",
+        "latest_attempt": 12345,
+        "committed_checkpoints": 123456,
+        "newest_step": 10**9,
+        "restore_point": {
+            "checkpoint_id": "ck_" + "0" * 32,
+            "step": 10**9,
+            "attempt": 7,
+            "world_size": 8,
+            "digest": "0" * 64,
+            "logical_bytes": 10**12,
+            "committed_at": "2025-01-01T00:00:00Z",
+        },
+    }
+    with scripted(in_turn(as_json({"items": [run_view], "next_cursor": None}))) as server:
+        monkeypatch.setenv("HOLDFAST_URL", server.url)
+        table = run("runs", "demo")
+        document = run("runs", "demo", "--json")
+    assert table.exit_code == 0
+    assert max(map(len, table.stdout.splitlines())) <= 80
+    assert "1000000000" in table.stdout
+    assert json.loads(document.stdout)[0]["restore_point"]["step"] == 10**9
