@@ -74,10 +74,12 @@ def torchrun(ranks: int, *arguments: str) -> list[str]:
     ]
 
 
-def launch_environment(base: dict[str, str], service: dict[str, str]) -> dict[str, str]:
+def launch_environment(base: dict[str, str], service: dict[str, str], *, temporary: Path) -> dict[str, str]:
+    """`temporary`: where a killed torchrun may leave its own temporary folders."""
     return {
         **base,
         **service,
+        "TMPDIR": str(temporary),
         "OMP_NUM_THREADS": "1",
         # Workers that reuse torchrun's own store hang or fail now and then when gloo starts again.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

@@ -80,7 +80,7 @@ class Run:
             *(str(self.name), f"--steps={steps or self.scale.steps}", f"--save-every={self.save_every}"),
             *(f"--journal={self.journal}", f"--width={self.scale.width}", f"--layers={self.scale.layers}"),
         )
-        environment = launch_environment(without_holdfast_settings(), self.service.environment)
+        environment = launch_environment(without_holdfast_settings(), self.service.environment, temporary=self.folder)
         return Launch(command, environment=environment, log=self.folder / f"{self.name.run}.log")
 
     def trained(self) -> int:

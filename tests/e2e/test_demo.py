@@ -52,7 +52,9 @@ def left_behind(folder: Path) -> list[str]:
     found = [path.name for path in folder.iterdir()]
     for process in psutil.process_iter():
         try:
-            belongs = process.environ().get("TMPDIR") == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+            belongs = (
+                process.environ().get("TMPDIR", "").startswith(str(folder)) and process.status() != psutil.STATUS_ZOMBIE
+            )
             found += [" ".join(process.cmdline())] if belongs else []
         except psutil.Error:
             continue

@@ -60,7 +60,9 @@ def committed(client: Client, run: str) -> bool:
 
 
 def environment(service: ServedHoldfast) -> dict[str, str]:
-    return without_holdfast_settings() | service.environment | {"OMP_NUM_THREADS": "1"}
+    # A killed torchrun leaves temporary folders: they go where the service's are.
+    temporary = {"TMPDIR": str(Path(service.environment["HOLDFAST_DATA_DIR"]).parent)}
+    return without_holdfast_settings() | service.environment | temporary | {"OMP_NUM_THREADS": "1"}
 
 
 def printed_steps(text: str) -> dict[int, str]:

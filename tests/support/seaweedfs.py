@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import sysconfig
@@ -21,6 +22,7 @@ from tests.support.ports import free_ports
 from tests.support.processes import ServerProcess
 
 _REGION = "us-east-1"
+_PORTS, _COMPANION_OFFSET = 5, 10_000
 
 
 class SeaweedFS:
@@ -31,7 +33,7 @@ class SeaweedFS:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._weed = _find_weed()
-        self._port = free_ports(5, companion_offset=10_000)
+        self._port = free_ports(_PORTS, companion_offset=_COMPANION_OFFSET)
         self.access_key = "test" + secrets.token_hex(6)
         self.secret_key = secrets.token_hex(20)
         (folder / "data").mkdir()
@@ -67,6 +69,13 @@ class SeaweedFS:
         # It waits for kept-alive connections to end; whoever stops it wants it away.
         self._process.stop(grace_seconds=2)
 
+    def forget(self) -> None:
+        """Removes the sockets that it leaves in /tmp, whatever TMPDIR says."""
+        for port in range(self._port, self._port + _PORTS):
+            for number in (port, port + _COMPANION_OFFSET):
+                for socket in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+                    socket.unlink(missing_ok=True)
+
     def start(self) -> None:
         """The same port and data again."""
         self._process = self._launch()
@@ -82,7 +91,13 @@ class SeaweedFS:
             *("-s3.autoCreateBucket=false", "-s3.allowDeleteBucketNotEmpty=false"),
             *(f"-s3.config={self._folder / 's3.json'}", f"-filer.localSocket={self._folder / 'filer.sock'}"),
         ]
-        return ServerProcess(command, log=self._folder / "weed.log", ready=self._takes_objects, cwd=self._folder)
+        return ServerProcess(
+            command,
+            log=self._folder / "weed.log",
+            ready=self._takes_objects,
+            cwd=self._folder,
+            env=os.environ | {"TMPDIR": str(self._folder)},  # where it writes log files of its own
+        )
 
     def _takes_objects(self) -> bool:
         """It answers listings earlier than it can store: its volumes still have to report to its master."""
@@ -109,6 +124,7 @@ def seaweedfs_server() -> Iterator[SeaweedFS]:
             yield server
         finally:
             server.stop()
+            server.forget()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
