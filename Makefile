@@ -7,12 +7,13 @@ VENV := .venv
 # Arguments for pytest, for example: make test ARGS='tests/unit -k digest'
 ARGS ?=
 
-.PHONY: help demo test check run format docs venv
+.PHONY: help demo test check prove run format docs venv
 
 help:
 	@echo 'make demo [STORE=posix|s3] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
 	@echo 'make test [ARGS=...]                                    every test, against real servers'
 	@echo 'make check                                              ruff, mypy and import-linter'
+	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff mend and format the code'
 	@echo 'make docs                                               write docs/settings.md anew'
@@ -31,6 +32,10 @@ check: venv
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# Takes the guards of the rules out of copies of the committed tree, one at a time, and sees tests fail.
+prove: venv
+	$(VENV)/bin/python scripts/prove_guards.py $(RULES)
 
 run: venv
 	@$(VENV)/bin/holdfast serve

@@ -1,0 +1,159 @@
+"""Take the guards of the rules out, one at a time, and see that a test named after the rule fails.
+
+    .venv/bin/python scripts/prove_guards.py [RULE …]        (or: make prove)
+
+For each rule below: copy the committed tree, check that the rule's tests pass there, replace the guard's text, run the
+same tests again. The rule is defended if they fail then. A guard whose text is no longer in its file is an error: move
+the entry along with the code. Exit code 0 only if every guard is defended.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("client", "service", "trainer_sdk")
+TIMEOUT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Guard:
+    rule: str
+    what: str
+    path: str
+    text: str
+    without: str
+    tests: tuple[str, ...]
+
+
+GUARDS = (
+    Guard(
+        "protocol-1",
+        "writes do not hold the run's row against a new attempt",
+        "service/holdfast_service/catalog/fencing.py",
+        ".with_for_update(read=True)",
+        "",
+        ("tests/service/test_protocol_commit_races.py",),
+    ),
+    Guard(
+        "protocol-8",
+        "a rank may report failure after it has sealed",
+        "service/holdfast_service/commit/fail.py",
+        "if shard.state == ShardState.SEALED:",
+        "if False:",
+        ("tests/service/test_protocol_commit.py",),
+    ),
+    Guard(
+        "protocol-9",
+        "the last seals do not lock the checkpoint before they count",
+        "service/holdfast_service/commit/seal.py",
+        "context.epoch, lock=True)",
+        "context.epoch)",
+        ("tests/service/test_protocol_commit_races.py",),
+    ),
+    Guard(
+        "protocol-15",
+        "any copy counts as present",
+        "service/holdfast_service/uploads/decide.py",
+        "usable = [copy for copy in copies if usable_by(copy, attempt_id)]",
+        "usable = list(copies)",
+        ("tests/service/test_protocol_chunks.py",),
+    ),
+    Guard(
+        "protocol-17",
+        "all copies of a chunk share one generation",
+        "service/holdfast_service/uploads/reserve.py",
+        "generation=uuid.uuid4().hex",
+        'generation="0" * 32',
+        ("tests/service/test_protocol_chunks.py",),
+    ),
+    Guard(
+        "protocol-20",
+        "a run without a restore point begins from nothing, whatever was committed in it",
+        "trainer_sdk/holdfast/restore.py",
+        "if decision.ever_committed or at is not None:",
+        "if at is not None:",
+        ("tests/trainer/test_refusals.py",),
+    ),
+    Guard(
+        "training-1",
+        "asking an optimizer for its state steps it, as torch's get_state_dict does",
+        "trainer_sdk/holdfast/state/optimizers.py",
+        "    names = parameter_names(optimizer, known)\n    groups = []",
+        "    optimizer.step()\n    names = parameter_names(optimizer, known)\n    groups = []",
+        ("tests/trainer/test_save_and_resume.py", "tests/trainer/test_state_capture.py"),
+    ),
+    Guard(
+        "training-2",
+        "tuples become lists, as in plain JSON",
+        "trainer_sdk/holdfast/state/tree.py",
+        "if kind is list:",
+        "if kind in (list, tuple):",
+        ("tests/unit/test_tree.py", "tests/trainer/test_save_and_resume.py"),
+    ),
+    Guard(
+        "training-10",
+        "each rank decides alone whether a candidate could be read",
+        "trainer_sdk/holdfast/ranks.py",
+        "        outcomes = self.gather(outcome)\n",
+        "        outcomes = [outcome]\n",
+        ("tests/trainer/test_ranks.py", "tests/trainer/test_damaged_checkpoints.py"),
+    ),
+)
+
+
+def copy_tree(target: Path) -> None:
+    """The committed tree, without its history."""
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(target)], input=archive, check=True)
+
+
+def failing_tests(tree: Path, tests: tuple[str, ...], rule: str) -> list[str]:
+    """Names of the rule's tests that fail in `tree`. Raises RuntimeError where none could be run at all."""
+    # In front of the editable install: the processes that the tests start must run the copy too.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / package) for package in PACKAGES)}
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
+    command += ["--rule", rule, "--timeout=150", *tests]
+    done = subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+    )
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+
+
+def prove(guard: Guard) -> bool:
+    with tempfile.TemporaryDirectory(prefix="holdfast-guard-") as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        path = tree / guard.path
+        source = path.read_text(encoding="utf-8")
+        if guard.text not in source:
+            print(f"{guard.rule:<12} ERROR: {guard.path} no longer has the guard's text: {guard.text.strip()!r}")
+            return False
+        if broken := failing_tests(tree, guard.tests, guard.rule):
+            print(f"{guard.rule:<12} ERROR: fails with its guard in place: {broken}")
+            return False
+        path.write_text(source.replace(guard.text, guard.without), encoding="utf-8")
+        failing = failing_tests(tree, guard.tests, guard.rule)
+    verdict = f"{len(failing)} of its tests fail" if failing else "NOT DEFENDED: every test still passes"
+    print(f"{guard.rule:<12} {guard.what}: {verdict}", flush=True)
+    for name in failing[:3]:
+        print(f"{'':<12}   {name}", flush=True)
+    return bool(failing)
+
+
+def main(rules: list[str]) -> int:
+    chosen = [guard for guard in GUARDS if not rules or guard.rule in rules]
+    defended = [prove(guard) for guard in chosen]
+    print(f"{sum(defended)} of {len(chosen)} guards are defended")
+    return 0 if chosen and all(defended) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
