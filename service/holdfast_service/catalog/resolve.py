@@ -31,7 +31,7 @@ def run_named(session: Session, caller: Principal, project: str, run: str) -> tu
     if found is None:
         raise ProblemError(
             ProblemCode.RUN_NOT_FOUND,
-            f"There is no run {project}/{run}. Correct the name; `holdfast runs --project {project}` lists them.",
+            f"There is no run {project}/{run}. Correct the name; `holdfast runs {project}` lists them.",
             project=project,
             run=run,
         )
