@@ -1,0 +1,337 @@
+"""The whole commit protocol through HTTP, in any order, against a model, with a crash or a lost reply at each step.
+
+One invariant: every committed checkpoint is fully readable, and it is what the ranks sealed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from hypothesis import strategies
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import select
+
+import holdfast_service.clock
+import holdfast_service.collect.tick
+import holdfast_service.reap.tick
+from holdfast_protocol.digests import checkpoint_digest, shard_digest
+from holdfast_service.catalog.copies import is_usable_by, object_key
+from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from tests.stateful.conftest import PROFILE
+from tests.stateful.faults import Fault, FaultyDatabase, faults
+from tests.stateful.model import RANKS, RunModel, SaveModel, ShardModel
+from tests.support.rank import Job, Refused, Save, digest_of
+from tests.support.service import RunningService
+
+STEPS = strategies.sampled_from([10, 20, 30])
+A_RANK = strategies.integers(0, RANKS - 1)
+# Few contents, so that steps, ranks and attempts share chunks all the time.
+CONTENTS = strategies.lists(
+    strategies.sampled_from([b"frozen base", b"weights 1", b"weights 2", b"index"]), min_size=1, max_size=4
+)
+_run_numbers = itertools.count(1)
+
+
+class CommitMachine(RuleBasedStateMachine):
+    def __init__(self, service: RunningService) -> None:
+        super().__init__()
+        self.service = service
+        self.http = service.http()
+        self.run = f"stateful/{next(_run_numbers)}"
+        self.model = RunModel()
+        self.jobs: list[Job] = []
+        self.changed = False
+        self.database = FaultyDatabase()
+        self.database.__enter__()
+
+    def teardown(self) -> None:
+        self.database.__exit__()
+        self.http.close()
+
+    # Attempts.
+
+    @initialize()
+    def first_attempt(self) -> None:
+        self.open_attempt(Fault(), resume=True)
+
+    @rule(fault=faults, resume=strategies.booleans())
+    def relaunch(self, fault: Fault, resume: bool) -> None:
+        """The job was killed between two calls, and is launched again."""
+        self.open_attempt(fault, resume=resume)
+
+    @precondition(lambda self: self.uploading())
+    @rule(data=strategies.data(), fault=faults)
+    def relaunch_after_dying_in_a_seal(self, data: strategies.DataObject, fault: Fault) -> None:
+        """Nobody of the old job ever learns whether its last seal was heard."""
+        save, rank = self.draw_open_shard(data)
+        if self.complete(save.shards[rank]):
+            content = tuple(save.shards[rank].negotiated)
+            self.database.attempt(fault, lambda: self.save_of(save).seal(rank, content))
+            state = self.save_of(save).now()["state"]
+            assert state in ("uploading", "committed")
+            if state == "committed":
+                save.shards[rank].sealed = content
+                assert save.whole
+                self.model.commit(save)
+        self.open_attempt(Fault(), resume=True)
+
+    def open_attempt(self, fault: Fault, *, resume: bool) -> None:
+        after, launch_id = len(self.jobs), f"launch-{len(self.jobs)}"
+        job = self.database.retried(
+            fault,
+            lambda: Job(self.http, self.run, after=after, world_size=RANKS, launch_id=launch_id, create=True),
+        )
+        latest = self.model.latest
+        point = job.opened["restore_point"]
+        assert (None if point is None else point["checkpoint_id"]) == (None if latest is None else latest.id)
+        assert job.opened["ever_committed"] == any(save.state == "committed" for save in self.model.saves)
+        self.jobs.append(job)
+        self.model.open(resume=resume)
+        if resume and latest is not None:
+            self.database.retried(fault, lambda: job.resumed_from(latest.id))
+        self.changed = True
+
+    @precondition(lambda self: len(self.jobs) > 1)
+    @rule(data=strategies.data())
+    def a_fenced_attempt_still_writes(self, data: strategies.DataObject) -> None:
+        old = data.draw(strategies.sampled_from(self.jobs[:-1]))
+        with pytest.raises(Refused) as caught:
+            old.begin(data.draw(STEPS))
+        assert caught.value.code == "stale_attempt"
+        mine = [save for save in self.model.saves if save.attempt == old.number]
+        if mine:
+            save = data.draw(strategies.sampled_from(mine))
+            with pytest.raises(Refused) as caught:
+                Save(old, {"id": save.id}).seal(0, [b"frozen base"])
+            assert caught.value.code == "stale_attempt"
+
+    # One checkpoint.
+
+    @rule(step=STEPS, fault=faults)
+    def begin(self, step: int, fault: Fault) -> None:
+        begun = self.database.retried(fault, lambda: self.jobs[-1].begin(step))
+        known = self.model.live(step)
+        if known is None:
+            assert begun.view["state"] == "uploading"
+            self.model.saves.append(SaveModel(begun.id, self.model.attempt.number, step))
+        else:
+            assert (begun.id, begun.view["state"]) == (known.id, known.state)
+
+    @precondition(lambda self: self.uploading())
+    @rule(data=strategies.data(), contents=CONTENTS, fault=faults)
+    def negotiate(self, data: strategies.DataObject, contents: list[bytes], fault: Fault) -> None:
+        self.negotiate_for(*self.draw_open_shard(data), contents, fault)
+
+    def negotiate_for(self, save: SaveModel, rank: int, contents: list[bytes], fault: Fault) -> None:
+        shard = save.shards[rank]
+        reply = self.database.retried(fault, lambda: self.save_of(save).negotiate(rank, contents))
+        for content, answer in zip(contents, reply["chunks"], strict=True):
+            assert answer["digest"] == digest_of(content)
+            if answer["status"] == "present":
+                shard.ready.add(content)
+                shard.unsure.discard(content)
+                shard.negotiated.setdefault(content, None)
+            else:
+                # What was sent may have been sent to a copy that has expired since.
+                if content in shard.ready:
+                    shard.ready.discard(content)
+                    shard.unsure.add(content)
+                shard.negotiated[content] = answer["ticket"]
+
+    @precondition(lambda self: self.uploading())
+    @rule(data=strategies.data(), fault=faults, report=strategies.booleans())
+    def send(self, data: strategies.DataObject, fault: Fault, report: bool) -> None:
+        save, rank = self.draw_open_shard(data)
+        contents = list(save.shards[rank].negotiated)
+        self.send_for(save, rank, contents[: data.draw(strategies.integers(0, len(contents)))], fault, report=report)
+
+    def send_for(self, save: SaveModel, rank: int, contents: list[bytes], fault: Fault, *, report: bool) -> None:
+        shard = save.shards[rank]
+        for content in contents:
+            if shard.negotiated[content] is None or content in shard.ready:
+                continue
+            ticket = shard.negotiated[content]
+            assert ticket is not None
+            self.save_of(save).put(content, ticket).raise_for_status()
+            shard.ready.add(content)
+            shard.unsure.discard(content)
+            if report:
+                reply = self.database.retried(
+                    fault, lambda content=content: self.save_of(save).negotiate(rank, finished=[content])
+                )
+                assert [each["state"] for each in reply["finished"]] == ["verified"]
+
+    @precondition(lambda self: self.uploading())
+    @rule(data=strategies.data(), fault=faults)
+    def seal(self, data: strategies.DataObject, fault: Fault) -> None:
+        save, rank = self.draw_open_shard(data)
+        if save.shards[rank].negotiated:
+            self.seal_for(save, rank, fault)
+
+    def seal_for(self, save: SaveModel, rank: int, fault: Fault) -> None:
+        shard = save.shards[rank]
+        content = tuple(shard.negotiated)
+        try:
+            view = self.database.retried(fault, lambda: self.save_of(save).seal(rank, content))
+        except Refused as problem:
+            if problem.code != "incomplete_checkpoint":
+                raise
+            missing = set(problem.context["digests"])
+            assert missing
+            assert not missing & {digest_of(each) for each in shard.ready}, "the service said that it was there"
+            return
+        assert not [each for each in content if each not in shard.ready | shard.unsure], "sealed without its bytes"
+        shard.sealed = content
+        if save.whole:
+            self.model.commit(save)
+        assert view["state"] == save.state
+        self.changed = True
+
+    @rule(step=STEPS, contents=CONTENTS, fault=faults)
+    def save_whole(self, step: int, contents: list[bytes], fault: Fault) -> None:
+        """What mostly happens: every rank that has not sealed sends what is asked for and seals."""
+        self.begin(step, fault)
+        save = self.model.live(step)
+        assert save is not None
+        for rank, shard in enumerate(save.shards):
+            if shard.sealed is None:
+                self.negotiate_for(save, rank, list({*contents, *shard.negotiated}), fault)
+                self.send_for(save, rank, list(shard.negotiated), fault, report=rank == 0)
+                self.seal_for(save, rank, fault)
+                assert shard.sealed is not None
+        assert save.state == "committed"
+
+    @precondition(lambda self: any(self.sealed_shards()))
+    @rule(data=strategies.data(), fault=faults)
+    def seal_again(self, data: strategies.DataObject, fault: Fault) -> None:
+        save, rank = data.draw(strategies.sampled_from(list(self.sealed_shards())))
+        content = save.shards[rank].sealed
+        assert content is not None
+        view = self.database.retried(fault, lambda: self.save_of(save).seal(rank, content))
+        assert view["state"] == save.state
+        with pytest.raises(Refused) as caught:
+            self.save_of(save).seal(rank, [*content, content[0]])
+        assert caught.value.code == "manifest_conflict"
+        with pytest.raises(Refused) as caught:
+            self.save_of(save).fail(rank)
+        assert caught.value.code == "shard_sealed"
+
+    @precondition(lambda self: self.uploading())
+    @rule(data=strategies.data(), fault=faults, whole=strategies.booleans())
+    def give_up(self, data: strategies.DataObject, fault: Fault, whole: bool) -> None:
+        save, rank = self.draw_open_shard(data)
+        if whole:
+            view = self.database.retried(fault, self.save_of(save).abort)
+        else:
+            view = self.database.retried(fault, lambda: self.save_of(save).fail(rank))
+            assert view["abort_rank"] == rank
+        assert view["state"] == "aborted"
+        save.state = "aborted"
+
+    # Time passes, and the controllers run.
+
+    @rule(hours=strategies.sampled_from([0, 1, 3]))
+    def collect(self, hours: int) -> None:
+        _ahead[0] += timedelta(hours=hours)
+        holdfast_service.collect.tick.tick(self.service.context)
+        self.changed = True
+
+    @rule()
+    def the_service_was_away(self) -> None:
+        """The reaper finds a gap and leaves it out: nothing is given up."""
+        _ahead[0] += timedelta(hours=2)
+        assert holdfast_service.reap.tick.tick(self.service.context).aborted == ()
+
+    # What must always hold.
+
+    @invariant()
+    def every_committed_checkpoint_is_fully_readable(self) -> None:
+        if not self.changed:
+            return
+        self.changed = False
+        for save in self.model.saves:
+            if save.state == "committed":
+                self.read_back(save)
+
+    def read_back(self, save: SaveModel) -> None:
+        context = self.service.context
+        with context.database.read() as session:
+            checkpoint = session.execute(select(Checkpoint).where(Checkpoint.id == save.id)).scalar_one()
+            assert (checkpoint.state, checkpoint.health) == ("committed", "ok")
+            shards = [[digest_of(content) for content in shard.sealed or ()] for shard in save.shards]
+            assert checkpoint.digest == checkpoint_digest([shard_digest(shard) for shard in shards])
+            for rank, digests in enumerate(shards):
+                rows = session.execute(
+                    select(ChunkListEntry.ordinal, Chunk.digest, Copy)
+                    .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+                    .join(Chunk, Chunk.id == ChunkListEntry.chunk_id)
+                    .join(Copy, Copy.chunk_id == Chunk.id)
+                    .where(
+                        Shard.checkpoint_id == save.id,
+                        Shard.rank == rank,
+                        is_usable_by(context.store_id, checkpoint.attempt_id),
+                    )
+                ).all()
+                assert dict(sorted({row.ordinal: row.digest for row in rows}.items())) == dict(enumerate(digests))
+                for row in rows:
+                    key = object_key(row.Copy.project_id, row.digest, row.Copy)
+                    data = b"".join(context.store.open_read(key))
+                    assert hashlib.sha256(data).hexdigest() == row.digest
+
+    # Choosing.
+
+    def uploading(self) -> list[SaveModel]:
+        return [save for save in self.model.saves if save.state == "uploading"]
+
+    def sealed_shards(self) -> Iterator[tuple[SaveModel, int]]:
+        """Of the newest attempt, for an older one may not even ask."""
+        for save in self.model.saves:
+            if save.state != "aborted" and save.attempt == self.model.attempt.number:
+                for rank, shard in enumerate(save.shards):
+                    if shard.sealed is not None:
+                        yield save, rank
+
+    def draw_open_shard(self, data: strategies.DataObject) -> tuple[SaveModel, int]:
+        shards = [
+            (save, rank) for save in self.uploading() for rank, shard in enumerate(save.shards) if shard.sealed is None
+        ]
+        return data.draw(strategies.sampled_from(shards))
+
+    def save_of(self, save: SaveModel) -> Save:
+        return Save(self.jobs[save.attempt - 1], {"id": save.id})
+
+    @staticmethod
+    def complete(shard: ShardModel) -> bool:
+        return bool(shard.negotiated) and set(shard.negotiated) <= shard.ready
+
+
+_ahead = [timedelta()]
+
+
+@contextmanager
+def movable_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    real = holdfast_service.clock._read_clock
+    _ahead[0] = timedelta()
+    monkeypatch.setattr(holdfast_service.clock, "_read_clock", lambda session: real(session) + _ahead[0])
+    yield
+
+
+@pytest.mark.timeout(1800)
+def test_every_committed_checkpoint_is_fully_readable_whatever_happens(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.make_project("stateful")
+    with movable_clock(monkeypatch):
+        run_state_machine_as_test(lambda: CommitMachine(service), settings=PROFILE)
