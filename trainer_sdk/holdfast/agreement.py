@@ -40,7 +40,7 @@ class Clock(Protocol):
         """Whether to save after this step."""
 
     def restart(self) -> None:
-        """A save has begun: the interval begins anew."""
+        """The save that was due has begun, or has failed to: the interval begins anew."""
 
     def close(self) -> None:
         """Ends the background thread, if there is one."""
@@ -116,6 +116,10 @@ class AgreedClock:
             return False
         if not current.decided.wait(self._ranks.timeout_seconds) or current.lost:
             raise RanksDisagree("No verdict came on saving after this step; rank 0 or the job's store has ended")
+        if current.go:
+            # Nothing is proposed until restart(): the others may still be on their way to this barrier, and a second
+            # one would take its place.
+            self._since = math.inf
         self._clear(current)
         return current.go
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.agreement import Clock, clock_of
-from holdfast.errors import SaveFailed
+from holdfast.errors import HoldfastError
 from holdfast.handle import SaveHandle
 from holdfast.interval import Every
 from holdfast.layout.plan import ChunkSizes
@@ -91,7 +91,7 @@ class Checkpointer:
         )
         self._restorer = Restorer(self._session, self._workers, declared=declared)
         self._clock: Clock | None = None
-        self._raised: SaveFailed | None = None
+        self._raised: HoldfastError | None = None
         self._closed = False
         # For scripts without a `with`: the save in flight at the end of the program is finished all the same.
         atexit.register(self.close)
@@ -196,17 +196,19 @@ class Checkpointer:
     ) -> None:
         if error is None:
             self.close()
-            self._raise_pending()
+            if self._session.ended_by() is not self._raised:
+                self._raise_pending()
         else:
             self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
 
     def _save(
         self, step: int, state: dict[str, Any], metrics: Metrics | None, kind: CheckpointKind, *, wait: bool
     ) -> SaveHandle:
-        handle = self._saver.save(step, state, metrics, kind, wait=wait)
-        if self._clock is not None:
-            self._clock.restart()
-        return handle
+        try:
+            return self._saver.save(step, state, metrics, kind, wait=wait)
+        finally:
+            if self._clock is not None:
+                self._clock.restart()
 
     def _is_due(self, step: int) -> bool:
         if self._every is not None and self._every.steps is not None:
@@ -221,6 +223,7 @@ class Checkpointer:
 
     def _raise_pending(self) -> None:
         if (ended_by := self._session.ended_by()) is not None:
+            self._raised = ended_by
             raise ended_by
         failed = self.stats.last_failure
         if self._strict and failed is not None and failed is not self._raised:

@@ -33,6 +33,8 @@ from holdfast_protocol.states import AttemptOutcome
 
 log = logging.getLogger("holdfast")
 
+_BRIEF_SECONDS = 5.0
+
 ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
 """What no later try can mend. Wherever in the background it shows, the training thread raises it at its next call."""
 
@@ -40,6 +42,8 @@ ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
 class Session:
     def __init__(self, client: Client, run: RunName, ranks: Ranks, *, create: bool | None) -> None:
         self.client = client
+        self.brief_client = Client(client.settings.model_copy(update={"retry_seconds": _BRIEF_SECONDS}))
+        """For what is good to say and not worth waiting for."""
         self.run = run
         self.ranks = ranks
         self.step: int | None = None
@@ -113,16 +117,9 @@ class Session:
     def end(self, outcome: AttemptOutcome, detail: str = "") -> None:
         """Rank 0 tells how the job ended; the heartbeat stops. Never raises: it comes when all else is done."""
         self._stop.set()
-        if self._heart is None:
-            return
-        self._heart.join(timeout=1.0)
-        if isinstance(self._ended_by, StaleAttempt):
-            return
-        request = EndAttempt(**self.fence.model_dump(), outcome=outcome, detail=detail[:4000])
-        try:
-            self.client.end_attempt(self.run.project, self.run.run, self.opened.attempt, request)
-        except HoldfastError as error:
-            log.warning("the service was not told that this attempt ended (%s); it will see so by its silence", error)
+        if self._heart is not None:
+            self._tell_end(self._heart, outcome, detail)
+        self.brief_client.close()
 
     def _open_on_first(self) -> AttemptOpened:
         return open_attempt(
@@ -135,12 +132,22 @@ class Session:
             create=self._create,
         )
 
+    def _tell_end(self, heart: threading.Thread, outcome: AttemptOutcome, detail: str) -> None:
+        heart.join(timeout=1.0)
+        if isinstance(self._ended_by, StaleAttempt):
+            return
+        request = EndAttempt(**self.fence.model_dump(), outcome=outcome, detail=detail[:4000])
+        try:
+            self.brief_client.end_attempt(self.run.project, self.run.run, self.opened.attempt, request)
+        except HoldfastError as error:
+            log.warning("the service was not told that this attempt ended (%s); it will see so by its silence", error)
+
     def _beat(self) -> None:
         opened = self.opened
         while not self._stop.wait(opened.heartbeat_interval_seconds):
             request = Heartbeat(**self.fence.model_dump(), step=self.step)
             try:
-                reply = self.client.heartbeat(self.run.project, self.run.run, opened.attempt, request)
+                reply = self.brief_client.heartbeat(self.run.project, self.run.run, opened.attempt, request)
                 self.save_interval_seconds = reply.save_interval_seconds
             except ServiceUnavailable as error:
                 log.info("a heartbeat was lost: %s", error)

@@ -82,7 +82,7 @@ class ShardWriter:
         """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). Never raises."""
         failed = FailShard(**self._fence, reason=f"{type(error).__name__}: {error}"[:4000])
         try:
-            self._session.client.seal(self.checkpoint_id, self._rank, failed)
+            self._session.brief_client.seal(self.checkpoint_id, self._rank, failed)
         except HoldfastError as unheard:
             log.info("the service was not told that rank %d failed: %s", self._rank, unheard)
 
