@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from tests.support.databases import PostgresCatalogs, SqliteCatalogs
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rule", help="run only the tests marked with this rule, for example protocol-9")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    rule = config.getoption("--rule")
+    if rule is None:
+        return
+    named = [item for item in items if any(rule in mark.args for mark in item.iter_markers("rule"))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in named])
+    items[:] = named
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +47,20 @@ def postgres_catalogs(postgres: PostgresServer) -> Iterator[PostgresCatalogs]:
 @pytest.fixture(scope="session")
 def sqlite_catalogs(tmp_path_factory: pytest.TempPathFactory) -> SqliteCatalogs:
     return SqliteCatalogs(tmp_path_factory.mktemp("sqlite"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_log() -> None:
+    """What structlog does by itself is made for a terminal, and takes seconds for one traceback."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["level", "event"]),
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
 
 
 @pytest.fixture(autouse=True)

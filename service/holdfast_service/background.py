@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import structlog
 
 import holdfast_service.collect.tick
+import holdfast_service.prove.heal
+import holdfast_service.prove.tick
 import holdfast_service.reap.tick
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
@@ -24,6 +26,7 @@ _log = structlog.get_logger("holdfast.background")
 
 # Garbage is no hurry, and looking for it reads more of the catalog than anything else.
 _COLLECT_EVERY_ROUNDS = 12
+_HEAL_EVERY_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
     interval = settings.controller_interval_seconds
     return (
         Round("reap", interval, holdfast_service.reap.tick.tick),
+        Round("store", interval, lambda context: context.store_watch.tick()),
+        Round("prove", interval, holdfast_service.prove.tick.tick),
+        Round("heal", interval * _HEAL_EVERY_ROUNDS, holdfast_service.prove.heal.tick),
         Round("collect", interval * _COLLECT_EVERY_ROUNDS, holdfast_service.collect.tick.tick),
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from holdfast_service.commit.notifier import CommitNotifier
+from holdfast_service.catalog.notifier import CommitNotifier
 from holdfast_service.database import Database
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.store_watch import StoreWatch

@@ -12,8 +12,8 @@ from sqlalchemy.exc import ArgumentError
 
 from holdfast_service.auth.make_token import check_entropy
 from holdfast_service.catalog.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
+from holdfast_service.catalog.notifier import CommitNotifier
 from holdfast_service.catalog.store_row import ForeignStoreError, Marker, find_row, read_marker
-from holdfast_service.commit.notifier import CommitNotifier
 from holdfast_service.context import ServiceContext
 from holdfast_service.database import Database, DatabaseConfigurationError
 from holdfast_service.migrate import CatalogTooNewError, upgrade

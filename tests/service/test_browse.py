@@ -168,7 +168,9 @@ def test_metrics_that_are_not_finite_come_back_as_valid_json_and_are_never_best(
 @pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_number_that_json_does_not_have_is_refused_with_valid_json(http: httpx.Client, token: str) -> None:
     save = Job(http).begin(100)
-    body = '{"epoch": 1, "attempt": 1, "outcome": "sealed", "metrics": {"loss": {"value": %s}}}' % token
+    body = '{"epoch": 1, "attempt": 1, "outcome": "sealed", "metrics": {"loss": {"value": TOKEN}}}'.replace(
+        "TOKEN", token
+    )
     headers = {"Content-Type": "application/json"}
     reply = http.put(f"/v1/checkpoints/{save.id}/shards/0", content=body, headers=headers)
     assert (reply.status_code, reply.json()["code"]) == (422, "invalid_request")

@@ -6,6 +6,9 @@ import secrets
 import shutil
 from pathlib import Path
 
+from sqlalchemy import NullPool, create_engine, text
+
+from holdfast_service.catalog.tables import Table
 from holdfast_service.database import Database
 from holdfast_service.migrate import upgrade
 from tests.support.postgres import PostgresServer

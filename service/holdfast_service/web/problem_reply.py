@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from holdfast_protocol.problems import PROBLEM_KINDS, Problem, ProblemCode
+from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
 from holdfast_service.stores.problems import store_problem
@@ -23,6 +24,13 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 _TYPE_PREFIX = "https://holdfast.dev/problems/"
 _RETRY_AFTER_SECONDS = 1
 _SHOWN_ERRORS = 10
+_STORE_REMEDIES = {
+    ProblemCode.STORE_UNAVAILABLE: "Try again.",
+    ProblemCode.STORE_FULL: "Free space in the store, or raise its quota.",
+    ProblemCode.STORE_REFUSED: "Check the service's credentials for the store, and HOLDFAST_STORE.",
+    ProblemCode.CHUNK_GONE: "Take another restore point.",
+    ProblemCode.CHECKSUM_MISMATCH: "Send the bytes that were announced.",
+}
 
 _log = structlog.get_logger("holdfast.problems")
 
@@ -48,7 +56,7 @@ def problem_response(error: ProblemError, request_id: str, *, status: int | None
         request_id=request_id,
         context=error.context,
     )
-    headers = {}
+    headers = {PROTOCOL_HEADER: PROTOCOL_VERSION}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if kind.retryable:
@@ -79,7 +87,9 @@ async def _on_store_error(request: Request, error: Exception) -> JSONResponse:
     problem = store_problem(error)
     if problem.status >= 500:
         _log.warning("store_error", error=type(error).__name__, code=problem.code.value, detail=str(error))
-    return problem_response(problem, _request_id(request))
+    # A store says what is wrong; what to do about it depends on who reads it, and here that is a client.
+    detail = f"{problem.detail[:1].upper()}{problem.detail[1:].rstrip('.')}. {_STORE_REMEDIES.get(problem.code, '')}"
+    return problem_response(ProblemError(problem.code, detail.strip(), **problem.context), _request_id(request))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:

@@ -1,0 +1,64 @@
+"""An example for each request body, shown in OpenAPI. They are made of the models, so they cannot become invalid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from holdfast_protocol.attempts import EndAttempt, Heartbeat, OpenAttempt, ResumedFrom
+from holdfast_protocol.checkpoints import (
+    AbortCheckpoint,
+    BeginCheckpoint,
+    Component,
+    EditCheckpoint,
+    FailShard,
+    IndexOrdinals,
+    MetricValue,
+    SealShard,
+)
+from holdfast_protocol.chunks import ChunkOffer, NegotiateChunks
+from holdfast_protocol.digests import chunk_digest, shard_digest
+from holdfast_protocol.restore import ReadChunks, ReportChunk
+from holdfast_protocol.runs import EditProject
+from holdfast_protocol.states import AttemptOutcome, Health, Scope
+from holdfast_protocol.tokens import CreateToken
+
+_WEIGHTS, _INDEX = chunk_digest(b"weights"), chunk_digest(b"index")
+_CHECKPOINT_ID = "ck_5f0c7d9f1f4b4c0f9f0e0a3d0b8a6e21"
+
+EXAMPLES: tuple[BaseModel, ...] = (
+    OpenAttempt(launch_id="slurm-81723", after=2, world_size=8, host="node-17", environment={"torch": "2.13.0"}),
+    ResumedFrom(epoch=1, attempt=3, checkpoint_id=_CHECKPOINT_ID),
+    Heartbeat(epoch=1, attempt=3, step=1234),
+    EndAttempt(epoch=1, attempt=3, outcome=AttemptOutcome.FINISHED),
+    BeginCheckpoint(epoch=1, attempt=3, step=1200, world_size=8, labels=["milestone"]),
+    NegotiateChunks(epoch=1, attempt=3, chunks=[ChunkOffer(digest=_WEIGHTS, bytes=67108864)], finished=[_INDEX]),
+    SealShard(
+        epoch=1,
+        attempt=3,
+        digest=shard_digest([_WEIGHTS, _INDEX]),
+        chunks=[_WEIGHTS, _INDEX],
+        index=IndexOrdinals(shard=1),
+        logical_bytes=67108864,
+        components={"model": Component(kind="model", logical_bytes=67108864)},
+        metrics={"loss": MetricValue.of(2.75)},
+    ),
+    FailShard(epoch=1, attempt=3, reason="rank 5: the disk is full"),
+    AbortCheckpoint(epoch=1, attempt=3, reason="preempted"),
+    EditCheckpoint(labels=["milestone"], health=Health.QUARANTINED, health_reason="loss spike at step 1180"),
+    ReadChunks(digests=[_WEIGHTS]),
+    ReportChunk(digest=_WEIGHTS, problem="mismatch", detail="read twice from node-17"),
+    EditProject(quota_bytes=10 * 1024**4),
+    CreateToken(name="demo trainers", project="demo", scopes=[Scope.TRAIN, Scope.READ]),
+)
+
+
+def add_examples(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same OpenAPI document, with the examples beside their models."""
+    models = schema.get("components", {}).get("schemas", {})
+    for example in EXAMPLES:
+        model = models.get(type(example).__name__)
+        if model is not None:
+            model["examples"] = [example.model_dump(mode="json", exclude_defaults=True)]
+    return schema

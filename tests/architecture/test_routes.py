@@ -1,0 +1,68 @@
+"""Default-deny: every route declares a scope, but for those that are listed here, each with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import iter_route_contexts
+from fastapi.testclient import TestClient
+
+from holdfast_service.app import create_app
+from holdfast_service.auth.require import RequireScope
+from holdfast_service.service import close_service, open_service
+from holdfast_service.settings import ServiceSettings
+
+OPEN = {
+    "/healthz": "for load balancers",
+    "/readyz": "for load balancers",
+    "/metrics": "for Prometheus",
+    "/v1/objects/{payload}": "the signed URL is the authorization",
+    "/openapi.json": "the same for everybody",
+    "/docs": "the same for everybody",
+    "/docs/oauth2-redirect": "part of /docs",
+}
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[FastAPI]:
+    context = open_service(ServiceSettings(data_dir=tmp_path / "data", port=0))
+    yield create_app(context)
+    close_service(context)
+
+
+def scopes(dependant: Dependant) -> list[RequireScope]:
+    own = [dependant.call] if isinstance(dependant.call, RequireScope) else []
+    return own + [scope for inner in dependant.dependencies for scope in scopes(inner)]
+
+
+def test_every_route_declares_who_may_call_it(app: FastAPI) -> None:
+    """Walks what the application really serves, and not only what its documentation shows."""
+    routes = list(iter_route_contexts(app.routes))
+    assert len(routes) > 30
+    for route in routes:
+        dependant: Dependant | None = getattr(route, "dependant", None)
+        declared = [] if dependant is None else scopes(dependant)
+        if route.path in OPEN:
+            assert not declared, f"{route.path} is on the list of open routes and asks for a token: take it off"
+        else:
+            assert len(declared) == 1, f"{route.methods} {route.path} declares no scope: give it `require(Scope.…)`"
+
+
+def test_every_other_route_refuses_a_call_without_a_token(app: FastAPI) -> None:
+    operations = [
+        (method, path) for path, methods in app.openapi()["paths"].items() for method in methods if path not in OPEN
+    ]
+    assert len(operations) > 25
+    client = TestClient(app)
+    for method, path in operations:
+        reply = client.request(method, re.sub(r"{\w+}", "1", path))
+        assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated"), f"{method} {path}"
+
+
+def test_the_list_of_open_routes_has_no_route_that_is_gone(app: FastAPI) -> None:
+    assert set(OPEN) <= {route.path for route in iter_route_contexts(app.routes)}

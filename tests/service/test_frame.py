@@ -1,0 +1,170 @@
+"""The frame around every request: errors as problem+json, request ids, the protocol's version, the log."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import structlog
+
+from holdfast_protocol.problems import PROBLEM_KINDS, ProblemCode
+from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
+from holdfast_service.logging import configure_logging, redacted
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import StoreFull, StoreRefused, StoreUnavailable
+from tests.support.rank import Job
+from tests.support.service import RunningService
+
+
+@pytest.fixture
+def http(service: RunningService) -> httpx.Client:
+    return service.http()
+
+
+def assert_problem(reply: httpx.Response, code: ProblemCode, status: int | None = None) -> dict[str, object]:
+    body: dict[str, object] = reply.json()
+    assert reply.headers["Content-Type"] == "application/problem+json"
+    assert reply.status_code == body["status"] == (status or PROBLEM_KINDS[code].status)
+    assert body["code"] == code.value
+    assert body["type"] == f"https://holdfast.dev/problems/{code.value}"
+    assert body["retryable"] is PROBLEM_KINDS[code].retryable
+    assert body["request_id"] == reply.headers["X-Request-Id"]
+    assert str(body["detail"]).endswith((".", "`"))
+    return body
+
+
+def test_an_unknown_route_and_a_wrong_method_are_problems_too(http: httpx.Client) -> None:
+    assert_problem(http.get("/v1/nothing"), ProblemCode.ROUTE_NOT_FOUND)
+    reply = http.post("/v1/projects")
+    assert_problem(reply, ProblemCode.ROUTE_NOT_FOUND, 405)
+    assert "GET" in reply.headers["Allow"]
+
+
+def test_a_wrong_request_names_the_field_and_never_repeats_it(http: httpx.Client) -> None:
+    body = assert_problem(
+        http.post("/v1/tokens", json={"name": "x", "scopes": ["hold_secret"], "typo": 1}), ProblemCode.INVALID_REQUEST
+    )
+    assert "scopes" in str(body["detail"])
+    assert "typo" in json.dumps(body["context"])
+    assert "hold_secret" not in json.dumps(body)
+    assert_problem(http.post("/v1/tokens", content=b"{"), ProblemCode.INVALID_REQUEST)
+
+
+def test_a_bug_tells_its_request_id_and_nothing_else(
+    http: httpx.Client, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug() -> None:
+        raise RuntimeError("password=hunter2")
+
+    monkeypatch.setattr(service.context.database, "read", bug)
+    reply = http.get("/v1/projects")
+    assert_problem(reply, ProblemCode.INTERNAL)
+    assert "hunter2" not in reply.text
+    assert "RuntimeError" not in reply.text
+    assert reply.headers[PROTOCOL_HEADER] == PROTOCOL_VERSION
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StoreUnavailable("no answer"), ProblemCode.STORE_UNAVAILABLE),
+        (StoreFull("no room"), ProblemCode.STORE_FULL),
+        (StoreRefused("wrong key"), ProblemCode.STORE_REFUSED),
+    ],
+)
+def test_a_stores_error_says_what_the_caller_can_do(
+    http: httpx.Client, service: RunningService, monkeypatch: pytest.MonkeyPatch, error: Exception, code: ProblemCode
+) -> None:
+    save = Job(http).begin(100)
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(service.context.store, "presign_put", fails)
+    reply = http.post(
+        f"/v1/checkpoints/{save.id}/shards/0/chunks",
+        json=save.job.fence | {"chunks": [{"digest": "0" * 64, "bytes": 1}]},
+    )
+    assert_problem(reply, code)
+    assert ("Retry-After" in reply.headers) is PROBLEM_KINDS[code].retryable
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("trainer-17:abc.def", True),
+        ("short", False),
+        ("x" * 200, False),
+        ("bad id with spaces", False),
+        ("a\tb" * 5, False),
+    ],
+)
+def test_a_callers_own_request_id_is_kept_if_it_is_sane(http: httpx.Client, sent: str, kept: bool) -> None:
+    reply = http.get("/v1/server", headers={"X-Request-Id": sent})
+    assert (reply.headers["X-Request-Id"] == sent) is kept
+    assert reply.headers.get_list("X-Request-Id") == [reply.headers["X-Request-Id"]]
+
+
+@pytest.mark.rule("protocol-35")
+@pytest.mark.parametrize("theirs", ["2.0", "0.9", "1", "one.two", "", "1.0.0", "1.x"])
+def test_a_client_of_another_protocol_is_refused_with_both_numbers(http: httpx.Client, theirs: str) -> None:
+    reply = http.get("/v1/server", headers={PROTOCOL_HEADER: theirs})
+    body = assert_problem(reply, ProblemCode.UNSUPPORTED_PROTOCOL)
+    assert body["context"] == {"client": theirs, "service": PROTOCOL_VERSION}
+    assert reply.headers[PROTOCOL_HEADER] == PROTOCOL_VERSION
+
+
+@pytest.mark.rule("protocol-35")
+@pytest.mark.parametrize("theirs", [None, "1.0", "1.7"])
+def test_a_client_of_the_same_major_version_is_served(service: RunningService, theirs: str | None) -> None:
+    headers = {"Authorization": f"Bearer {service.token()}"} | ({} if theirs is None else {PROTOCOL_HEADER: theirs})
+    reply = httpx.get(f"{service.url}/v1/server", headers=headers)
+    assert reply.status_code == 200
+    assert reply.headers[PROTOCOL_HEADER] == PROTOCOL_VERSION
+    assert theirs is None or speaks_with(theirs)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """The service's own logging, into a text; what pytest had set up comes back afterwards."""
+    root = logging.getLogger()
+    handlers, level, configuration = root.handlers[:], root.level, structlog.get_config()
+    written = io.StringIO()
+    monkeypatch.setattr("sys.stderr", written)
+    configure_logging(ServiceSettings(log_format="json"))
+    yield written
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.configure(**configuration)
+
+
+def test_the_log_has_one_json_line_per_request_and_no_secret(log: io.StringIO, service: RunningService) -> None:
+    token = service.token()
+    http = service.http(token=token)
+    Job(http).save(100)
+    http.get("/v1/projects", params={"cursor": "secret-in-a-query"})
+    logging.getLogger("some.library").warning("GET https://store/x?X-Amz-Signature=abc with %s", token)
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    requests = [line for line in lines if line["event"] == "request"]
+    assert {"method", "path", "status", "seconds", "request_id", "timestamp", "level"} <= requests[-1].keys()
+    assert requests[-1]["path"] == "/v1/projects"
+    assert any(line["path"] == "/v1/objects/…" for line in requests)
+    for secret in (token, "signature", "Signature", "secret-in-a-query"):
+        assert secret not in log.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("hold_0123456789abcdef_00ff end", "hold_*** end"),
+        ("GET /v1/objects/abc?signature=xyz HTTP/1.1", "GET /v1/objects/abc?*** HTTP/1.1"),
+        ("postgresql://user:pass@host/db", "postgresql://user:***@host/db"),
+        ("why? because", "why? because"),
+    ],
+)
+def test_secrets_are_taken_out_of_any_text(text: str, shown: str) -> None:
+    assert redacted(text) == shown

@@ -1,0 +1,76 @@
+"""/metrics: this process's requests, and the catalog's own numbers."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast_service.metrics import catalog_numbers
+from tests.service.conftest import Clock
+from tests.support.rank import Job
+from tests.support.service import RunningService
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_numbers, "CACHE_SECONDS", 0.0)
+
+
+def scrape(service: RunningService) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Value by name and label values in the order of the labels' names."""
+    text = httpx.get(f"{service.url}/metrics").text
+    return {
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_catalogs_numbers_are_told(service: RunningService, clock: Clock) -> None:
+    job = Job(service.http())
+    job.save(100, content=b"x" * 1000)
+    job.save(200, content=b"x" * 1000)
+    job.begin(300).abort()
+    job.begin(400)
+    clock.advance(300)
+    seen = scrape(service)
+    assert seen["holdfast_catalog_up", ()] == 1
+    assert seen["holdfast_checkpoints_total", ("committed", "demo")] == 2
+    assert seen["holdfast_checkpoints_total", ("aborted", "demo")] == 1
+    assert seen["holdfast_checkpoints_uploading", ("demo",)] == 1
+    assert seen["holdfast_checkpoint_bytes_total", ("negotiated", "demo")] == 2 * 2006
+    assert seen["holdfast_checkpoint_bytes_total", ("uploaded", "demo")] == 2006
+    assert seen["holdfast_checkpoint_bytes_total", ("deduplicated", "demo")] == 2006
+    assert seen["holdfast_stored_bytes", ("demo",)] == 2006
+    assert 300 <= seen["holdfast_restore_point_age_seconds", ("demo", "gpt")] < 330
+    job.end()
+    assert ("holdfast_restore_point_age_seconds", ("demo", "gpt")) not in scrape(service)
+
+
+def test_requests_are_counted_by_route_and_not_by_path(service: RunningService) -> None:
+    Job(service.http()).save(100)
+    service.http().get("/v1/checkpoints/ck_unknown")
+    service.http().get("/no/such/path")
+    seen = scrape(service)
+    assert seen["holdfast_requests_total", ("POST", "/v1/projects/{project}/runs/{run}/checkpoints", "200")] == 1
+    assert seen["holdfast_requests_total", ("GET", "/v1/checkpoints/{checkpoint_id}", "404")] == 1
+    assert seen["holdfast_requests_total", ("GET", "unknown", "404")] == 1
+    assert not any("ck_" in label for _, labels in seen for label in labels)
+
+
+def test_a_database_that_is_away_leaves_the_process_its_own_metrics(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast_protocol.problems import ProblemCode
+    from holdfast_service.errors import ProblemError
+
+    service.http().get("/v1/server")
+
+    def away() -> None:
+        raise ProblemError(ProblemCode.DATABASE_UNAVAILABLE, "It is away.")
+
+    monkeypatch.setattr(service.context.database, "read", away)
+    seen = scrape(service)
+    assert seen["holdfast_catalog_up", ()] == 0
+    assert seen["holdfast_requests_total", ("GET", "/v1/server", "200")] == 1

@@ -1,0 +1,227 @@
+"""The start: what a store that is away, another catalog's store and an unsafe filesystem do (rules 5, 33, 34)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, text
+
+import holdfast_service.collect.tick
+import holdfast_service.prove.tick
+from holdfast_protocol.states import CopyState
+from holdfast_service.catalog.epoch import NotCheckedError, adopt_store, raise_epoch
+from holdfast_service.catalog.store_row import MARKER_NAME
+from holdfast_service.catalog.tables import Copy
+from holdfast_service.catalog.tables import Store as StoreRow
+from holdfast_service.database import Database, DatabaseConfigurationError, filesystem_kind
+from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
+from holdfast_service.stores.posix import PosixStore
+from tests.support.rank import Job, Refused, answer
+from tests.support.seaweedfs import seaweedfs_server
+from tests.support.service import RunningService, running_service
+
+
+def readiness(service: RunningService) -> tuple[int, dict[str, str]]:
+    """Status, and the details of the checks that failed."""
+    reply = service.http(token=None).get("/readyz")
+    return reply.status_code, {check["name"]: check["detail"] for check in reply.json()["checks"] if not check["ok"]}
+
+
+@pytest.mark.rule("protocol-34")
+def test_a_store_that_is_away_at_the_start_degrades_the_service_until_it_is_back(
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with seaweedfs_server() as weed:
+        for name, value in weed.environment.items():
+            monkeypatch.setenv(name, value)
+        weed.stop()
+        with running_service(settings.model_copy(update={"store": weed.store_url})) as service:
+            assert service.http(token=None).get("/healthz").status_code == 200
+            status, failed = readiness(service)
+            assert (status, list(failed)) == (503, ["store"])
+            answer(service.http().put("/v1/projects/demo", json={}))  # the catalog answers
+            weed.start()
+            assert readiness(service) == (200, {})
+            saved = Job(service.http()).save(100)
+            assert saved["state"] == "committed"
+            probed = service.context.store.capabilities
+        with running_service(settings.model_copy(update={"store": weed.store_url})) as service:
+            assert service.context.store.capabilities == probed, "the probe's result is kept"
+
+
+@pytest.mark.rule("protocol-34")
+def test_a_mount_that_is_absent_is_not_taken_for_a_new_store(settings: ServiceSettings, tmp_path: Path) -> None:
+    with running_service(settings) as service:
+        saved = Job(service.http()).save(100)
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    (tmp_path / "store").mkdir()  # the mount point without its mount
+    with running_service(settings) as service:
+        status, failed = readiness(service)
+        assert (status, list(failed)) == (503, ["store"])
+        assert not (tmp_path / "store" / MARKER_NAME).exists()
+        (tmp_path / "store").rmdir()
+        (tmp_path / "elsewhere").rename(tmp_path / "store")
+        assert readiness(service) == (200, {})
+        assert answer(service.http().get(f"/v1/checkpoints/{saved['id']}/manifest"))["checkpoint"] == saved
+
+
+@pytest.mark.rule("protocol-5")
+def test_another_catalogs_store_is_refused_at_the_start(
+    settings: ServiceSettings, sqlite_catalogs: Any, tmp_path: Path
+) -> None:
+    with running_service(settings):
+        pass
+    other = settings.model_copy(
+        update={"database_url": ServiceSettings(database_url=sqlite_catalogs.new(tmp_path)).database_url}
+    )
+    with pytest.raises(SettingsError, match="belongs to the catalog"), running_service(other):
+        pass
+
+
+@pytest.mark.rule("protocol-5")
+def test_a_store_that_was_moved_keeps_its_row(settings: ServiceSettings, tmp_path: Path) -> None:
+    with running_service(settings) as service:
+        saved = Job(service.http()).save(100)
+        store_id = service.context.store_id
+    (tmp_path / "store").rename(tmp_path / "moved")
+    with running_service(settings.model_copy(update={"store": f"posix://{tmp_path / 'moved'}"})) as service:
+        assert service.context.store_id == store_id
+        assert answer(service.http().get(f"/v1/checkpoints/{saved['id']}"))["health"] == "ok"
+        with service.context.database.read() as session:
+            assert [row.url for row in session.scalars(select(StoreRow))] == [f"posix://{tmp_path / 'moved'}"]
+
+
+@pytest.mark.rule("protocol-5")
+def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and_adopted(
+    settings: ServiceSettings,
+) -> None:
+    with running_service(settings) as service:
+        job = Job(service.http())
+        job.save(100, content=b"frozen")
+        unfinished = job.begin(200)
+        assert raise_epoch(service.context.database) == 2
+        assert "epoch" in readiness(service)[1]["database"], "the old process must not go on"
+    with running_service(settings) as service:
+        assert readiness(service) == (200, {})
+        unfinished.job.http = service.http()
+        with pytest.raises(Refused) as refused:
+            unfinished.negotiate(0, [b"frozen"])
+        assert refused.value.code == "stale_attempt"
+        later = Job(service.http(), after=1)
+        assert later.fence["epoch"] == 2
+        assert later.begin(300).negotiate(0, [b"frozen"])["chunks"][0]["status"] == "upload"
+        assert holdfast_service.collect.tick.tick(service.context).deleted_copies == 0
+        with pytest.raises(NotCheckedError):
+            adopt_store(service.context.database, service.context.store, service.context.store_id)
+        holdfast_service.prove.tick.tick(service.context)
+        adopt_store(service.context.database, service.context.store, service.context.store_id)
+        with service.context.database.read() as session:
+            assert CopyState.SUSPECT not in set(session.scalars(select(Copy.state)))
+
+
+@pytest.mark.rule("protocol-33")
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.s3fs", "lustre", "9p"])
+def test_sqlite_is_refused_on_a_network_filesystem(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/export {tmp_path} {kind} rw 0 0\n")
+    assert filesystem_kind(tmp_path / "catalog.db", mounts) == kind
+    assert filesystem_kind(Path("/somewhere/else"), mounts) == "ext4"
+    monkeypatch.setattr("holdfast_service.database.filesystem_kind", lambda path: filesystem_kind(path, mounts))
+    with pytest.raises(DatabaseConfigurationError, match=f"HOLDFAST_DATABASE_URL.*{kind}"):
+        Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+
+
+@pytest.mark.rule("protocol-33")
+def test_a_sqlite_write_transaction_takes_the_lock_before_it_reads(tmp_path: Path) -> None:
+    """A deferred one that read first and writes later would fail with SQLITE_BUSY, whatever the time-out."""
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    with database.transaction() as session:
+        session.execute(text("CREATE TABLE counter (value INTEGER)"))
+        session.execute(text("INSERT INTO counter VALUES (0)"))
+
+    def increment() -> None:
+        for _ in range(20):
+            with database.transaction() as session:
+                value = session.execute(text("SELECT value FROM counter")).scalar_one()
+                time.sleep(0.001)
+                session.execute(text("UPDATE counter SET value = :value"), {"value": value + 1})
+
+    threads = [threading.Thread(target=increment) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with database.read() as session:
+        assert session.execute(text("SELECT value FROM counter")).scalar_one() == 80
+    database.dispose()
+
+
+def test_a_reader_is_not_kept_waiting_by_a_writer_on_sqlite(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    with database.transaction() as session:
+        session.execute(text("CREATE TABLE counter (value INTEGER)"))
+    with database.transaction() as writing:
+        writing.execute(text("INSERT INTO counter VALUES (1)"))
+        with database.read() as reading:
+            assert reading.execute(text("SELECT count(*) FROM counter")).scalar_one() == 0
+    database.dispose()
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"HOLDFAST_STOR": "x"}, "There is no setting HOLDFAST_STOR. Did you mean HOLDFAST_STORE?"),
+        ({"HOLDFAST_QQQ": "x"}, "There is no setting HOLDFAST_QQQ."),
+    ],
+)
+def test_a_setting_that_nobody_knows_is_named(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        refuse_unknown_settings(environment)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HOLDFAST_PORT", "http"),
+        ("HOLDFAST_PORT", "70000"),
+        ("HOLDFAST_DATABASE_URL", "mysql://user:secretpass@host/db"),
+        ("HOLDFAST_DATABASE_URL", "secretpass"),
+        ("HOLDFAST_LOG_FORMAT", "secretpass"),
+        ("HOLDFAST_TICKET_SECONDS", "-1"),
+    ],
+)
+def test_a_wrong_setting_is_named_and_its_value_is_not_repeated(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as refused:
+        ServiceSettings()
+    assert str(refused.value).startswith(f"{name} is not usable: ")
+    assert "secretpass" not in str(refused.value)
+
+
+@pytest.mark.parametrize("store", ["ftp://x/y", "posix://relative/path", "s3://", "nonsense"])
+def test_a_store_url_that_cannot_be_used_stops_the_start(settings: ServiceSettings, store: str) -> None:
+    with (
+        pytest.raises(SettingsError, match="^HOLDFAST_STORE"),
+        running_service(settings.model_copy(update={"store": store})),
+    ):
+        pass
+
+
+def test_every_setting_is_in_the_table_with_what_it_is() -> None:
+    rows = settings_table()
+    assert len(rows) == len(ServiceSettings.model_fields)
+    assert all(setting.startswith("HOLDFAST_") and description for setting, _, description in rows)
+
+
+def test_the_store_is_the_one_of_the_data_folder_without_a_setting(tmp_path: Path) -> None:
+    with running_service(ServiceSettings(data_dir=tmp_path / "data", port=0)) as service:
+        store = service.context.store
+        assert isinstance(store, PosixStore)
+        assert store.root == tmp_path / "data" / "store"
+        assert (tmp_path / "data" / "catalog.db").exists()
