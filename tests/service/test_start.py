@@ -19,6 +19,7 @@ from holdfast_service.catalog.tables import Store as StoreRow
 from holdfast_service.database import Database, DatabaseConfigurationError, filesystem_kind
 from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
 from holdfast_service.stores.posix import PosixStore
+from tests.support.databases import SqliteCatalogs
 from tests.support.rank import Job, Refused, answer
 from tests.support.seaweedfs import seaweedfs_server
 from tests.support.service import RunningService, running_service
@@ -70,7 +71,7 @@ def test_a_mount_that_is_absent_is_not_taken_for_a_new_store(settings: ServiceSe
 
 @pytest.mark.rule("protocol-5")
 def test_another_catalogs_store_is_refused_at_the_start(
-    settings: ServiceSettings, sqlite_catalogs: Any, tmp_path: Path
+    settings: ServiceSettings, sqlite_catalogs: SqliteCatalogs, tmp_path: Path
 ) -> None:
     with running_service(settings):
         pass
@@ -207,7 +208,7 @@ def test_a_wrong_setting_is_named_and_its_value_is_not_repeated(
 @pytest.mark.parametrize("store", ["ftp://x/y", "posix://relative/path", "s3://", "nonsense"])
 def test_a_store_url_that_cannot_be_used_stops_the_start(settings: ServiceSettings, store: str) -> None:
     with (
-        pytest.raises(SettingsError, match="^HOLDFAST_STORE"),
+        pytest.raises(SettingsError, match=r"^HOLDFAST_STORE"),
         running_service(settings.model_copy(update={"store": store})),
     ):
         pass

@@ -1,0 +1,209 @@
+"""docker-compose.yml without Docker: the same commands with the same settings, as plain processes.
+
+What differs is only what a container would give: each service's name is 127.0.0.1 here, its ports are free ones, and
+its files lie in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+import yaml
+from psycopg import sql
+from sqlalchemy import make_url
+
+from tests.support.ports import free_ports
+from tests.support.postgres import PostgresServer
+from tests.support.processes import ServerProcess
+from tests.support.rank import Job
+from tests.support.serve import without_holdfast_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUIRED = {"POSTGRES_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_KEY", "S3_PUBLIC_ENDPOINT", "HOLDFAST_BOOTSTRAP_TOKEN"}
+_VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?:(?P<kind>:-|:\?)(?P<rest>[^}]*))?\}")
+
+
+class MissingSetting(Exception):
+    """What `docker compose` says about a required variable that is not set."""
+
+
+def interpolated(text: str, environment: Mapping[str, str]) -> str:
+    """As Compose does it: `${X:?message}` must be set and not empty, `${X:-default}` may be left out."""
+
+    def value(match: re.Match[str]) -> str:
+        found = environment.get(match["name"], "")
+        if found:
+            return found
+        if match["kind"] == ":?":
+            raise MissingSetting(match["rest"])
+        return match["rest"] or ""
+
+    return _VARIABLE.sub(value, text)
+
+
+def compose(environment: Mapping[str, str]) -> dict[str, Any]:
+    raw = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: walk(inner) for key, inner in node.items()}
+        if isinstance(node, list):
+            return [walk(inner) for inner in node]
+        return interpolated(node, environment) if isinstance(node, str) else node
+
+    document: dict[str, Any] = walk(raw)
+    return document
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return {
+        "POSTGRES_PASSWORD": secrets.token_hex(20),
+        "S3_ACCESS_KEY": secrets.token_hex(20),
+        "S3_SECRET_KEY": secrets.token_hex(20),
+        "S3_PUBLIC_ENDPOINT": "http://192.0.2.10:8333",
+        "HOLDFAST_BOOTSTRAP_TOKEN": f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}",
+    }
+
+
+@pytest.mark.parametrize("missing", sorted(REQUIRED))
+def test_each_secret_must_be_set_and_what_is_missing_is_named(environment: dict[str, str], missing: str) -> None:
+    for incomplete in ({k: v for k, v in environment.items() if k != missing}, environment | {missing: ""}):
+        with pytest.raises(MissingSetting, match=missing):
+            compose(incomplete)
+
+
+def test_the_example_has_every_setting_and_no_secret() -> None:
+    lines = (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
+    settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert settings == dict.fromkeys(REQUIRED, "")
+
+
+def test_every_service_has_a_health_check_a_named_volume_and_a_fixed_version(environment: dict[str, str]) -> None:
+    document = compose(environment)
+    assert set(document["services"]) == {"postgres", "seaweedfs", "holdfast"}
+    for name, service in document["services"].items():
+        assert service["healthcheck"]["test"][0] == "CMD", name
+        assert re.search(r":\d", service["image"]), f"{name}: an image without a version changes by itself"
+        for volume in service["volumes"]:
+            assert volume.split(":")[0] in document["volumes"], f"{name}: data must outlive the container"
+    waits = document["services"]["holdfast"]["depends_on"]
+    assert {each["condition"] for each in waits.values()} == {"service_healthy"}
+
+
+def test_the_image_runs_the_service_and_not_as_root() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    instructions = [line for line in lines if line and not line.startswith("#")]
+    assert 'CMD ["holdfast", "serve"]' in instructions
+    assert "USER holdfast" in instructions
+    copied = [
+        word for line in instructions if line.startswith("COPY") and "--from" not in line for word in line.split()[1:-1]
+    ]
+    assert copied
+    for name in copied:
+        assert (ROOT / name).exists(), f"the Dockerfile copies {name}, which is not there"
+        assert f"!{name}" in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture
+def catalog(postgres: PostgresServer, environment: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What the postgres image makes of its environment: role and database. Yields host:port and the name's suffix."""
+    settings = compose(environment)["services"]["postgres"]["environment"]
+    suffix = secrets.token_hex(4)
+    role, database = f"{settings['POSTGRES_USER']}_{suffix}", f"{settings['POSTGRES_DB']}_{suffix}"
+    url = make_url(postgres.url_for("postgres")).set(drivername="postgresql")
+    postgres.create_database(database)
+    with closing(psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)) as connection:
+        password = sql.Literal(settings["POSTGRES_PASSWORD"])
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(role), password))
+        connection.execute(
+            sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(database), sql.Identifier(role))
+        )
+        yield f"{url.host}:{url.port}", suffix
+        postgres.drop_database(database)
+        connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def answers(url: str) -> Callable[[], bool]:
+    def ask() -> bool:
+        try:
+            return httpx.get(url, timeout=5).is_success
+        except httpx.HTTPError:
+            return False
+
+    return ask
+
+
+def seaweedfs_process(document: dict[str, Any], folder: Path, first_port: int) -> ServerProcess:
+    """The service's own command; its health check's URL says when it is ready."""
+    service = document["services"]["seaweedfs"]
+    (config,) = service["configs"]
+    identities = folder / "s3.json"
+    identities.write_text(document["configs"][config["source"]]["content"])
+    data = folder / "seaweedfs"
+    data.mkdir()
+    ports = {flag: first_port + n for n, flag in enumerate(("s3", "master", "volume", "filer", "admin"))}
+    command = []
+    for word in service["command"]:
+        flag = re.fullmatch(r"-(\w+)\.port=\d+", word)
+        if flag:
+            command.append(f"-{flag[1]}.port={ports[flag[1]]}")
+        else:
+            word = word.replace("=/data", f"={data}").replace(f"={config['target']}", f"={identities}")
+            command.append(word.replace("-ip.bind=0.0.0.0", "-ip.bind=127.0.0.1"))
+    weed = shutil.which("weed", path=sysconfig.get_path("scripts"))
+    assert weed is not None
+    health = service["healthcheck"]["test"][-1].replace(":8333/", f":{first_port}/")
+    own_socket = f"-filer.localSocket={folder / 'filer.sock'}"
+    return ServerProcess(
+        [weed, *command, own_socket], log=folder / "weed.log", ready=answers(health), cwd=folder, env=dict(os.environ)
+    )
+
+
+def test_the_composed_services_work_together(
+    environment: dict[str, str], catalog: tuple[str, str], tmp_path: Path
+) -> None:
+    postgres_address, suffix = catalog
+    s3_port, port = free_ports(5, companion_offset=10_000), free_ports()
+    environment["S3_PUBLIC_ENDPOINT"] = f"http://127.0.0.1:{s3_port}"
+    document = compose(environment)
+    weed = seaweedfs_process(document, tmp_path, s3_port)
+    try:
+        settings: dict[str, str] = dict(document["services"]["holdfast"]["environment"])
+        url = settings["HOLDFAST_DATABASE_URL"].replace("postgres:5432", postgres_address)
+        settings["HOLDFAST_DATABASE_URL"] = url.replace("holdfast@", f"holdfast_{suffix}@") + f"_{suffix}"
+        settings["HOLDFAST_STORE"] = settings["HOLDFAST_STORE"].replace("seaweedfs:8333", f"127.0.0.1:{s3_port}")
+        settings |= {"HOLDFAST_PORT": str(port), "HOLDFAST_DATA_DIR": str(tmp_path / "data")}
+        holdfast = str(Path(sysconfig.get_path("scripts")) / "holdfast")
+        health = re.search(r"http://[^']+", document["services"]["holdfast"]["healthcheck"]["test"][-1])
+        assert health is not None
+        served = ServerProcess(
+            [holdfast, "serve"],
+            log=tmp_path / "holdfast.log",
+            ready=answers(health[0].replace(":8400/", f":{port}/")),
+            env=without_holdfast_settings() | settings,
+        )
+        try:
+            token = environment["HOLDFAST_BOOTSTRAP_TOKEN"]
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}, timeout=60
+            ) as http:
+                assert http.get("/readyz").json()["ready"] is True
+                assert http.get("/v1/server").json()["store_kind"] == "s3"
+                assert Job(http).save(100)["state"] == "committed"
+            assert token not in served.log_text
+        finally:
+            served.stop()
+    finally:
+        weed.stop()
