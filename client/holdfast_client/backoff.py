@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 FIRST_SECONDS = 0.2
 LONGEST_SECONDS = 10.0
 
+# Not the module's own generator: a training job draws from that one, and a retry must not change what it draws.
+_jitter = random.Random()  # noqa: S311  (spreads load, guards nothing)
+
 
 class Backoff:
     """One call's patience. `sleep` may be an Event's `wait`, so that a stopped transfer does not sit out its pause."""
@@ -24,7 +27,7 @@ class Backoff:
     def pause(self, at_least_seconds: float = 0.0) -> bool:
         """Sleeps before the next try. False, without sleeping, if that try would begin after the total time."""
         ceiling = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** min(self.tries - 1, 16))
-        seconds = max(at_least_seconds, random.uniform(0, ceiling))  # noqa: S311  (spreads load, guards nothing)
+        seconds = max(at_least_seconds, _jitter.uniform(0, ceiling))
         if time.monotonic() + seconds > self._ends:
             return False
         self._sleep(seconds)

@@ -12,6 +12,7 @@ Walk a save from checkpointer.py by saving.py to pipeline.py, a restore from che
 from __future__ import annotations
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,14 +32,19 @@ _HOMES = {
     "LoadReport": "holdfast.state.load",
     "SaveHandle": "holdfast.handle",
     "SaveStats": "holdfast.stats",
+    "errors": "holdfast.errors",
     "load_weights": "holdfast.weights",
 }
 
 
 def __getattr__(name: str) -> Any:
     # On first use: the command line finds its `pull` in this package, and must not import torch to list runs.
-    if name == "errors":
-        return importlib.import_module("holdfast.errors")
     if name not in _HOMES:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    # A library that we import draws random numbers while it is imported, and a script has often seeded by then.
+    drawn = random.getstate()
+    try:
+        home = importlib.import_module(_HOMES[name])
+    finally:
+        random.setstate(drawn)
+    return home if name == "errors" else getattr(home, name)

@@ -1,0 +1,137 @@
+"""A stored byte changed, a file gone, a file cut: the restore reports it, and all ranks go on from the one before."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from gloo import run_ranks
+from tests.support.training import Job, train, values
+
+import holdfast
+from holdfast import errors
+from holdfast_protocol.states import Health
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGES = {"flipped": flip, "cut": cut, "deleted": Path.unlink}
+
+
+def chunk_lists(service, run):
+    """Per checkpoint, newest first: its id and the digests of all its chunks."""
+    found = []
+    for view in service.client.all_checkpoints(*run.split("/")):
+        digests = set()
+        for rank in range(view.world_size):
+            digests |= {chunk.digest for chunk in service.client.shard_chunks(view.id, rank).chunks}
+        found.append((view.id, digests))
+    return found
+
+
+def files_of(service, digest):
+    files = [path for path in service.store.glob(f"**/{digest}/*") if path.is_file()]
+    assert files
+    return files
+
+
+def distinct_saves(run, steps=2):
+    """Checkpoints that share no chunk but the layout: every component changes between two of them."""
+    state = {"model": torch.nn.Linear(4, 4), "notes": {"n": 0}}
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        ckpt.restore(state)
+        for step in range(steps):
+            with torch.no_grad():
+                state["model"].weight.fill_(step + 1)
+            state["notes"]["n"] = step
+            ckpt.save(step, state).committed.result(timeout=60)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("which", ["tensors", "index"])
+def test_damage_in_the_newest_is_reported_marked_and_the_one_before_taken(service, run, damage, which, caplog):
+    distinct_saves(run)
+    (newest, its_chunks), (before, older_chunks) = chunk_lists(service, run)
+    index = service.client.manifest(newest).shards[0].index_digest
+    own = its_chunks - older_chunks
+    for digest in own & {index} if which == "index" else own - {index}:
+        for path in files_of(service, digest):
+            DAMAGES[damage](path)
+    state = {"model": torch.nn.Linear(4, 4), "notes": {}}
+    with caplog.at_level(logging.WARNING, logger="holdfast"), holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore(state) == 1
+    assert state["notes"] == {"n": 0}
+    assert state["model"].weight.unique().tolist() == [1.0]
+    assert service.client.checkpoint(newest).health is Health.CORRUPT
+    assert service.client.checkpoint(before).health is Health.OK
+    assert "step 1 of" in caplog.text
+    assert "taking step 0 instead" in caplog.text
+
+
+def test_a_damaged_layout_that_all_checkpoints_share_raises_and_touches_nothing(service, run):
+    distinct_saves(run)
+    (newest, its_chunks), (_, older_chunks) = chunk_lists(service, run)
+    assert service.client.manifest(newest).layout_digest in its_chunks & older_chunks
+    for path in files_of(service, service.client.manifest(newest).layout_digest):
+        flip(path)
+    state = {"model": torch.nn.Linear(4, 4), "notes": {"mine": 1}}
+    before = state["model"].weight.tolist()
+    with holdfast.Checkpointer(run) as ckpt, pytest.raises(errors.NoRestorePoint):
+        ckpt.restore(state)
+    assert state["model"].weight.tolist() == before
+    assert state["notes"] == {"mine": 1}
+
+
+def test_a_named_step_that_is_damaged_raises_and_never_falls_back(service, run):
+    distinct_saves(run)
+    (_, its_chunks), (_, older_chunks) = chunk_lists(service, run)
+    for digest in its_chunks - older_chunks:
+        for path in files_of(service, digest):
+            flip(path)
+    with holdfast.Checkpointer(run) as ckpt, pytest.raises((errors.IntegrityError, errors.ChunkGone)):
+        ckpt.restore({"model": torch.nn.Linear(4, 4), "notes": {}}, at="1")
+
+
+def restore_job(rank, run):
+    job = Job(rank, "ddp")
+    before = values(job.state)
+    with holdfast.Checkpointer(run) as ckpt:
+        try:
+            return ckpt.restore(job.state), values(job.state)["up.weight"]
+        except errors.HoldfastError as error:
+            return type(error).__name__, values(job.state) == before
+
+
+@pytest.mark.rule("training-10")
+def test_all_ranks_take_the_same_earlier_point_when_one_rank_cannot_read_its_part(service, run):
+    run_ranks(train, 2, run, 3, timeout_seconds=120)
+    newest = next(service.client.all_checkpoints(*run.split("/")))
+    index_of_rank_1 = service.client.manifest(newest.id).shards[1].index_digest
+    for path in files_of(service, index_of_rank_1):
+        flip(path)
+    restored = run_ranks(restore_job, 2, run, timeout_seconds=120)
+    assert [start for start, _ in restored] == [2, 2], "step 1, on the rank with the good index too"
+    assert restored[0][1] == restored[1][1]
+    assert service.client.checkpoint(newest.id).health is Health.CORRUPT
+
+
+@pytest.mark.rule("training-10")
+def test_all_ranks_raise_untouched_where_no_candidate_is_left(service, run):
+    run_ranks(train, 2, run, 2, timeout_seconds=120)
+    for view in service.client.all_checkpoints(*run.split("/")):
+        for path in files_of(service, service.client.manifest(view.id).shards[1].index_digest):
+            if path.exists():
+                path.unlink()
+    assert run_ranks(restore_job, 2, run, timeout_seconds=120) == [("NoRestorePoint", True)] * 2

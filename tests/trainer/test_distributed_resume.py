@@ -1,0 +1,159 @@
+"""DDP and fully_shard on real gloo ranks: bit for bit on the same world, equal state on another one."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from gloo import run_ranks
+from tests.support.training import Job, random_numbers, train, values
+from torch import nn
+
+import holdfast
+from holdfast import errors
+
+WITHOUT_LOADER = {"loader": False}
+
+
+@pytest.mark.rule("training-5")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_ranks_resume_bit_for_bit(run, kind):
+    whole = run_ranks(functools.partial(train, kind=kind), 2, None, 6, timeout_seconds=180)
+    first = run_ranks(functools.partial(train, kind=kind, every=2), 2, run, 4, timeout_seconds=180)
+    second = run_ranks(functools.partial(train, kind=kind, every=2, seed=7), 2, run, 6, timeout_seconds=180)
+    for rank in range(2):
+        assert (first[rank].start, second[rank].start) == (0, 4)
+        assert first[rank].losses | second[rank].losses == whole[rank].losses
+        assert second[rank].final == whole[rank].final
+        assert second[rank].rng == whole[rank].rng
+    assert whole[0].rng != whole[1].rng, "each rank has random numbers of its own, and got its own back"
+
+
+@pytest.mark.rule("training-1")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_saving_every_step_changes_nothing_on_two_ranks(run, kind):
+    without = run_ranks(functools.partial(train, kind=kind, optimizer="momentum"), 2, None, 4, timeout_seconds=180)
+    saving = run_ranks(functools.partial(train, kind=kind, optimizer="momentum"), 2, run, 4, timeout_seconds=180)
+    for rank in range(2):
+        assert saving[rank].committed == [0, 1, 2, 3]
+        assert saving[rank].losses == without[rank].losses
+        assert saving[rank].final == without[rank].final
+
+
+def final_values(rank, run, until, kind, seed=0):
+    trained = train(rank, run, until, kind=kind, every=1, seed=seed, loader=False)
+    return trained.start, trained.restored, trained.final
+
+
+def restore_only(rank, run, kind):
+    job = Job(rank, kind, seed=9, loader=False)
+    with holdfast.Checkpointer(run) as ckpt:
+        start = ckpt.restore(job.state)
+    return start, values(job.state), random_numbers()
+
+
+@pytest.mark.rule("training-5")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("saved_by", "restored_by"), [(1, 2), (2, 1), (2, 4), (4, 2), (4, 1), (1, 4)])
+def test_the_state_is_equal_after_resharding(run, kind, saved_by, restored_by):
+    saved = run_ranks(final_values, saved_by, run, 3, kind, timeout_seconds=240)
+    restored = run_ranks(restore_only, restored_by, run, kind, timeout_seconds=240)
+    for start, state, _ in restored:
+        assert start == 3
+        assert state == saved[0][2]
+
+
+@pytest.mark.rule("training-3")
+def test_random_numbers_are_derived_anew_on_another_world_size_and_differ_by_rank(run):
+    run_ranks(final_values, 2, run, 1, "ddp", timeout_seconds=120)
+    again = [run_ranks(restore_only, 3, run, "ddp", timeout_seconds=120) for _ in range(2)]
+    assert [rng for _, _, rng in again[0]] == [rng for _, _, rng in again[1]], "from run, step and rank alone"
+    assert len({rng[2] for _, _, rng in again[0]}) == 3
+
+
+def restore_with_loader(rank, run):
+    job = Job(rank, "ddp", seed=9)
+    del job.state["notes"]
+    before = values({**job.state, "notes": None})
+    with holdfast.Checkpointer(run) as ckpt:
+        try:
+            ckpt.restore(job.state)
+        except errors.StateMismatchError as error:
+            return "load_resharded_state_dict" in str(error), values({**job.state, "notes": None}) == before
+    return "restored"
+
+
+@pytest.mark.rule("training-3")
+def test_a_loader_that_does_not_reshard_refuses_another_world_size_with_the_remedy(run):
+    run_ranks(train, 2, run, 1, timeout_seconds=120)
+    assert run_ranks(restore_with_loader, 3, run, timeout_seconds=120) == [(True, True)] * 3
+
+
+class Merging:
+    """A loader that declares resharding: it adds up how many samples were taken."""
+
+    def __init__(self, taken=0):
+        self.taken = taken
+
+    def state_dict(self):
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state):
+        self.taken = state["taken"]
+
+    def load_resharded_state_dict(self, states, *, rank, world_size):
+        self.taken = sum(state["taken"] for state in states) // world_size
+
+
+def merge(rank, run, taken):
+    loader = Merging(taken + rank)
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        if ckpt.restore({"dataloader": loader}) == 0:
+            ckpt.save(0, {"dataloader": loader}).committed.result(timeout=60)
+    return loader.taken
+
+
+@pytest.mark.rule("training-3")
+def test_a_loader_that_declares_resharding_is_given_every_ranks_state(run):
+    run_ranks(merge, 4, run, 6, timeout_seconds=120)
+    assert run_ranks(merge, 2, run, 0, timeout_seconds=120) == [15, 15]
+
+
+def buffers(rank, run):
+    torch.manual_seed(rank)
+    model = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(3), broadcast_buffers=False)
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        start = ckpt.restore({"model": model})
+        restored = model.module.running_mean.tolist()
+        if start == 0:
+            model(torch.randn(8, 3))
+            ckpt.save(0, {"model": model}).committed.result(timeout=60)
+        return restored, model.module.running_mean.tolist()
+
+
+@pytest.mark.rule("training-4")
+def test_buffers_come_from_rank_0(run):
+    saved = run_ranks(buffers, 2, run, timeout_seconds=120)
+    assert saved[0][1] != saved[1][1]
+    restored = run_ranks(buffers, 2, run, timeout_seconds=120)
+    assert [mean for mean, _ in restored] == [saved[0][1]] * 2
+
+
+def count_document_reads(rank, run):
+    """Requests that this rank makes for lists and indexes when the world size is the one that saved."""
+    job = Job(rank, "fsdp", loader=False)
+    with holdfast.Checkpointer(run) as ckpt:
+        lists = []
+        shard_chunks = ckpt._client.shard_chunks
+        ckpt._client.shard_chunks = lambda *a: (lists.append(a[1]), shard_chunks(*a))[1]
+        ckpt.restore(job.state)
+    return lists
+
+
+@pytest.mark.rule("training-8")
+@pytest.mark.rule("protocol-23")
+def test_every_list_of_chunks_is_asked_for_by_one_rank_only(run):
+    run_ranks(final_values, 4, run, 1, "fsdp", timeout_seconds=240)
+    assert run_ranks(count_document_reads, 4, run, timeout_seconds=240) == [[0], [1], [2], [3]]
+    assert run_ranks(count_document_reads, 2, run, timeout_seconds=240) == [[0, 2], [1, 3]]

@@ -1,0 +1,256 @@
+"""The agreements between ranks, on real gloo processes: nobody waits for a rank that failed, nobody declines alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+from gloo import run_ranks
+from tests.support.training import Job, train
+
+import holdfast
+from holdfast.ranks import Ballot, Ranks
+from holdfast_client.errors import ChunkLost
+
+DIGEST = "ab" * 32
+
+
+def caught(call):
+    try:
+        return call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def vote(rank, ballots):
+    ranks = Ranks(timeout_seconds=60)
+    return [caught(lambda ballot=ballot: ranks.vote(ballot)) for ballot in ballots[rank]]
+
+
+@pytest.mark.rule("training-10")
+def test_one_busy_rank_makes_all_ranks_decline():
+    idle, busy = Ballot(5, False, False, DIGEST), Ballot(5, True, False, DIGEST)
+    for verdicts in run_ranks(vote, 3, [[idle], [busy], [idle]]):
+        assert [(verdict.busy, verdict.failed, verdict.same_layout) for verdict in verdicts] == [(True, False, True)]
+
+
+@pytest.mark.rule("training-7")
+def test_a_rank_with_another_layout_makes_all_ranks_plan_again():
+    same, other, unknown = (Ballot(5, False, False, digest) for digest in (DIGEST, "cd" * 32, None))
+    for verdicts in run_ranks(vote, 2, [[same, same, same], [same, other, unknown]]):
+        assert [verdict.same_layout for verdict in verdicts] == [True, False, False]
+
+
+def test_ranks_at_other_steps_raise_on_all_ranks():
+    results = run_ranks(vote, 2, [[Ballot(5, False, False, None)], [Ballot(6, False, False, None)]])
+    assert [result[0] for [result] in results] == ["RanksDisagree"] * 2
+
+
+def agree(rank):
+    ranks = Ranks(timeout_seconds=60)
+
+    def fails_on_1():
+        if rank == 1:
+            raise ChunkLost("ab" * 32, "it is gone", ["ck_1"])
+        return rank
+
+    def fails_on_0():
+        raise KeyError("only rank 0 comes here")
+
+    together = caught(lambda: ranks.together(fails_on_1))
+    return [
+        together[0],
+        "it is gone" in together[1],
+        caught(lambda: ranks.from_first(fails_on_0))[0],
+        ranks.from_first(lambda: "shared"),
+        ranks.together(lambda: rank * 2),
+        ranks.host_leader,
+    ]
+
+
+@pytest.mark.rule("training-10")
+def test_what_one_rank_raises_all_ranks_raise():
+    for result in run_ranks(agree, 3):
+        assert result == ["ChunkLost", True, "KeyError", "shared", [0, 2, 4], 0]
+
+
+def save_odd_objects(rank, run):
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        ckpt.restore(job.state)
+        odd = {**job.state, "odd": {"lock": threading.Lock() if rank == 1 else 1}}
+        refused = caught(lambda: ckpt.save(0, odd))
+        began = time.monotonic()
+        fine = ckpt.save(1, job.state).committed.result(timeout=60).step
+        return refused[0], "odd" in refused[1] and "lock" in refused[1], fine, time.monotonic() - began < 60
+
+
+@pytest.mark.rule("training-6")
+def test_an_object_that_one_rank_cannot_save_is_refused_by_key_on_all_ranks_without_a_deadlock(run):
+    assert run_ranks(save_odd_objects, 2, run) == [("UnsupportedStateError", True, 1, True)] * 2
+
+
+def save_without_others(rank, run):
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        return caught(lambda: ckpt.restore(job.state))[0]
+
+
+@pytest.mark.rule("training-10")
+def test_an_absent_service_raises_on_all_ranks(monkeypatch):
+    monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HOLDFAST_TOKEN", "hold_a_b")
+    monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "1")
+    assert run_ranks(save_without_others, 2, "tests/absent") == ["ServiceUnavailable"] * 2
+
+
+def fall_behind(rank, run):
+    """Rank 1's upload is held back while rank 0's is long over."""
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True, save=holdfast.Every(steps=1)) as ckpt:
+        ckpt.restore(job.state)
+        first = ckpt.step(0, job.state)
+        first.committed.result(timeout=60)
+        gate = threading.Event()
+        if rank == 1:
+            write = ckpt._pipeline._write
+            ckpt._pipeline._write = lambda writer, job: (gate.wait(60), write(writer, job))[1]
+        slow = ckpt.step(1, job.state)
+        declined = ckpt.step(2, job.state)
+        dist.barrier()
+        gate.set()
+        return (
+            type(declined.committed.exception(timeout=60)).__name__,
+            slow.committed.result(timeout=60).step,
+            ckpt.stats.declined,
+        )
+
+
+@pytest.mark.rule("training-10")
+def test_a_rank_that_is_still_uploading_makes_all_ranks_decline_the_next_save(run):
+    assert run_ranks(fall_behind, 2, run) == [("SaveDeclined", 1, 1)] * 2
+
+
+def fail_in_background(rank, run):
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        ckpt.restore(job.state)
+        if rank == 1:
+            stage = ckpt._saver._staging.stage
+            ckpt._saver._staging.stage = lambda *arguments: (_ for _ in ()).throw(MemoryError("no room"))
+        failed = ckpt.save(0, job.state).committed.exception(timeout=60)
+        if rank == 1:
+            ckpt._saver._staging.stage = stage
+        after = ckpt.save(1, job.state).committed.result(timeout=60)
+        return type(failed).__name__, "rank 1 failed" in str(failed) or "no room" in str(failed), after.step
+
+
+def test_a_rank_that_cannot_stage_aborts_the_checkpoint_at_once_and_the_next_save_goes_on(run, service):
+    assert run_ranks(fail_in_background, 2, run) == [("SaveFailed", True, 1)] * 2
+    [aborted] = [view for view in service.client.all_checkpoints(*run.split("/")) if view.state == "aborted"]
+    assert (aborted.step, aborted.abort_rank) == (0, 1)
+
+
+def save_by_the_clock(rank, run, pauses):
+    saved = []
+    with holdfast.Checkpointer(run, create=True, save=holdfast.Every(minutes=1 / 60)) as ckpt:
+        ckpt.restore({})
+        for step in range(100_000):
+            time.sleep(pauses[rank])
+            handle = ckpt.step(step, {})
+            if handle is not None:
+                saved.append(handle.committed.result(timeout=60).step)
+            if len(saved) == 2:
+                break
+    return saved
+
+
+@pytest.mark.rule("training-11")
+def test_ranks_of_other_speeds_save_by_the_clock_after_the_same_step(run):
+    saved = run_ranks(save_by_the_clock, 3, run, [0.002, 0.004, 0.001])
+    assert saved[0] == saved[1] == saved[2]
+    assert len(saved[0]) == 2
+
+
+def time_steps(rank, run):
+    with holdfast.Checkpointer(run, create=True, save=holdfast.Every(minutes=60)) as ckpt:
+        ckpt.restore({})
+        ckpt.step(0, {})
+        began = time.perf_counter()
+        for step in range(1, 20_001):
+            ckpt.step(step, {})
+        return (time.perf_counter() - began) / 20_000
+
+
+@pytest.mark.rule("training-11")
+def test_a_step_costs_no_collective(run):
+    assert max(run_ranks(time_steps, 2, run)) < 50e-6
+
+
+def count_votes(rank, run):
+    """How many collectives a save of an unchanged plan makes."""
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        calls = []
+        collective = ckpt._ranks._collective
+        ckpt._ranks._collective = lambda call: (calls.append(1), collective(call))[1]
+        for step in range(1, 4):
+            job.step(step)
+            ckpt.save(step, job.state).committed.result(timeout=60)
+        return len(calls)
+
+
+@pytest.mark.rule("training-7")
+def test_a_save_with_an_unchanged_plan_costs_one_vote(run):
+    assert run_ranks(count_votes, 2, run) == [3, 3]
+
+
+def cast_between_saves(rank, run):
+    import torch
+
+    job = Job(rank, "plain", optimizer="sgd", loader=False)
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        ckpt.restore(job.state)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        job.state["model"].to(torch.bfloat16)
+        ckpt.save(1, job.state).committed.result(timeout=60)
+    job = Job(rank, "plain", optimizer="sgd", loader=False)
+    job.state["model"].to(torch.bfloat16)
+    with holdfast.Checkpointer(run) as ckpt:
+        start = ckpt.restore(job.state)
+    return start, str(job.state["model"].scale.dtype)
+
+
+@pytest.mark.rule("training-7")
+def test_a_model_that_was_cast_after_a_save_is_saved_as_it_is_now(run):
+    # One rank at a time has the only copy here: the plan's digest holds the dtypes, so it is made anew.
+    assert run_ranks(cast_between_saves, 2, run) == [(2, "torch.bfloat16")] * 2
+
+
+def waiters(rank, run):
+    """Which ranks asked the service what became of the checkpoint."""
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        ckpt.restore(job.state)
+        asked = []
+        ask = ckpt._client.checkpoint
+        ckpt._client.checkpoint = lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
+        if rank == 2:
+            write = ckpt._pipeline._write
+            ckpt._pipeline._write = lambda writer, job: (time.sleep(0.5), write(writer, job))[1]
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        return bool(asked)
+
+
+@pytest.mark.rule("protocol-12")
+def test_one_rank_per_host_waits_for_the_commit(run):
+    assert run_ranks(waiters, 3, run) == [True, False, False]
+
+
+def test_the_training_helper_runs_without_a_run():
+    assert train(0, None, 2).start == 0
