@@ -34,8 +34,10 @@ def upgrade(database: Database) -> None:
     try:
         with exclusive_connection(database) as connection:
             current = MigrationContext.configure(connection).get_current_revision()
-            known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
-            if current is not None and current not in known:
+            revisions = ScriptDirectory.from_config(alembic_config())
+            if current == revisions.get_current_head():
+                return
+            if current is not None and current not in {script.revision for script in revisions.walk_revisions()}:
                 raise CatalogTooNewError(
                     f"The catalog is at revision {current}, which this version of Holdfast does not know. "
                     "Install the version that wrote it, or set HOLDFAST_DATABASE_URL to another catalog."

@@ -1,0 +1,119 @@
+"""Verification while the upload goes on (protocol rule 11), waiting without holding anything (rule 12), and the
+catalog's clock (rule 31)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.pool import QueuePool
+
+from holdfast_protocol.states import CopyState
+from holdfast_service.catalog.tables import Chunk, Copy
+from holdfast_service.clock import database_now
+from holdfast_service.stores.base import ObjectKey
+from tests.support.rank import Job, Save, digest_of
+from tests.support.service import RunningService, running_service
+
+# More than the server has threads for plain endpoints (40), and more than the pool has sessions (50).
+WAITERS = 63
+
+
+@pytest.fixture
+def job(service: RunningService) -> Job:
+    return Job(service.http())
+
+
+@pytest.fixture
+def waiters() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(WAITERS) as pool:
+        yield pool
+
+
+def wait_for(save: Save, waiters: ThreadPoolExecutor, count: int, service: RunningService) -> list[Future[Any]]:
+    """Starts that many long polls and returns once all of them wait."""
+    waiting = [waiters.submit(save.now, 60) for _ in range(count)]
+    deadline = time.monotonic() + 50
+    while service.context.notifier.waiting < count:
+        assert time.monotonic() < deadline, "the waiters did not all come to wait"
+        time.sleep(0.01)
+    return waiting
+
+
+@pytest.mark.rule("protocol-12")
+def test_waiting_ranks_hold_no_thread_and_no_session(
+    service: RunningService, job: Job, waiters: ThreadPoolExecutor
+) -> None:
+    save = job.begin(100)
+    save.upload(0, [b"weights", b"index"])
+    waiting = wait_for(save, waiters, WAITERS, service)
+    pool = service.context.database.engine.pool
+    assert isinstance(pool, QueuePool)
+    # The poller may be asking at this very moment, with one session for all of them.
+    assert pool.checkedout() <= 1
+    in_requests = [thread for thread in threading.enumerate() if "AnyIO worker" in thread.name]
+    assert len(in_requests) < WAITERS
+    assert save.seal(0, [b"weights", b"index"])["state"] == "committed"
+    assert {future.result()["state"] for future in waiting} == {"committed"}
+    assert service.context.notifier.waiting == 0
+
+
+@pytest.mark.rule("protocol-12")
+def test_a_commit_in_another_process_wakes_the_waiters_too(
+    service: RunningService, job: Job, waiters: ThreadPoolExecutor
+) -> None:
+    save = job.begin(100)
+    save.upload(0, [b"weights", b"index"])
+    (waiting,) = wait_for(save, waiters, 1, service)
+    with running_service(service.context.settings) as other:
+        job.http = other.http()
+        assert save.seal(0, [b"weights", b"index"])["state"] == "committed"
+        assert waiting.result()["state"] == "committed"
+
+
+@pytest.mark.rule("protocol-11")
+def test_what_is_reported_is_verified_while_the_rest_goes_up(
+    service: RunningService, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = service.context.store.head
+
+    def head(key: ObjectKey) -> Any:
+        asked.append(key.digest)
+        return real(key)
+
+    first, second, third = b"first", b"second", b"third"
+    save = job.begin(100)
+    answers = save.negotiate(0, [first, second, third])["chunks"]
+    save.send([first, second], [each for each in answers if each["digest"] != digest_of(third)])
+    monkeypatch.setattr(service.context.store, "head", head)
+    reported = save.negotiate(0, finished=[first, second])["finished"]
+    assert {each["state"] for each in reported} == {"verified"}
+    with service.context.database.read() as session:
+        states = dict(session.execute(select(Chunk.digest, Copy.state).join(Copy, Copy.chunk_id == Chunk.id)).all())
+    assert states == {
+        digest_of(first): CopyState.VERIFIED,
+        digest_of(second): CopyState.VERIFIED,
+        digest_of(third): CopyState.PENDING,
+    }
+    save.send([third], [each for each in answers if each["digest"] == digest_of(third)])
+    asked.clear()
+    assert save.seal(0, [first, second, third])["state"] == "committed"
+    assert asked == [digest_of(third)], "the seal asks only for what nobody has reported"
+
+
+@pytest.mark.rule("protocol-31")
+def test_the_catalogs_clock_goes_on_within_a_transaction(service: RunningService) -> None:
+    """After a wait for a lock `now()` would be the transaction's start, and a lease would look longer than it is."""
+    with service.context.database.transaction() as session:
+        before = database_now(session)
+        if service.context.database.is_postgres:
+            session.execute(text("SELECT pg_sleep(0.2)"))
+        else:
+            time.sleep(0.2)
+        assert (database_now(session) - before).total_seconds() >= 0.2
