@@ -31,6 +31,7 @@ def test_a_late_retry_cannot_fence_its_successor(service: RunningService) -> Non
     assert second.save(100)["state"] == "committed"
 
 
+@pytest.mark.rule("protocol-1")
 @pytest.mark.rule("protocol-2")
 def test_of_two_launches_at_once_one_opens_and_the_other_is_told(service: RunningService) -> None:
     Job(service.http())

@@ -55,6 +55,14 @@ def test_another_projects_chunk_is_neither_present_nor_reused(service: RunningSe
 
 
 @pytest.mark.rule("protocol-13")
+def test_a_chunk_that_only_another_project_has_must_be_sent(service: RunningService) -> None:
+    Job(service.http(), "one/run").begin(1).negotiate(0, [b"the same bytes"])  # offered, and never sent
+    Job(service.http(), "two/run").save(1, content=b"the same bytes")
+    again = Job(service.http(), "one/run", after=1).begin(1)
+    assert statuses(again.negotiate(0, [b"the same bytes"])) == ["upload"]
+
+
+@pytest.mark.rule("protocol-13")
 def test_anothers_checkpoint_does_not_exist_for_a_project_token(service: RunningService) -> None:
     save = Job(service.http(), "one/run").begin(1)
     service.make_project("two")
@@ -191,6 +199,24 @@ def test_asking_again_gives_the_same_copy_with_a_fresh_ticket(job: Job, service:
     (again,) = copies_of(service, b"weights")
     assert again.generation == first.generation
     assert again.ticket_expires_at > first.ticket_expires_at
+
+
+@pytest.mark.rule("protocol-17")
+def test_a_retry_that_overtakes_its_first_call_gets_the_same_copy(
+    job: Job, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = job.begin(1)
+    save.negotiate(0)
+    save.negotiate(1, [b"weights"])  # the chunk has its row: inserting it holds nobody up
+    gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "_refer")
+    with in_background(gate) as threads:
+        first = threads.submit(save.negotiate, 0, [b"weights"])
+        gate.wait_until_reached()
+        retry = threads.submit(save.negotiate, 0, [b"weights"])
+        until_blocked_or_done(service, retry)
+        gate.open()
+        assert statuses(first.result()) == statuses(retry.result()) == ["upload"]
+    assert len(copies_of(service, b"weights")) == 2  # one for each rank
 
 
 @pytest.mark.rule("protocol-17")
