@@ -26,7 +26,7 @@ from holdfast_service.metrics.request_meter import RequestMeter
 from holdfast_service.release import VERSION
 from holdfast_service.stores.endpoints import object_router
 from holdfast_service.stores.posix import PosixStore
-from holdfast_service.web.examples import add_examples
+from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
 from holdfast_service.web.protocol_header import ProtocolHeader
 from holdfast_service.web.request_frame import RequestFrame
@@ -49,7 +49,7 @@ _PROBLEM_REPLY: dict[int | str, dict[str, Any]] = {
 
 class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        return add_examples(super().openapi())
+        return finished(super().openapi())
 
 
 def create_app(context: ServiceContext) -> FastAPI:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
 
 from holdfast_protocol.problems import ProblemCode
@@ -74,6 +75,8 @@ class Database:
                 if getattr(error.orig, "sqlstate", None) not in _RETRYABLE_SQLSTATES or not remaining:
                     raise _unavailable(error) from error
                 time.sleep(random.uniform(0.005, 0.05))  # noqa: S311
+            except PoolTimeoutError:
+                raise _busy() from None
         raise AssertionError("unreachable")
 
     def dispose(self) -> None:
@@ -83,6 +86,8 @@ class Database:
     def _translated(self) -> Iterator[None]:
         try:
             yield
+        except PoolTimeoutError:
+            raise _busy() from None
         except DBAPIError as error:
             if isinstance(error, OperationalError) or error.connection_invalidated:
                 raise _unavailable(error) from error
@@ -122,6 +127,10 @@ def _unavailable(error: DBAPIError) -> ProblemError:
     # Only the first line: the rest repeats the statement and its values.
     reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
     return ProblemError(ProblemCode.DATABASE_UNAVAILABLE, f"The database did not answer ({reason}). Try again.")
+
+
+def _busy() -> ProblemError:
+    return ProblemError(ProblemCode.BUSY, "Every database connection of the service is in use. Try again in a second.")
 
 
 def _refuse_network_filesystem(path: Path) -> None:

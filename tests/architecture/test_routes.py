@@ -10,12 +10,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
-from fastapi.testclient import TestClient
 
-from holdfast_service.app import create_app
 from holdfast_service.auth.require import RequireScope
-from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
+from tests.support.service import RunningService, running_service
 
 OPEN = {
     "/healthz": "for load balancers",
@@ -29,10 +27,14 @@ OPEN = {
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[FastAPI]:
-    context = open_service(ServiceSettings(data_dir=tmp_path / "data", port=0))
-    yield create_app(context)
-    close_service(context)
+def service(tmp_path: Path) -> Iterator[RunningService]:
+    with running_service(ServiceSettings(data_dir=tmp_path / "data", port=0)) as running:
+        yield running
+
+
+@pytest.fixture
+def app(service: RunningService) -> FastAPI:
+    return service.app
 
 
 def scopes(dependant: Dependant) -> list[RequireScope]:
@@ -53,12 +55,15 @@ def test_every_route_declares_who_may_call_it(app: FastAPI) -> None:
             assert len(declared) == 1, f"{route.methods} {route.path} declares no scope: give it `require(Scope.…)`"
 
 
-def test_every_other_route_refuses_a_call_without_a_token(app: FastAPI) -> None:
+def test_every_other_route_refuses_a_call_without_a_token(service: RunningService) -> None:
     operations = [
-        (method, path) for path, methods in app.openapi()["paths"].items() for method in methods if path not in OPEN
+        (method, path)
+        for path, methods in service.app.openapi()["paths"].items()
+        for method in methods
+        if path not in OPEN
     ]
     assert len(operations) > 25
-    client = TestClient(app)
+    client = service.http(token=None)
     for method, path in operations:
         reply = client.request(method, re.sub(r"{\w+}", "1", path))
         assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated"), f"{method} {path}"

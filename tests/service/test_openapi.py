@@ -39,6 +39,7 @@ def test_each_operation_has_a_summary_a_tag_and_an_id_of_its_own(schema: dict[st
 
 def test_each_operation_says_that_it_may_answer_with_a_problem(schema: dict[str, Any]) -> None:
     for name, operation in operations(schema):
+        assert "422" not in operation["responses"], f"{name}: a 422 is a problem too"
         for status in ("4XX", "5XX"):
             assert "application/problem+json" in operation["responses"][status]["content"], name
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select, text
+from sqlalchemy.pool import QueuePool
 
 import holdfast_service.collect.tick
 import holdfast_service.prove.tick
@@ -226,3 +227,18 @@ def test_the_store_is_the_one_of_the_data_folder_without_a_setting(tmp_path: Pat
         assert isinstance(store, PosixStore)
         assert store.root == tmp_path / "data" / "store"
         assert (tmp_path / "data" / "catalog.db").exists()
+
+
+def test_a_service_whose_connections_are_all_in_use_says_busy(service: RunningService) -> None:
+    engine = service.context.database.engine
+    pool = engine.pool
+    assert isinstance(pool, QueuePool)
+    pool._timeout = 0.1
+    held = [engine.connect() for _ in range(pool.size() + pool._max_overflow)]
+    try:
+        reply = service.http().get("/v1/server")
+        assert (reply.status_code, reply.json()["code"], reply.json()["retryable"]) == (503, "busy", True)
+    finally:
+        for connection in held:
+            connection.close()
+    assert service.http().get("/v1/server").status_code == 200

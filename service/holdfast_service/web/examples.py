@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel
 
 from holdfast_protocol.attempts import EndAttempt, Heartbeat, OpenAttempt, ResumedFrom
@@ -52,13 +50,3 @@ EXAMPLES: tuple[BaseModel, ...] = (
     EditProject(quota_bytes=10 * 1024**4),
     CreateToken(name="demo trainers", project="demo", scopes=[Scope.TRAIN, Scope.READ]),
 )
-
-
-def add_examples(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same OpenAPI document, with the examples beside their models."""
-    models = schema.get("components", {}).get("schemas", {})
-    for example in EXAMPLES:
-        model = models.get(type(example).__name__)
-        if model is not None:
-            model["examples"] = [example.model_dump(mode="json", exclude_defaults=True)]
-    return schema
