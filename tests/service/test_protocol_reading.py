@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -345,3 +346,23 @@ def test_reading_works_the_same_from_s3(s3_service: RunningService) -> None:
     s3_service.context.store.delete(key)
     verdict = report(s3_service, saved["id"], content, "missing")
     assert (verdict["readable"], verdict["corrupt_checkpoints"]) == (False, [saved["id"]])
+
+
+@pytest.mark.rule("protocol-22")
+def test_a_checkpoint_that_commits_while_its_chunk_is_found_lost_is_marked_too(service: RunningService) -> None:
+    """The commit has looked at the copies and not yet ended; whoever marks must wait for it, or it is missed."""
+    save = Job(service.http(), world_size=2).begin(100)
+    save.write(0, [CONTENT, b"index"])
+    with service.context.database.transaction() as session:
+        chunk = session.scalars(select(Chunk).where(Chunk.digest == digest_of(CONTENT))).one()
+        copy = session.scalars(select(Copy).where(Copy.chunk_id == chunk.id)).one()
+        claimed = claim(session, chunk, copy, database_now(session) + timedelta(seconds=60), suspect=False)
+    with ThreadPoolExecutor(1) as other:
+        with service.context.database.transaction() as committing:
+            row = committing.execute(select(Checkpoint).where(Checkpoint.id == save.id).with_for_update()).scalar_one()
+            settled = other.submit(settle, service.context, claimed, Finding.MISSING)
+            # It usually comes to wait for the lock meanwhile; the outcome is the same if it does not.
+            wait([settled], timeout=0.5)
+            row.state, row.committed_at, row.digest = "committed", database_now(committing), "0" * 64
+        assert settled.result(60) == [save.id]
+    assert health_of(service, save.id)[0] == "corrupt"
