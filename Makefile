@@ -6,6 +6,8 @@ DATABASE ?= sqlite
 VENV := .venv
 # Arguments for pytest, for example: make test ARGS='tests/unit -k digest'
 ARGS ?=
+# Test processes. Each starts servers of its own; two fill two cores, as servers and clients take turns.
+WORKERS ?= 2
 
 .PHONY: help demo test check prove run format docs venv
 
@@ -24,7 +26,7 @@ demo: venv
 # The exit code is kept for .ci/run: make itself turns every failure into 2.
 test: venv
 	@rm -f $(VENV)/.test-exit-code; \
-	$(VENV)/bin/python -m pytest $(ARGS); code=$$?; \
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS); code=$$?; \
 	echo $$code > $(VENV)/.test-exit-code; exit $$code
 
 check: venv
