@@ -38,7 +38,7 @@ HoldfastError
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from holdfast_protocol.problems import ProblemCode
 
@@ -71,6 +71,21 @@ class HoldfastError(Exception):
         self.earlier_try_ambiguous = earlier_try_ambiguous
         parts = [title, detail, self.remedy]
         super().__init__(" ".join(part if part[-1] in ".!?" else f"{part}." for part in parts if part))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # torch and launchers send exceptions from rank to rank by pickle, which would call __init__ with the message.
+        return rebuild_error, (type(self), self.args, vars(self))
+
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
+
+def rebuild_error(kind: type[ErrorT], args: tuple[Any, ...], facts: Mapping[str, Any]) -> ErrorT:
+    """An exception as it was, without asking its constructor, whatever that takes."""
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(facts)
+    return error
 
 
 class ConfigurationError(HoldfastError):

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.errors import ConfigurationError, HoldfastError, RanksDisagree
+from holdfast_client.errors import rebuild_error
 
 T = TypeVar("T")
 
@@ -81,10 +82,7 @@ class _Failure:
         return failure
 
     def rebuild(self, rank: int) -> Exception:
-        error = self.kind.__new__(self.kind)
-        error.args = (f"On rank {rank}: {self.message}",)
-        vars(error).update(self.facts)
-        return error
+        return rebuild_error(self.kind, (f"On rank {rank}: {self.message}",), self.facts)
 
 
 @dataclass(frozen=True)

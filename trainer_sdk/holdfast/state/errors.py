@@ -1,8 +1,15 @@
 """What can be wrong with a training state, by what the user does about it. Below every other file of state/."""
 
+from typing import Any
+
+from holdfast_client.errors import rebuild_error
+
 
 class StateError(ValueError):
     """Something is wrong with the state that was given or with how it fits the checkpoint."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_error, (type(self), self.args, vars(self))
 
 
 class UnsupportedStateError(StateError):

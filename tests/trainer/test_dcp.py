@@ -1,0 +1,157 @@
+"""People's own dcp.save and dcp.load on Holdfast: what stock DCP gives back, without a pickle in the store."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from gloo import run_ranks
+from tests.support.training import Job, values
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+import holdfast
+from holdfast import errors
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def assorted():
+    return {
+        "model": {"weight": torch.arange(12.0).view(3, 4), "half": torch.ones(5, dtype=torch.bfloat16)},
+        "zero": torch.tensor(3),
+        "empty": torch.empty(0, 4),
+        "strided": torch.arange(24).view(4, 6).t(),
+        "large": torch.arange(20_000_000, dtype=torch.int32),
+        "numbers": {"step": 7, "lr": 0.1, "name": "x", "inf": float("inf"), "tuple": (1, "a"), "none": None},
+    }
+
+
+def blank(state):
+    if isinstance(state, dict):
+        return {key: blank(value) for key, value in state.items()}
+    return torch.zeros_like(state) if isinstance(state, torch.Tensor) else None
+
+
+def equal(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.rule("training-17")
+def test_save_and_load_give_back_tensors_and_values(run, service):
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.save(assorted(), storage_writer=ckpt.writer(4))
+    loaded = blank(assorted())
+    with holdfast.Checkpointer(run) as ckpt:
+        reader = ckpt.reader()
+        assert reader.step == 4
+        dcp.load(loaded, storage_reader=reader)
+    assert equal(loaded, assorted())
+    [view] = service.client.all_checkpoints(*run.split("/"))
+    assert (view.step, view.state) == (4, "committed")
+
+
+class Custom:
+    pass
+
+
+@pytest.mark.rule("training-17")
+def test_an_object_that_needs_pickle_is_refused_by_key_and_leaves_no_checkpoint(run, service):
+    with holdfast.Checkpointer(run) as ckpt:
+        with pytest.raises(CheckpointException) as refused:
+            dcp.save({"fine": torch.ones(2), "odd": Custom()}, storage_writer=ckpt.writer(0))
+        assert "odd" in str(refused.value)
+    [view] = service.client.all_checkpoints(*run.split("/"))
+    assert view.state == "aborted"
+    assert "odd" in view.abort_reason
+
+
+@pytest.mark.rule("training-17")
+def test_no_pickle_is_in_the_store(run, service):
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.save(assorted(), storage_writer=ckpt.writer(0))
+    [view] = service.client.all_checkpoints(*run.split("/"))
+    for chunk in service.client.shard_chunks(view.id, 0).chunks:
+        stored = [path.read_bytes() for path in service.store.glob(f"**/{chunk.digest}/*")]
+        assert stored
+        assert not any(data.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x04")) for data in stored)
+
+
+def test_the_next_start_goes_on_from_a_dcp_checkpoint(run, service):
+    with holdfast.Checkpointer(run) as ckpt:
+        for step in range(3):
+            dcp.save({"t": torch.full((2,), step)}, storage_writer=ckpt.writer(step))
+    with holdfast.Checkpointer(run) as ckpt:
+        with pytest.raises(errors.NotRestored):
+            ckpt.writer(9)
+        state = {"t": torch.zeros(2, dtype=torch.int64)}
+        dcp.load(state, storage_reader=ckpt.reader(at="1"))
+        dcp.save({"t": torch.full((2,), 9)}, storage_writer=ckpt.writer(2))
+    assert state["t"].tolist() == [1, 1]
+    attempt = service.client.attempt(*run.split("/"), 2)
+    assert attempt.resumed_from is not None
+
+
+def test_an_empty_run_has_no_reader(run):
+    with holdfast.Checkpointer(run) as ckpt, pytest.raises(errors.NoRestorePoint):
+        ckpt.reader()
+
+
+def test_tensors_of_a_holdfast_checkpoint_can_be_read_too(run):
+    weights = {"weights": {"a": torch.arange(6.0)}}
+    with holdfast.Checkpointer(run, replicated=["weights"]) as ckpt:
+        ckpt.restore(weights)
+        ckpt.save(0, weights).committed.result(timeout=60)
+    with holdfast.Checkpointer(run) as ckpt:
+        metadata = ckpt.reader().read_metadata()
+        [name] = [name for name in metadata.state_dict_metadata if name.endswith("a")]
+    with holdfast.Checkpointer(run) as ckpt:
+        loaded = {name: torch.zeros(6)}
+        dcp.load(loaded, storage_reader=ckpt.reader())
+    assert loaded[name].tolist() == list(range(6))
+
+
+def dcp_job(rank, run, kind, steps):
+    job = Job(rank, kind, seed=steps, loader=False)
+    model = job.state["model"]
+    with holdfast.Checkpointer(run) as ckpt:
+        if steps:
+            for step in range(steps):
+                job.step(step)
+            dcp.save({"model": get_model_state_dict(model), "step": steps}, storage_writer=ckpt.writer(steps))
+        else:
+            loaded = {"model": get_model_state_dict(model), "step": 0}
+            dcp.load(loaded, storage_reader=ckpt.reader())
+            set_model_state_dict(model, loaded["model"])
+            assert loaded["step"] == 2
+    return {name: value for name, value in values(job.state).items() if name in model.state_dict()}
+
+
+@pytest.mark.rule("training-17")
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 2), (2, 3), (3, 1)])
+def test_a_sharded_dcp_checkpoint_loads_on_any_world_size(run, saved_by, loaded_by):
+    saved = run_ranks(dcp_job, saved_by, run, "fsdp", 2, timeout_seconds=180)
+    loaded = run_ranks(dcp_job, loaded_by, run, "fsdp", 0, timeout_seconds=180)
+    assert len(saved[0]) == 6
+    assert loaded == [saved[0]] * loaded_by
+
+
+def fail_on_rank_1(rank, run):
+    with holdfast.Checkpointer(run) as ckpt:
+        odd = Custom() if rank == 1 else 1
+        try:
+            dcp.save({"t": torch.ones(2), f"odd{rank}": odd}, storage_writer=ckpt.writer(0))
+        except CheckpointException as error:
+            return "odd1" in str(error)
+    return False
+
+
+def test_a_rank_that_fails_in_dcp_save_leaves_no_restore_point(run, service):
+    assert run_ranks(fail_on_rank_1, 2, run, timeout_seconds=120) == [True, True]
+    decision = service.client.restore_point(*run.split("/"))
+    assert decision.restore_point is None
+    assert not decision.ever_committed
