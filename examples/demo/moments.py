@@ -46,9 +46,6 @@ class Catalog:
         point = self._client.restore_point(self._run.project, self._run.run).restore_point
         return None if point is None else point.step
 
-    def exists(self) -> bool:
-        return any(run.name == self._run.run for run in self._client.all_runs(self._run.project))
-
     def _newest(self, state: CheckpointState) -> CheckpointView | None:
         page = self._client.checkpoints(self._run.project, self._run.run, state=state, limit=1)
         return page.items[0] if page.items else None

@@ -231,9 +231,11 @@ def main() -> int:
     options = parser.parse_args()
     scale = QUICK if options.quick else FULL
 
-    signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C: every block ends what it started
+    for interruption in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(interruption, _interrupt)
     began = time.monotonic()
-    total = 3 * scale.steps + scale.more_steps_on_one_rank
+    trained_twice = scale.save_every  # at least the steps whose save is cut off by the second kill
+    total = 2 * scale.steps + trained_twice + scale.more_steps_on_one_rank
     try:
         with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder, Screen(total) as screen:
             outcome = demo(screen, scale, Path(folder), store=options.store, database=options.database)
@@ -257,6 +259,9 @@ def _fail(why: str, said: Sequence[str] = ()) -> int:
 
 
 def _interrupt(_signal: int, _frame: object) -> None:
+    """Every block ends what it started; a second Ctrl-C must not interrupt that."""
+    for interruption in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(interruption, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
