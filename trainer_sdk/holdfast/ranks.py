@@ -8,10 +8,10 @@ Works the same for one process without torch.distributed.
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import socket
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +26,6 @@ from holdfast_client.errors import rebuild_error
 T = TypeVar("T")
 
 _NO_DIGEST = "0" * 64
-_made = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,6 @@ class Ranks:
         """Makes the group; all ranks must. Raises ConfigurationError where a launcher made a world that
         torch.distributed does not know of: each process would take itself for the only one."""
         self.timeout_seconds = timeout_seconds
-        # Checkpointers of one process share the job's store; all ranks make them in the same order.
-        self._number = next(_made)
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -113,9 +110,12 @@ class Ranks:
                     f"WORLD_SIZE is {launched}, and torch.distributed is not initialised. "
                     "Call torch.distributed.init_process_group() before holdfast.Checkpointer(…)."
                 )
-        hosts = self.gather(socket.gethostname())
+        told = self.gather((socket.gethostname(), uuid.uuid4().hex))
+        hosts = [host for host, _ in told]
         self.host_leader = hosts.index(hosts[self.rank])
         """The lowest rank on this rank's host."""
+        # A restarted job may find its predecessor's keys in the launcher's store, and other Checkpointers' too.
+        self._store_prefix = f"holdfast/{told[0][1]}"
 
     @property
     def is_first(self) -> bool:
@@ -129,7 +129,7 @@ class Ranks:
         if self._group is None:
             return None
         c10d: Any = dist.distributed_c10d
-        store: KeyValueStore = c10d.PrefixStore(f"holdfast/{self._number}/{purpose}", c10d._get_default_store().clone())
+        store: KeyValueStore = c10d.PrefixStore(f"{self._store_prefix}/{purpose}", c10d._get_default_store().clone())
         return store
 
     def close(self) -> None:
