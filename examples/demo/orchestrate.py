@@ -52,6 +52,10 @@ class Scale:
     layers: int
 
 
+# A shell's background job ignores Ctrl-C from the start, and can be told to stop all the same; under nohup, SIGHUP not.
+_INTERRUPTIONS = [signal.SIGINT, signal.SIGTERM]
+if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    _INTERRUPTIONS.append(signal.SIGHUP)
 FULL = Scale(steps=32, more_steps_on_one_rank=8, save_every=8, width=384, layers=6)
 QUICK = Scale(steps=12, more_steps_on_one_rank=3, save_every=3, width=256, layers=4)
 
@@ -231,7 +235,7 @@ def main() -> int:
     options = parser.parse_args()
     scale = QUICK if options.quick else FULL
 
-    for interruption in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for interruption in _INTERRUPTIONS:
         signal.signal(interruption, _interrupt)
     began = time.monotonic()
     trained_twice = scale.save_every  # at least the steps whose save is cut off by the second kill
@@ -260,7 +264,7 @@ def _fail(why: str, said: Sequence[str] = ()) -> int:
 
 def _interrupt(_signal: int, _frame: object) -> None:
     """Every block ends what it started; a second Ctrl-C must not interrupt that."""
-    for interruption in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for interruption in _INTERRUPTIONS:
         signal.signal(interruption, signal.SIG_IGN)
     raise KeyboardInterrupt
 
