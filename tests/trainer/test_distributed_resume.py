@@ -13,8 +13,6 @@ from torch import nn
 import holdfast
 from holdfast import errors
 
-WITHOUT_LOADER = {"loader": False}
-
 
 @pytest.mark.rule("training-5")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
@@ -55,13 +53,15 @@ def restore_only(rank, run, kind):
 
 @pytest.mark.rule("training-5")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-@pytest.mark.parametrize(("saved_by", "restored_by"), [(1, 2), (2, 1), (2, 4), (4, 2), (4, 1), (1, 4)])
-def test_the_state_is_equal_after_resharding(run, kind, saved_by, restored_by):
-    saved = run_ranks(final_values, saved_by, run, 3, kind, timeout_seconds=240)
-    restored = run_ranks(restore_only, restored_by, run, kind, timeout_seconds=240)
-    for start, state, _ in restored:
-        assert start == 3
-        assert state == saved[0][2]
+def test_the_state_is_equal_after_each_resharding_between_one_two_and_four_ranks(run, kind):
+    saved = None
+    # Every way from one of the three world sizes to another, one after the other in one run.
+    for step, world_size in enumerate([1, 2, 4, 1, 4, 2, 1]):
+        launched = run_ranks(final_values, world_size, run, step + 1, kind, step, timeout_seconds=240)
+        for start, restored, _ in launched:
+            assert start == step
+            assert saved is None or restored == saved
+        saved = launched[0][2]
 
 
 @pytest.mark.rule("training-3")
