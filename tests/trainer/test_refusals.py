@@ -20,6 +20,7 @@ from holdfast_protocol.checkpoints import EditCheckpoint
 from holdfast_protocol.states import Health
 
 
+@pytest.mark.rule("protocol-20")
 @pytest.mark.rule("training-10")
 def test_a_mistyped_run_raises_and_names_the_one_that_was_meant(own_service):
     train(0, "tests/llama-pretrain", 2)
@@ -33,6 +34,7 @@ def test_a_mistyped_run_raises_and_names_the_one_that_was_meant(own_service):
     assert values(job.state) == before
 
 
+@pytest.mark.rule("protocol-20")
 @pytest.mark.rule("training-10")
 def test_an_absent_service_raises_and_never_begins_from_zero(monkeypatch):
     monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:9")
@@ -51,6 +53,7 @@ def test_a_wrong_token_raises_with_the_remedy(run, monkeypatch):
         ckpt.restore({})
 
 
+@pytest.mark.rule("protocol-20")
 @pytest.mark.rule("training-10")
 def test_a_run_whose_checkpoints_are_all_unusable_raises_instead_of_beginning_anew(run, service):
     train(0, run, 2)
