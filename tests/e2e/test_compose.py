@@ -102,8 +102,9 @@ def test_every_service_has_a_health_check_a_named_volume_and_a_fixed_version(env
     assert {each["condition"] for each in waits.values()} == {"service_healthy"}
 
 
-def test_the_image_runs_the_service_and_not_as_root() -> None:
-    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+def test_the_image_runs_the_service_and_not_as_root(environment: dict[str, str]) -> None:
+    build = compose(environment)["services"]["holdfast"]["build"]
+    lines = (ROOT / build["context"] / build["dockerfile"]).read_text(encoding="utf-8").splitlines()
     instructions = [line for line in lines if line and not line.startswith("#")]
     assert 'CMD ["holdfast", "serve"]' in instructions
     assert "USER holdfast" in instructions
