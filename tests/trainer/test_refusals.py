@@ -212,6 +212,49 @@ def test_leaving_the_block_waits_for_the_save_in_flight_within_a_bound(own_servi
     assert not handle.committed.done() or handle.committed.exception() is not None
 
 
+def test_a_forked_child_that_exits_does_not_end_its_parents_attempt(run, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, torch, holdfast\n"
+        "state = {'t': {'x': torch.randn(100)}}\n"
+        "ckpt = holdfast.Checkpointer(sys.argv[1])\n"
+        "ckpt.restore(state)\n"
+        "ckpt.save(0, state).committed.result(timeout=60)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    sys.exit(0)\n"  # an ordinary end, with the handlers of an ordinary end
+        "os.waitpid(child, 0)\n"
+        "ckpt.save(1, state).committed.result(timeout=60)\n"
+    )
+    subprocess.run([sys.executable, script, run], check=True, timeout=120)
+
+
+def test_a_program_that_ends_by_an_exception_is_not_noted_as_finished(run, service, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, holdfast\n"
+        "ckpt = holdfast.Checkpointer(sys.argv[1])\n"
+        "ckpt.restore({})\n"
+        "raise RuntimeError('out of memory')\n"  # no with, no close
+    )
+    subprocess.run([sys.executable, script, run], check=False, timeout=120, capture_output=True)
+    [attempt] = service.client.attempts(*run.split("/")).items
+    assert (attempt.outcome, attempt.outcome_detail) == ("failed", "RuntimeError: out of memory")
+
+
+def test_saving_a_committed_step_again_is_fine_with_the_same_content_and_refused_with_other(run):
+    state = {"t": {"x": torch.randn(100)}}
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(state)
+        first = ckpt.save(0, state, metrics={"loss": 1.0}).committed.result(timeout=60)
+        again = ckpt.save(0, state, metrics={"loss": 1.0}).committed.result(timeout=60)
+        assert (again.id, again.digest) == (first.id, first.digest)
+        state["t"]["x"] += 1
+        refused = ckpt.save(0, state, metrics={"loss": 1.0}).committed.exception(timeout=60)
+        assert "save under another step" in str(refused)
+        ckpt.save(1, state).committed.result(timeout=60)
+
+
 def test_the_same_lines_for_people_at_restore_and_commit(run, caplog):
     with caplog.at_level(logging.INFO, logger="holdfast"):
         train(0, run, 2)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
+import sys
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -93,8 +95,9 @@ class Checkpointer:
         self._clock: Clock | None = None
         self._raised: HoldfastError | None = None
         self._closed = False
+        self._process_id = os.getpid()
         # For scripts without a `with`: the save in flight at the end of the program is finished all the same.
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     @property
     def run(self) -> str:
@@ -171,10 +174,11 @@ class Checkpointer:
 
     def close(self, outcome: AttemptOutcome = AttemptOutcome.FINISHED, detail: str = "") -> None:
         """Waits for the save in flight, within bounds, and ends the attempt. Twice is fine. Not a collective."""
-        if self._closed:
+        # A forked child has none of the threads, and its end is not the job's.
+        if self._closed or os.getpid() != self._process_id:
             return
         self._closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         if self._clock is not None:
             self._clock.close()
         bound = self._settings.drain_seconds
@@ -198,6 +202,14 @@ class Checkpointer:
             self.close()
             if self._session.ended_by() is not self._raised:
                 self._raise_pending()
+        else:
+            self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
+
+    def _close_at_exit(self) -> None:
+        # Set where the program ends by an exception; in an interactive session by any earlier one.
+        error = getattr(sys, "last_value", None)
+        if error is None or hasattr(sys, "ps1"):
+            self.close()
         else:
             self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
 

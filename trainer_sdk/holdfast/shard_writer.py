@@ -23,7 +23,7 @@ from holdfast_protocol.checkpoints import (
     SealShard,
 )
 from holdfast_protocol.digests import chunk_digest, shard_digest
-from holdfast_protocol.states import CheckpointKind
+from holdfast_protocol.states import CheckpointKind, CheckpointState
 
 log = logging.getLogger("holdfast")
 
@@ -39,7 +39,10 @@ class ShardWriter:
         self._uploader: ShardUploader | None = None
         self._stopped = False
         begin = BeginCheckpoint(**self._fence, step=step, world_size=session.ranks.world_size, kind=kind)
-        self.checkpoint_id = session.client.begin(session.run.project, session.run.run, begin).id
+        begun = session.client.begin(session.run.project, session.run.run, begin)
+        self.checkpoint_id = begun.id
+        # This job saves the step a second time. The seal says whether it is the same content; nothing can be sent.
+        self._committed_before = begun.state is CheckpointState.COMMITTED
         self.digests: list[str] = []
         """Of the chunks that were uploaded, by ordinal."""
         self.sent_bytes = 0
@@ -49,6 +52,9 @@ class ShardWriter:
 
         The bytes of each must stay as they are until then.
         """
+        if self._committed_before:
+            self.digests.extend(chunk_digest(chunk) for chunk in chunks)
+            return
         self._uploader = ShardUploader(
             self._session.client, self.checkpoint_id, self._rank, self._session.fence, workers=self._workers
         )
@@ -80,6 +86,8 @@ class ShardWriter:
 
     def fail(self, error: BaseException) -> None:
         """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). Never raises."""
+        if self._committed_before:
+            return
         failed = FailShard(**self._fence, reason=f"{type(error).__name__}: {error}"[:4000])
         try:
             self._session.brief_client.seal(self.checkpoint_id, self._rank, failed)
