@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.restore import PassedOver, RestorePoint
 from holdfast_protocol.states import AttemptOutcome
@@ -69,7 +69,7 @@ class ResumedFrom(Fence):
 
 
 class Heartbeat(Fence):
-    step: int | None = Field(default=None, ge=0)
+    step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER)
 
 
 class HeartbeatReply(Reply):

@@ -19,12 +19,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from holdfast_protocol.base import Digest, Label, Reply, Request
+from holdfast_protocol.base import LARGEST_INTEGER, Digest, Label, Reply, Request
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.states import CheckpointKind, CheckpointState, Health, ShardState, Tier
 
-Step = Annotated[int, Field(ge=0, le=2**62)]
+Step = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 MAX_CHUNKS_PER_SHARD = 200_000
+LARGEST_SHARD_BYTES = 2**46
+"""Of one rank: the sum over the largest world is still a number that both databases keep."""
 
 
 class MetricValue(Request):
@@ -60,7 +62,7 @@ class Component(Request):
     """A named part of the training state, as one rank has it."""
 
     kind: Literal["model", "optimizer", "lr_scheduler", "dataloader", "rng", "extra"]
-    logical_bytes: int = Field(ge=0)
+    logical_bytes: int = Field(ge=0, le=LARGEST_SHARD_BYTES)
 
 
 class IndexOrdinals(Request):
@@ -75,7 +77,7 @@ class SealShard(Fence):
     digest: Digest = Field(description="shard_digest(chunks); the service computes it again.")
     chunks: list[Digest] = Field(min_length=1, max_length=MAX_CHUNKS_PER_SHARD)
     index: IndexOrdinals
-    logical_bytes: int = Field(ge=0)
+    logical_bytes: int = Field(ge=0, le=LARGEST_SHARD_BYTES)
     components: dict[str, Component]
     finite: bool = Field(default=True, description="False: this part holds NaN or infinity; the checkpoint diverged.")
     metrics: Metrics | None = Field(default=None, description="Rank 0's only (protocol rule 7).")

@@ -14,12 +14,14 @@ from datetime import datetime
 
 from pydantic import Field
 
-from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request
 from holdfast_protocol.restore import RestorePoint
 
 
 class EditProject(Request):
-    quota_bytes: int | None = Field(default=None, ge=0, description="Bytes in the store; null: no limit.")
+    quota_bytes: int | None = Field(
+        default=None, ge=0, le=LARGEST_INTEGER, description="Bytes in the store; null: no limit."
+    )
 
 
 class ProjectView(Reply):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -77,6 +77,8 @@ class Database:
                 time.sleep(random.uniform(0.005, 0.05))  # noqa: S311
             except PoolTimeoutError:
                 raise _busy() from None
+            except (DataError, OverflowError):
+                raise _not_keepable() from None
         raise AssertionError("unreachable")
 
     def dispose(self) -> None:
@@ -88,6 +90,8 @@ class Database:
             yield
         except PoolTimeoutError:
             raise _busy() from None
+        except (DataError, OverflowError):
+            raise _not_keepable() from None
         except DBAPIError as error:
             if isinstance(error, OperationalError) or error.connection_invalidated:
                 raise _unavailable(error) from error
@@ -127,6 +131,13 @@ def _unavailable(error: DBAPIError) -> ProblemError:
     # Only the first line: the rest repeats the statement and its values.
     reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
     return ProblemError(ProblemCode.DATABASE_UNAVAILABLE, f"The database did not answer ({reason}). Try again.")
+
+
+def _not_keepable() -> ProblemError:
+    """A number beyond 64 bits, or NUL in a name: what a caller sent, and nothing that a row could be found by."""
+    return ProblemError(
+        ProblemCode.INVALID_REQUEST, "The request holds a number or a text that no database can keep. Correct it."
+    )
 
 
 def _busy() -> ProblemError:

@@ -27,6 +27,7 @@ from holdfast_client.client import Client
 from holdfast_client.errors import UnsupportedProtocol
 from holdfast_client.launch import open_attempt
 from holdfast_protocol.attempts import AttemptOpened, EndAttempt, Heartbeat, ResumedFrom
+from holdfast_protocol.base import text_to_keep
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import AttemptOutcome
@@ -136,7 +137,7 @@ class Session:
         heart.join(timeout=1.0)
         if isinstance(self._ended_by, StaleAttempt):
             return
-        request = EndAttempt(**self.fence.model_dump(), outcome=outcome, detail=detail[:4000])
+        request = EndAttempt(**self.fence.model_dump(), outcome=outcome, detail=text_to_keep(detail, 4000))
         try:
             self.brief_client.end_attempt(self.run.project, self.run.run, self.opened.attempt, request)
         except HoldfastError as error:

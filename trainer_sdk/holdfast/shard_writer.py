@@ -13,6 +13,7 @@ from holdfast.errors import HoldfastError
 from holdfast.session import Session
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_protocol.base import text_to_keep
 from holdfast_protocol.checkpoints import (
     BeginCheckpoint,
     CheckpointView,
@@ -88,7 +89,7 @@ class ShardWriter:
         """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). Never raises."""
         if self._committed_before:
             return
-        failed = FailShard(**self._fence, reason=f"{type(error).__name__}: {error}"[:4000])
+        failed = FailShard(**self._fence, reason=text_to_keep(f"{type(error).__name__}: {error}", 4000))
         try:
             self._session.brief_client.seal(self.checkpoint_id, self._rank, failed)
         except HoldfastError as unheard:

@@ -31,7 +31,7 @@ from holdfast_service.errors import ProblemError
 router = APIRouter(prefix="/v1/projects/{project}/runs/{run}/attempts", tags=["attempts"])
 
 Trainer = Annotated[Principal, require(Scope.TRAIN)]
-Number = Annotated[int, Path(ge=1)]
+Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
 @router.post("", summary="Open an attempt; every older one is fenced")
@@ -54,7 +54,7 @@ def list_(
 
 @router.get("/{number}", summary="Read an attempt")
 def read(
-    project: str, run: str, number: int, context: Context, caller: Annotated[Principal, require(None)]
+    project: str, run: str, number: Number, context: Context, caller: Annotated[Principal, require(None)]
 ) -> AttemptView:
     return read_attempt(context, caller, project, run, number)
 
