@@ -12,8 +12,8 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
-from urllib.parse import quote
+
+from holdfast_service.stores.canonical_request import canonical_headers, joined, quoted_pairs
 
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 LONGEST_URL_SECONDS = 7 * 24 * 3600
@@ -49,7 +49,7 @@ class SigV4Signer:
     ) -> str:
         """A URL that allows this method with these headers. The payload is not part of the signature."""
         timestamp, scope = self._when_and_where(at)
-        names, canonical_headers = _canonical_headers(origin, headers)
+        names, header_lines = canonical_headers(origin, headers)
         terms = [
             ("X-Amz-Algorithm", _ALGORITHM),
             ("X-Amz-Credential", f"{credentials.access_key}/{scope}"),
@@ -59,10 +59,10 @@ class SigV4Signer:
         ]
         if credentials.session_token:
             terms.append(("X-Amz-Security-Token", credentials.session_token))
-        pairs = _quoted_pairs([*query, *terms])
-        canonical = f"{method}\n{path}\n{_joined(sorted(pairs))}\n{canonical_headers}\n{names}\nUNSIGNED-PAYLOAD"
+        pairs = quoted_pairs([*query, *terms])
+        canonical = f"{method}\n{path}\n{joined(sorted(pairs))}\n{header_lines}\n{names}\nUNSIGNED-PAYLOAD"
         signature = self._signature(credentials, timestamp, scope, canonical)
-        return f"{origin}{path}?{_joined(pairs)}&X-Amz-Signature={signature}"
+        return f"{origin}{path}?{joined(pairs)}&X-Amz-Signature={signature}"
 
     def sign_headers(
         self,
@@ -81,9 +81,9 @@ class SigV4Signer:
         sent = {**headers, "x-amz-content-sha256": payload_sha256, "x-amz-date": timestamp}
         if credentials.session_token:
             sent["x-amz-security-token"] = credentials.session_token
-        names, canonical_headers = _canonical_headers(origin, sent)
-        canonical_query = _joined(sorted(_quoted_pairs(query)))
-        canonical = f"{method}\n{path}\n{canonical_query}\n{canonical_headers}\n{names}\n{payload_sha256}"
+        names, header_lines = canonical_headers(origin, sent)
+        canonical_query = joined(sorted(quoted_pairs(query)))
+        canonical = f"{method}\n{path}\n{canonical_query}\n{header_lines}\n{names}\n{payload_sha256}"
         signature = self._signature(credentials, timestamp, scope, canonical)
         sent["authorization"] = (
             f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
@@ -109,31 +109,3 @@ class SigV4Signer:
                 key = hmac.digest(key, part.encode(), "sha256")
             self._cached = (wanted, key)
         return key
-
-
-def encoded_query(query: Sequence[tuple[str, str]]) -> str:
-    """As it goes over the wire, in the given order."""
-    return _joined(_quoted_pairs(query))
-
-
-def _quoted_pairs(query: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Pairs, because the canonical order is by name and then value: `a=` comes before `a0=`, and "a0=" before "a="."""
-    return [(_quoted(name), _quoted(value)) for name, value in query]
-
-
-def _joined(pairs: Sequence[tuple[str, str]]) -> str:
-    return "&".join([f"{name}={value}" for name, value in pairs])
-
-
-@lru_cache(1024)
-def _quoted(text: str) -> str:
-    """Cached, because almost all of it is the same in every URL of a day, and quoting was most of a URL's cost."""
-    return quote(text, safe="-_.~")
-
-
-def _canonical_headers(origin: str, headers: Mapping[str, str]) -> tuple[str, str]:
-    """The names as `a;b;c`, and one line each, with a line end after the last."""
-    lines = {name: " ".join(value.split()) for name, value in headers.items()}
-    lines["host"] = origin.partition("://")[2]
-    names = sorted(lines)
-    return ";".join(names), "".join(f"{name}:{lines[name]}\n" for name in names)

@@ -1,0 +1,135 @@
+"""Requests to a bucket over one connection pool, tried again where that can help. A subclass says how they are signed.
+
+Here, and only here, an HTTP status or a network failure becomes a StoreError. Messages name the host and the store's
+own error code, never a URL: a presigned one is a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from xml.etree import ElementTree
+
+import urllib3
+
+from holdfast_service.stores.base import (
+    ObjectMismatch,
+    ObjectMissing,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+from holdfast_service.stores.canonical_request import encoded_query
+
+_CONNECT_SECONDS = 5.0
+_READ_SECONDS = 60.0
+_SEND_BYTES = 256 * 1024
+_TRIES = 4
+_FIRST_PAUSE_SECONDS = 0.2
+_CONNECTIONS = 64
+_MISMATCH = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "CrcMismatch"}
+_FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}
+_LATER = {"SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "ConditionalRequestConflict"}
+
+
+def new_pool() -> urllib3.PoolManager:
+    """Connections with the time-outs of a store's. It never retries: whoever uses it knows what may be repeated."""
+    timeout = urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS)
+    return urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, retries=False)
+
+
+class BucketWire(ABC):
+    """Requests from the service to `origin`. Safe to use from several threads. `name` begins a sentence about it,
+    `remedy` ends the one about a refusal."""
+
+    def __init__(self, origin: str, *, name: str, remedy: str, pool: urllib3.PoolManager | None = None) -> None:
+        self._origin = origin
+        self._name = name
+        self._remedy = remedy
+        self.pool = new_pool() if pool is None else pool
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        accept: Collection[int] = (200, 204, 206),
+        stream: bool = False,
+        tries: int = _TRIES,
+    ) -> urllib3.BaseHTTPResponse:
+        """The answer if its status is accepted, with its body read unless `stream`; else a StoreError."""
+        for tried in range(1, tries + 1):
+            # Signed anew each time: a signature and a token have an end.
+            signed = self._signed(method, path, query=query, headers=headers or {}, body=body)
+            url = f"{self._origin}{path}" + (f"?{encoded_query(query)}" if query else "")
+            try:
+                answer = self._send(method, url, signed, body, stream)
+            except urllib3.exceptions.HTTPError as error:
+                failure: StoreError = self.unavailable(error)
+            else:
+                if answer.status in accept:
+                    return answer
+                failure = self._failure(answer)
+            if not failure.retryable or tried == tries:
+                break
+            # Full jitter: many service processes must not come back to a throttling store in step.
+            time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2**tried))  # noqa: S311
+        raise failure
+
+    def unavailable(self, error: Exception) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._name} does not answer ({type(error).__name__}); check that it is up")
+
+    def close(self) -> None:
+        self.pool.clear()
+
+    @abstractmethod
+    def _signed(
+        self, method: str, path: str, *, query: Sequence[tuple[str, str]], headers: Mapping[str, str], body: bytes
+    ) -> dict[str, str]:
+        """The headers to send: the given ones, and what says who asks."""
+
+    def _send(
+        self, method: str, url: str, headers: dict[str, str], body: bytes, stream: bool
+    ) -> urllib3.BaseHTTPResponse:
+        if method not in {"PUT", "POST"}:
+            return self.pool.request(method, url, headers=headers, preload_content=not stream)
+        # urllib3 applies the connect time-out to each send: in one piece a large body would have to fit into it.
+        slices = (body[start : start + _SEND_BYTES] for start in range(0, len(body), _SEND_BYTES))
+        return self.pool.request(method, url, headers={**headers, "content-length": str(len(body))}, body=slices)
+
+    def _failure(self, answer: urllib3.BaseHTTPResponse) -> StoreError:
+        try:
+            code = error_code(answer.data)
+        except urllib3.exceptions.HTTPError as error:
+            return self.unavailable(error)
+        what = f"{code or 'no reason given'}, status {answer.status}"
+        if answer.status == 507 or code in _FULL:
+            return StoreFull(f"{self._name} is full ({what}); free some room or raise its quota")
+        if code in _MISMATCH:
+            return ObjectMismatch(f"{self._name} refused the bytes ({what})")
+        if answer.status == 404 and code in {"", "NoSuchKey", "NoSuchVersion"}:
+            return ObjectMissing("there is no such object in the store")
+        if code in _LATER or answer.status in {408, 409, 429} or (answer.status >= 500 and answer.status != 501):
+            return StoreUnavailable(f"{self._name} asks to come back later ({what})")
+        return StoreRefused(f"{self._name} refuses the service ({what}); {self._remedy}")
+
+
+def error_code(body: bytes) -> str:
+    """The reason in an error document, S3's and Google's XML or Google's JSON; empty if there is none (HEAD answers
+    have no body)."""
+    try:
+        return ElementTree.fromstring(body).findtext("{*}Code") or ""  # noqa: S314  (our own store's answer)
+    except ElementTree.ParseError:
+        pass
+    try:
+        error = json.loads(body)["error"]
+        return str(error["errors"][0]["reason"] if "errors" in error else error["status"])
+    except (ValueError, KeyError, TypeError, LookupError):
+        return ""
