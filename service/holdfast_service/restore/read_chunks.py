@@ -21,6 +21,7 @@ from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.restore.chunks_of_checkpoint import chunks_of_checkpoint
 from holdfast_service.stores.base import MountedStore
+from holdfast_service.stores.make_tickets import make_tickets
 
 
 def read_chunks(context: ServiceContext, caller: Principal, checkpoint_id: str, request: ReadChunks) -> ChunkReads:
@@ -41,7 +42,9 @@ def read_chunks(context: ServiceContext, caller: Principal, checkpoint_id: str, 
         lease_id = _take_lease(session, caller, checkpoint_id, request.lease_id, lease_seconds)
         copies = _copies(session, context, checkpoint, list(chunks.values()))
     office = _ReadingOffice(context, project.id, request.mount_proof)
-    tickets = [office.ticket(chunks[digest], copies.get(chunks[digest].id)) for digest in request.digests]
+    tickets = make_tickets(
+        context.store, lambda digest: office.ticket(chunks[digest], copies.get(chunks[digest].id)), request.digests
+    )
     return ChunkReads(lease_id=lease_id, lease_expires_in_seconds=lease_seconds, chunks=tickets)
 
 

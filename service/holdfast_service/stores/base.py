@@ -165,10 +165,12 @@ class Store(Protocol):
     def presign_put(
         self, key: ObjectKey, *, stored_bytes: int, stored_sha256: str, md5: str | None = None, expires_in_seconds: int
     ) -> PutTicket:
-        """A ticket for exactly these bytes (digests in hex), no I/O. It never lives longer than the credentials."""
+        """A ticket for exactly these bytes (digests in hex). It never lives longer than the credentials.
+
+        No I/O, except for a RemotelySignedStore."""
 
     def presign_get(self, key: ObjectKey, *, expires_in_seconds: int) -> GetTicket:
-        """A ticket to read, whether or not the object exists; no I/O."""
+        """A ticket to read, whether or not the object exists; I/O as for presign_put."""
 
     def head(self, key: ObjectKey) -> ObjectFacts:
         """What the store says of the object; ObjectMissing only if the store is there and the object is not."""
@@ -226,3 +228,10 @@ class MountedStore(Protocol):
 
     def sweep_incoming(self, *, older_than_seconds: float) -> int:
         """Removes what was written and never published, and old proofs; how many files."""
+
+
+@runtime_checkable
+class RemotelySignedStore(Protocol):
+    """A store whose tickets may each be signed by a request to somebody else; make_tickets.py waits for several."""
+
+    tickets_at_once: int

@@ -9,9 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from holdfast_service.stores import s3_location
+from holdfast_service.stores import gcs_location, s3_location
 from holdfast_service.stores.base import Capabilities, StoreUnavailable
+from holdfast_service.stores.bucket_wire import new_pool
 from holdfast_service.stores.credentials import DefaultChainCredentials, FixedCredentials
+from holdfast_service.stores.gcs import GcsStore
+from holdfast_service.stores.gcs_credentials import default_identity
+from holdfast_service.stores.gcs_signers import signer_for
+from holdfast_service.stores.gcs_wire import GcsWire
 from holdfast_service.stores.posix import PosixStore
 from holdfast_service.stores.s3 import S3Store
 from holdfast_service.stores.signed_urls import UrlSigner
@@ -34,8 +39,9 @@ def open_store(
     credentials: Credentials | None = None,
     *,
     capabilities: Capabilities | None = None,
-) -> PosixStore | S3Store:
-    """`signing_key` (32 bytes or more) signs the service's own URLs; `credentials` else come from the environment.
+) -> PosixStore | S3Store | GcsStore:
+    """`signing_key` (32 bytes or more) signs the service's own URLs; `credentials` are S3's and else come from the
+    environment, as Google's always do.
 
     StoreUrlError for a wrong URL, StoreRefused if there are no credentials at all. A posix folder that does not exist
     is made; one that exists is left alone until `probe()`, since it may be a mount point without its mount.
@@ -50,7 +56,11 @@ def open_store(
             raise StoreUrlError(url, str(error), s3_location.EXAMPLE) from error
         source = FixedCredentials(credentials) if credentials else DefaultChainCredentials()
         return S3Store(location, source, capabilities=capabilities)
-    raise StoreUrlError(url, f"it begins with {scheme!r}, not with posix or s3", _POSIX_EXAMPLE)
+    if scheme == "gs":
+        return _open_gcs(url, capabilities)
+    if scheme == "gcs":
+        raise StoreUrlError(url, "Google's own tools write gs://, and so does Holdfast", gcs_location.EXAMPLE)
+    raise StoreUrlError(url, f"it begins with {scheme!r}, not with posix, s3 or gs", _POSIX_EXAMPLE)
 
 
 def _open_posix(url: str, signer: UrlSigner, capabilities: Capabilities | None) -> PosixStore:
@@ -65,3 +75,14 @@ def _open_posix(url: str, signer: UrlSigner, capabilities: Capabilities | None) 
         if not root.exists():
             store.prepare()
     return store
+
+
+def _open_gcs(url: str, capabilities: Capabilities | None) -> GcsStore:
+    try:
+        location = gcs_location.parse_gcs_url(url)
+    except ValueError as error:
+        raise StoreUrlError(url, str(error), gcs_location.EXAMPLE) from error
+    pool = new_pool()
+    identity = default_identity(pool)
+    wire = GcsWire(location, identity, pool)
+    return GcsStore(location, wire, signer_for(location, identity, pool), capabilities=capabilities)

@@ -11,6 +11,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
+from holdfast_service.stores.make_tickets import make_tickets
 from holdfast_service.uploads.finished import verify_finished
 from holdfast_service.uploads.reserve import reserve
 from holdfast_service.uploads.tickets import TicketOffice
@@ -28,15 +29,14 @@ def negotiate_chunks(
         lambda session: reserve(session, context, caller, checkpoint_id, rank, request=request)
     )
     office = TicketOffice(context, reservation.project_id, request.mount_proof)
-    answers = []
-    for offer in request.chunks:
+
+    def answer(offer: ChunkOffer) -> ChunkAnswer:
         copy = reservation.send_into[offer.digest]
-        answers.append(
-            ChunkAnswer(digest=offer.digest, status="present")
-            if copy is None
-            else ChunkAnswer(digest=offer.digest, status="upload", ticket=office.ticket(offer, copy))
-        )
-    return ChunksNegotiated(chunks=answers, finished=finished)
+        if copy is None:
+            return ChunkAnswer(digest=offer.digest, status="present")
+        return ChunkAnswer(digest=offer.digest, status="upload", ticket=office.ticket(offer, copy))
+
+    return ChunksNegotiated(chunks=make_tickets(context.store, answer, request.chunks), finished=finished)
 
 
 def _refuse_other_bytes_on_the_wire(offer: ChunkOffer) -> None:
