@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Literal
 
 from holdfast_service.stores.base import ObjectKey, Store
 
@@ -12,13 +13,15 @@ from holdfast_service.stores.base import ObjectKey, Store
 @dataclass(frozen=True)
 class Backend:
     """`hand_in` sends bytes under a key as a client does. `proves` says whether head() reports their SHA-256 then.
-    `past_store` is the same store with a clock two hours behind. `reopen` opens it as a starting service does.
-    `outage` takes the store away for the length of a `with` block."""
+    `reopen` opens it as a starting service does. `outage` takes the store away for the length of a `with` block.
+    `enforces` is the digest that the store compares with the bytes that come in. `past_store` is the same store with a
+    clock two hours behind."""
 
     store: Store
     hand_in: Callable[[ObjectKey, bytes], None]
     proves: bool
     reopen: Callable[[], Store]
     outage: Callable[[], AbstractContextManager[None]]
+    enforces: Literal["sha256", "md5"] = "sha256"
     past_store: Store | None = None
     service_url: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.gcs_fake.process import gcs_fake
 from tests.support.seaweedfs import seaweedfs_server
 
 pytest.register_assert_rewrite("tests.contract.suite")
@@ -12,4 +13,10 @@ pytest.register_assert_rewrite("tests.contract.suite")
 @pytest.fixture(scope="session")
 def seaweedfs():
     with seaweedfs_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs():
+    with gcs_fake() as server:
         yield server

@@ -16,6 +16,8 @@ from tests.contract.backends import Backend
 from tests.support.stores import absolute, chunk_key, fetch, put_ticket, send, sha256
 
 _MIB = 1024 * 1024
+# Google says 400 where a signed header is not sent and where a URL is too old; everybody else says 403.
+_NOT_ALLOWED = {400, 403}
 
 
 def _read(backend: Backend, key: ObjectKey) -> bytes:
@@ -166,8 +168,8 @@ class StoreContract:
     @pytest.mark.rule("protocol-34")
     def test_the_probe_tells_what_is_enforced_and_leaves_nothing(self, backend):
         found = backend.reopen().probe()
-        assert found.sha256_enforced
-        assert found.sha256_reported
+        assert found.sha256_enforced is found.sha256_reported is (backend.enforces == "sha256")
+        assert found.md5_enforced or backend.enforces == "sha256"
         assert found.content_length_enforced
         assert found.conditional_put
         assert found.range_get
@@ -245,7 +247,7 @@ class TicketContract:
         backend.store.put_bytes(readable, data)
         self._refused(backend, key, send(backend.service_url, put_ticket(backend.past_store, key, data), data))
         old = backend.past_store.presign_get(readable, expires_in_seconds=300)
-        assert fetch(backend.service_url, old).status == 403
+        assert fetch(backend.service_url, old).status in _NOT_ALLOWED
 
     def test_an_altered_url_is_refused(self, backend):
         data = secrets.token_bytes(4000)
@@ -267,10 +269,8 @@ class TicketContract:
         written, fresh = chunk_key(data), chunk_key(data)
         backend.store.put_bytes(written, data)
         reading = put_ticket(backend.store, written, data)
-        assert (
-            fetch(backend.service_url, backend.store.presign_get(written, expires_in_seconds=9), url=reading.url).status
-            == 403
-        )
+        read = fetch(backend.service_url, backend.store.presign_get(written, expires_in_seconds=9), url=reading.url)
+        assert read.status in _NOT_ALLOWED
         ticket = put_ticket(backend.store, fresh, data)
         get_url = backend.store.presign_get(fresh, expires_in_seconds=300).url
         self._refused(backend, fresh, send(backend.service_url, ticket, data, url=get_url))

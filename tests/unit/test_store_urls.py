@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from holdfast_service.stores.base import StoreRefused
+from holdfast_service.stores.gcs_location import parse_gcs_url
 from holdfast_service.stores.posix import PosixStore
 from holdfast_service.stores.registry import StoreUrlError, open_store
 from holdfast_service.stores.s3 import S3Store
@@ -55,6 +58,13 @@ def test_where_a_key_goes(url, expected):
         ("s3://bucket?region=x&path_style=maybe", "maybe"),
         ("s3://bucket?region", "region"),
         ("s3://AKID:hidden@bucket?region=x", "AWS_ACCESS_KEY_ID"),
+        ("gcs://bucket", "gs://"),
+        ("gs://", "bucket"),
+        ("gs://bucket/pre fix", "pre fix"),
+        ("gs://bucket?region=europe-west4", "region"),
+        ("gs://bucket?endpoint=localhost:4443", "endpoint"),
+        ("gs://bucket?service_account=somebody", "somebody"),
+        ("gs://me:hidden@bucket", "GOOGLE_APPLICATION_CREDENTIALS"),
     ],
 )
 def test_a_wrong_url_is_told_what_is_wrong_and_how_one_looks(url, names, monkeypatch):
@@ -65,6 +75,37 @@ def test_a_wrong_url_is_told_what_is_wrong_and_how_one_looks(url, names, monkeyp
     assert names in str(wrong.value)
     assert "Example: " in str(wrong.value)
     assert "hidden" not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("gs://bucket", "https://storage.googleapis.com/bucket/key"),
+        ("gs://a_dotted.bucket/a/b/", "https://storage.googleapis.com/a_dotted.bucket/a/b/key"),
+        ("gs://bucket/p?endpoint=http://127.0.0.1:4443", "http://127.0.0.1:4443/bucket/p/key"),
+        ("gs://bucket/p?public_endpoint=https://storage.example.org", "https://storage.example.org/bucket/p/key"),
+    ],
+)
+def test_where_a_key_goes_at_google(url, expected):
+    location = parse_gcs_url(url)
+    assert location.public_origin + location.path_of("key") == expected
+    assert location.iam_origin == "https://iamcredentials.googleapis.com"
+
+
+def test_without_google_credentials_the_message_names_the_variable(monkeypatch, tmp_path):
+    for content in (None, "{}", "no json"):
+        key_file = tmp_path / "key.json"
+        if content is not None:
+            key_file.write_text(content)
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file))
+        with pytest.raises(StoreRefused, match="GOOGLE_APPLICATION_CREDENTIALS"):
+            open_store("gs://bucket", _KEY)
+
+
+def test_without_google_auth_the_message_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    with pytest.raises(StoreRefused, match=r"holdfast\[gcs\]"):
+        open_store("gs://bucket", _KEY)
 
 
 def test_the_region_may_come_from_the_environment(monkeypatch):

@@ -1,0 +1,61 @@
+"""The service on a gcs store: what Google does not hash is unproven until the service has read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import select
+
+import holdfast_service.prove.tick
+from holdfast_client import Client, ClientSettings
+from holdfast_client.cli.doctor.round_trip import round_trip
+from holdfast_service.catalog.tables import Copy
+from holdfast_service.settings import ServiceSettings
+from tests.support.gcs_fake.process import GcsFake, gcs_fake
+from tests.support.rank import Job
+from tests.support.service import RunningService, running_service
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[GcsFake]:
+    with gcs_fake() as server:
+        yield server
+
+
+@pytest.fixture
+def service(gcs, tmp_path, monkeypatch) -> Iterator[RunningService]:
+    for name, value in gcs.environment.items():
+        monkeypatch.setenv(name, value)
+    settings = ServiceSettings(data_dir=tmp_path / "data", port=0, store=gcs.store_url_for(tmp_path.name))
+    with running_service(settings) as running:
+        yield running
+
+
+def _proofs(service: RunningService) -> set[str]:
+    with service.context.database.read() as session:
+        return set(session.scalars(select(Copy.proof)))
+
+
+@pytest.mark.rule("protocol-14")
+def test_a_client_is_asked_for_md5_and_its_checkpoint_comes_back(service):
+    token = service.token()
+    with Client(ClientSettings(url=service.url, token=token)) as client:
+        info = client.server_info()
+        assert (info.store_kind, info.store_asks_md5) == ("gcs", True)
+        assert "read it back, over HTTP" in round_trip(client, info, "demo")
+    assert _proofs(service) == {"unproven"}
+    probed = service.context.store.capabilities
+    assert (probed.sha256_enforced, probed.md5_enforced, probed.conditional_put) == (False, True, True)
+
+
+@pytest.mark.rule("protocol-14")
+def test_another_attempt_reuses_a_chunk_only_after_the_service_has_read_it(service):
+    Job(service.http(), "demo/first").save(1, content=b"frozen")
+    others = Job(service.http(), "demo/second").begin(1)
+    assert others.negotiate(0, [b"frozen"])["chunks"][0]["status"] == "upload"
+    report = holdfast_service.prove.tick.tick(service.context)
+    assert (report.good, report.bad) == (2, 0)
+    assert "read" in _proofs(service)
+    third = Job(service.http(), "demo/third").begin(1)
+    assert third.negotiate(0, [b"frozen"])["chunks"][0]["status"] == "present"
