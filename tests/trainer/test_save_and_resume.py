@@ -291,3 +291,13 @@ def test_an_interval_that_cannot_be_meant_is_refused(wrong):
 def test_every_hundred_steps_saves_the_last_of_each_hundred():
     every = holdfast.Every(steps=100)
     assert [step for step in range(300) if every.due_after(step)] == [99, 199, 299]
+
+
+@pytest.mark.parametrize(("saved", "live"), [("adamw", "momentum"), ("momentum", "adamw"), ("sgd", "adamw")])
+def test_the_state_of_another_kind_of_optimizer_is_refused_and_nothing_is_touched(run, saved, live):
+    train(0, run, 2, optimizer=saved)
+    job = Job(optimizer=live)
+    before = values(job.state)
+    with holdfast.Checkpointer(run) as ckpt, pytest.raises(holdfast.errors.StateMismatchError, match="another kind"):
+        ckpt.restore(job.state)
+    assert values(job.state) == before

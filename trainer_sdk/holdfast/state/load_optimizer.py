@@ -19,6 +19,7 @@ from holdfast_protocol.index_documents import TensorEntry
 
 _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Options that say how this process computes, not what: they stay as the live optimizer has them."""
+_OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
 
 
 def plan_optimizer(
@@ -36,6 +37,7 @@ def plan_optimizer(
     names = parameter_names(optimizer, known)
     if strict:
         _check_groups(component.key, names, params)
+        _check_kind(component.key, optimizer, groups)
     collector = TensorCollector(component)
     encode_component(component, known, collector)
     steps: list[Callable[[Buffers], None]] = []
@@ -68,6 +70,23 @@ def _check_groups(key: str, live: list[list[str]], saved: list[list[str]]) -> No
         if other := sorted(set(now) ^ set(then)):
             where = "the checkpoint" if other[0] in then else "the optimizer"
             raise StateMismatchError(f"{key}/param_groups[{at}]", f"only {where} has {other[0]!r} in it", remedy)
+
+
+def _check_kind(key: str, optimizer: torch.optim.Optimizer, groups: list[Any]) -> None:
+    """Raises where both sides have an option that the other does not know: the slots of one kind of optimizer mean
+    nothing to another. One that a later version of torch has added is on one side only."""
+    for group, encoded in zip(optimizer.param_groups, groups, strict=True):
+        options = decode_tree(encoded)
+        if type(options) is not dict:
+            raise TreeFormatError("the options of a parameter group are malformed")
+        saved, own = options.keys() - _OF_SCHEDULERS - _IMPLEMENTATION, optimizer.defaults.keys() - _IMPLEMENTATION
+        if (unknown := sorted(saved - group.keys())) and (lacking := sorted(own - saved)):
+            raise StateMismatchError(
+                key,
+                f"it was saved by another kind of optimizer, with {unknown[0]!r}, and is now a "
+                f"{type(optimizer).__name__}, with {lacking[0]!r}",
+                "build the same kind; to go on with another one, begin a new run from the weights alone",
+            )
 
 
 def _plan_options(
