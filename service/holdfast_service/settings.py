@@ -43,8 +43,8 @@ class ServiceSettings(BaseSettings):
     )
     store: str | None = Field(
         default=None,
-        description="Where chunks live: `posix:///path` or `s3://bucket/prefix?endpoint=…&region=…`, without "
-        "credentials. Default: a folder in the data folder.",
+        description="Where chunks live: `posix:///path`, `s3://bucket/prefix?endpoint=…&region=…` or "
+        "`gs://bucket/prefix`, without credentials. Default: a folder in the data folder.",
     )
     data_dir: Path = Field(
         default=Path("~/.holdfast"), description="The data folder: catalog, store and token of an embedded service."
