@@ -30,7 +30,9 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder for catalog, store and token.")]
 DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///path or postgresql://…")]
-StoreUrl = Annotated[str | None, typer.Option("--store", help="posix:///path, s3://bucket/prefix?endpoint=… or gs://bucket/prefix")]
+StoreUrl = Annotated[
+    str | None, typer.Option("--store", help="posix:///path, s3://bucket/prefix?endpoint=… or gs://bucket/prefix")
+]
 
 
 def register(app: typer.Typer) -> None:
