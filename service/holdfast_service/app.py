@@ -26,6 +26,7 @@ from holdfast_service.metrics.request_meter import RequestMeter
 from holdfast_service.release import VERSION
 from holdfast_service.stores.endpoints import object_router
 from holdfast_service.stores.posix import PosixStore
+from holdfast_service.web.body_limit import BodyLimit
 from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
 from holdfast_service.web.protocol_header import ProtocolHeader
@@ -71,6 +72,7 @@ def create_app(context: ServiceContext) -> FastAPI:
         app.include_router(object_router(context.store, context.signing_key))
     install_problem_replies(app)
     # The last one added is the outermost: the frame gives the id that all others use.
+    app.add_middleware(BodyLimit)
     app.add_middleware(ProtocolHeader)
     app.add_middleware(RequestMeter, registry=app.state.metrics)
     app.add_middleware(RequestFrame)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 from collections.abc import Iterator
+from http.client import HTTPConnection
 
 import httpx
 import pytest
@@ -16,6 +18,7 @@ from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_
 from holdfast_service.logging import configure_logging, redacted
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreFull, StoreRefused, StoreUnavailable
+from holdfast_service.web.body_limit import LARGEST_BODY_BYTES
 from tests.support.rank import Job
 from tests.support.service import RunningService
 
@@ -107,6 +110,27 @@ def test_a_callers_own_request_id_is_kept_if_it_is_sane(http: httpx.Client, sent
     reply = http.get("/v1/server", headers={"X-Request-Id": sent})
     assert (reply.headers["X-Request-Id"] == sent) is kept
     assert reply.headers.get_list("X-Request-Id") == [reply.headers["X-Request-Id"]]
+
+
+def test_a_body_that_no_call_can_have_is_refused_before_it_is_held_in_memory(service: RunningService) -> None:
+    connection = HTTPConnection(service.url.removeprefix("http://"), timeout=30)
+    connection.putrequest("POST", "/v1/tokens")
+    connection.putheader("Content-Length", str(LARGEST_BODY_BYTES + 1))
+    connection.endheaders()  # the reply comes before a byte of the body
+    reply = connection.getresponse()
+    assert (reply.status, json.loads(reply.read())["code"]) == (413, "invalid_request")
+    connection.close()
+    sent = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal sent
+        while sent < 4 * LARGEST_BODY_BYTES:
+            sent += 1024**2
+            yield b" " * 1024**2
+
+    with contextlib.suppress(httpx.TransportError):  # without a length it is cut off
+        assert service.http(token=None).post("/v1/tokens", content=pieces()).status_code >= 400
+    assert service.http().get("/v1/projects").status_code == 200
 
 
 @pytest.mark.rule("protocol-35")
