@@ -100,8 +100,8 @@ GUARDS = (
         "training-10",
         "each rank decides alone whether a candidate could be read",
         "trainer_sdk/holdfast/ranks.py",
-        "        outcomes = self.gather(outcome)\n",
-        "        outcomes = [outcome]\n",
+        "in enumerate(self.gather(outcome)):",
+        "in enumerate([outcome]):",
         ("tests/trainer/test_ranks.py", "tests/trainer/test_damaged_checkpoints.py"),
     ),
 )

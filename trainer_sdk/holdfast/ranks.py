@@ -141,7 +141,8 @@ class Ranks:
     def together(self, work: Callable[[], T]) -> list[T]:
         """Every rank does `work`; every rank gets all the results, in rank order, or every rank raises.
 
-        A rank that failed raises its own error, the others that of the lowest rank that failed, with its number.
+        All raise the error of the lowest rank that failed, also one that met another: what they do about it, such as
+        taking an earlier restore point, must be the same.
         """
         try:
             outcome: _Outcome[T] = _Outcome(work(), None)
@@ -151,7 +152,7 @@ class Ranks:
         results: list[Any] = []
         for rank, other in enumerate(self.gather(outcome)):
             if other.failure is not None:
-                raise own or other.failure.rebuild(rank)
+                raise own if own is not None and rank == self.rank else other.failure.rebuild(rank)
             results.append(other.value)
         return results
 

@@ -66,6 +66,7 @@ class Saver:
         self._check_finite = check_finite
         self._staging = StagingArea()
         self._number = 0
+        self._declined_during: int | None = None
         self._plan: LocalPlan | None = None
         self._agreed: tuple[LocalPlan, Layout] | None = None
 
@@ -134,8 +135,10 @@ class Saver:
     def _declined(self, handle: SaveHandle) -> SaveHandle:
         self._stats.declined += 1
         declined = SaveDeclined(f"Step {handle.step} is not saved: an earlier save is still in flight on some rank")
-        if self._ranks.is_first:
+        # Said once per save in flight, for fast steps would say it hundreds of times; `stats.declined` counts them all.
+        if self._ranks.is_first and self._declined_during != self._number:
             log.warning("%s", declined)
+        self._declined_during = self._number
         handle.fail(declined)
         return handle
 
