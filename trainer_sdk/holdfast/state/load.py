@@ -105,6 +105,9 @@ def plan_load(
     return LoadPlan(tuple(wants.pieces.values()), report, tuple(steps))
 
 
+_GIVE_THE_SAME = "give the same state, or take the weights alone with holdfast.load_weights(…, strict=False)"
+
+
 def _refuse_gaps(report: LoadReport) -> None:
     for names, where in (
         (report.missing, "the checkpoint does not have it"),
@@ -112,7 +115,7 @@ def _refuse_gaps(report: LoadReport) -> None:
     ):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise StateMismatchError(f"{names[0]}{more}", where, "give the same state, or load with strict=False")
+            raise StateMismatchError(f"{names[0]}{more}", where, _GIVE_THE_SAME)
 
 
 def _plan_module(
@@ -162,7 +165,9 @@ def _check_dtype(name: str, live: torch.Tensor, wants: Wants, options: LoadOptio
     saved = torch_dtype(wants.entry(name).dtype)
     if saved != live.dtype and not options.cast:
         raise StateMismatchError(
-            name, f"it was saved as {saved} and is now {live.dtype}", "build the model alike, or load with cast=True"
+            name,
+            f"it was saved as {saved} and is now {live.dtype}",
+            "build the model alike, or take the weights alone with holdfast.load_weights(…), which converts them",
         )
 
 

@@ -63,7 +63,7 @@ def _open(key: str, encoded: Any) -> tuple[list[list[str]], list[Any], dict[str,
 
 
 def _check_groups(key: str, live: list[list[str]], saved: list[list[str]]) -> None:
-    remedy = "build the optimizer over the same parameters in the same groups, or load with strict=False"
+    remedy = "build the optimizer over the same parameters in the same groups, or take the weights alone"
     if len(live) != len(saved):
         raise StateMismatchError(key, f"{len(saved)} parameter groups were saved and it has {len(live)}", remedy)
     for at, (now, then) in enumerate(zip(live, saved, strict=True)):
