@@ -8,14 +8,18 @@ VENV := .venv
 ARGS ?=
 # Test processes. Each starts servers of its own; two fill two cores, as servers and clients take turns.
 WORKERS ?= 2
+# make bench: the bytes of the state, and how often everything is measured.
+SIZE ?= 1GiB
+REPEATS ?= 5
 
-.PHONY: help demo test check prove run format docs venv
+.PHONY: help demo test check prove bench run format docs venv
 
 help:
 	@echo 'make demo [STORE=posix|s3] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
 	@echo 'make test [ARGS=...]                                    every test, against real servers'
 	@echo 'make check                                              ruff, mypy and import-linter'
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
+	@echo 'make bench [SIZE=1GiB] [REPEATS=5]                      beside its peers: docs/performance.md'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff mend and format the code'
 	@echo 'make docs                                               write docs/settings.md anew'
@@ -38,6 +42,10 @@ check: venv
 # Takes the guards of the rules out of copies of the committed tree, one at a time, and sees tests fail.
 prove: venv
 	$(VENV)/bin/python scripts/prove_guards.py $(RULES)
+
+# Writes benchmarks/results/latest.json and the plot. Leave the machine alone meanwhile: half an hour with the defaults.
+bench: venv
+	@$(VENV)/bin/python -m benchmarks.run --size $(SIZE) --repeats $(REPEATS)
 
 run: venv
 	@$(VENV)/bin/holdfast serve

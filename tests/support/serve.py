@@ -20,7 +20,7 @@ import urllib3
 from tests.support.ports import free_ports
 from tests.support.postgres import postgres_server
 from tests.support.processes import ServerProcess
-from tests.support.seaweedfs import seaweedfs_server
+from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 """The command, as it is installed beside this interpreter."""
@@ -33,6 +33,7 @@ class ServedHoldfast:
     url: str
     environment: dict[str, str]
     process: ServerProcess
+    s3: SeaweedFS | None = None
 
 
 @contextmanager
@@ -43,6 +44,7 @@ def holdfast_serve(
     data, port = folder / "data", free_ports()
     settings = {"HOLDFAST_DATA_DIR": str(data), "HOLDFAST_PORT": str(port)}
     client = {"HOLDFAST_URL": f"http://127.0.0.1:{port}", "HOLDFAST_DATA_DIR": str(data)}
+    s3: SeaweedFS | None = None
     with ExitStack() as servers:
         if store == "s3":
             s3 = servers.enter_context(seaweedfs_server())
@@ -62,7 +64,7 @@ def holdfast_serve(
             env=without_holdfast_settings() | settings,
         )
         servers.callback(process.stop)
-        yield ServedHoldfast(client["HOLDFAST_URL"], client, process)
+        yield ServedHoldfast(client["HOLDFAST_URL"], client, process, s3)
 
 
 def without_holdfast_settings() -> dict[str, str]:

@@ -1,0 +1,45 @@
+"""torch DCP: `save`, `async_save` as it comes, or `async_save` with a DefaultStager that is kept; until durable."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+from benchmarks.cases.dcp_storage import writer, written_bytes
+from benchmarks.cases.saves import Saved, measure_saves
+from benchmarks.spec import Spec
+from benchmarks.state import build
+
+
+def run(spec: Spec) -> dict[str, Any]:
+    state = build(spec.size_bytes, frozen=spec.options.get("frozen", False))
+    mode = spec.options.get("mode", "save")
+    if mode != "save" and not dist.is_initialized():  # which async_save wants even for one rank
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    # Its other options need a GPU, or serve savers in another process.
+    stager = DefaultStager(StagingOptions(False, False, False, False)) if mode == "stager" else None
+
+    def save(number: int) -> Saved:
+        began = time.perf_counter()
+        model, optimizer = get_state_dict(state.model, state.optimizer)
+        state_dict_seconds = time.perf_counter() - began
+        state_dict, storage = {"model": model, "optimizer": optimizer}, writer(spec, number)
+        if mode == "save":
+            dcp.save(state_dict, storage_writer=storage)
+            stalled_at = time.perf_counter()
+        else:
+            future = dcp.async_save(state_dict, storage_writer=storage, async_stager=stager)
+            stalled_at = time.perf_counter()
+            future.result()
+        return Saved(stalled_at, state_dict_seconds, written_bytes(spec, number))
+
+    try:
+        return measure_saves(spec, state, save)
+    finally:
+        if stager is not None:
+            stager.close()

@@ -1,0 +1,49 @@
+"""Holdfast: `ckpt.save()` until `committed`. SHA-256 is always on; the service is found by the environment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.cases.saves import Saved, measure_saves
+from benchmarks.spec import Spec
+from benchmarks.state import build
+from holdfast import Checkpointer, saving
+
+RUN = "bench/state"
+
+
+def run(spec: Spec) -> dict[str, Any]:
+    state = build(spec.size_bytes, frozen=spec.options.get("frozen", False))
+    with capture_timed() as capture_seconds, Checkpointer(RUN, create=True, strict=True) as checkpointer:
+
+        def save(number: int) -> Saved:
+            sent_bytes = checkpointer.stats.sent_bytes
+            handle = checkpointer.save(number, state.objects())
+            stalled_at = time.perf_counter()
+            handle.committed.result()
+            return Saved(stalled_at, capture_seconds[-1], checkpointer.stats.sent_bytes - sent_bytes)
+
+        return measure_saves(spec, state, save)
+
+
+@contextmanager
+def capture_timed() -> Iterator[list[float]]:
+    """Holdfast walks the state inside of save(), where others ask for a state dict before; so it is timed in there."""
+    seconds: list[float] = []
+    original = saving.capture
+
+    def timed(*arguments: Any, **keywords: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return original(*arguments, **keywords)
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    saving.capture = timed
+    try:
+        yield seconds
+    finally:
+        saving.capture = original

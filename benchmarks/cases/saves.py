@@ -1,0 +1,66 @@
+"""What every measured save has in common: warm up, change the state, save, take the medians of the rounds.
+
+Flow: a case gives `save(number)` -> this measures it -> figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.measure import PeakMemory, used
+from benchmarks.spec import Spec
+from benchmarks.state import TrainingState
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One save, durable. `state_dict_seconds` of the stall went into building the state dict."""
+
+    stalled_at: float
+    """When the call came back and training could go on; time.perf_counter()."""
+    state_dict_seconds: float
+    sent_bytes: int
+
+
+def measure_saves(spec: Spec, state: TrainingState, save: Callable[[int], Saved]) -> dict[str, Any]:
+    """The first save is not timed, but counts for peak memory: an asynchronous save's buffers are made in it."""
+    memory = PeakMemory()
+    rounds: list[dict[str, float]] = []
+    servers: list[dict[str, float]] = []
+    for number in range(1 + spec.rounds):
+        changed_bytes = state.change()
+        _together()
+        began = time.perf_counter()
+        with used(spec.server_pids) as usage:
+            saved = save(number)
+        if number == 0:
+            continue
+        servers.append(usage.server_cpu_seconds)
+        rounds.append(
+            {
+                "seconds": usage.wall_seconds,
+                "cpu_seconds": usage.cpu_seconds,
+                "stall_seconds": saved.stalled_at - began - saved.state_dict_seconds,
+                "state_dict_seconds": saved.state_dict_seconds,
+                "sent_bytes": saved.sent_bytes,
+                "changed_bytes": changed_bytes,
+            }
+        )
+    return {
+        **{name: median(figures[name] for figures in rounds) for name in rounds[0]},
+        "server_cpu_seconds": {name: median(figures[name] for figures in servers) for name in spec.server_pids},
+        "bytes": state.bytes,
+        "peak_extra_bytes": memory.extra_bytes(),
+        "fingerprint": state.fingerprint(),
+    }
+
+
+def _together() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()

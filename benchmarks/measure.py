@@ -1,0 +1,59 @@
+"""Clocks and meters of a measured process: wall time, CPU of all its threads, the servers' CPU, peak memory.
+
+Linux only: the peak comes from the kernel's high-water mark, which no sampling thread could miss or disturb.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Used:
+    """What a block has used, in seconds; complete when the block is left."""
+
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    server_cpu_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@contextmanager
+def used(server_pids: Mapping[str, int]) -> Iterator[Used]:
+    result = Used()
+    servers = {name: _cpu_seconds(pid) for name, pid in server_pids.items()}
+    cpu, wall = time.process_time(), time.perf_counter()
+    yield result
+    result.wall_seconds = time.perf_counter() - wall
+    result.cpu_seconds = time.process_time() - cpu
+    result.server_cpu_seconds = {name: _cpu_seconds(pid) - servers[name] for name, pid in server_pids.items()}
+
+
+def _cpu_seconds(pid: int) -> float:
+    # The command's name may hold spaces; behind its bracket come the fields from the third on.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+class PeakMemory:
+    """Resident bytes of this process beyond those at construction."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+        self._before = _status_bytes("VmRSS")
+
+    def extra_bytes(self) -> int:
+        return _status_bytes("VmHWM") - self._before
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {name}")

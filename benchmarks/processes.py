@@ -1,0 +1,71 @@
+"""Runs one case in a process of its own, or one per rank, and brings its figures back. A failure is an answer too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.ports import free_ports
+from tests.support.serve import without_holdfast_settings
+
+from benchmarks.case import RESULT
+from benchmarks.spec import Spec
+
+_REPOSITORY = Path(__file__).resolve().parents[1]
+_LONGEST_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The case could not be measured; `why` is one line."""
+
+    why: str
+
+
+Figures = dict[str, Any]
+
+
+def measured(python: Path, spec: Spec, environment: Mapping[str, str], *, ranks: int = 1) -> Figures | Failed:
+    """Several ranks: rank 0's figures, with the CPU seconds and sent bytes of all."""
+    together = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
+    processes = [
+        subprocess.Popen(
+            [str(python), "-m", "benchmarks.case", spec.encode()],
+            cwd=_REPOSITORY,
+            env=without_holdfast_settings() | environment | (together | {"RANK": str(rank)} if ranks > 1 else {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate(timeout=_LONGEST_SECONDS)[0] for process in processes]
+    except subprocess.TimeoutExpired:
+        return Failed(f"not over within {_LONGEST_SECONDS} s")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    found = [_figures(output) for output in outputs]
+    for process, figures, output in zip(processes, found, outputs, strict=True):
+        if process.returncode != 0 or figures is None:
+            return Failed(_last_line(output) or f"ended with {process.returncode}")
+    of_ranks = [figures for figures in found if figures is not None]
+    added = {name: sum(figures[name] for figures in of_ranks) for name in ("cpu_seconds",) if name in of_ranks[0]}
+    return of_ranks[0] | added
+
+
+def _figures(output: str) -> Figures | None:
+    lines = [line for line in output.splitlines() if line.startswith(RESULT)]
+    return json.loads(lines[-1].removeprefix(RESULT)) if lines else None
+
+
+def _last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

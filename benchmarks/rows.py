@@ -1,0 +1,291 @@
+"""Measures -> rows of latest.json: medians of the repeats, ratios of medians from the same run. Pure.
+
+A row is {name, value, unit, better, peer, peer_value, ratio, how}. The rows of the bars come first, by the names that
+the bars have; those after them are the figures they were made of. A row whose value could not be measured has null and
+says why in `how`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+from benchmarks.processes import Failed, Figures
+from benchmarks.schedule import Measures
+
+_GB = 1e9
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    value: float | None
+    unit: str
+    better: Literal["lower", "higher"]
+    peer: str | None
+    peer_value: float | None
+    ratio: float | None
+    how: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A median, or why there is none."""
+
+    value: float | None
+    label: str
+    why: str = ""
+
+
+class Rows:
+    def __init__(self, measures: Measures) -> None:
+        self._measures = measures
+
+    def all(self) -> list[Row]:
+        return [*self._stalls(), *self._saves(), *self._restores(), *self._memory(), *self._counted(), *self._details()]
+
+    def _stalls(self) -> list[Row]:
+        stall = self._median("posix holdfast", _of("stall_seconds"))
+        apart = self._median("posix holdfast", _of("state_dict_seconds")).value
+        apart_text = "" if apart is None else f"; walking the state is left out: {apart * 1000:.0f} ms"
+        memcpy = self._median("memcpy", _of("seconds"))
+        kept = self._median("posix dcp.async_save, stager kept", _of("stall_seconds"))
+        return [
+            _ratio("stall_vs_memcpy", stall, memcpy, "lower", "s", f"stall of a warm save(){apart_text}"),
+            _ratio("stall_vs_dcp", stall, kept, "lower", "s", f"stall of a warm save(){apart_text}"),
+        ]
+
+    def _saves(self) -> list[Row]:
+        connector = self._best("s3 s3torchconnector", _rate, max)
+        saved = self._median("s3 holdfast", _rate)
+        checked = self._median("s3 bare, SHA-256 checked by the server", _put_rate).value
+        checked_text = "" if checked is None else f"; bare PUTs whose SHA-256 the server checks: {checked:.3f} GB/s"
+        return [
+            _beside(
+                "s3_save_cpu_s_per_gb",
+                self._median("s3 holdfast", _cpu),
+                self._best("s3 s3torchconnector", _cpu, min),
+                "lower",
+                "CPU-s/GB",
+                "CPU of the client's process from save() to the commit, all threads, with SHA-256; the peer's best",
+            ),
+            _ratio(
+                "s3_save_vs_bare_put",
+                saved,
+                self._median("s3 bare", _put_rate),
+                "higher",
+                "GB/s",
+                f"from save() to the commit{checked_text}",
+            ),
+            _ratio("s3_save_vs_s3torchconnector", saved, connector, "higher", "GB/s", "from save() to the commit"),
+            _ratio(
+                "posix_save_vs_dcp",
+                self._median("posix holdfast", _rate),
+                self._best("posix dcp.save", _rate, max),
+                "higher",
+                "GB/s",
+                "from save() to the commit on tmpfs, SHA-256 on",
+            ),
+        ]
+
+    def _restores(self) -> list[Row]:
+        return [
+            _ratio(
+                "s3_restore_vs_s3torchconnector",
+                self._median("s3 holdfast, restore", _rate),
+                self._best("s3 s3torchconnector", _rate, max, ", restore"),
+                "higher",
+                "GB/s",
+                "in a fresh process, every byte verified",
+            ),
+            _ratio(
+                "posix_restore_vs_dcp",
+                self._median("posix holdfast, restore", _rate),
+                self._best("posix dcp.save", _rate, max, ", restore"),
+                "higher",
+                "GB/s",
+                "in a fresh process, every byte verified",
+            ),
+            _beside(
+                "s3_restore_cpu_s_per_gb",
+                self._median("s3 holdfast, restore", _cpu),
+                self._best("s3 s3torchconnector", _cpu, min, ", restore"),
+                "lower",
+                "CPU-s/GB",
+                "CPU of the client's process, all threads, SHA-256 and the copy into the tensors included",
+            ),
+        ]
+
+    def _memory(self) -> list[Row]:
+        return [
+            _beside(
+                "save_peak_extra_memory_ratio",
+                self._median("posix holdfast", lambda figures: figures["peak_extra_bytes"] / figures["bytes"]),
+                self._median(
+                    "posix dcp.async_save, stager kept",
+                    lambda figures: figures["peak_extra_bytes"] / figures["bytes"],
+                ),
+                "lower",
+                "x the state",
+                "the kernel's high-water mark over the process before its first save",
+            ),
+            Row(
+                "bounded_save_peak_extra_mib",
+                None,
+                "MiB",
+                "lower",
+                None,
+                None,
+                None,
+                "not measured: there is no bounded mode yet",
+            ),
+        ]
+
+    def _counted(self) -> list[Row]:
+        rates = [
+            found
+            for label in self._measures
+            if label.startswith("training, ") and (found := self._median(label, _of("rate"))).value is not None
+        ]
+        quiet = "; ".join(f"{found.label.removeprefix('training, ')} {found.value:.3f}" for found in rates)
+        worst = min((found.value for found in rates if found.value is not None), default=None)
+        why = "; ".join(
+            one.why
+            for label, ones in self._measures.items()
+            if label.startswith("training, ")
+            for one in ones
+            if isinstance(one, Failed)
+        )
+        return [
+            _beside(
+                "dedup_sent_vs_changed",
+                self._median("frozen holdfast", _sent_vs_changed),
+                self._median("frozen dcp.save", _sent_vs_changed),
+                "lower",
+                "x the bytes changed",
+                "second save with 95% of the bytes frozen; counted, not timed",
+            ),
+            Row(
+                "train_rate_during_save",
+                worst,
+                "x without a save",
+                "higher",
+                "no save in flight",
+                1.0 if worst is not None else None,
+                worst,
+                f"the lower of: {quiet}; training on a core of its own, save and servers on the others"
+                if worst is not None
+                else f"could not be measured: {why}",
+            ),
+        ]
+
+    def _details(self) -> list[Row]:
+        rows = []
+        for label in self._measures:
+            if label.startswith("training, "):
+                continue
+            for name, unit, better, figure in _DETAILS:
+                found = self._median(label, figure)
+                if found.value is not None:
+                    rows.append(
+                        Row(f"{label}: {name}", found.value, unit, better, None, None, None, self._servers(label))
+                    )
+            if not any(isinstance(one, dict) for one in self._measures[label]):
+                why = self._median(label, _of("seconds")).why
+                rows.append(Row(label, None, "", "higher", None, None, None, f"could not run: {why}"))
+        return rows
+
+    def _servers(self, label: str) -> str:
+        """What the servers had to compute meanwhile: on the same machine, it is time that the client lacks."""
+        taken = [one for one in self._measures[label] if isinstance(one, dict)]
+        parts = []
+        for key in ("server_cpu_seconds", "put_server_cpu_seconds", "get_server_cpu_seconds"):
+            for server in taken[0].get(key, {}):
+                cpu = median(one[key][server] / (one["bytes"] / _GB) for one in taken)
+                which = key.removesuffix("server_cpu_seconds").rstrip("_")
+                parts.append(f"{server} {cpu:.2f}{f' ({which})' if which else ''}")
+        return f"the servers' CPU-s/GB: {', '.join(parts)}" if parts else ""
+
+    def _median(self, label: str, figure: Callable[[Figures], float]) -> _Found:
+        taken = self._measures.get(label, [])
+        values = []
+        for one in taken:
+            if isinstance(one, dict):
+                try:
+                    values.append(figure(one))
+                except KeyError:
+                    return _Found(None, label, "it has no such figure")
+        if values:
+            return _Found(median(values), label)
+        return _Found(None, label, next((one.why for one in taken if isinstance(one, Failed)), "it was left out"))
+
+    def _best(
+        self, subject: str, figure: Callable[[Figures], float], choose: Callable[..., _Found], suffix: str = ""
+    ) -> _Found:
+        """Over a peer's thread counts."""
+        ways = [label for label in self._measures if label.startswith(f"{subject} x") and label.endswith(suffix)]
+        found = [self._median(label, figure) for label in ways if suffix or ", " not in label]
+        measured = [one for one in found if one.value is not None]
+        if measured:
+            return choose(measured, key=lambda one: one.value)
+        return found[0] if found else _Found(None, subject, "it was left out")
+
+
+def _of(name: str) -> Callable[[Figures], float]:
+    return lambda figures: float(figures[name])
+
+
+def _rate(figures: Figures) -> float:
+    return float(figures["bytes"] / figures["seconds"] / _GB)
+
+
+def _put_rate(figures: Figures) -> float:
+    return float(figures["bytes"] / figures["put_seconds"] / _GB)
+
+
+def _cpu(figures: Figures) -> float:
+    return float(figures["cpu_seconds"] / (figures["bytes"] / _GB))
+
+
+def _sent_vs_changed(figures: Figures) -> float:
+    return float(figures["sent_bytes"] / figures["changed_bytes"])
+
+
+_DETAILS: tuple[tuple[str, str, Literal["lower", "higher"], Callable[[Figures], float]], ...] = (
+    ("rate", "GB/s", "higher", _rate),
+    ("PUT rate", "GB/s", "higher", _put_rate),
+    ("GET rate", "GB/s", "higher", lambda figures: figures["bytes"] / figures["get_seconds"] / _GB),
+    ("CPU", "CPU-s/GB", "lower", _cpu),
+    ("CPU of PUTs", "CPU-s/GB", "lower", lambda figures: figures["put_cpu_seconds"] / (figures["bytes"] / _GB)),
+    ("CPU of GETs", "CPU-s/GB", "lower", lambda figures: figures["get_cpu_seconds"] / (figures["bytes"] / _GB)),
+    ("stall", "s", "lower", _of("stall_seconds")),
+    ("state dict", "s", "lower", _of("state_dict_seconds")),
+    ("peak extra memory", "MiB", "lower", lambda figures: figures["peak_extra_bytes"] / _MIB),
+)
+
+
+def _ratio(name: str, ours: _Found, peer: _Found, better: Literal["lower", "higher"], unit: str, how: str) -> Row:
+    """The figure is the ratio itself."""
+    ratio = _quotient(ours, peer)
+    if ours.value is not None:
+        how = f"{how}: {ours.value:.3f} {unit}"
+    return Row(name, ratio, f"x the peer's {unit}", better, peer.label, peer.value, ratio, _why(how, ours, peer))
+
+
+def _beside(name: str, ours: _Found, peer: _Found, better: Literal["lower", "higher"], unit: str, how: str) -> Row:
+    """The figure stands for itself, and the peer's beside it."""
+    return Row(name, ours.value, unit, better, peer.label, peer.value, _quotient(ours, peer), _why(how, ours, peer))
+
+
+def _quotient(ours: _Found, peer: _Found) -> float | None:
+    return ours.value / peer.value if ours.value is not None and peer.value else None
+
+
+def _why(how: str, *found: _Found) -> str:
+    return "; ".join([how, *(f"no figure of {one.label}: {one.why}" for one in found if one.value is None)])

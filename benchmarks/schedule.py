@@ -1,0 +1,163 @@
+"""What is measured, in which order: all subjects by turns, as often as asked, each with servers of its own.
+
+    take_measures -> {label: [figures of each repeat]}; rows.py makes figures of bars out of them
+
+A peer that has several ways (thread counts) shows them all in the first repeat, and its best in the others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import Failed, Figures, measured
+from benchmarks.servers import Place, Servers, servers
+from benchmarks.spec import Spec
+
+Measures = dict[str, list[Figures | Failed]]
+"""By label. A peer's label may end in ` x4`: its way with 4 threads."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    label: str
+    place: Place
+    save: str
+    restore: str | None = None
+    rounds: int = 1
+    ranks: int = 1
+    threads: tuple[int, ...] = ()
+    """The ways to try; none where it has no such setting."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_peer(self) -> bool:
+        return self.save in {"dcp_save", "torch_boto3"}
+
+
+_CONNECTOR = {"storage": "s3torchconnector"}
+_FILES = {"storage": "files"}
+_FAST = 3
+"""Rounds of what takes a second or two: their median steadies a repeat's figure."""
+
+POSIX = (
+    Subject("memcpy", "files", "raw_copy", rounds=_FAST),
+    Subject("posix holdfast", "holdfast-posix", "holdfast_save", "holdfast_restore", rounds=_FAST),
+    Subject("posix dcp.save", "files", "dcp_save", "dcp_restore", rounds=_FAST, threads=(1, 2, 4), options=_FILES),
+    Subject("posix dcp.async_save", "files", "dcp_save", rounds=_FAST, options=_FILES | {"mode": "async"}),
+    Subject(
+        "posix dcp.async_save, stager kept", "files", "dcp_save", rounds=_FAST, options=_FILES | {"mode": "stager"}
+    ),
+)
+S3 = (
+    Subject("s3 bare", "s3", "raw_s3"),
+    Subject("s3 holdfast", "holdfast-s3", "holdfast_save", "holdfast_restore"),
+    Subject("s3 bare, SHA-256 checked by the server", "s3", "raw_s3", options={"checksum": True}),
+    Subject("s3 s3torchconnector", "s3", "dcp_save", "dcp_restore", threads=(1, 2, 4, 8), options=_CONNECTOR),
+    Subject("s3 torch.save + boto3", "s3", "torch_boto3", "torch_boto3"),
+    Subject("s3 dcp with s3fs", "s3", "dcp_save", "dcp_restore", options={"storage": "s3fs"}),
+)
+ONCE = (
+    Subject("frozen holdfast", "holdfast-posix", "holdfast_save", options={"frozen": True}),
+    Subject("frozen dcp.save", "files", "dcp_save", options=_FILES | {"frozen": True}),
+)
+"""Counted and not timed."""
+TWO_RANKS = (
+    Subject("2 ranks posix holdfast", "holdfast-posix", "holdfast_save", rounds=_FAST, ranks=2),
+    Subject("2 ranks posix dcp.save", "files", "dcp_save", rounds=_FAST, ranks=2, options=_FILES),
+    Subject("2 ranks s3 holdfast", "holdfast-s3", "holdfast_save", ranks=2),
+    Subject("2 ranks s3 s3torchconnector", "s3", "dcp_save", ranks=2, options=_CONNECTOR),
+)
+
+
+@dataclass
+class Schedule:
+    """`peers`: the interpreter of their environment, or None to leave them out; `with_s3`: SeaweedFS as well."""
+
+    size_bytes: int
+    repeats: int
+    peers: Path | None
+    with_s3: bool
+    say: Callable[[str], None]
+    measures: Measures = field(default_factory=lambda: defaultdict(list))
+    _best: dict[str, int] = field(default_factory=dict)
+
+    def take_measures(self) -> Measures:
+        for repeat in range(self.repeats):
+            self.say(f"repeat {repeat + 1} of {self.repeats}")
+            for subject in self._wanted(POSIX + S3):
+                self._measure(subject)
+        self.say("once: what is frozen, two ranks, training during a save")
+        for subject in self._wanted(ONCE + TWO_RANKS):
+            self._measure(subject)
+        for place in self._training_places():
+            self._measure_training(place)
+        return dict(self.measures)
+
+    def _wanted(self, subjects: tuple[Subject, ...]) -> Iterator[Subject]:
+        for subject in subjects:
+            if (self.with_s3 or subject.place in {"files", "holdfast-posix"}) and (self.peers or not subject.is_peer):
+                yield subject
+
+    def _measure(self, subject: Subject) -> None:
+        if not subject.threads:
+            self._save_and_restore(subject, subject.label)
+        elif (best := self._best.get(subject.label)) is not None:
+            self._save_and_restore(_with(subject, best), f"{subject.label} x{best}")
+        else:
+            seconds = {
+                count: self._save_and_restore(_with(subject, count), f"{subject.label} x{count}")
+                for count in subject.threads
+            }
+            self._best[subject.label] = min(seconds, key=lambda count: seconds[count])
+
+    def _save_and_restore(self, subject: Subject, label: str) -> float:
+        """The save's seconds; infinite where it could not be measured."""
+        python = self.peers if subject.is_peer and self.peers else Path(sys.executable)
+        with servers(subject.place) as started:
+            spec = _spec(subject.save, self.size_bytes, subject.rounds, started, subject.options)
+            saved = self._note(label, measured(python, spec, started.environment, ranks=subject.ranks))
+            if isinstance(saved, Failed):
+                return float("inf")
+            if subject.restore is not None:
+                of_saved = {"fingerprint": saved["fingerprint"], "number": subject.rounds}
+                again = replace(spec, case=subject.restore, options=subject.options | of_saved)
+                self._note(f"{label}, restore", measured(python, again, started.environment))
+            return float(saved.get("seconds", 0.0))
+
+    def _training_places(self) -> tuple[Place, ...]:
+        return ("holdfast-posix", "holdfast-s3") if self.with_s3 else ("holdfast-posix",)
+
+    def _measure_training(self, place: Place) -> None:
+        first, *others = sorted(os.sched_getaffinity(0))
+        label = f"training, {place}"
+        if not others:
+            self._note(label, Failed("this machine has one core, and none is left for a save"))
+            return
+        with servers(place, cores=set(others)) as started:
+            # A small state is gone in no time, and whoever takes it does not want to wait for figures of any worth.
+            quiet_seconds = min(3.0, self.size_bytes / 1024**3 * 3)
+            options = {"training_cores": [first], "other_cores": others, "quiet_seconds": max(0.1, quiet_seconds)}
+            spec = _spec("training", self.size_bytes, _FAST, started, options)
+            self._note(label, measured(Path(sys.executable), spec, started.environment))
+
+    def _note(self, label: str, figures: Figures | Failed) -> Figures | Failed:
+        self.measures[label].append(figures)
+        if isinstance(figures, Failed):
+            self.say(f"  {label}: could not run: {figures.why}")
+        elif "seconds" in figures:
+            self.say(f"  {label}: {figures['bytes'] / figures['seconds'] / 1e9:.2f} GB/s")
+        return figures
+
+
+def _spec(case: str, size_bytes: int, rounds: int, started: Servers, options: dict[str, Any]) -> Spec:
+    return Spec(case, size_bytes, rounds, str(started.folder), started.endpoint, started.bucket, started.pids, options)
+
+
+def _with(subject: Subject, threads: int) -> Subject:
+    return replace(subject, options=subject.options | {"threads": threads})

@@ -1,0 +1,74 @@
+"""Fresh servers for each subject, their data on tmpfs, so that neither a disk nor what another subject left decides.
+
+Memory is given back when the block ends: a subject's checkpoints are gone before the next one starts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
+from tests.support.serve import holdfast_serve
+
+Place = Literal["files", "holdfast-posix", "s3", "holdfast-s3"]
+
+_TMPFS = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Servers:
+    folder: Path
+    endpoint: str = ""
+    bucket: str = ""
+    pids: dict[str, int] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def servers(place: Place, cores: set[int] | None = None) -> Iterator[Servers]:
+    """`cores`: where the servers may run; wherever this process may where it is None."""
+    with _scratch() as folder, _on(cores):
+        match place:
+            case "files":
+                yield Servers(folder)
+            case "s3":
+                with seaweedfs_server() as s3:
+                    yield Servers(folder, s3.endpoint, s3.bucket, _pids(s3=s3), s3.environment)
+            case _:
+                with holdfast_serve(folder, store="s3" if place == "holdfast-s3" else "posix") as service:
+                    pids = {"service": service.process.pid} | _pids(s3=service.s3)
+                    yield Servers(folder, pids=pids, environment=service.environment)
+
+
+def _pids(s3: SeaweedFS | None) -> dict[str, int]:
+    return {} if s3 is None else {"seaweedfs": s3.pid}
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder on tmpfs; whatever is started meanwhile makes its temporary files there too."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(_TMPFS) if _TMPFS.is_dir() else before
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        tempfile.tempdir = before
+
+
+@contextmanager
+def _on(cores: set[int] | None) -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
