@@ -157,12 +157,17 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     """The service's own logging, into a text; what pytest had set up comes back afterwards."""
     root = logging.getLogger()
     handlers, level, configuration = root.handlers[:], root.level, structlog.get_config()
+    named = {name: logging.getLogger(name) for name in ("uvicorn.access", "botocore", "urllib3", "alembic")}
+    as_they_were = {name: (logger.level, logger.disabled) for name, logger in named.items()}
     written = io.StringIO()
     monkeypatch.setattr("sys.stderr", written)
     configure_logging(ServiceSettings(log_format="json"))
     yield written
     root.handlers[:] = handlers
     root.setLevel(level)
+    for name, logger in named.items():
+        logger.setLevel(as_they_were[name][0])
+        logger.disabled = as_they_were[name][1]
     structlog.configure(**configuration)
 
 
