@@ -406,6 +406,19 @@ def test_fetching_into_buffers_fills_them(service):
     assert buffers == chunks
 
 
+def test_a_chunk_arrives_in_the_buffer_that_it_is_given_if_it_fits(service):
+    chunks = some_chunks(3)
+    service.objects = dict(chunks)
+    fits, too_short, _ = chunks
+    into = {fits: memoryview(bytearray(len(chunks[fits]))), too_short: memoryview(bytearray(7))}
+    views = {}
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        fetcher.fetch(chunks, lambda digest, view: views.__setitem__(digest, (view, bytes(view))), into)
+    assert {digest: body for digest, (_, body) in views.items()} == chunks
+    assert [digest for digest, (view, _) in views.items() if view is into.get(digest)] == [fits]
+    assert into[too_short] == bytes(7)
+
+
 def test_a_buffer_that_does_not_fit_its_chunk_is_an_integrity_error(service):
     chunks = some_chunks(1)
     service.objects = dict(chunks)

@@ -58,6 +58,9 @@ def load(layout, memory, want):
     for chunk, reads in plan_reads(layout, [want]).by_chunk.items():
         for read in reads:
             scatter(read, memoryview(memory[chunk]), memoryview(buffer))
+            if read.is_copy:
+                at = read.destination_offset
+                assert buffer[at : at + read.bytes] == memory[chunk][: read.bytes]
     return buffer
 
 
@@ -123,6 +126,13 @@ def test_the_same_sharding_reads_only_its_own_shard():
     layout, _ = store(np.zeros((4, 4), np.float32), boxes, ChunkSizes())
     plan = plan_reads(layout, [WantedPiece("t", "float32", *boxes[1])])
     assert set(plan.by_chunk) == {(1, 0)}
+
+
+def test_what_is_read_as_it_was_stored_is_a_plain_copy_and_what_is_resharded_is_not():
+    layout, _ = store(np.zeros((8, 8), "uint8"), [((0, 0), (8, 8))], ChunkSizes(16, 16, 16))
+    [as_stored, by_columns] = [WantedPiece("t", "uint8", (0, 0), (8, 8)), WantedPiece("t", "uint8", (0, 0), (8, 4))]
+    assert all(read.is_copy for read in plan_reads(layout, [as_stored]).reads)
+    assert not any(read.is_copy for read in plan_reads(layout, [by_columns]).reads)
 
 
 def test_a_copy_on_the_own_rank_is_preferred_and_read_once():

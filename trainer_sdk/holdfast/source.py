@@ -73,21 +73,28 @@ class CheckpointSource:
         return {rank: ShardIndex.decode(documents[digest]) for rank, digest in digests.items()}
 
     def read(self, reads: ReadPlan, chunks: ChunkLists, buffers: Mapping[str, memoryview]) -> int:
-        """Fetches each chunk that the reads touch once, and copies what they take from it into `buffers`, by wanted
-        name. The bytes of a chunk reach a buffer only after its digest was checked. Returns the bytes fetched."""
+        """Fetches each chunk that the reads touch once, and puts what they take from it into `buffers`, by wanted
+        name. Believe the buffers only when this returns: every digest was checked by then. Returns the bytes fetched.
+        """
         by_digest: dict[str, list[Read]] = defaultdict(list)
         for (rank, ordinal), of_chunk in reads.by_chunk.items():
             by_digest[chunks[rank][ordinal]].extend(of_chunk)
+        in_place = {
+            digest: buffers[read.name][read.destination_offset :][: read.bytes]
+            for digest, [read, *others] in by_digest.items()
+            if not others and read.is_copy
+        }
         fetched: list[int] = []
         lock = threading.Lock()
 
         def receive(digest: str, chunk: memoryview) -> None:
-            for read in by_digest[digest]:
-                scatter(read, chunk, buffers[read.name])
+            if chunk is not in_place.get(digest):
+                for read in by_digest[digest]:
+                    scatter(read, chunk, buffers[read.name])
             with lock:
                 fetched.append(chunk.nbytes)
 
-        self._fetcher.fetch(by_digest, receive)
+        self._fetcher.fetch(by_digest, receive, in_place)
         return sum(fetched)
 
     def close(self) -> None:
