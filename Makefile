@@ -30,7 +30,7 @@ demo: venv
 # The exit code is kept for .ci/run: make itself turns every failure into 2.
 test: venv
 	@rm -f $(VENV)/.test-exit-code; \
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS); code=$$?; \
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --reruns 1 $(ARGS); code=$$?; \
 	echo $$code > $(VENV)/.test-exit-code; exit $$code
 
 check: venv
