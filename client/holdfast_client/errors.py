@@ -15,7 +15,7 @@ HoldfastError
 │   └── NoRestorePoint
 ├── StaleAttempt                stop: a newer attempt has taken over
 ├── Conflict                    look again, then decide
-│   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  ManifestConflict
+│   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  OffLineBranch  ManifestConflict
 │   └── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
 ├── QuotaExceeded               prune, or raise the quota
 ├── IntegrityError              the bytes are not what they should be
@@ -176,6 +176,10 @@ class CheckpointConflict(Conflict):
 
 class CheckpointAborted(Conflict):
     code = ProblemCode.CHECKPOINT_ABORTED
+
+
+class OffLineBranch(Conflict):
+    code = ProblemCode.OFF_LINE_BRANCH
 
 
 class ManifestConflict(Conflict):

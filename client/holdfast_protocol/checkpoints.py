@@ -52,10 +52,28 @@ Metrics = dict[Annotated[str, Field(min_length=1, max_length=100)], MetricValue]
 
 
 class BeginCheckpoint(Fence):
+    """With `origin_attempt` it is a late save (protocol rule 4): the checkpoint belongs to the attempt that staged it,
+    and the fence's attempt pushes it.
+    """
+
     step: Step
     world_size: int = Field(ge=1, le=100_000)
     kind: CheckpointKind = CheckpointKind.PERIODIC
     labels: list[Label] = Field(default_factory=list, max_length=20)
+    origin_attempt: int | None = Field(
+        default=None, ge=1, description="The attempt that staged this save and kept it in its spool; null: not spooled."
+    )
+    allow_off_line: bool = Field(
+        default=False,
+        description="A late save that the run has gone on without is kept beside the line instead of refused "
+        "(`off_line_branch`). Only with origin_attempt.",
+    )
+
+    @model_validator(mode="after")
+    def _only_late_saves_are_off_line(self) -> BeginCheckpoint:
+        if self.allow_off_line and self.origin_attempt is None:
+            raise ValueError("allow_off_line goes with origin_attempt: only a late save can be off the line")
+        return self
 
 
 class Component(Request):
@@ -119,6 +137,12 @@ class CheckpointView(Reply):
     aborted_at: datetime | None
     abort_reason: str | None
     abort_rank: int | None
+    pushed_by: int | None = Field(
+        default=None, description="The attempt that pushed this save late, from a spool; null: it was saved in time."
+    )
+    off_line: bool = Field(
+        default=False, description="Pushed when the run had gone on without it: restored by name, never as latest."
+    )
     sealed_ranks: int
     missing_ranks: list[int] = Field(description="Ranks that have not sealed; the first 20 of them.")
     etag: str
