@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.cli.doctor.round_trip import round_trip
 from holdfast_client.cli.main import app
@@ -223,9 +224,9 @@ def test_many_chunks_go_up_and_come_down_through_the_real_service(client, projec
         fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
         begun = ours.begin(project, "many", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
         bodies = {chunk_digest(body): body for body in (os.urandom(5000 + n) for n in range(1200))}
-        done = ShardUploader(ours, begun.id, 0, fence).upload((d, memoryview(b)) for d, b in bodies.items())
+        done = ShardUploader(ours, begun.id, 0, fence).upload(map(OutgoingChunk.of, bodies.values()))
         assert (done.chunks, done.sent_chunks) == (1200, 1200)
-        again = ShardUploader(ours, begun.id, 0, fence).upload((d, memoryview(b)) for d, b in bodies.items())
+        again = ShardUploader(ours, begun.id, 0, fence).upload(map(OutgoingChunk.of, bodies.values()))
         assert again.sent_chunks == 0
 
 

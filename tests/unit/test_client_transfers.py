@@ -13,6 +13,7 @@ from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks import fetcher as fetcher_module
 from holdfast_client.chunks import uploader as uploader_module
 from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.fencing import Fence
@@ -188,7 +189,11 @@ def some_chunks(count=20, size=10_000) -> dict[str, bytes]:
 def upload(service, chunks, **options):
     with client_of(service, **options) as client:
         uploader = ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1))
-        return uploader.upload((digest, memoryview(body)) for digest, body in chunks.items())
+        return uploader.upload(outgoing(chunks))
+
+
+def outgoing(chunks) -> list[OutgoingChunk]:
+    return [OutgoingChunk.of(body, digest) for digest, body in chunks.items()]
 
 
 def fetch(service, digests, **options) -> dict[str, bytes]:
@@ -225,7 +230,7 @@ def test_what_is_present_is_not_sent(service):
 def test_a_chunk_that_comes_twice_is_offered_once(service):
     (digest, body), *_ = some_chunks(1).items()
     with client_of(service) as client:
-        done = ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload([(digest, memoryview(body))] * 3)
+        done = ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload([OutgoingChunk.of(body, digest)] * 3)
     assert done.chunks == 1
     assert sum(len(call["chunks"]) for call in negotiations(service)) == 1
 
@@ -237,7 +242,7 @@ def test_finished_uploads_are_reported_in_the_call_that_offers_the_next(service,
 
     def slowly():
         for digest, body in some_chunks(60).items():
-            yield digest, memoryview(body)
+            yield OutgoingChunk.of(body, digest)
             threading.Event().wait(0.005)
 
     with client_of(service) as client:
@@ -264,7 +269,7 @@ def test_memory_that_is_held_is_bounded(service, monkeypatch):
         for digest, body in chunks.items():
             given += len(body)
             most = max(most, given - sum(len(service.objects[one]) for one in list(service.verified)))
-            yield digest, memoryview(body)
+            yield OutgoingChunk.of(body, digest)
 
     with client_of(service) as client:
         ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload(watched())
@@ -312,7 +317,7 @@ def test_bytes_that_change_after_hashing_are_never_verified(service):
 
 def test_what_the_iterator_raises_comes_through_and_threads_end(service):
     def broken():
-        yield from ((digest, memoryview(body)) for digest, body in some_chunks(3).items())
+        yield from outgoing(some_chunks(3))
         raise RuntimeError("staging failed")
 
     with client_of(service) as client, pytest.raises(RuntimeError, match="staging failed"):
@@ -328,14 +333,12 @@ def test_a_stopped_upload_ends_and_shared_workers_live_on(service):
             for number, (digest, body) in enumerate(some_chunks().items()):
                 if number == 5:
                     uploader.stop()
-                yield digest, memoryview(body)
+                yield OutgoingChunk.of(body, digest)
 
         with pytest.raises(errors.TransferStopped):
             uploader.upload(stopping())
         chunks = some_chunks()
-        ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1), workers=workers).upload(
-            (digest, memoryview(body)) for digest, body in chunks.items()
-        )
+        ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1), workers=workers).upload(outgoing(chunks))
     assert set(chunks) <= service.verified
     assert service.most_at_once <= 2
 

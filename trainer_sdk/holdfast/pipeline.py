@@ -20,6 +20,7 @@ from holdfast.session import ENDS_THE_JOB, Session
 from holdfast.shard_writer import ShardWriter
 from holdfast.staging import StagedShard
 from holdfast.stats import SaveStats
+from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.checkpoints import CheckpointView, Component, Metrics
 from holdfast_protocol.index_documents import Layout, ShardIndex
@@ -143,13 +144,13 @@ class SavePipeline:
             metrics=job.metrics,
         )
 
-    def _chunks(self, job: SaveJob, staged: StagedShard) -> Iterator[bytes | memoryview]:
+    def _chunks(self, job: SaveJob, staged: StagedShard) -> Iterator[OutgoingChunk]:
         """The shard's chunks in ordinal order: the staged ones, the index, rank 0's layout."""
         for ordinal in range(staged.chunk_count):
-            yield staged.chunk(ordinal)
-        yield job.index.encode()
+            yield OutgoingChunk.of(staged.chunk(ordinal))
+        yield OutgoingChunk.of(job.index.encode())
         if self._rank == 0:
-            yield self._layout_bytes(job.layout)
+            yield OutgoingChunk.of(self._layout_bytes(job.layout))
 
     def _layout_bytes(self, layout: Layout) -> bytes:
         if self._encoded_layout is None or self._encoded_layout[0] != layout.digest:

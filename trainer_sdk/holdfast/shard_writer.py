@@ -6,11 +6,13 @@ Used by the save pipeline and by the DCP writer, which differ in where the bytes
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable
 from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.session import Session
+from holdfast_client.chunks.outgoing import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.base import text_to_keep
@@ -23,7 +25,7 @@ from holdfast_protocol.checkpoints import (
     Metrics,
     SealShard,
 )
-from holdfast_protocol.digests import chunk_digest, shard_digest
+from holdfast_protocol.digests import shard_digest
 from holdfast_protocol.states import CheckpointKind, CheckpointState
 
 log = logging.getLogger("holdfast")
@@ -38,7 +40,7 @@ class ShardWriter:
         self._rank = session.ranks.rank
         self._fence: dict[str, Any] = session.fence.model_dump()
         self._uploader: ShardUploader | None = None
-        self._stopped = False
+        self._stopped = threading.Event()
         begin = BeginCheckpoint(**self._fence, step=step, world_size=session.ranks.world_size, kind=kind)
         begun = session.client.begin(session.run.project, session.run.run, begin)
         self.checkpoint_id = begun.id
@@ -48,20 +50,19 @@ class ShardWriter:
         """Of the chunks that were uploaded, by ordinal."""
         self.sent_bytes = 0
 
-    def upload(self, chunks: Iterable[bytes | memoryview]) -> None:
-        """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them.
-
-        The bytes of each must stay as they are until then.
-        """
+    def upload(self, chunks: Iterable[OutgoingChunk]) -> None:
+        """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them."""
         if self._committed_before:
-            self.digests.extend(chunk_digest(chunk) for chunk in chunks)
+            self._only_hash(chunks)
             return
         self._uploader = ShardUploader(
             self._session.client, self.checkpoint_id, self._rank, self._session.fence, workers=self._workers
         )
-        if self._stopped:
+        if self._stopped.is_set():
             self._uploader.stop()
-        self.sent_bytes += self._uploader.upload(self._hashed(chunks)).sent_bytes
+        uploaded = self._uploader.upload(chunks)
+        self.digests.extend(uploaded.digests)
+        self.sent_bytes += uploaded.sent_bytes
 
     def seal(
         self,
@@ -96,12 +97,13 @@ class ShardWriter:
             log.info("the service was not told that rank %d failed: %s", self._rank, unheard)
 
     def stop(self) -> None:
-        self._stopped = True
+        self._stopped.set()
         if self._uploader is not None:
             self._uploader.stop()
 
-    def _hashed(self, chunks: Iterable[bytes | memoryview]) -> Iterator[tuple[str, memoryview]]:
+    def _only_hash(self, chunks: Iterable[OutgoingChunk]) -> None:
         for chunk in chunks:
-            digest = chunk_digest(chunk)
-            self.digests.append(digest)
-            yield digest, memoryview(chunk)
+            hashed = hash_chunk(chunk, self._stopped, with_md5=False)
+            self.digests.append(hashed.digest)
+            if hashed.release is not None:
+                hashed.release()

@@ -124,7 +124,7 @@ class ShardFetcher:
         self.close()
 
     def _fetch(self, digests: Iterable[str], deliver: Callable[[ReadTicket], None]) -> None:
-        jobs = Jobs(self._workers, self._stop)
+        jobs: Jobs[str, None] = Jobs(self._stop)
         waiting = deque(dict.fromkeys(digests))
         refused: Counter[str] = Counter()
         over_http: set[str] = set()
@@ -132,19 +132,21 @@ class ShardFetcher:
         try:
             while waiting or running:
                 check_stop(self._stop)
-                if waiting and len(running) <= self._workers.count:
+                if waiting and len(running) <= self._workers.transfers.count:
                     for ticket in self._tickets(waiting, over_http):
                         running.add(ticket.digest)
                         life = TicketLife(ticket.expires_in_seconds)
-                        jobs.start(ticket.digest, functools.partial(_in_time, life, deliver, ticket))
+                        jobs.start(
+                            self._workers.transfers, ticket.digest, functools.partial(_in_time, life, deliver, ticket)
+                        )
                 done = jobs.next(timeout_seconds=max(0.05, self._renew_lease_at - time.monotonic()))
                 if done is None:
                     self._renew_lease(next(iter(running)))
                     continue
-                running.discard(done.digest)
+                running.discard(done.key)
                 if done.error is not None:
                     self._mend(done, done.error, refused, over_http)
-                    waiting.append(done.digest)
+                    waiting.append(done.key)
         except BaseException:
             jobs.drain()
             raise
@@ -177,30 +179,30 @@ class ShardFetcher:
     def _get(self, ticket: ReadTicket, buffer: memoryview) -> None:
         get_chunk(ticket, buffer, ticket.digest, buffer.nbytes, self._client.transfers, stop=self._stop)
 
-    def _mend(self, done: Done, error: BaseException, refused: Counter[str], over_http: set[str]) -> None:
+    def _mend(self, done: Done[str, None], error: BaseException, refused: Counter[str], over_http: set[str]) -> None:
         """Makes sense of a failed transfer: returns if it is to be tried with a new ticket, else raises."""
         if isinstance(error, TicketProblem | DirectFileRefused):
             if isinstance(error, DirectFileRefused):
                 self._client.mount.give_up()
-            refused[done.digest] += 1
+            refused[done.key] += 1
             allowed = WAITS_PER_CHUNK if isinstance(error, TicketWaitedTooLong) else TICKETS_PER_CHUNK
-            if refused[done.digest] >= allowed:
+            if refused[done.key] >= allowed:
                 raise StoreRefused(f"No ticket could be used; the last time: {error.detail}") from error
         elif isinstance(error, ChunkCorrupt):
             verdict = self._client.report_chunk(
                 self._checkpoint_id,
-                ReportChunk(digest=done.digest, problem=error.problem, detail=error.detail[:1000]),
+                ReportChunk(digest=done.key, problem=error.problem, detail=error.detail[:1000]),
             )
             if not verdict.readable:
-                raise ChunkLost(done.digest, verdict.detail, verdict.corrupt_checkpoints) from error
-            if done.digest in over_http:
+                raise ChunkLost(done.key, verdict.detail, verdict.corrupt_checkpoints) from error
+            if done.key in over_http:
                 raise ChunkLost(
-                    done.digest,
+                    done.key,
                     f"the service reads it well, but it arrives here wrong twice ({error.detail}); "
                     "look at this machine's memory, network and mounts",
                     verdict.corrupt_checkpoints,
                 ) from error
-            over_http.add(done.digest)
+            over_http.add(done.key)
         else:
             raise error
 

@@ -1,7 +1,7 @@
-"""Transfers of one uploader or fetcher that run on shared threads: their results come back to the calling thread.
+"""Work of one uploader or fetcher that runs on shared threads: its results come back to the calling thread.
 
-The calling thread alone holds state and talks to the service; the jobs only move bytes. `drain` returns when no thread
-touches the caller's memory any more, which is what makes it safe to reuse.
+The calling thread alone holds state and talks to the service; the jobs only move and hash bytes. `drain` returns when
+no thread touches the caller's memory any more, which is what makes it safe to reuse.
 """
 
 from __future__ import annotations
@@ -10,45 +10,46 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from holdfast_client.chunks.stopping import check_stop
-from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.chunks.workers import WorkerThreads
+
+K = TypeVar("K")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Done:
-    """`error` is None if the transfer of `digest` went well."""
+class Done(Generic[K, R]):
+    """The job `key` has ended: with `result`, or with `error`."""
 
-    digest: str
+    key: K
+    result: R | None
     error: BaseException | None
 
 
-class Jobs:
-    def __init__(self, workers: TransferWorkers, stop: threading.Event) -> None:
-        self._workers = workers
+class Jobs(Generic[K, R]):
+    def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
-        self._results: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Done[K, R]] = queue.SimpleQueue()
         self.running = 0
 
-    @property
-    def has_idle_thread(self) -> bool:
-        return self.running < self._workers.count
-
-    def start(self, digest: str, transfer: Callable[[], None]) -> None:
+    def start(self, threads: WorkerThreads, key: K, work: Callable[[], R]) -> None:
         self.running += 1
 
         def job() -> None:
+            result: R | None = None
             error: BaseException | None = None
             try:
                 check_stop(self._stop)
-                transfer()
+                result = work()
             except BaseException as caught:  # the calling thread raises it again
                 error = caught
-            self._results.put(Done(digest, error))
+            self._results.put(Done(key, result, error))
 
-        self._workers.submit(job)
+        threads.submit(job)
 
-    def next(self, timeout_seconds: float | None = None) -> Done | None:
+    def next(self, timeout_seconds: float | None = None) -> Done[K, R] | None:
         """The next result; None if there is none within the time (None: wait for it, 0: do not wait)."""
         try:
             done = self._results.get(timeout=timeout_seconds) if timeout_seconds != 0 else self._results.get_nowait()

@@ -1,20 +1,23 @@
-"""Uploads one rank's chunks: offer, PUT what is missing, report what is done, until all are verified.
+"""Uploads one rank's chunks: hash, offer, PUT what is missing, report what is done, until all are verified.
 
-    bytes -> [offer] -> present, or a ticket -> [PUT on a thread] -> [report] -> verified
-                ^--------- expired ticket, missing or mismatch ---------'
+    bytes -> [hash on a thread] -> [offer] -> present, or a ticket -> [PUT on a thread] -> [report] -> verified
+                                      ^--------- expired ticket, missing or mismatch ---------'
 
-Offers and reports share a call, so that the service verifies with the store while the rest is still going up.
+All of it overlaps, chunk by chunk. Offers and reports share a call, so that the service verifies with the store while
+the rest is still going up.
 """
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from holdfast_client.chunks.jobs import Done, Jobs
+from holdfast_client.chunks.outgoing import HashedChunk, OutgoingChunk, hash_chunk
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.chunks.ticket_life import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
 from holdfast_client.chunks.upload import put_chunk
@@ -41,23 +44,33 @@ from holdfast_protocol.fencing import Fence
 
 OFFER_BYTES_WHEN_IDLE = 32 * 1024**2
 OFFER_BYTES_WHEN_BUSY = 256 * 1024**2
+QUIET_SECONDS = 0.05
+"""When nothing has happened for so long, what there is is offered and reported, however little: the source may wait for
+the memory of what is under way."""
+REPORT_SECONDS = 0.5
+"""What is finished is reported so often at least."""
 HELD_BYTES = 1024**3
-"""Bytes that are taken from the iterator and not yet verified; beyond them it waits."""
+"""Bytes that are hashed and not yet verified; beyond them no more are taken."""
 TRIES_PER_CHUNK = 4
 MISSING_PAUSE_SECONDS = 0.5
 
+_Key = int | str
+"""A hashing job's is the chunk's ordinal, a transfer's its digest."""
+_UploadJobs = Jobs[_Key, HashedChunk | None]
+
 
 @dataclass
-class _Chunk:
-    body: memoryview
-    md5: str | None
+class _Open:
+    chunk: HashedChunk
     tries: int = 0
 
 
 @dataclass(frozen=True)
 class Uploaded:
-    """All chunks of an upload, and those of them whose bytes had to be sent."""
+    """All distinct chunks of an upload, and those of them whose bytes had to be sent."""
 
+    digests: list[str]
+    """Of the chunks as they were given, the same one twice among them."""
     chunks: int
     bytes: int
     sent_chunks: int
@@ -85,11 +98,15 @@ class ShardUploader:
         self._workers = workers
         self._on_sent = on_sent
         self._stop = threading.Event()
+        self._digests: list[str] = []
         self._seen: set[str] = set()
-        self._open: dict[str, _Chunk] = {}
+        self._open: dict[str, _Open] = {}
+        self._hashing = 0
+        self._sending = 0
         self._to_offer: deque[str] = deque()
         self._to_offer_bytes = 0
         self._finished: deque[str] = deque()
+        self._negotiated_at = time.monotonic()
         self._all_bytes = self._held_bytes = 0
         self._sent_chunks = self._sent_bytes = 0
 
@@ -97,69 +114,76 @@ class ShardUploader:
         """From any thread: the upload ends with TransferStopped, within a block or a socket's time-out."""
         self._stop.set()
 
-    def upload(self, chunks: Iterable[tuple[str, memoryview]]) -> Uploaded:
-        """Takes (SHA-256, bytes) as they come and returns when the service has verified every one of them.
+    def upload(self, chunks: Iterable[OutgoingChunk]) -> Uploaded:
+        """Returns when the service has verified every chunk. When this returns or raises, no thread reads their bytes.
 
-        Each view must stay as it is until then. When this returns or raises, no thread reads the views any more.
         Raises StaleAttempt, CheckpointAborted, QuotaExceeded, StoreFull and the rest of errors.py as they come;
         IntegrityError if a chunk never verifies.
         """
         if self._workers is not None:
-            return self._upload(chunks, Jobs(self._workers, self._stop))
+            return self._upload(iter(chunks), self._workers)
         with TransferWorkers() as workers:
-            return self._upload(chunks, Jobs(workers, self._stop))
+            return self._upload(iter(chunks), workers)
 
-    def _upload(self, chunks: Iterable[tuple[str, memoryview]], jobs: Jobs) -> Uploaded:
+    def _upload(self, chunks: Iterator[OutgoingChunk], workers: TransferWorkers) -> Uploaded:
+        jobs: _UploadJobs = Jobs(self._stop)
         try:
-            for digest, body in chunks:
+            while self._hash_more(chunks, jobs, workers) or jobs.running or self._open:
                 check_stop(self._stop)
-                if digest in self._seen:
-                    continue
-                self._take(digest, body)
-                while (done := jobs.next(timeout_seconds=0)) is not None:
+                done = jobs.next(QUIET_SECONDS) if jobs.running else None
+                quiet = done is None
+                while done is not None:
                     self._settle(done)
-                if self._time_to_offer(jobs):
-                    self._negotiate(jobs)
-                while self._held_bytes > HELD_BYTES:
-                    self._advance(jobs)
-            while self._open:
-                self._advance(jobs)
+                    done = jobs.next(0)
+                if quiet or self._time_to_negotiate(jobs, workers):
+                    self._negotiate(jobs, workers)
         finally:
             jobs.drain()
             self._open.clear()
-        return Uploaded(len(self._seen), self._all_bytes, self._sent_chunks, self._sent_bytes)
+        return Uploaded(self._digests, len(self._seen), self._all_bytes, self._sent_chunks, self._sent_bytes)
 
-    def _take(self, digest: str, body: memoryview) -> None:
-        self._seen.add(digest)
-        md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if self._client.store_asks_md5() else None
-        self._open[digest] = _Chunk(body, md5)
-        self._held_bytes += body.nbytes
-        self._all_bytes += body.nbytes
-        self._offer_later(digest)
+    def _hash_more(self, chunks: Iterator[OutgoingChunk], jobs: _UploadJobs, workers: TransferWorkers) -> bool:
+        """Keeps some threads hashing. False when all chunks were taken and hashed."""
+        with_md5 = self._client.store_asks_md5()
+        while self._hashing < workers.hashing.count and self._held_bytes <= HELD_BYTES:
+            chunk = next(chunks, None)
+            if chunk is None:
+                break
+            ordinal = len(self._digests)
+            self._digests.append("")
+            self._hashing += 1
+            work = functools.partial(hash_chunk, chunk, self._stop, with_md5=with_md5)
+            jobs.start(workers.hashing, ordinal, work)
+        return self._hashing > 0
+
+    def _take(self, ordinal: int, chunk: HashedChunk) -> None:
+        self._digests[ordinal] = chunk.digest
+        if chunk.digest in self._seen:
+            _release(chunk)
+            return
+        self._seen.add(chunk.digest)
+        self._open[chunk.digest] = _Open(chunk)
+        self._held_bytes += chunk.body.nbytes
+        self._all_bytes += chunk.body.nbytes
+        self._offer_later(chunk.digest)
 
     def _offer_later(self, digest: str) -> None:
         self._to_offer.append(digest)
-        self._to_offer_bytes += self._open[digest].body.nbytes
+        self._to_offer_bytes += self._open[digest].chunk.body.nbytes
 
-    def _time_to_offer(self, jobs: Jobs) -> bool:
-        enough = OFFER_BYTES_WHEN_IDLE if jobs.has_idle_thread else OFFER_BYTES_WHEN_BUSY
-        return len(self._to_offer) >= MAX_BATCH or self._to_offer_bytes >= enough
+    def _time_to_negotiate(self, jobs: _UploadJobs, workers: TransferWorkers) -> bool:
+        if not jobs.running or len(self._to_offer) >= MAX_BATCH or len(self._finished) >= MAX_BATCH:
+            return True
+        if self._finished and time.monotonic() - self._negotiated_at >= REPORT_SECONDS:
+            return True
+        idle = self._sending < workers.transfers.count
+        return self._to_offer_bytes >= (OFFER_BYTES_WHEN_IDLE if idle else OFFER_BYTES_WHEN_BUSY)
 
-    def _advance(self, jobs: Jobs) -> None:
-        """One step towards an end: offers and reports what there is, else waits for a transfer."""
-        check_stop(self._stop)
-        if self._to_offer or self._finished:
-            self._negotiate(jobs)
-            wait_seconds: float | None = 0
-        else:
-            wait_seconds = None
-        while jobs.running and (done := jobs.next(wait_seconds)) is not None:
-            self._settle(done)
-            wait_seconds = 0
-
-    def _negotiate(self, jobs: Jobs) -> None:
+    def _negotiate(self, jobs: _UploadJobs, workers: TransferWorkers) -> None:
+        if not self._to_offer and not self._finished:
+            return
         offered = [self._to_offer.popleft() for _ in range(min(MAX_BATCH, len(self._to_offer)))]
-        self._to_offer_bytes -= sum(self._open[digest].body.nbytes for digest in offered)
+        self._to_offer_bytes -= sum(self._open[digest].chunk.body.nbytes for digest in offered)
         finished = [self._finished.popleft() for _ in range(min(MAX_BATCH, len(self._finished)))]
         reply = self._client.negotiate(
             self._checkpoint_id,
@@ -172,43 +196,56 @@ class ShardUploader:
                 mount_proof=self._client.mount.proof(),
             ),
         )
+        self._negotiated_at = time.monotonic()
         for finished_answer in reply.finished:
             self._judge(finished_answer)
         answers = {answer.digest: answer for answer in reply.chunks}
         if not answers.keys() >= set(offered) or not {answer.digest for answer in reply.finished} >= set(finished):
             raise UnexpectedReply("The service did not answer for every chunk that it was asked about")
         for digest in offered:
-            self._follow(answers[digest], jobs)
+            self._follow(answers[digest], jobs, workers)
 
     def _offer(self, digest: str) -> ChunkOffer:
-        chunk = self._open[digest]
+        chunk = self._open[digest].chunk
         return ChunkOffer(digest=digest, bytes=chunk.body.nbytes, md5=chunk.md5)
 
-    def _follow(self, answer: ChunkAnswer, jobs: Jobs) -> None:
+    def _follow(self, answer: ChunkAnswer, jobs: _UploadJobs, workers: TransferWorkers) -> None:
         if answer.status == "present":
             self._close(answer.digest)
         elif answer.ticket is None:
             raise UnexpectedReply("The service asked for an upload and gave no ticket for it")
         else:
-            chunk, ticket, life = self._open[answer.digest], answer.ticket, TicketLife(answer.ticket.expires_in_seconds)
-            jobs.start(answer.digest, lambda: self._put(chunk.body, ticket, life))
+            body, life = self._open[answer.digest].chunk.body, TicketLife(answer.ticket.expires_in_seconds)
+            self._sending += 1
+            jobs.start(workers.transfers, answer.digest, functools.partial(self._put, body, answer.ticket, life))
 
     def _put(self, body: memoryview, ticket: UploadTicket, life: TicketLife) -> None:
         life.check()
         put_chunk(ticket, body, self._client.transfers, stop=self._stop)
 
-    def _settle(self, done: Done) -> None:
-        """What became of one transfer. Whatever cannot be mended by a new ticket is raised."""
-        if done.error is None:
-            self._finished.append(done.digest)
-        elif isinstance(done.error, TicketProblem | DirectFileRefused):
-            if isinstance(done.error, DirectFileRefused):
-                self._client.mount.give_up()
-            refused = StoreRefused(f"No ticket could be used; the last time: {done.error.detail}")
-            waited = isinstance(done.error, TicketWaitedTooLong)
-            self._try_again(done.digest, refused, WAITS_PER_CHUNK if waited else TRIES_PER_CHUNK)
+    def _settle(self, done: Done[_Key, HashedChunk | None]) -> None:
+        if isinstance(done.key, int):
+            self._hashing -= 1
+            if done.error is not None:
+                raise done.error
+            assert done.result is not None  # a hashing job without an error has one
+            self._take(done.key, done.result)
         else:
-            raise done.error
+            self._sending -= 1
+            self._settle_transfer(done.key, done.error)
+
+    def _settle_transfer(self, digest: str, error: BaseException | None) -> None:
+        """What became of one transfer. Whatever cannot be mended by a new ticket is raised."""
+        if error is None:
+            self._finished.append(digest)
+        elif isinstance(error, TicketProblem | DirectFileRefused):
+            if isinstance(error, DirectFileRefused):
+                self._client.mount.give_up()
+            refused = StoreRefused(f"No ticket could be used; the last time: {error.detail}")
+            waited = isinstance(error, TicketWaitedTooLong)
+            self._try_again(digest, refused, WAITS_PER_CHUNK if waited else TRIES_PER_CHUNK)
+        else:
+            raise error
 
     def _judge(self, answer: FinishedAnswer) -> None:
         """What the service found in the store after we had reported an upload."""
@@ -216,9 +253,9 @@ class ShardUploader:
             return
         if answer.state is FinishedState.VERIFIED:
             self._sent_chunks += 1
-            self._sent_bytes += self._open[answer.digest].body.nbytes
+            self._sent_bytes += self._open[answer.digest].chunk.body.nbytes
             if self._on_sent is not None:
-                self._on_sent(self._open[answer.digest].body.nbytes)
+                self._on_sent(self._open[answer.digest].chunk.body.nbytes)
             self._close(answer.digest)
         elif answer.state is FinishedState.MISSING:
             # A network filesystem may show a new file late, and sending it again at once would not be seen either.
@@ -236,4 +273,11 @@ class ShardUploader:
         self._offer_later(digest)
 
     def _close(self, digest: str) -> None:
-        self._held_bytes -= self._open.pop(digest).body.nbytes
+        chunk = self._open.pop(digest).chunk
+        self._held_bytes -= chunk.body.nbytes
+        _release(chunk)
+
+
+def _release(chunk: HashedChunk) -> None:
+    if chunk.release is not None:
+        chunk.release()

@@ -1,8 +1,9 @@
-"""The threads that move bytes. Plain and started at once: an executor refuses work when the interpreter is ending,
-which is when an emergency save comes."""
+"""The threads that move and hash bytes. Plain and started at once: an executor refuses work when the interpreter is
+ending, which is when an emergency save comes."""
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -10,20 +11,17 @@ from types import TracebackType
 from typing import Self
 
 DEFAULT_COUNT = 4
+MOST_HASHING = 4
 
 
-class TransferWorkers:
-    """`count` threads with one queue. Keep one for as long as there are transfers; `close` joins the threads.
+class WorkerThreads:
+    """`count` threads with one queue. A job must catch its own exceptions; jobs.py turns them into results."""
 
-    A job must catch its own exceptions; uploader and fetcher do, and turn them into results.
-    """
-
-    def __init__(self, count: int = DEFAULT_COUNT) -> None:
+    def __init__(self, count: int, name: str) -> None:
         self.count = count
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._work, name=f"holdfast-transfer-{number}", daemon=True)
-            for number in range(count)
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(count)
         ]
         for thread in self._threads:
             thread.start()
@@ -38,6 +36,28 @@ class TransferWorkers:
         for thread in self._threads:
             thread.join()
 
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            # A waiting thread must not keep the last job's buffers alive.
+            del job
+
+
+class TransferWorkers:
+    """`count` threads that send and fetch, and a few that hash, for one core hashes slower than a local disk writes.
+
+    Keep one for as long as there are transfers; `close` joins the threads.
+    """
+
+    def __init__(self, count: int = DEFAULT_COUNT) -> None:
+        self.transfers = WorkerThreads(count, "holdfast-transfer")
+        self.hashing = WorkerThreads(min(MOST_HASHING, _usable_cores()), "holdfast-hash")
+
+    def close(self) -> None:
+        """Ends when what was submitted is done."""
+        self.transfers.close()
+        self.hashing.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -46,8 +66,7 @@ class TransferWorkers:
     ) -> None:
         self.close()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            # A waiting thread must not keep the last job's buffers alive.
-            del job
+
+def _usable_cores() -> int:
+    # A launcher may have bound this rank to some of the cores; macOS cannot say.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

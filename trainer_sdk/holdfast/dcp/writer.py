@@ -31,6 +31,7 @@ from holdfast.session import Session
 from holdfast.shard_writer import ShardWriter
 from holdfast.state.errors import UnsupportedStateError
 from holdfast.state.tensors import dtype_name, refuse_unsupported
+from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.checkpoints import Component
 from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece, Segment, ShardIndex, ShardLayout, TensorEntry
@@ -99,7 +100,7 @@ class HoldfastWriter(StorageWriter):
         try:
             self._values = {item.index.fqn: _value(item, planner) for item in plan.items if _is_value(item)}
             items = {_box(item): item for item in plan.items if not _is_value(item)}
-            self._writer.upload(_chunks(share.shard, items, planner))
+            self._writer.upload(map(OutgoingChunk.of, _chunks(share.shard, items, planner)))
             self._stored_bytes = sum(segment.bytes for piece in share.shard.pieces for segment in piece.segments)
             if self._rank != 0:
                 self._seal(self._writer, share.layout_digest, None, {})
@@ -140,7 +141,8 @@ class HoldfastWriter(StorageWriter):
             replicated_trees=replicated_trees,
         )
         ordinal = len(writer.digests)
-        writer.upload([index.encode()] if layout is None else [index.encode(), layout.encode()])
+        documents = [index.encode()] if layout is None else [index.encode(), layout.encode()]
+        writer.upload(map(OutgoingChunk.of, documents))
         view = writer.seal(
             index=ordinal,
             layout=None if layout is None else ordinal + 1,

@@ -10,6 +10,7 @@ import platform
 import uuid
 
 from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, IntegrityError
@@ -75,9 +76,7 @@ def _save(client: Client, run: RunName, opened: AttemptOpened, chunks: list[byte
     # The attempt's number, so that every round trip has a step of its own and the newest is the latest.
     begun = client.begin(run.project, run.run, BeginCheckpoint(**fence.model_dump(), step=opened.attempt, world_size=1))
     digests = [chunk_digest(chunk) for chunk in chunks]
-    ShardUploader(client, begun.id, 0, fence).upload(
-        (digest, memoryview(chunk)) for digest, chunk in zip(digests, chunks, strict=True)
-    )
+    ShardUploader(client, begun.id, 0, fence).upload(map(OutgoingChunk.of, chunks))
     sealed = client.seal(
         begun.id,
         0,

@@ -1,0 +1,43 @@
+"""One chunk on its way up, as the uploader takes it, and how its digest is found on a transfer thread."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Load = Callable[[threading.Event], memoryview]
+"""Gives the chunk's bytes, on a transfer thread. May wait for them, in the order of the chunks; raises TransferStopped
+soon after the event is set. The bytes must then stay as they are until `release`, or until the upload is over."""
+
+
+@dataclass(frozen=True)
+class OutgoingChunk:
+    load: Load
+    digest: str | None = None
+    """SHA-256 of the bytes where it is known; else it is computed."""
+    release: Callable[[], None] | None = None
+    """Called on the uploading thread as soon as nothing reads the bytes any more: the service has verified the chunk,
+    or has it already. Not called for what is still under way when the upload fails."""
+
+    @classmethod
+    def of(cls, body: bytes | memoryview, digest: str | None = None) -> OutgoingChunk:
+        """Bytes that are there."""
+        return cls(lambda _: memoryview(body), digest)
+
+
+@dataclass(frozen=True)
+class HashedChunk:
+    digest: str
+    md5: str | None
+    body: memoryview
+    release: Callable[[], None] | None
+
+
+def hash_chunk(chunk: OutgoingChunk, stop: threading.Event, *, with_md5: bool) -> HashedChunk:
+    """Loads the chunk and finds its digests. hashlib lets go of the interpreter's lock meanwhile."""
+    body = chunk.load(stop)
+    digest = chunk.digest or hashlib.sha256(body).hexdigest()
+    md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if with_md5 else None
+    return HashedChunk(digest, md5, body, chunk.release)
