@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from holdfast_protocol.base import LARGEST_INTEGER, Digest, Label, Reply, Request
 from holdfast_protocol.fencing import Fence
-from holdfast_protocol.states import CheckpointKind, CheckpointState, Health, ShardState, Tier
+from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState, Health, ShardState, Tier
 
 Step = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 MAX_CHUNKS_PER_SHARD = 200_000
@@ -137,6 +137,9 @@ class CheckpointView(Reply):
     aborted_at: datetime | None
     abort_reason: str | None
     abort_rank: int | None
+    abort_cause: AbortCause | None = Field(
+        default=None, description="The kind of the reason, for programs: after `silent` a rank begins the step anew."
+    )
     pushed_by: int | None = Field(
         default=None, description="The attempt that pushed this save late, from a spool; null: it was saved in time."
     )

@@ -20,6 +20,20 @@ class CheckpointKind(StrEnum):
     FINAL = "final"
 
 
+class AbortCause(StrEnum):
+    """Why a checkpoint was given up, for programs; `abort_reason` says it to people."""
+
+    JOB = "job"
+    """Its own job gave it up."""
+    RANK_FAILED = "rank_failed"
+    FENCED = "fenced"
+    SILENT = "silent"
+    """No rank called for too long. The network may have been at fault: ranks that still live begin it anew."""
+    ATTEMPT_ENDED = "attempt_ended"
+    CHUNK_GONE = "chunk_gone"
+    """What a rank had sealed cannot be read any more."""
+
+
 class Health(StrEnum):
     OK = "ok"
     DIVERGED = "diverged"

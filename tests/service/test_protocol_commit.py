@@ -118,6 +118,7 @@ def test_a_failed_rank_aborts_at_once_and_is_named(job: Job) -> None:
     view = save.fail(1, "CUDA out of memory")
     assert (view["state"], view["abort_rank"]) == ("aborted", 1)
     assert view["abort_reason"] == "rank 1 failed: CUDA out of memory"
+    assert view["abort_cause"] == "rank_failed"
     assert save.fail(1, "again")["abort_reason"] == view["abort_reason"]
     with refused("checkpoint_aborted"):
         save.negotiate(0, [b"w0"])
@@ -208,7 +209,7 @@ def test_a_copy_that_went_bad_after_its_seal_stops_the_commit_and_is_named(job: 
         save.seal(1, [b"w1", b"i1"])
     assert (caught.value.context["rank"], caught.value.context["digests"]) == (0, [digest_of(b"w0")])
     view = save.now()
-    assert view["state"] == "aborted"
+    assert (view["state"], view["abort_cause"]) == ("aborted", "chunk_gone")
     assert digest_of(b"w0") in view["abort_reason"]
     # The step can be saved again: the lost chunk is sent anew.
     again = job.begin(100)

@@ -55,7 +55,8 @@ def test_nothing_of_a_fenced_attempt_commits_once_the_restore_point_is_chosen(
         assert opening.result().opened["restore_point"]["step"] == 800
         with refused("stale_attempt"):
             sealing.result()
-    assert save.now()["abort_reason"] == "fenced by attempt 2"
+    view = save.now()
+    assert (view["abort_reason"], view["abort_cause"]) == ("fenced by attempt 2", "fenced")
 
 
 @pytest.mark.rule("protocol-1")

@@ -31,11 +31,12 @@ def test_a_rank_that_never_seals_is_named_when_the_deadline_has_passed(service: 
     clock.advance(IDLE_SECONDS + 1)
     assert tick(service.context).aborted == (save.id,)
     view = save.now()
-    assert (view["state"], view["abort_rank"]) == ("aborted", 0)
+    assert (view["state"], view["abort_rank"], view["abort_cause"]) == ("aborted", 0, "silent")
     assert view["abort_reason"] == "ranks 0, 2 did not seal, and no rank has called for 40 seconds"
     with refused("checkpoint_aborted") as caught:
         save.negotiate(0, [b"late"])
     assert "ranks 0, 2 did not seal" in caught.value.detail
+    assert caught.value.context["cause"] == "silent"
     assert tick(service.context) == ReapReport()
 
 
@@ -88,7 +89,8 @@ def test_an_attempt_without_heartbeats_is_lost_and_comes_back_when_it_calls(
         lost += tick(service.context).lost_attempts
     assert lost == 1
     assert answer(job.http.get(f"{job.base}/attempts/1"))["outcome"] == "lost"
-    assert save.now()["state"] == "aborted"
+    view = save.now()
+    assert (view["state"], view["abort_cause"]) == ("aborted", "silent"), "it may only be cut off"
     job.heartbeat(7)
     view = answer(job.http.get(f"{job.base}/attempts/1"))
     assert (view["outcome"], view["ended_at"], view["last_step"]) == (None, None, 7)
@@ -100,4 +102,6 @@ def test_what_an_ended_attempt_left_uploading_is_given_up_at_once(service: Runni
     save = job.begin(100)
     job.end("failed")
     assert tick(service.context).aborted == (save.id,)
-    assert save.now()["abort_reason"] == "attempt 1 has ended (failed) without completing it"
+    view = save.now()
+    assert view["abort_reason"] == "attempt 1 has ended (failed) without completing it"
+    assert view["abort_cause"] == "attempt_ended"

@@ -17,7 +17,7 @@ from holdfast_protocol.attempts import AttemptOpened, OpenAttempt
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restore import RestoreDecision
 from holdfast_protocol.selectors import Latest
-from holdfast_protocol.states import AttemptOutcome, CheckpointState
+from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState
 from holdfast_service.attempts.find_or_make import find_or_make_run
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
@@ -128,6 +128,6 @@ def _abort_uploading(session: Session, run: Run, number: int, now: datetime) -> 
         execution_options={"populate_existing": True},
     ).all()
     for checkpoint in uploading:
-        abort(checkpoint, f"fenced by attempt {number}", now)
+        abort(checkpoint, f"fenced by attempt {number}", now, cause=AbortCause.FENCED)
     session.flush()
     return [checkpoint.id for checkpoint in uploading]

@@ -150,6 +150,7 @@ class Checkpoint(Table):
     aborted_at: Mapped[datetime | None] = mapped_column(Moment)
     abort_reason: Mapped[str | None] = mapped_column(Text)
     abort_rank: Mapped[int | None] = mapped_column(Integer)
+    abort_cause: Mapped[str | None] = mapped_column(Text)  # null: aborted before there were causes
     __table_args__ = (
         # Identity (protocol rule 6): after an abort the same step can be begun anew.
         Index(

@@ -10,7 +10,15 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.attempts import AttemptView
 from holdfast_protocol.checkpoints import CheckpointView, Component, MetricValue
-from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health, ShardState, Tier
+from holdfast_protocol.states import (
+    AbortCause,
+    AttemptOutcome,
+    CheckpointKind,
+    CheckpointState,
+    Health,
+    ShardState,
+    Tier,
+)
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Shard
 
 MISSING_RANKS_SHOWN = 20
@@ -52,6 +60,7 @@ def checkpoint_view(
         aborted_at=row.aborted_at,
         abort_reason=row.abort_reason,
         abort_rank=row.abort_rank,
+        abort_cause=None if row.abort_cause is None else AbortCause(row.abort_cause),
         sealed_ranks=sealed_ranks,
         missing_ranks=list(missing_ranks),
         etag=f'"{row.version}"',

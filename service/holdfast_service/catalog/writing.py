@@ -72,6 +72,7 @@ def refuse_unless_uploading(checkpoint: Checkpoint) -> None:
             checkpoint_id=checkpoint.id,
             rank=checkpoint.abort_rank,
             reason=checkpoint.abort_reason,
+            cause=checkpoint.abort_cause,
         )
     raise ProblemError(
         ProblemCode.SHARD_SEALED,

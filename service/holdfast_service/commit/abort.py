@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.states import AbortCause, CheckpointState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
 from holdfast_service.catalog.views import current_checkpoint_view
@@ -22,7 +22,7 @@ def abort_checkpoint(
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
         checkpoint = writing.checkpoint
         if checkpoint.state == CheckpointState.UPLOADING:
-            abort(checkpoint, request.reason, database_now(session))
+            abort(checkpoint, request.reason, database_now(session), cause=AbortCause.JOB)
             session.flush()
         elif checkpoint.state != CheckpointState.ABORTED:
             raise ProblemError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast_protocol.checkpoints import CheckpointView, FailShard
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CheckpointState, ShardState
+from holdfast_protocol.states import AbortCause, CheckpointState, ShardState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
 from holdfast_service.catalog.shard_rows import locked_shard
@@ -33,7 +33,13 @@ def fail_shard(
                     rank=rank,
                 )
             shard.state = ShardState.FAILED
-            abort(checkpoint, f"rank {rank} failed: {request.reason}", database_now(session), rank=rank)
+            abort(
+                checkpoint,
+                f"rank {rank} failed: {request.reason}",
+                database_now(session),
+                cause=AbortCause.RANK_FAILED,
+                rank=rank,
+            )
             session.flush()
         view = current_checkpoint_view(session, writing.project.name, writing.run.name, checkpoint)
     context.notifier.notify(checkpoint_id)

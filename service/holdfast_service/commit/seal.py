@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.checkpoints import CheckpointView, SealShard
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CheckpointState, CopyState, ShardState
+from holdfast_protocol.states import AbortCause, CheckpointState, CopyState, ShardState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
 from holdfast_service.catalog.copies import object_key, usable_by
@@ -163,7 +163,7 @@ def _settle(
             complete_if_whole(session, writing, context.store_id, now)
         except ProblemError as problem:
             # Another rank's chunk was lost since it sealed; nobody could ever complete this checkpoint.
-            abort(writing.checkpoint, problem.detail, now)
+            abort(writing.checkpoint, problem.detail, now, cause=AbortCause.CHUNK_GONE)
             gone = problem
         session.flush()
         view = current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import AttemptOutcome, CheckpointState
+from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState
 from holdfast_service.catalog.aborting import abort
 from holdfast_service.catalog.tables import Attempt, Checkpoint
 from holdfast_service.catalog.views import seal_progress
@@ -82,9 +82,13 @@ def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:
         attempt = session.execute(select(Attempt).where(Attempt.id == checkpoint.attempt_id)).scalar_one()
         missing = seal_progress(session, [checkpoint])[checkpoint.id].missing_ranks
         if attempt.ended_at is not None:
-            abort(checkpoint, ended(attempt.number, attempt.outcome), now, rank=missing[0])
+            # A lost attempt was only silent: it may be cut off, and comes back by calling again.
+            lost = attempt.outcome == AttemptOutcome.LOST
+            cause = AbortCause.SILENT if lost else AbortCause.ATTEMPT_ENDED
+            abort(checkpoint, ended(attempt.number, attempt.outcome), now, cause=cause, rank=missing[0])
         elif checkpoint.deadline_at <= now:
-            abort(checkpoint, silent(missing, context.settings.upload_idle_seconds), now, rank=missing[0])
+            reason = silent(missing, context.settings.upload_idle_seconds)
+            abort(checkpoint, reason, now, cause=AbortCause.SILENT, rank=missing[0])
         else:
             return False
     context.notifier.notify(checkpoint_id)
