@@ -1,0 +1,202 @@
+"""Chunks on this machine's disk, named by digest, for several processes at once: cache of a restore, local tier, spool.
+
+<2 hex>/<digest>    a chunk, whole: it was written under `incoming` and renamed
+incoming/           being written; each file is locked by its writer, so one without a lock is a dead one's
+holds/<name>        what must stay (holds.py)
+fetching/<digest>   who is fetching it (single_flight.py)
+ledger              the folder's lock, and in it the bytes used (room.py)
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+from holdfast_client.chunks.receive import Receiver
+from holdfast_client.errors import ChunkCorrupt
+from holdfast_client.local import single_flight
+from holdfast_client.local.holds import Hold, hold_names
+from holdfast_client.local.private_folder import PrivateFolder, open_file, unlock
+from holdfast_client.local.room import Room, Slot
+from holdfast_protocol.digests import DIGEST_PATTERN
+
+_DIGEST = re.compile(DIGEST_PATTERN)
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class ChunkFolder:
+    """Thread-safe, and safe between processes of one host; not for a network filesystem. `limit_bytes` covers chunks
+    and what is being written. Raises ConfigurationError if others can write there, and OSError if it is not usable."""
+
+    def __init__(self, path: Path, *, limit_bytes: int) -> None:
+        self.path = path
+        self._proven: dict[str, int] = {}
+        self._root = PrivateFolder(path)
+        self._room = Room(self._root, limit_bytes)
+        try:
+            self._room.tidy()
+            single_flight.sweep(self._root)
+        except BaseException:
+            self._root.close()
+            raise
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._room.limit_bytes
+
+    def size(self, digest: str) -> int | None:
+        """Bytes of the chunk's file; None if it is not there. What they are, only reading tells."""
+        with self._opened(digest) as descriptor:
+            return None if descriptor is None else os.fstat(descriptor).st_size
+
+    def read_into(self, digest: str, buffer: memoryview, *, stop: threading.Event | None = None) -> bool:
+        """Fills the buffer, exactly as long as the chunk, and proves it by SHA-256. False if the chunk is not there; a
+        file with other bytes is removed, and False too. After False the buffer's content is undefined.
+        Raises TransferStopped."""
+        with self._opened(digest) as descriptor:
+            if descriptor is None:
+                return False
+            receiver = Receiver(buffer, digest)
+            try:
+                receiver.expect(os.fstat(descriptor).st_size)
+                with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+                    receiver.fill(file.readinto, stop)
+                receiver.finish()
+            except ChunkCorrupt:
+                with suppress(OSError):
+                    self._remove_if_wrong(digest, descriptor)
+                return False
+            except OSError:
+                return False
+            self._proven[digest] = os.fstat(descriptor).st_ino
+            _note_use(descriptor)
+            return True
+
+    def add(self, digest: str, body: bytes | memoryview, *, durable: bool) -> bool:
+        """Keeps a chunk whose digest the caller has proven; `durable`: also after a loss of power.
+
+        False, with nothing left behind, if neither limit nor disk has room after eviction. A chunk that is there
+        already is only marked as used; a durable one is read first, unless this process has done so: a file of the
+        right size may hold what a loss of power left of it. Raises OSError for whatever else the disk refuses.
+        """
+        view = memoryview(body)
+        if self._is_there(digest, view.nbytes, durable=durable):
+            return True
+        try:
+            return self._write(digest, view, durable=durable)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+        try:
+            return self._room.free(view.nbytes) and self._write(digest, view, durable=durable)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            return False
+
+    def hold(self, name: str) -> Hold:
+        """The hold of this name: letters, digits, `.`, `_`, `-`. Nothing is written before something is added."""
+        return Hold(self._root, self._room.locked, name)
+
+    def holds(self) -> list[str]:
+        """The names of all holds, also of processes that are gone."""
+        return hold_names(self._root)
+
+    def fetching(
+        self, digest: str, *, wait_seconds: float, stop: threading.Event | None = None
+    ) -> AbstractContextManager[bool]:
+        """A block that one process (and thread) of the host at a time is in. The others wait: inside, look into the
+        folder again. False if the wait took too long; then fetch all the same. Raises TransferStopped, OSError."""
+        return single_flight.alone(self._root, _checked(digest), wait_seconds=wait_seconds, stop=stop)
+
+    def close(self) -> None:
+        """Twice is fine. What is in the folder stays."""
+        self._root.close()
+
+    @contextmanager
+    def _opened(self, digest: str) -> Iterator[int | None]:
+        try:
+            with self._root.subfolder(_checked(digest)[:2]) as shard:
+                descriptor = open_file(digest, os.O_RDONLY, shard)
+        except OSError:
+            yield None
+            return
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _is_there(self, digest: str, size: int, *, durable: bool) -> bool:
+        with self._opened(digest) as descriptor:
+            if descriptor is None or os.fstat(descriptor).st_size != size:
+                return False
+            if durable:
+                inode = os.fstat(descriptor).st_ino
+                if self._proven.get(digest) != inode and _digest_of(descriptor) != digest:
+                    return False
+                self._proven[digest] = inode
+                os.fsync(descriptor)
+                self._sync_names(digest)
+            _note_use(descriptor)
+            # It may have been evicted since it was opened.
+            return os.fstat(descriptor).st_nlink > 0
+
+    def _write(self, digest: str, body: memoryview, *, durable: bool) -> bool:
+        slot = self._room.reserve(body.nbytes)
+        if slot is None:
+            return False
+        try:
+            _fill(slot, body, durable=durable)
+            self._room.publish(slot, digest)
+        except BaseException:
+            self._room.discard(slot)
+            raise
+        finally:
+            inode = os.fstat(slot.descriptor).st_ino
+            unlock(slot.descriptor)
+            os.close(slot.descriptor)
+        self._proven[digest] = inode
+        if durable:
+            self._sync_names(digest)
+        return True
+
+    def _remove_if_wrong(self, digest: str, descriptor: int) -> None:
+        """Nothing but its own bytes condemns a file: the caller's buffer may have had the wrong size."""
+        if _digest_of(descriptor) != digest:
+            self._room.remove(digest, descriptor)
+
+    def _sync_names(self, digest: str) -> None:
+        with self._root.subfolder(digest[:2]) as shard:
+            os.fsync(shard)
+        os.fsync(self._root.descriptor)
+
+
+def _fill(slot: Slot, body: memoryview, *, durable: bool) -> None:
+    written = 0
+    while written < body.nbytes:
+        written += os.pwrite(slot.descriptor, body[written:], written)
+    if durable:
+        os.fsync(slot.descriptor)
+
+
+def _digest_of(descriptor: int) -> str:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _note_use(descriptor: int) -> None:
+    with suppress(OSError):
+        os.utime(descriptor)
+
+
+def _checked(digest: str) -> str:
+    if not _DIGEST.match(digest):
+        raise ValueError(f"{digest[:80]!r} is no digest")
+    return digest

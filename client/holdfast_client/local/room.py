@@ -1,0 +1,193 @@
+"""How much room a chunk folder has: what it holds is counted, room is reserved, and what was not used for longest goes.
+
+The ledger, a small file, is the folder's lock and tells the bytes used. It is raised before bytes are written and
+lowered after they are gone, so a crash leaves it too high and never too low; to open the folder, and to
+evict, is to count anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from holdfast_client.local.holds import held_digests
+from holdfast_client.local.private_folder import PrivateFolder, open_file, try_lock, unlock, wait_until
+from holdfast_protocol.digests import DIGEST_PATTERN
+
+INCOMING = "incoming"
+LEDGER = "ledger"
+
+_DIGEST = re.compile(DIGEST_PATTERN)
+_SHARD = re.compile(r"[0-9a-f]{2}\Z")
+_LEDGER_DIGITS = 20
+_LOCK_SECONDS = 30.0
+"""The lock is held for milliseconds; a process that was stopped while it had it must not stop the others for good."""
+_SPARE_PART = 16
+"""Eviction frees this part of the limit more than it must, so that not each chunk pays for counting the folder."""
+
+
+class Ledger:
+    """The bytes used, as the locked file has them. One that cannot be read says 0: opening counts anew."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def used(self) -> int:
+        text = os.pread(self._descriptor, _LEDGER_DIGITS, 0)
+        return int(text) if text.isdigit() else 0
+
+    @used.setter
+    def used(self, used: int) -> None:
+        os.pwrite(self._descriptor, b"%0*d" % (_LEDGER_DIGITS, max(0, used)), 0)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room that is reserved: a file as long as the chunk, locked by its writer for as long as `descriptor` is open."""
+
+    name: str
+    descriptor: int
+    bytes: int
+
+
+class _Stored(NamedTuple):
+    """Sorts by when it was last used."""
+
+    used_at_ns: int
+    digest: str
+    bytes: int
+
+
+class Room:
+    """Of one folder; every process that uses the folder has one."""
+
+    def __init__(self, root: PrivateFolder, limit_bytes: int) -> None:
+        self._root = root
+        self.limit_bytes = limit_bytes
+
+    @contextmanager
+    def locked(self) -> Iterator[Ledger]:
+        """The folder's lock, of threads too. Raises TimeoutError (an OSError) if another has it for too long."""
+        descriptor = open_file(LEDGER, os.O_RDWR | os.O_CREAT, self._root.descriptor)
+        try:
+            if not wait_until(lambda: try_lock(descriptor), _LOCK_SECONDS):
+                raise TimeoutError(f"the chunk folder {self._root.path} has been locked for {_LOCK_SECONDS:.0f} s")
+            try:
+                yield Ledger(descriptor)
+            finally:
+                unlock(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def tidy(self) -> None:
+        """Removes what dead processes were writing, and counts. A living writer has the lock of its file, since before
+        it let go of the ledger's."""
+        with self.locked() as ledger:
+            with suppress(FileNotFoundError), self._root.subfolder(INCOMING) as incoming:
+                for name in os.listdir(incoming):
+                    with suppress(OSError):
+                        _remove_if_dead(incoming, name)
+            ledger.used = self._count()[1]
+
+    def reserve(self, size: int) -> Slot | None:
+        """None if there is no room, also after eviction. Raises OSError."""
+        with self.locked() as ledger:
+            if ledger.used + size > self.limit_bytes:
+                ledger.used = self._evict(self.limit_bytes - size)
+            if ledger.used + size > self.limit_bytes:
+                return None
+            with self._root.subfolder(INCOMING, make=True) as incoming:
+                name = secrets.token_hex(16)
+                descriptor = open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, incoming)
+                try:
+                    try_lock(descriptor)
+                    # As long as it will be, so that whoever counts the folder meanwhile counts it whole.
+                    os.ftruncate(descriptor, size)
+                    ledger.used += size
+                except BaseException:
+                    os.unlink(name, dir_fd=incoming)
+                    os.close(descriptor)
+                    raise
+            return Slot(name, descriptor, size)
+
+    def discard(self, slot: Slot) -> None:
+        with self.locked() as ledger, suppress(FileNotFoundError), self._root.subfolder(INCOMING) as incoming:
+            os.unlink(slot.name, dir_fd=incoming)
+            ledger.used -= slot.bytes
+
+    def publish(self, slot: Slot, digest: str) -> None:
+        """The slot's file becomes the chunk's, in place of what had that name."""
+        with (
+            self.locked() as ledger,
+            self._root.subfolder(INCOMING) as incoming,
+            self._root.subfolder(digest[:2], make=True) as shard,
+        ):
+            replaced = _bytes_of(digest, shard)
+            os.rename(slot.name, digest, src_dir_fd=incoming, dst_dir_fd=shard)
+            ledger.used -= replaced
+
+    def remove(self, digest: str, descriptor: int) -> None:
+        """Removes the chunk's file, if it still is the one that is open here."""
+        with self.locked() as ledger, self._root.subfolder(digest[:2]) as shard:
+            found = os.stat(digest, dir_fd=shard, follow_symlinks=False)
+            if found.st_ino == os.fstat(descriptor).st_ino:
+                os.unlink(digest, dir_fd=shard)
+                ledger.used -= found.st_size
+
+    def free(self, size: int) -> bool:
+        """For a disk that is full before the limit is reached. False if there is nothing that may go."""
+        with self.locked() as ledger:
+            used = self._count()[1]
+            ledger.used = self._evict(max(0, used - size))
+            return ledger.used < used
+
+    def _evict(self, goal_bytes: int) -> int:
+        """Oldest use first, until the folder has at most `goal_bytes`, and a little less. Returns what it has then."""
+        stored, used = self._count()
+        if used <= goal_bytes:
+            return used
+        held = held_digests(self._root)
+        for chunk in sorted(stored):
+            if used <= goal_bytes - self.limit_bytes // _SPARE_PART:
+                break
+            if chunk.digest not in held:
+                with self._root.subfolder(chunk.digest[:2]) as shard:
+                    os.unlink(chunk.digest, dir_fd=shard)
+                used -= chunk.bytes
+        return used
+
+    def _count(self) -> tuple[list[_Stored], int]:
+        """All chunks, and the bytes of them and of what is being written."""
+        stored: list[_Stored] = []
+        for name in filter(_SHARD.match, os.listdir(self._root.descriptor)):
+            with suppress(OSError), self._root.subfolder(name) as shard:
+                for digest in filter(_DIGEST.match, os.listdir(shard)):
+                    found = os.stat(digest, dir_fd=shard, follow_symlinks=False)
+                    stored.append(_Stored(found.st_mtime_ns, digest, found.st_size))
+        used = sum(chunk.bytes for chunk in stored)
+        with suppress(FileNotFoundError), self._root.subfolder(INCOMING) as incoming:
+            used += sum(_bytes_of(name, incoming) for name in os.listdir(incoming))
+        return stored, used
+
+
+def _remove_if_dead(incoming: int, name: str) -> None:
+    descriptor = open_file(name, os.O_RDONLY, incoming)
+    try:
+        if try_lock(descriptor):
+            os.unlink(name, dir_fd=incoming)
+            unlock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _bytes_of(name: str, folder: int) -> int:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return 0
