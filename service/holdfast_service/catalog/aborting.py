@@ -12,9 +12,7 @@ from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.catalog.transitions import may_become
 
 
-def abort(
-    checkpoint: Checkpoint, reason: str, now: datetime, *, cause: AbortCause, rank: int | None = None
-) -> None:
+def abort(checkpoint: Checkpoint, reason: str, now: datetime, *, cause: AbortCause, rank: int | None = None) -> None:
     """`rank` is the one to blame, if it is known. The same step can be begun anew afterwards (protocol rule 6)."""
     if not may_become(CheckpointState(checkpoint.state), CheckpointState.ABORTED):
         raise ValueError(f"a checkpoint that is {checkpoint.state} cannot be aborted")
