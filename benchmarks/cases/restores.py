@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.measure import used
+from benchmarks.measure import used, warm_pages
 from benchmarks.spec import Spec
 from benchmarks.state import TrainingState
 
 
 def measure_restore(spec: Spec, state: TrainingState, restore: Callable[[], None]) -> dict[str, Any]:
     """Once, as a relaunched job does it. Raises where the state is not what was saved: a wrong byte has no speed."""
+    warm_pages(state.bytes)
     with used(spec.server_pids) as usage:
         restore()
     if state.fingerprint() != spec.options["fingerprint"]:

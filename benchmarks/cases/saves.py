@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import PeakMemory, used
+from benchmarks.measure import PeakMemory, used, warm_pages
 from benchmarks.spec import Spec
 from benchmarks.state import TrainingState
+
+_PAGES_PER_STATE = 2
+"""What is written, and as much again for whoever copies once more."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ def measure_saves(spec: Spec, state: TrainingState, save: Callable[[int], Saved]
     servers: list[dict[str, float]] = []
     for number in range(1 + spec.rounds):
         changed_bytes = state.change()
+        _together()
+        warm_pages(_PAGES_PER_STATE * state.bytes)
         _together()
         began = time.perf_counter()
         with used(spec.server_pids) as usage:
