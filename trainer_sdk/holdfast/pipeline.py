@@ -17,11 +17,11 @@ from holdfast.commit_watch import CommitWatch
 from holdfast.errors import CheckpointAborted, SaveFailed
 from holdfast.handle import SaveHandle
 from holdfast.session import ENDS_THE_JOB, Session
-from holdfast.shard_writer import ShardWriter
 from holdfast.staging import StagedShard
 from holdfast.stats import SaveStats
 from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import CheckpointView, Component, Metrics
 from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import CheckpointKind, CheckpointState
@@ -116,7 +116,7 @@ class SavePipeline:
             job.handle.fail(self._report_failure(job, failure))
 
     def _save(self, job: SaveJob) -> CheckpointView:
-        self._writer = ShardWriter(self._session, self._workers, job.step, job.kind)
+        self._writer = self._session.begin_shard(job.step, job.kind, self._workers)
         try:
             view = self._write(self._writer, job)
         except (CheckpointAborted, *ENDS_THE_JOB):

@@ -23,14 +23,17 @@ from holdfast.errors import (
     TokenProblem,
 )
 from holdfast.ranks import Ranks
+from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import UnsupportedProtocol
 from holdfast_client.launch import open_attempt
+from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import AttemptOpened, EndAttempt, Heartbeat, ResumedFrom
 from holdfast_protocol.base import text_to_keep
+from holdfast_protocol.checkpoints import BeginCheckpoint
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.selectors import RunName
-from holdfast_protocol.states import AttemptOutcome
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 
 log = logging.getLogger("holdfast")
 
@@ -53,6 +56,8 @@ class Session:
         """What the service recommends; known once the attempt is open."""
         self.may_save = False
         """Something was restored, or there was nothing to restore."""
+        self.is_half_restored = False
+        """A restore has written into the state, and none has ended well since."""
         self._create = create
         # Made once per process, so that a repeated call after a lost reply opens nothing twice.
         self._launch_id = uuid.uuid4().hex
@@ -90,6 +95,8 @@ class Session:
         """Opens the attempt if need be. Collective at the first call. Raises NotRestored where that would leave
         existing checkpoints behind: to train from the beginning over them is what nobody means."""
         if not self.may_save:
+            if self.is_half_restored:
+                raise NotRestored(f"The state holds parts of a checkpoint of {self.run} that could not be restored")
             if self.open().ever_committed:
                 raise NotRestored(f"{self.run} has checkpoints, and this job has not restored one")
             self.may_save = True
@@ -104,7 +111,22 @@ class Session:
                 self.opened.attempt,
                 ResumedFrom(**self.fence.model_dump(), checkpoint_id=checkpoint_id, rollback=rollback),
             )
-        self.may_save = True
+        self.has_whole_state()
+
+    def has_whole_state(self) -> None:
+        """On every rank, once all of them have loaded all of it."""
+        self.may_save, self.is_half_restored = True, False
+
+    def begin_to_restore(self) -> None:
+        """From here on the state is no longer what it was: nothing is saved until a restore has ended well."""
+        self.may_save, self.is_half_restored = False, True
+
+    def begin_shard(self, step: int, kind: CheckpointKind, workers: TransferWorkers) -> ShardWriter:
+        """This rank's part of a checkpoint of this attempt. Every rank begins it, and gets the same one."""
+        begin = BeginCheckpoint(**self.fence.model_dump(), step=step, world_size=self.ranks.world_size, kind=kind)
+        return ShardWriter(
+            self.client, self.run, self.ranks.rank, begin, workers=workers, brief_client=self.brief_client
+        )
 
     def note(self, error: BaseException) -> None:
         """A background thread met `error`; kept if it ends the job."""

@@ -28,11 +28,11 @@ from holdfast.errors import CheckpointAborted, ConfigurationError, RanksDisagree
 from holdfast.layout.pieces import PieceSpec
 from holdfast.layout.plan import ChunkSizes, place
 from holdfast.session import Session
-from holdfast.shard_writer import ShardWriter
 from holdfast.state.errors import UnsupportedStateError
 from holdfast.state.tensors import dtype_name, refuse_unsupported
 from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import Component
 from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece, Segment, ShardIndex, ShardLayout, TensorEntry
 from holdfast_protocol.states import CheckpointKind, CheckpointState
@@ -96,7 +96,7 @@ class HoldfastWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         share: _Share = plan.storage_data
-        self._writer = ShardWriter(self._session, self._workers, self._step, self._kind)
+        self._writer = self._session.begin_shard(self._step, self._kind, self._workers)
         try:
             self._values = {item.index.fqn: _value(item, planner) for item in plan.items if _is_value(item)}
             items = {_box(item): item for item in plan.items if not _is_value(item)}

@@ -1,6 +1,6 @@
 """Upload and seal one rank's shard of one checkpoint: bytes -> digests -> chunks in the store -> seal. No collectives.
 
-Used by the save pipeline and by the DCP writer, which differ in where the bytes come from.
+Used by the save pipeline, by the DCP writer and for spooled saves, which differ in where the bytes come from.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
-from typing import Any
 
-from holdfast.errors import HoldfastError
-from holdfast.session import Session
 from holdfast_client.chunks.outgoing import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.errors import HoldfastError
 from holdfast_protocol.base import text_to_keep
 from holdfast_protocol.checkpoints import (
     BeginCheckpoint,
@@ -26,25 +25,39 @@ from holdfast_protocol.checkpoints import (
     SealShard,
 )
 from holdfast_protocol.digests import shard_digest
-from holdfast_protocol.states import CheckpointKind, CheckpointState
+from holdfast_protocol.fencing import Fence
+from holdfast_protocol.selectors import RunName
+from holdfast_protocol.states import CheckpointState
 
-log = logging.getLogger("holdfast")
+log = logging.getLogger("holdfast.client")
 
 
 class ShardWriter:
-    """Begins the checkpoint, which every rank does, and gets the same one. `stop` may be called from any thread."""
+    """Begins the checkpoint, which every rank does, and gets the same one. `stop` may be called from any thread.
 
-    def __init__(self, session: Session, workers: TransferWorkers, step: int, kind: CheckpointKind) -> None:
-        self._session = session
+    `brief_client`: tells of a failure, which is good to say and not worth waiting for.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        run: RunName,
+        rank: int,
+        begin: BeginCheckpoint,
+        *,
+        workers: TransferWorkers | None = None,
+        brief_client: Client | None = None,
+    ) -> None:
+        self._client = client
+        self._brief_client = brief_client or client
+        self._rank = rank
+        self._fence = Fence(epoch=begin.epoch, attempt=begin.attempt)
         self._workers = workers
-        self._rank = session.ranks.rank
-        self._fence: dict[str, Any] = session.fence.model_dump()
         self._uploader: ShardUploader | None = None
         self._stopped = threading.Event()
-        begin = BeginCheckpoint(**self._fence, step=step, world_size=session.ranks.world_size, kind=kind)
-        begun = session.client.begin(session.run.project, session.run.run, begin)
+        begun = client.begin(run.project, run.run, begin)
         self.checkpoint_id = begun.id
-        # This job saves the step a second time. The seal says whether it is the same content; nothing can be sent.
+        # The step is saved a second time. The seal says whether it is the same content; nothing can be sent.
         self._committed_before = begun.state is CheckpointState.COMMITTED
         self.digests: list[str] = []
         """Of the chunks that were uploaded, by ordinal."""
@@ -55,9 +68,7 @@ class ShardWriter:
         if self._committed_before:
             self._only_hash(chunks)
             return
-        self._uploader = ShardUploader(
-            self._session.client, self.checkpoint_id, self._rank, self._session.fence, workers=self._workers
-        )
+        self._uploader = ShardUploader(self._client, self.checkpoint_id, self._rank, self._fence, workers=self._workers)
         if self._stopped.is_set():
             self._uploader.stop()
         uploaded = self._uploader.upload(chunks)
@@ -75,7 +86,7 @@ class ShardWriter:
     ) -> CheckpointView:
         """`index`, `layout`: the ordinals of these documents. The seal that completes the world commits."""
         seal = SealShard(
-            **self._fence,
+            **self._fence.model_dump(),
             digest=shard_digest(self.digests),
             chunks=self.digests,
             index=IndexOrdinals(shard=index, layout=layout),
@@ -84,15 +95,15 @@ class ShardWriter:
             finite=finite,
             metrics=metrics,
         )
-        return self._session.client.seal(self.checkpoint_id, self._rank, seal)
+        return self._client.seal(self.checkpoint_id, self._rank, seal)
 
     def fail(self, error: BaseException) -> None:
         """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). Never raises."""
         if self._committed_before:
             return
-        failed = FailShard(**self._fence, reason=text_to_keep(f"{type(error).__name__}: {error}", 4000))
+        failed = FailShard(**self._fence.model_dump(), reason=text_to_keep(f"{type(error).__name__}: {error}", 4000))
         try:
-            self._session.brief_client.seal(self.checkpoint_id, self._rank, failed)
+            self._brief_client.seal(self.checkpoint_id, self._rank, failed)
         except HoldfastError as unheard:
             log.info("the service was not told that rank %d failed: %s", self._rank, unheard)
 
