@@ -114,14 +114,14 @@ def test_slabs_are_reused_and_steady_state_allocates_nothing():
     area = StagingArea()
     values = {f"t{at}": torch.randn(256, 1024) for at in range(32)}
     first = staged(values, area=area)
-    address = first._binding.slab.tensor.data_ptr()
+    address = first._layout.slab.tensor.data_ptr()
     plan = first.plan
     first.release()
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(20):
         shard = area.stage(plan, pieces_of(values))
-        assert shard._binding.slab.tensor.data_ptr() == address
+        assert shard._layout.slab.tensor.data_ptr() == address
         shard.release()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 * 1024  # KiB; the state is 32 MiB
 
@@ -172,7 +172,7 @@ def test_chunks_are_read_only_and_close_frees_what_is_held_last():
         shard.chunk(0)[0] = 1
     area.close()
     assert bytes(shard.chunk(0)) == bytes(16)
-    slab = shard._binding.slab
+    slab = shard._layout.slab
     shard.release()
     assert slab.tensor.numel() == 0
     with pytest.raises(RuntimeError, match="closed"):

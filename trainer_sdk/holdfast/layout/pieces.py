@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 from holdfast_protocol.index_documents import ITEM_BYTES
 
-PackGroup = Literal["frozen", "trainable", "buffer"]
+PackGroup = Literal["declared", "frozen", "trainable", "buffer"]
+"""`declared`: the user says that it does not change. `frozen`: a parameter that asks for no gradient, which it may."""
 
 
 class LayoutError(ValueError):
