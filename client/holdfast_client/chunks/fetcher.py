@@ -5,6 +5,8 @@
                                                                          -> not readable: ChunkLost
 
 A few tickets are asked for at a time: signed all up front, the last ones would be dead when their turn comes.
+What the host has already (host_chunks.py) needs no ticket. A file of a mounted store is read where it is: the host's
+processes share it, and the kernel's copy of it, without our doing.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast_client.chunks.download import get_chunk
+from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.chunks.jobs import Done, Jobs
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.chunks.ticket_life import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
@@ -42,6 +45,14 @@ _RENEW_LEASE_AT = 0.5
 
 Receive = Callable[[str, memoryview], None]
 
+_Fill = Callable[[memoryview], None]
+"""Fills a buffer that is as long as the chunk, and proves it."""
+_Deliver = Callable[[str, int, _Fill], None]
+
+
+class _NotOnHostError(Exception):
+    """What the host had under the chunk's name was not the chunk."""
+
 
 class ShardFetcher:
     """For one checkpoint; may fetch several times under one lease, one fetch at a time. `close` ends the lease.
@@ -64,44 +75,50 @@ class ShardFetcher:
         """From any thread: the fetch ends with TransferStopped, within a block or a socket's time-out."""
         self._stop.set()
 
-    def fetch(self, digests: Iterable[str], on_chunk: Receive, into: Mapping[str, memoryview] | None = None) -> None:
-        """Calls `on_chunk(digest, bytes)` once per distinct digest, on the transfer threads, several at a time, in
-        any order. The view is reused when the call returns: copy what you keep. What it raises ends the fetch.
-        A chunk with a buffer in `into` of just its size arrives in that one, which nobody may believe before.
+    def fetch(
+        self,
+        digests: Iterable[str],
+        on_chunk: Receive,
+        into: Mapping[str, memoryview] | None = None,
+        host: HostChunks | None = None,
+    ) -> None:
+        """Calls `on_chunk(digest, bytes)` once per distinct digest, on the transfer threads, several at a time, begun
+        in the order of `digests`. The view is reused when the call returns: copy what you keep. What it raises ends
+        the fetch. A chunk with a buffer in `into` of just its size arrives in that one, which nobody may believe
+        before. What `host` has is taken from there, and what it shares is fetched by one process of the host.
 
         Raises ChunkLost if no copy could be read. When this returns or raises, no thread works for it any more.
         """
 
-        def deliver(ticket: ReadTicket) -> None:
-            own = into.get(ticket.digest) if into else None
-            if own is not None and own.nbytes == ticket.bytes:
-                self._get(ticket, own)
-                on_chunk(ticket.digest, own)
+        def deliver(digest: str, size: int, fill: _Fill) -> None:
+            own = into.get(digest) if into else None
+            if own is not None and own.nbytes == size:
+                fill(own)
+                on_chunk(digest, own)
                 return
-            buffer = self._borrow(ticket.bytes)
+            buffer = self._borrow(size)
             try:
-                view = memoryview(buffer)[: ticket.bytes]
-                self._get(ticket, view)
-                on_chunk(ticket.digest, view)
+                view = memoryview(buffer)[:size]
+                fill(view)
+                on_chunk(digest, view)
             finally:
                 self._buffers.put(buffer)
 
-        self._fetch(digests, deliver)
+        self._fetch(digests, deliver, host)
 
     def fetch_into(self, buffers: Mapping[str, memoryview]) -> None:
         """Fills each digest's buffer, which is exactly as long as the chunk. After an exception the buffers' content
         is undefined. Raises as `fetch` does; IntegrityError if a chunk has another size than its buffer."""
 
-        def deliver(ticket: ReadTicket) -> None:
-            buffer = buffers[ticket.digest]
-            if ticket.kind != "gone" and ticket.bytes != buffer.nbytes:
+        def deliver(digest: str, size: int, fill: _Fill) -> None:
+            buffer = buffers[digest]
+            if size != buffer.nbytes:
                 raise IntegrityError(
-                    f"Chunk {ticket.digest[:12]} has {ticket.bytes} bytes and its checkpoint's layout says "
-                    f"{buffer.nbytes}"
+                    f"Chunk {digest[:12]} has {size} bytes and its checkpoint's layout says {buffer.nbytes}"
                 )
-            self._get(ticket, buffer)
+            fill(buffer)
 
-        self._fetch(buffers, deliver)
+        self._fetch(buffers, deliver, None)
 
     def close(self) -> None:
         """Ends the lease and the threads. A lease that cannot be ended runs out by itself."""
@@ -123,41 +140,71 @@ class ShardFetcher:
     ) -> None:
         self.close()
 
-    def _fetch(self, digests: Iterable[str], deliver: Callable[[ReadTicket], None]) -> None:
+    def _fetch(self, digests: Iterable[str], deliver: _Deliver, host: HostChunks | None) -> None:
         jobs: Jobs[str, None] = Jobs(self._stop)
         waiting = deque(dict.fromkeys(digests))
         refused: Counter[str] = Counter()
         over_http: set[str] = set()
+        not_on_host: set[str] = set()
         running: set[str] = set()
+        threads = self._workers.transfers
         try:
             while waiting or running:
                 check_stop(self._stop)
-                if waiting and len(running) <= self._workers.transfers.count:
-                    for ticket in self._tickets(waiting, over_http):
-                        running.add(ticket.digest)
+                if waiting and len(running) <= threads.count:
+                    batch = _next_few(waiting, over_http)
+                    running.update(batch)
+                    for digest in list(batch):
+                        size = host.size(digest) if host is not None and digest not in not_on_host else None
+                        if host is not None and size is not None:
+                            batch.remove(digest)
+                            jobs.start(threads, digest, functools.partial(self._take, host, deliver, digest, size))
+                    for ticket in self._read(batch, with_mount=batch[0] not in over_http) if batch else ():
                         life = TicketLife(ticket.expires_in_seconds)
                         jobs.start(
-                            self._workers.transfers, ticket.digest, functools.partial(_in_time, life, deliver, ticket)
+                            threads, ticket.digest, functools.partial(self._receive, ticket, life, deliver, host)
                         )
-                done = jobs.next(timeout_seconds=max(0.05, self._renew_lease_at - time.monotonic()))
+                done = jobs.next(timeout_seconds=self._until_renewal())
                 if done is None:
                     self._renew_lease(next(iter(running)))
                     continue
                 running.discard(done.key)
-                if done.error is not None:
+                if isinstance(done.error, _NotOnHostError):
+                    not_on_host.add(done.key)
+                    waiting.append(done.key)
+                elif done.error is not None:
                     self._mend(done, done.error, refused, over_http)
                     waiting.append(done.key)
         except BaseException:
             jobs.drain()
             raise
 
-    def _tickets(self, waiting: deque[str], over_http: set[str]) -> list[ReadTicket]:
-        """Tickets for the next few. Those that must go over HTTP are asked for by themselves, without the proof."""
-        plain = waiting[0] not in over_http
-        batch = [waiting.popleft()]
-        while waiting and len(batch) < TICKETS_AT_ONCE and (waiting[0] not in over_http) == plain:
-            batch.append(waiting.popleft())
-        return self._read(batch, with_mount=plain)
+    def _take(self, host: HostChunks, deliver: _Deliver, digest: str, size: int) -> None:
+        def fill(buffer: memoryview) -> None:
+            if not host.take(digest, buffer, self._stop):
+                raise _NotOnHostError
+
+        deliver(digest, size, fill)
+
+    def _receive(self, ticket: ReadTicket, life: TicketLife, deliver: _Deliver, host: HostChunks | None) -> None:
+        if ticket.kind == "gone":
+            raise ChunkCorrupt(ticket.digest, "missing", "the service has no readable copy")
+
+        def get(buffer: memoryview) -> None:
+            life.check()
+            get_chunk(ticket, buffer, ticket.digest, buffer.nbytes, self._client.transfers, stop=self._stop)
+
+        def fill(buffer: memoryview) -> None:
+            if host is not None and ticket.kind == "http":
+                host.fetch_once(ticket.digest, buffer, get, self._stop)
+            else:
+                get(buffer)
+
+        deliver(ticket.digest, ticket.bytes, fill)
+
+    def _until_renewal(self) -> float | None:
+        """What comes from the host needs no lease."""
+        return None if self._lease_id is None else max(0.05, self._renew_lease_at - time.monotonic())
 
     def _read(self, digests: list[str], *, with_mount: bool) -> list[ReadTicket]:
         asked_at = time.monotonic()
@@ -175,9 +222,6 @@ class ShardFetcher:
     def _renew_lease(self, digest: str) -> None:
         """Transfers are slow: asking for any ticket again keeps the lease."""
         self._read([digest], with_mount=False)
-
-    def _get(self, ticket: ReadTicket, buffer: memoryview) -> None:
-        get_chunk(ticket, buffer, ticket.digest, buffer.nbytes, self._client.transfers, stop=self._stop)
 
     def _mend(self, done: Done[str, None], error: BaseException, refused: Counter[str], over_http: set[str]) -> None:
         """Makes sense of a failed transfer: returns if it is to be tried with a new ticket, else raises."""
@@ -215,7 +259,10 @@ class ShardFetcher:
         return buffer if len(buffer) >= size_bytes else bytearray(size_bytes)
 
 
-def _in_time(life: TicketLife, deliver: Callable[[ReadTicket], None], ticket: ReadTicket) -> None:
-    if ticket.kind != "gone":
-        life.check()
-    deliver(ticket)
+def _next_few(waiting: deque[str], over_http: set[str]) -> list[str]:
+    """Those that must go over HTTP are asked for by themselves, without the proof of the mount."""
+    plain = waiting[0] not in over_http
+    batch = [waiting.popleft()]
+    while waiting and len(batch) < TICKETS_AT_ONCE and (waiting[0] not in over_http) == plain:
+        batch.append(waiting.popleft())
+    return batch

@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from holdfast_client.chunks.receive import Receiver
-from holdfast_client.errors import ChunkCorrupt
+from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.local import single_flight
 from holdfast_client.local.holds import Hold, hold_names
 from holdfast_client.local.private_folder import PrivateFolder, open_file, unlock
@@ -27,6 +26,7 @@ from holdfast_client.local.room import Room, Slot
 from holdfast_protocol.digests import DIGEST_PATTERN
 
 _DIGEST = re.compile(DIGEST_PATTERN)
+_BLOCK_BYTES = 1024 * 1024
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -37,7 +37,8 @@ class ChunkFolder:
     def __init__(self, path: Path, *, limit_bytes: int) -> None:
         self.path = path
         self._proven: dict[str, int] = {}
-        self._root = PrivateFolder(path)
+        # The folder itself may be named by a link of its owner's; nothing in it may be one.
+        self._root = PrivateFolder(path.resolve())
         self._room = Room(self._root, limit_bytes)
         try:
             self._room.tidy()
@@ -62,16 +63,10 @@ class ChunkFolder:
         with self._opened(digest) as descriptor:
             if descriptor is None:
                 return False
-            receiver = Receiver(buffer, digest)
             try:
-                receiver.expect(os.fstat(descriptor).st_size)
-                with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-                    receiver.fill(file.readinto, stop)
-                receiver.finish()
-            except ChunkCorrupt:
-                with suppress(OSError):
+                if _read(descriptor, buffer, stop) != digest:
                     self._remove_if_wrong(digest, descriptor)
-                return False
+                    return False
             except OSError:
                 return False
             self._proven[digest] = os.fstat(descriptor).st_ino
@@ -183,6 +178,22 @@ def _fill(slot: Slot, body: memoryview, *, durable: bool) -> None:
         written += os.pwrite(slot.descriptor, body[written:], written)
     if durable:
         os.fsync(slot.descriptor)
+
+
+def _read(descriptor: int, buffer: memoryview, stop: threading.Event | None) -> str | None:
+    """Fills the buffer; SHA-256 of it, hashed while it is in the CPU's cache. None if the file has another size."""
+    if os.fstat(descriptor).st_size != buffer.nbytes:
+        return None
+    hashed, filled = hashlib.sha256(), 0
+    while filled < buffer.nbytes:
+        check_stop(stop)
+        block = buffer[filled : filled + _BLOCK_BYTES]
+        count = os.preadv(descriptor, [block], filled)
+        if count == 0:
+            return None
+        hashed.update(block[:count])
+        filled += count
+    return hashed.hexdigest()
 
 
 def _digest_of(descriptor: int) -> str:

@@ -30,7 +30,7 @@ class PrivateFolder:
     def __init__(self, path: Path) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
         self.path = path
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         found = os.fstat(self.descriptor)
         if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
             os.close(self.descriptor)

@@ -1,0 +1,108 @@
+"""Spool -> store: the chunks of one record, each verified as it is read, and its seal. No collectives.
+
+The job itself does it behind its saves, the next attempt before it restores, or a person by `holdfast spool push`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+
+from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.stopping import check_stop
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.errors import ChunkCorrupt
+from holdfast_client.local.chunk_folder import ChunkFolder
+from holdfast_client.local.spool_record import SpooledChunk, SpoolRecord
+from holdfast_client.shard_writer import ShardWriter
+from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
+from holdfast_protocol.fencing import Fence
+
+READ_AHEAD_BYTES = 256 * 1024**2
+"""Read and not yet verified by the service; a larger chunk is read alone."""
+_LOOK_SECONDS = 0.05
+
+
+def push_late(
+    client: Client,
+    folder: ChunkFolder,
+    record: SpoolRecord,
+    fence: Fence,
+    *,
+    workers: TransferWorkers | None = None,
+    allow_off_line: bool = False,
+) -> CheckpointView:
+    """Begins, uploads and seals a save for the attempt that staged it; `fence` is the attempt that pushes. The same
+    again is fine. The seal that completes the world commits.
+
+    Raises ChunkCorrupt if the folder has not the right bytes any more (and gives the save up), OffLineBranch if the run
+    has gone on without it, and what a save raises.
+    """
+    begin = BeginCheckpoint(
+        **fence.model_dump(),
+        step=record.step,
+        world_size=record.world_size,
+        kind=record.kind,
+        origin_attempt=record.attempt,
+        allow_off_line=allow_off_line,
+    )
+    writer = ShardWriter(client, record.run_name, record.rank, begin, workers=workers)
+    try:
+        return push_shard(writer, folder, record)
+    except ChunkCorrupt as error:
+        writer.fail(error)
+        raise
+
+
+def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) -> CheckpointView:
+    """Uploads and seals what the record names. Raises ChunkCorrupt, and what a save raises."""
+    writer.upload(spooled_chunks(folder, record))
+    return writer.seal(
+        index=record.index.shard,
+        layout=record.index.layout,
+        components=record.components,
+        finite=record.finite,
+        metrics=record.metrics,
+    )
+
+
+def spooled_chunks(folder: ChunkFolder, record: SpoolRecord) -> Iterator[OutgoingChunk]:
+    """The record's chunks by ordinal. Loading one proves it by its digest, or raises ChunkCorrupt."""
+    memory = _ReadAhead(READ_AHEAD_BYTES)
+    for chunk in record.chunks:
+        yield OutgoingChunk(
+            functools.partial(_load, folder, memory, chunk),
+            chunk.digest,
+            functools.partial(memory.give_back, chunk.bytes),
+        )
+
+
+def _load(folder: ChunkFolder, memory: _ReadAhead, chunk: SpooledChunk, stop: threading.Event) -> memoryview:
+    memory.take(chunk.bytes, stop)
+    buffer = memoryview(bytearray(chunk.bytes))
+    if not folder.read_into(chunk.digest, buffer, stop=stop):
+        raise ChunkCorrupt(chunk.digest, "missing", f"{folder.path} has not its right bytes any more")
+    return buffer
+
+
+class _ReadAhead:
+    """Lets readers wait while too much is read and not yet sent: the host's memory belongs to the training."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._used = 0
+        self._changed = threading.Condition()
+
+    def take(self, count: int, stop: threading.Event) -> None:
+        with self._changed:
+            while self._used and self._used + count > self._limit_bytes:
+                self._changed.wait(_LOOK_SECONDS)
+                check_stop(stop)
+            self._used += count
+
+    def give_back(self, count: int) -> None:
+        with self._changed:
+            self._used -= count
+            self._changed.notify_all()
