@@ -28,6 +28,7 @@ def keep_shard(
     name: str,
     chunks: Iterable[OutgoingChunk],
     record: Callable[[list[SpooledChunk]], SpoolRecord],
+    *,
     workers: TransferWorkers,
     stop: threading.Event,
 ) -> SpoolRecord:

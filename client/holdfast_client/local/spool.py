@@ -3,8 +3,8 @@
 spool/<name>.json   a record: every chunk that it names is in the folder, held by the hold of the same name
 spool/<name>.new    the claim of a save that is being written, locked by its writer; becomes the record
 
-The order makes a kill at any point harmless: claim, hold, chunks, record; and at the end: record away, hold away. What a
-dead process left of a claim, or a hold without its record, goes when the spool is opened next.
+The order makes a kill at any point harmless: claim, hold, chunks, record; and at the end: record away, hold away. What
+a dead process left of a claim, or a hold without its record, goes when the spool is opened next.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from holdfast_protocol.checkpoints import Component, IndexOrdinals, Metrics, Ste
 from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import CheckpointKind
 
-VERSION = 1
+VERSION: Literal[1] = 1
 
 
 class SpooledChunk(BaseModel):
@@ -68,7 +68,7 @@ class SpoolRecord(BaseModel):
         return sum(component.logical_bytes for component in self.components.values())
 
     @property
-    def bytes(self) -> int:
+    def chunk_bytes(self) -> int:
         """Of its distinct chunks."""
         return sum({chunk.digest: chunk.bytes for chunk in self.chunks}.values())
 
