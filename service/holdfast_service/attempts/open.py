@@ -122,7 +122,11 @@ def _fence_the_older(session: Session, run: Run, request: OpenAttempt) -> tuple[
 def _abort_uploading(session: Session, run: Run, number: int, now: datetime) -> list[str]:
     uploading = session.scalars(
         select(Checkpoint)
-        .where(Checkpoint.run_id == run.id, Checkpoint.state == CheckpointState.UPLOADING)
+        .where(
+            Checkpoint.run_id == run.id,
+            Checkpoint.state == CheckpointState.UPLOADING,
+            ~Checkpoint.off_line,  # a branch is never the restore point, whenever it commits
+        )
         .order_by(Checkpoint.id)
         .with_for_update(),
         execution_options={"populate_existing": True},

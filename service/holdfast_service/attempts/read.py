@@ -6,15 +6,13 @@ from sqlalchemy import select
 
 from holdfast_protocol.attempts import AttemptView
 from holdfast_protocol.base import Page
-from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.cursors import cut_page, decode_cursor
-from holdfast_service.catalog.resolve import run_named
+from holdfast_service.catalog.resolve import attempt_numbered, run_named
 from holdfast_service.catalog.tables import Attempt
 from holdfast_service.catalog.views import attempt_view
 from holdfast_service.context import ServiceContext
-from holdfast_service.errors import ProblemError
 
 _CURSOR = "attempts"
 
@@ -39,16 +37,8 @@ def read_attempt(
     """Raises `attempt_not_found`."""
     _check_scope(caller)
     with context.database.read() as session:
-        project, run = run_named(session, caller, project_name, run_name)
-        row = session.scalar(select(Attempt).where(Attempt.run_id == run.id, Attempt.number == number))
-        if row is None:
-            raise ProblemError(
-                ProblemCode.ATTEMPT_NOT_FOUND,
-                f"The run {project.name}/{run.name} has no attempt {number}; its newest is {run.latest_attempt}.",
-                attempt=number,
-                latest_attempt=run.latest_attempt,
-            )
-        return attempt_view(row)
+        _, run = run_named(session, caller, project_name, run_name)
+        return attempt_view(attempt_numbered(session, run, number))
 
 
 def _check_scope(caller: Principal) -> None:

@@ -7,15 +7,17 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.problems import ProblemCode
+from holdfast_service.catalog.resolve import attempt_numbered
 from holdfast_service.catalog.tables import Attempt, Run
 from holdfast_service.errors import ProblemError
 
 
-def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int) -> tuple[Run, Attempt]:
+def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int, *, newest: bool = True) -> tuple[Run, Attempt]:
     """Take the run's row FOR SHARE and let only the newest attempt of this epoch through. Raises `stale_attempt`.
 
     SHARE, not KEY SHARE: opening an attempt takes the row FOR UPDATE, and nothing of an older attempt may commit
-    after the new one was told where to resume.
+    after the new one was told where to resume. `newest=False` is for a branch off the line, which can change nothing
+    that an attempt was told: any attempt of this epoch passes, and one that is not there is `attempt_not_found`.
     """
     run = session.execute(
         select(Run).where(Run.id == run_id).with_for_update(read=True), execution_options={"populate_existing": True}
@@ -27,7 +29,7 @@ def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int) -> tuple
             "restored or cloned since. Launch the job again.",
             epoch=epoch,
         )
-    if fence.attempt != run.latest_attempt:
+    if newest and fence.attempt != run.latest_attempt:
         raise ProblemError(
             ProblemCode.STALE_ATTEMPT,
             f"Attempt {fence.attempt} was fenced: attempt {run.latest_attempt} has taken over this run. Stop this "
@@ -35,7 +37,4 @@ def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int) -> tuple
             attempt=fence.attempt,
             latest_attempt=run.latest_attempt,
         )
-    attempt = session.execute(
-        select(Attempt).where(Attempt.run_id == run_id, Attempt.number == fence.attempt)
-    ).scalar_one()
-    return run, attempt
+    return run, attempt_numbered(session, run, fence.attempt)

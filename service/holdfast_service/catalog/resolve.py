@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import Principal
-from holdfast_service.catalog.tables import Checkpoint, Project, Run
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
 
 
@@ -36,6 +36,20 @@ def run_named(session: Session, caller: Principal, project: str, run: str) -> tu
             run=run,
         )
     return owner, found
+
+
+def attempt_numbered(session: Session, run: Run, number: int) -> Attempt:
+    """Raises `attempt_not_found`."""
+    attempt = session.scalar(select(Attempt).where(Attempt.run_id == run.id, Attempt.number == number))
+    if attempt is None:
+        raise ProblemError(
+            ProblemCode.ATTEMPT_NOT_FOUND,
+            f"The run {run.name!r} has no attempt {number}; its newest is {run.latest_attempt}. Correct the number; "
+            "`holdfast attempts` lists them.",
+            attempt=number,
+            latest_attempt=run.latest_attempt,
+        )
+    return attempt
 
 
 def checkpoint_by_id(session: Session, caller: Principal, checkpoint_id: str) -> tuple[Project, Run, Checkpoint]:

@@ -41,6 +41,7 @@ class Candidate:
     digest: str | None
     logical_bytes: int
     committed_at: datetime | None
+    off_line: bool = False
     abort_reason: str | None = None
     health_reason: str | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -97,6 +98,9 @@ def not_restorable(candidate: Candidate, line: Line | None) -> PassedOver | None
         detail = f"{name} was never complete: {candidate.abort_reason or 'it was aborted'}"
     elif candidate.state != CheckpointState.COMMITTED:
         reason, detail = PassedOverReason.TRASHED, f"{name} was deleted; its state is {candidate.state}."
+    elif line is not None and candidate.off_line:
+        reason = PassedOverReason.OFF_LINE
+        detail = f"{name} was pushed late, when the run had gone on without it; name its attempt to restore it."
     elif line is not None and (candidate.attempt, candidate.step) not in line:
         reason = PassedOverReason.OFF_LINE
         detail = f"{name} is not on the line of descent: the run went on from an older checkpoint."
@@ -186,7 +190,7 @@ def _candidates(session: Session, run_id: str, before_step: int | None) -> Itera
     statement: Select[Any] = (
         select(Checkpoint)
         .where(Checkpoint.run_id == run_id)
-        .order_by(Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.id)
+        .order_by(Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.off_line, Checkpoint.id)
     )
     if before_step is not None:
         statement = statement.where(Checkpoint.step < before_step)
@@ -204,6 +208,7 @@ def _candidates(session: Session, run_id: str, before_step: int | None) -> Itera
                 digest=row.digest,
                 logical_bytes=row.logical_bytes,
                 committed_at=row.committed_at,
+                off_line=row.off_line,
                 abort_reason=row.abort_reason,
                 health_reason=row.health_reason,
                 metrics=row.metrics,

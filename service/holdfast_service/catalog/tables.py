@@ -26,6 +26,7 @@ from sqlalchemy import (
     MetaData,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -129,6 +130,10 @@ class Checkpoint(Table):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"))
     attempt_number: Mapped[int] = mapped_column(Integer)
+    # Late saves only (protocol rule 4): the attempt that pushes, while attempt_id and attempt_number are the origin's;
+    # and whether the run had gone on without it, so that it is never latest.
+    pushed_by: Mapped[int | None] = mapped_column(Integer)
+    off_line: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     step: Mapped[int] = mapped_column(BigInteger)
     kind: Mapped[str] = mapped_column(Text)
     world_size: Mapped[int] = mapped_column(Integer)
@@ -152,12 +157,14 @@ class Checkpoint(Table):
     abort_rank: Mapped[int | None] = mapped_column(Integer)
     abort_cause: Mapped[str | None] = mapped_column(Text)  # null: aborted before there were causes
     __table_args__ = (
-        # Identity (protocol rule 6): after an abort the same step can be begun anew.
+        # Identity (protocol rule 6): after an abort the same step can be begun anew. A branch off the line stands
+        # beside the line's own, or pushing it would keep the newest attempt from adopting the step.
         Index(
             "uq_checkpoints_live_step",
             "run_id",
             "attempt_number",
             "step",
+            "off_line",
             unique=True,
             sqlite_where=text("state IN ('uploading', 'committed')"),
             postgresql_where=text("state IN ('uploading', 'committed')"),

@@ -60,6 +60,8 @@ def checkpoint_view(
         aborted_at=row.aborted_at,
         abort_reason=row.abort_reason,
         abort_rank=row.abort_rank,
+        pushed_by=row.pushed_by,
+        off_line=row.off_line,
         abort_cause=None if row.abort_cause is None else AbortCause(row.abort_cause),
         sealed_ranks=sealed_ranks,
         missing_ranks=list(missing_ranks),

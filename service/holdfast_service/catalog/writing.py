@@ -28,36 +28,57 @@ _MOVED_AFTER = 1 / 20
 
 @dataclass(frozen=True)
 class Writing:
-    """The rows of the call. The checkpoint's are as they are under the lock."""
+    """The rows of the call. The checkpoint's are as they are under the lock.
+
+    `attempt` is the one that the checkpoint belongs to, and so do the copies that it uploads; `pusher` is the one that
+    calls. They differ only where an attempt pushes what an older one had spooled.
+    """
 
     project: Project
     run: Run
     attempt: Attempt
+    pusher: Attempt
     checkpoint: Checkpoint
 
 
 def begin_writing(
-    session: Session, caller: Principal, checkpoint_id: str, fence: Fence, epoch: int, *, lock: bool = False
+    session: Session,
+    caller: Principal,
+    checkpoint_id: str,
+    fence: Fence,
+    epoch: int,
+    *,
+    lock: bool = False,
+    compares: bool = False,
 ) -> Writing:
     """`lock` takes the checkpoint's row FOR UPDATE. Raises `checkpoint_not_found`, `stale_attempt` and, for another
-    attempt's checkpoint, `checkpoint_conflict`.
+    attempt's checkpoint, `checkpoint_conflict`; not if it is committed and the caller only `compares`.
     """
     project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
-    run, attempt = pass_fence(session, run.id, fence, epoch)
+    # Whether it is off the line is settled at its begin, so it can be read before the lock.
+    run, pusher = pass_fence(session, run.id, fence, epoch, newest=not checkpoint.off_line)
     statement = select(Checkpoint).where(Checkpoint.id == checkpoint_id)
     if lock:
         statement = statement.with_for_update()
     # Read anew behind the fence: what was seen before it may have been aborted while the lock was waited for.
     checkpoint = session.execute(statement, execution_options={"populate_existing": True}).scalar_one()
-    if checkpoint.attempt_number != fence.attempt:
+    if not (compares and checkpoint.state == CheckpointState.COMMITTED):
+        refuse_unless_pusher(checkpoint, fence)
+    attempt = pusher if checkpoint.attempt_id == pusher.id else session.get_one(Attempt, checkpoint.attempt_id)
+    return Writing(project, run, attempt, pusher, checkpoint)
+
+
+def refuse_unless_pusher(checkpoint: Checkpoint, fence: Fence) -> None:
+    """A late save is written by the attempt that pushes it, any other by its own. Raises `checkpoint_conflict`."""
+    writer = checkpoint.attempt_number if checkpoint.pushed_by is None else checkpoint.pushed_by
+    if writer != fence.attempt:
         raise ProblemError(
             ProblemCode.CHECKPOINT_CONFLICT,
-            f"The checkpoint {checkpoint_id} belongs to attempt {checkpoint.attempt_number}, and attempt "
-            f"{fence.attempt} cannot write into it. Begin one of your own.",
-            checkpoint_id=checkpoint_id,
-            attempt=checkpoint.attempt_number,
+            f"The checkpoint {checkpoint.id} is written by attempt {writer}, and attempt {fence.attempt} cannot write "
+            "into it. Begin one of your own, or wait for its outcome.",
+            checkpoint_id=checkpoint.id,
+            attempt=writer,
         )
-    return Writing(project, run, attempt, checkpoint)
 
 
 def refuse_unless_uploading(checkpoint: Checkpoint) -> None:
@@ -92,7 +113,7 @@ def refuse_unless_in_world(checkpoint: Checkpoint, rank: int) -> None:
 
 
 def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) -> None:
-    """Each call of a rank moves the deadline after which the reaper gives the checkpoint up, and the heartbeat."""
+    """Each call of a rank moves the deadline after which the reaper gives the checkpoint up, and its own heartbeat."""
     now = database_now(session)
     idle = timedelta(seconds=settings.upload_idle_seconds)
     session.execute(
@@ -105,7 +126,7 @@ def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) ->
         .values(deadline_at=now + idle),
         execution_options={"synchronize_session": False},
     )
-    beat(session, writing.attempt, now, settings)
+    beat(session, writing.pusher, now, settings)
 
 
 def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSettings) -> None:

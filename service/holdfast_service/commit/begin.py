@@ -15,10 +15,11 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.fencing import pass_fence
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.resolve import run_named
-from holdfast_service.catalog.tables import Attempt, Checkpoint
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 from holdfast_service.catalog.views import current_checkpoint_view
-from holdfast_service.catalog.writing import Writing, keep_alive
+from holdfast_service.catalog.writing import Writing, keep_alive, refuse_unless_pusher
 from holdfast_service.clock import database_now
+from holdfast_service.commit.late import place_late_save, refuse_off_line
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 
@@ -28,33 +29,74 @@ _LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED)
 def begin_checkpoint(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: BeginCheckpoint
 ) -> CheckpointView:
-    """The checkpoint of this attempt and step, new or as it is; after an abort a new one.
+    """The checkpoint of this attempt and step, new or as it is; after an abort a new one. A late save is its origin's.
 
-    Raises `stale_attempt`, and `checkpoint_conflict` if it was begun with another world size or kind.
+    Raises `stale_attempt`, `checkpoint_conflict` if it was begun with another world size or kind or is being pushed by
+    another attempt, and for a late save `off_line_branch`, `attempt_not_found` and `invalid_request`.
     """
     with context.database.transaction() as session:
         project, run = run_named(session, caller, project_name, run_name)
-        run, attempt = pass_fence(session, run.id, request, context.epoch)
-        checkpoint = _live(session, attempt, request.step)
-        if checkpoint is None:
-            _refuse_if_ended(attempt)
-            insert_absent(session, Checkpoint, [_new(session, context, attempt, request)])
-            checkpoint = _live(session, attempt, request.step)
-            assert checkpoint is not None  # inserted here, or by a rank that was faster
+        begin = _begin if request.origin_attempt is None else _begin_late
+        attempt, pusher, checkpoint = begin(session, context, run, request)
         _refuse_if_different(checkpoint, request)
-        keep_alive(session, Writing(project, run, attempt, checkpoint), context.settings)
+        keep_alive(session, Writing(project, run, attempt, pusher, checkpoint), context.settings)
         return current_checkpoint_view(session, project.name, run.name, checkpoint)
 
 
-def _live(session: Session, attempt: Attempt, step: int) -> Checkpoint | None:
+def _begin(
+    session: Session, context: ServiceContext, run: Run, request: BeginCheckpoint
+) -> tuple[Attempt, Attempt, Checkpoint]:
+    _, attempt = pass_fence(session, run.id, request, context.epoch)
+    checkpoint = _live(session, attempt, request.step)
+    if checkpoint is None:
+        _refuse_if_ended(attempt)
+        checkpoint = _insert(session, context, attempt, request, pushed_by=None, off_line=False)
+    return attempt, attempt, checkpoint
+
+
+def _begin_late(
+    session: Session, context: ServiceContext, run: Run, request: BeginCheckpoint
+) -> tuple[Attempt, Attempt, Checkpoint]:
+    late = place_late_save(session, run.id, request, context.epoch)
+    # What is on the line comes first: it may have been committed in time, or be on its way since it still could.
+    checkpoint = _live(session, late.origin, request.step)
+    off_line = late.off_line is not None
+    if checkpoint is None and off_line:
+        checkpoint = _live(session, late.origin, request.step, off_line=True)
+    if checkpoint is None:
+        refuse_off_line(late, request)
+        checkpoint = _insert(session, context, late.origin, request, pushed_by=late.pusher.number, off_line=off_line)
+    if checkpoint.state == CheckpointState.UPLOADING:
+        refuse_unless_pusher(checkpoint, request)
+    return late.origin, late.pusher, checkpoint
+
+
+def _live(session: Session, attempt: Attempt, step: int, *, off_line: bool = False) -> Checkpoint | None:
     return session.scalar(
         select(Checkpoint).where(
             Checkpoint.run_id == attempt.run_id,
             Checkpoint.attempt_number == attempt.number,
             Checkpoint.step == step,
+            Checkpoint.off_line == off_line,
             Checkpoint.state.in_(_LIVE),
         )
     )
+
+
+def _insert(
+    session: Session,
+    context: ServiceContext,
+    attempt: Attempt,
+    request: BeginCheckpoint,
+    *,
+    pushed_by: int | None,
+    off_line: bool,
+) -> Checkpoint:
+    row = _new(session, context, attempt, request) | {"pushed_by": pushed_by, "off_line": off_line}
+    insert_absent(session, Checkpoint, [row])
+    checkpoint = _live(session, attempt, request.step, off_line=off_line)
+    assert checkpoint is not None  # inserted here, or by a rank that was faster
+    return checkpoint
 
 
 def _new(session: Session, context: ServiceContext, attempt: Attempt, request: BeginCheckpoint) -> dict[str, object]:

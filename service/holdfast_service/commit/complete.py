@@ -43,7 +43,9 @@ def complete_if_whole(session: Session, writing: Writing, store_id: int, now: da
     checkpoint.state = CheckpointState.COMMITTED
     checkpoint.committed_at = now
     checkpoint.version += 1
-    _cut_the_line(session, writing.attempt, checkpoint, now)
+    _note_step(session, writing.attempt, checkpoint)
+    if not checkpoint.off_line:
+        _cut_the_line(session, writing.attempt, now)
     return True
 
 
@@ -91,16 +93,18 @@ def _distinct_chunk_bytes(session: Session, checkpoint: Checkpoint) -> int:
     return int(total or 0)
 
 
-def _cut_the_line(session: Session, attempt: Attempt, checkpoint: Checkpoint, now: datetime) -> None:
-    """The attempt's first commit makes its line the run's (protocol rule 3)."""
-    unsynchronized = {"synchronize_session": False}
-    session.execute(
-        update(Attempt).where(Attempt.id == attempt.id, Attempt.cut_at.is_(None)).values(cut_at=now),
-        execution_options=unsynchronized,
-    )
+def _note_step(session: Session, attempt: Attempt, checkpoint: Checkpoint) -> None:
     session.execute(
         update(Attempt)
         .where(Attempt.id == attempt.id, func.coalesce(Attempt.last_step, -1) < checkpoint.step)
         .values(last_step=checkpoint.step),
-        execution_options=unsynchronized,
+        execution_options={"synchronize_session": False},
+    )
+
+
+def _cut_the_line(session: Session, attempt: Attempt, now: datetime) -> None:
+    """The attempt's first commit makes its line the run's (protocol rule 3)."""
+    session.execute(
+        update(Attempt).where(Attempt.id == attempt.id, Attempt.cut_at.is_(None)).values(cut_at=now),
+        execution_options={"synchronize_session": False},
     )

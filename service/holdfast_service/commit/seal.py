@@ -74,7 +74,8 @@ def seal_shard(
 
 def _look(context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: SealShard) -> _Look:
     with context.database.transaction() as session:
-        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
+        # Comparing is open to whoever finds it committed: the attempt that staged a late save may have made it in time.
+        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, compares=True)
         shard = shard_of(session, writing.checkpoint, rank)
         view = _sealed_before(session, writing, shard, request)
         if view is not None:

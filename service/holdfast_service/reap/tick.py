@@ -63,7 +63,8 @@ def _due(session: Session, now: datetime) -> list[str]:
             .join(Attempt, Attempt.id == Checkpoint.attempt_id)
             .where(
                 Checkpoint.state == CheckpointState.UPLOADING,
-                or_(Checkpoint.deadline_at <= now, Attempt.ended_at.is_not(None)),
+                # A late save outlives the attempts that staged and pushed it: only its own silence ends it.
+                or_(Checkpoint.deadline_at <= now, Attempt.ended_at.is_not(None) & Checkpoint.pushed_by.is_(None)),
             )
             .order_by(Checkpoint.id)
         )
@@ -81,7 +82,7 @@ def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:
         now = database_now(session)
         attempt = session.execute(select(Attempt).where(Attempt.id == checkpoint.attempt_id)).scalar_one()
         missing = seal_progress(session, [checkpoint])[checkpoint.id].missing_ranks
-        if attempt.ended_at is not None:
+        if attempt.ended_at is not None and checkpoint.pushed_by is None:
             # A lost attempt was only silent: it may be cut off, and comes back by calling again.
             lost = attempt.outcome == AttemptOutcome.LOST
             cause = AbortCause.SILENT if lost else AbortCause.ATTEMPT_ENDED
