@@ -16,19 +16,37 @@ LONGEST_SECONDS = 10.0
 _jitter = random.Random()  # noqa: S311  (spreads load, guards nothing)
 
 
-class Backoff:
-    """One call's patience. `sleep` may be an Event's `wait`, so that a stopped transfer does not sit out its pause."""
+def jittered_seconds(failures: int) -> float:
+    """A pause after so many failures in a row: anything from nothing to a ceiling that doubles each time."""
+    return _jitter.uniform(0, min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** min(max(failures - 1, 0), 16)))
 
-    def __init__(self, total_seconds: float, sleep: Callable[[float], object] = time.sleep) -> None:
-        self._ends = time.monotonic() + total_seconds
+
+class Backoff:
+    """One call's patience. `sleep` may be an Event's `wait`, so that a stopped transfer does not sit out its pause.
+
+    `from_failure`: the total time begins with the first failure. For transfers: a slow one may take longer than that.
+    """
+
+    def __init__(
+        self, total_seconds: float, sleep: Callable[[float], object] = time.sleep, *, from_failure: bool = False
+    ) -> None:
+        self._total_seconds = total_seconds
+        self._ends = None if from_failure else time.monotonic() + total_seconds
         self._sleep = sleep
         self.tries = 1
 
+    def leave_out(self, seconds: float) -> None:
+        """Time in which nothing was tried, and not for want of the other side's answer."""
+        if self._ends is not None:
+            self._ends += seconds
+
     def pause(self, at_least_seconds: float = 0.0) -> bool:
         """Sleeps before the next try. False, without sleeping, if that try would begin after the total time."""
-        ceiling = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** min(self.tries - 1, 16))
-        seconds = max(at_least_seconds, _jitter.uniform(0, ceiling))
-        if time.monotonic() + seconds > self._ends:
+        now = time.monotonic()
+        if self._ends is None:
+            self._ends = now + self._total_seconds
+        seconds = max(at_least_seconds, jittered_seconds(self.tries))
+        if now + seconds > self._ends:
             return False
         self._sleep(seconds)
         self.tries += 1

@@ -8,6 +8,8 @@ Thread-safe. Methods raise HoldfastError (see errors.py) and nothing else.
 
 from __future__ import annotations
 
+import copy
+import threading
 from types import TracebackType
 from typing import Self
 
@@ -37,6 +39,16 @@ class Client(AttemptOperations, CheckpointOperations, RestoreOperations, RunOper
         if self._store_asks_md5 is None:
             self._store_asks_md5 = self.server_info().store_asks_md5
         return self._store_asks_md5
+
+    def with_patience(self, retry_seconds: float, stop: threading.Event) -> Self:
+        """This client, but calls and transfers are tried again for so long; calls end with TransferStopped when `stop`
+        is set. It shares connections and pace with this one, and is closed with it."""
+        other = copy.copy(self)
+        other.transport = self.transport.with_patience(retry_seconds, stop)
+        other.settings = other.transport.settings
+        other.transfers = self.transfers.with_patience(retry_seconds)
+        other.mount = MountAccess(other.mount_proof, enabled=self.settings.direct_files)
+        return other
 
     def close(self) -> None:
         self.transport.close()

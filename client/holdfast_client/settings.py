@@ -32,6 +32,11 @@ class ClientSettings(BaseSettings):
         default=30.0, gt=0, description="How long one request may take, and each pause within a transfer."
     )
     retry_seconds: float = Field(default=60.0, ge=0, description="How long one call is tried again before it fails.")
+    max_bytes_per_second: int | None = Field(
+        default=None,
+        ge=65536,
+        description="The most that one process sends and fetches together; without it as fast as it goes.",
+    )
     data_dir: Path = Field(default=Path("~/.holdfast"), description="Where an embedded service keeps its token.")
     direct_files: bool = Field(
         default=True, description="Read and write a mounted store's files without HTTP, where the mount is proven."

@@ -7,18 +7,22 @@ Thread-safe. Neither tokens nor query strings reach a log line or a message.
 
 from __future__ import annotations
 
+import copy
 import logging
-import ssl
+import threading
+import time
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from holdfast_client.backoff import Backoff, retry_after_seconds
+from holdfast_client.certificates import certificate_refused
+from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.errors import (
     Busy,
     ConfigurationError,
@@ -39,7 +43,8 @@ log = logging.getLogger("holdfast.client")
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
-_GATEWAY_STATUSES = frozenset({429, 502, 503, 504})
+_GATEWAY_STATUSES = frozenset({429, 500, 502, 503, 504})
+"""Without a problem document these are not the service's own, and pass."""
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 Params = Mapping[str, str | int | None]
@@ -76,6 +81,7 @@ class Transport:
     def __init__(self, settings: ClientSettings) -> None:
         keep_queries_out_of_logs()
         self.settings = settings
+        self._stop: threading.Event | None = None
         # One set of trusted certificates for both planes: certifi's, or SSL_CERT_FILE's.
         self.tls = httpx.create_ssl_context()
         self._http = httpx.Client(
@@ -87,6 +93,14 @@ class Transport:
             trust_env=not settings.on_loopback,
             headers={PROTOCOL_HEADER: PROTOCOL_VERSION, "User-Agent": "holdfast-client", "Accept": "application/json"},
         )
+
+    def with_patience(self, retry_seconds: float, stop: threading.Event) -> Self:
+        """The same connections, with another time for retries, which end when `stop` is set: calls raise
+        TransferStopped then. Only the first is closed."""
+        other = copy.copy(self)
+        other.settings = self.settings.model_copy(update={"retry_seconds": retry_seconds})
+        other._stop = stop
+        return other
 
     def close(self) -> None:
         self._http.close()
@@ -130,9 +144,13 @@ class Transport:
 
     def _send(self, call: _Call) -> httpx.Response:
         request_id = uuid.uuid4().hex
-        backoff = Backoff(self.settings.retry_seconds if call.retry_seconds is None else call.retry_seconds)
+        backoff = Backoff(
+            self.settings.retry_seconds if call.retry_seconds is None else call.retry_seconds,
+            time.sleep if self._stop is None else self._stop.wait,
+        )
         ambiguous = False
         while True:
+            check_stop(self._stop)
             tried = self._try_once(call, request_id)
             if isinstance(tried, httpx.Response):
                 return tried
@@ -161,7 +179,7 @@ class Transport:
                 timeout=httpx.Timeout(seconds, read=seconds + call.waits_seconds),
             )
         except httpx.TransportError as error:
-            retryable = not isinstance(error, httpx.UnsupportedProtocol) and not _certificate_refused(error)
+            retryable = not isinstance(error, httpx.UnsupportedProtocol) and not certificate_refused(error)
             return _Failed(self._unreachable(error, call), retryable, not isinstance(error, _NOT_SENT))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnexpectedReply(f"{self._name(call)} failed ({type(error).__name__})") from None
@@ -183,7 +201,7 @@ class Transport:
     def _unreachable(self, error: httpx.TransportError, call: _Call) -> ServiceUnavailable | ConfigurationError:
         if isinstance(error, httpx.UnsupportedProtocol):
             return ConfigurationError("HOLDFAST_URL is not usable: it must begin with http:// or https://.")
-        if _certificate_refused(error):
+        if certificate_refused(error):
             what, remedy = "has a certificate that is not trusted", "Set SSL_CERT_FILE to your authority's."
         elif isinstance(error, httpx.TimeoutException):
             what, remedy = "does not answer in time", "See whether it runs, or raise HOLDFAST_TIMEOUT_SECONDS."
@@ -228,12 +246,3 @@ class Transport:
         if status == 404:
             return RouteNotFound(f"{name} is not known there", request_id=request_id)
         return UnexpectedReply(f"{name} was answered with {status} by something that is not a Holdfast service")
-
-
-def _certificate_refused(error: BaseException) -> bool:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False

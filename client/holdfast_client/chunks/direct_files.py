@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from holdfast_client.chunks.pace import Pace
 from holdfast_client.chunks.receive import BLOCK_BYTES, Receiver
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.errors import ChunkCorrupt, DirectFileRefused, StoreFull, StoreUnavailable
@@ -33,7 +34,7 @@ def _file_errors(what: str) -> Iterator[None]:
         raise StoreUnavailable(f"The store's filesystem failed ({name})") from None
 
 
-def write_incoming(path: str, body: memoryview, stop: threading.Event | None = None) -> None:
+def write_incoming(path: str, body: memoryview, pace: Pace, stop: threading.Event | None = None) -> None:
     """Writes the whole file and makes it durable, or leaves none. The name is the ticket's own, so a file that is
     there already is what an earlier try left; it is removed and never written into. Raises StoreFull,
     DirectFileRefused, StoreUnavailable, TransferStopped."""
@@ -42,10 +43,12 @@ def write_incoming(path: str, body: memoryview, stop: threading.Event | None = N
             os.unlink(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            written = 0
+            written, block_bytes = 0, pace.slice_bytes(BLOCK_BYTES)
             while written < body.nbytes:
                 check_stop(stop)
-                written += os.write(descriptor, body[written : written + BLOCK_BYTES])
+                block = body[written : written + block_bytes]
+                pace.spend(block.nbytes, stop)
+                written += os.write(descriptor, block)
             os.fsync(descriptor)
         except BaseException:
             with suppress(OSError):

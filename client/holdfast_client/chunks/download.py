@@ -36,16 +36,20 @@ def get_chunk(
         raise ValueError(f"the buffer has {buffer.nbytes} bytes, the chunk {expected_bytes}")
     if ticket.kind == "gone":
         raise ChunkCorrupt(expected_digest, "missing", "the service has no readable copy")
-    backoff = Backoff(pool.retry_seconds if retry_seconds is None else retry_seconds, stop.wait if stop else time.sleep)
+    backoff = Backoff(
+        pool.retry_seconds if retry_seconds is None else retry_seconds,
+        stop.wait if stop else time.sleep,
+        from_failure=True,
+    )
     while True:
         check_stop(stop)
-        receiver = Receiver(buffer, expected_digest)
+        receiver = Receiver(buffer, expected_digest, pool.pace)
         try:
             if ticket.kind == "file":
                 read_file(ticket.path, receiver, expected_digest, stop)
                 failure, wait_seconds = None, 0.0
             else:
-                failure, wait_seconds = _get_once(ticket, receiver, pool, stop)
+                failure, wait_seconds = _get_once(ticket, receiver, pool, stop, backoff)
         except ServiceUnavailable as error:
             failure, wait_seconds = error, 0.0
         if failure is None:
@@ -58,9 +62,9 @@ def get_chunk(
 
 
 def _get_once(
-    ticket: ReadTicket, receiver: Receiver, pool: TransferPool, stop: threading.Event | None
+    ticket: ReadTicket, receiver: Receiver, pool: TransferPool, stop: threading.Event | None, backoff: Backoff
 ) -> tuple[HoldfastError | None, float]:
-    with pool.request("GET", ticket.url, ticket.headers) as response:
+    with pool.request("GET", ticket.url, ticket.headers, stop=stop, backoff=backoff) as response:
         if response.status != 200:
             return refusal(response.status, response.read(LONGEST_BODY_BYTES)), retry_after_seconds(response.headers)
         announced = response.headers.get("content-length", "")

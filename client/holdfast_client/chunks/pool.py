@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import ssl
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import cast
+from typing import Self, cast
 from urllib.parse import urljoin
 
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from holdfast_client.backoff import Backoff, retry_after_seconds
+from holdfast_client.certificates import certificate_refused
+from holdfast_client.chunks.pace import Pace
 from holdfast_client.errors import StoreRefused, StoreUnavailable
 from holdfast_client.redaction import keep_queries_out_of_logs
 from holdfast_client.settings import ClientSettings
@@ -25,6 +30,7 @@ class TransferPool:
     def __init__(self, settings: ClientSettings, tls: ssl.SSLContext) -> None:
         keep_queries_out_of_logs()
         self.retry_seconds = settings.retry_seconds
+        self.pace = Pace(settings.max_bytes_per_second)
         self._service_url = settings.url + "/"
         self._http = urllib3.PoolManager(
             num_pools=8,
@@ -35,12 +41,35 @@ class TransferPool:
             timeout=urllib3.Timeout(connect=settings.timeout_seconds, read=settings.timeout_seconds),
         )
 
+    def with_patience(self, retry_seconds: float) -> Self:
+        """The same connections and the same pace, with another time for retries. Only the first is closed."""
+        other = copy.copy(self)
+        other.retry_seconds = retry_seconds
+        return other
+
     @contextmanager
     def request(
-        self, method: str, url: str, headers: Mapping[str, str], body: Iterator[memoryview] | None = None
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: Iterator[memoryview] | None = None,
+        *,
+        stop: threading.Event | None = None,
+        backoff: Backoff | None = None,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """One try. The response's body is not read yet. The connection is kept if the body was read to its end.
-        Raises StoreUnavailable for whatever happens to the connection, here or while the body is read."""
+        """One try, when its turn has come (`pace`). The response's body is not read yet. The connection is kept if the
+        body was read to its end. Raises StoreUnavailable for whatever happens to the connection, here or while the body
+        is read; TransferStopped while it waits for its turn."""
+        with self.pace.turn(stop, backoff) as turn, self._send(method, url, headers, body) as response:
+            turn.status = response.status
+            turn.retry_after_seconds = retry_after_seconds(response.headers)
+            yield response
+
+    @contextmanager
+    def _send(
+        self, method: str, url: str, headers: Mapping[str, str], body: Iterator[memoryview] | None
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
         response: urllib3.BaseHTTPResponse | None = None
         try:
             response = self._http.request(
@@ -56,6 +85,10 @@ class TransferPool:
         except urllib3.exceptions.LocationValueError:
             raise StoreRefused("The service gave a ticket whose URL is not usable") from None
         except (HTTPError, OSError) as error:
+            if certificate_refused(error):
+                raise StoreRefused(
+                    "The store has a certificate that is not trusted. Set SSL_CERT_FILE to your authority's"
+                ) from None
             # Its text may hold the URL, and the URL is a secret.
             raise StoreUnavailable(f"The connection to the store broke ({type(error).__name__})") from None
         finally:

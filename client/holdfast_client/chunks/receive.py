@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 
+from holdfast_client.chunks.pace import Pace
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.errors import ChunkCorrupt
 
@@ -16,8 +17,11 @@ BLOCK_BYTES = 1024 * 1024
 class Receiver:
     """One chunk's buffer. Nobody may believe its content before `finish` has returned."""
 
-    def __init__(self, buffer: memoryview, digest: str) -> None:
+    def __init__(self, buffer: memoryview, digest: str, pace: Pace | None = None) -> None:
+        """Without a `pace` as fast as it goes: what comes from this host is no transfer."""
         self.buffer = buffer
+        self._pace = pace
+        self._block_bytes = BLOCK_BYTES if pace is None else pace.slice_bytes(BLOCK_BYTES)
         self._digest = digest
         self._filled = 0
         self._hash = hashlib.sha256()
@@ -35,7 +39,9 @@ class Receiver:
         """Reads until the buffer is full. Raises ChunkCorrupt if the reader ends before."""
         while self._filled < self.buffer.nbytes:
             check_stop(stop)
-            block = self.buffer[self._filled : self._filled + BLOCK_BYTES]
+            block = self.buffer[self._filled : self._filled + self._block_bytes]
+            if self._pace is not None:
+                self._pace.spend(block.nbytes, stop)
             count = read_into(block)
             if not count:
                 raise ChunkCorrupt(

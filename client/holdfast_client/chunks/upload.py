@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from holdfast_client.backoff import Backoff, retry_after_seconds
 from holdfast_client.chunks.direct_files import write_incoming
+from holdfast_client.chunks.pace import Pace
 from holdfast_client.chunks.pool import TransferPool
 from holdfast_client.chunks.replies import LONGEST_BODY_BYTES, refusal
 from holdfast_client.chunks.stopping import check_stop
@@ -32,15 +33,19 @@ def put_chunk(
     hashed), DirectFileRefused (go over HTTP), StoreUnavailable (after all tries), TransferStopped. Never keeps `body`.
     """
     flat = body.cast("B") if body.format != "B" or body.ndim != 1 else body
-    backoff = Backoff(pool.retry_seconds if retry_seconds is None else retry_seconds, stop.wait if stop else time.sleep)
+    backoff = Backoff(
+        pool.retry_seconds if retry_seconds is None else retry_seconds,
+        stop.wait if stop else time.sleep,
+        from_failure=True,
+    )
     checksum_tries_left = _CHECKSUM_TRIES
     while True:
         check_stop(stop)
         try:
             if ticket.kind == "file":
-                write_incoming(ticket.path, flat, stop)
+                write_incoming(ticket.path, flat, pool.pace, stop)
                 return
-            failure, wait_seconds = _put_once(ticket, flat, pool, stop)
+            failure, wait_seconds = _put_once(ticket, flat, pool, stop, backoff)
         except ServiceUnavailable as error:
             failure, wait_seconds = error, 0.0
         if failure is None:
@@ -57,12 +62,13 @@ def put_chunk(
 
 
 def _put_once(
-    ticket: UploadTicket, body: memoryview, pool: TransferPool, stop: threading.Event | None
+    ticket: UploadTicket, body: memoryview, pool: TransferPool, stop: threading.Event | None, backoff: Backoff
 ) -> tuple[HoldfastError | None, float]:
     headers = dict(ticket.headers)
     if not any(name.lower() == "content-length" for name in headers):
         headers["Content-Length"] = str(body.nbytes)
-    with pool.request(ticket.method, ticket.url, headers, _slices(body, stop)) as response:
+    slices = _slices(body, pool.pace, stop)
+    with pool.request(ticket.method, ticket.url, headers, slices, stop=stop, backoff=backoff) as response:
         answer = response.read(LONGEST_BODY_BYTES)
         # 412: an earlier try has arrived after all (If-None-Match). The seal decides whether it is the right one.
         if 200 <= response.status < 300 or response.status == 412:
@@ -70,8 +76,11 @@ def _put_once(
         return refusal(response.status, answer), retry_after_seconds(response.headers)
 
 
-def _slices(body: memoryview, stop: threading.Event | None) -> Iterator[memoryview]:
+def _slices(body: memoryview, pace: Pace, stop: threading.Event | None) -> Iterator[memoryview]:
     """A socket's time-out bounds a whole send, so that one send of 64 MiB would need 64 MiB within the time-out."""
-    for start in range(0, body.nbytes, SLICE_BYTES):
+    slice_bytes = pace.slice_bytes(SLICE_BYTES)
+    for start in range(0, body.nbytes, slice_bytes):
         check_stop(stop)
-        yield body[start : start + SLICE_BYTES]
+        block = body[start : start + slice_bytes]
+        pace.spend(block.nbytes, stop)
+        yield block
