@@ -24,7 +24,7 @@ from holdfast.log import speak_up
 from holdfast.pipeline import SavePipeline
 from holdfast.ranks import Ranks
 from holdfast.restore import Restorer
-from holdfast.saving import Metrics, Saver
+from holdfast.saving import Metrics, Saver, window_bytes
 from holdfast.session import Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import Declarations
@@ -53,6 +53,13 @@ class Checkpointer:
     replicated, per_rank: keys of the state whose values are the same on all ranks, or each rank's own, where the
         default (models, optimizers and schedulers are shared, all else is each rank's own) does not fit.
     create: make project and run (True), refuse to (False), or make the run unless its name looks mistyped (None).
+    frozen: shell patterns over tensor names (`["model/base.*"]`): your word that these tensors do not change while this
+        job runs. They are staged and hashed at the first save only. A change that is seen is an error in the log, and
+        the tensor is staged at every save from then on; one that is not seen (a write through `.data`) may put its
+        older bytes into checkpoints until its turn to be compared comes. restore() is no such change.
+    host_memory: the most bytes of host memory that this rank stages into (HOLDFAST_HOST_MEMORY_BYTES). A larger state
+        goes through it as through a window: save() then returns only when the last byte is staged, which is nearly as
+        long as the upload takes, and `frozen` saves nothing. By default a save takes as much memory as the state.
     check_finite: look for NaN and infinity in the models at each save, and not only in the metrics. The service keeps
         such a checkpoint as diverged and does not offer it for a resume.
     """
@@ -65,8 +72,10 @@ class Checkpointer:
         strict: bool = False,
         replicated: Iterable[str] = (),
         per_rank: Iterable[str] = (),
+        frozen: Iterable[str] = (),
         create: bool | None = None,
         check_finite: bool = False,
+        host_memory: int | None = None,
         chunk_sizes: ChunkSizes | None = None,
         settings: TrainerSettings | None = None,
         client_settings: ClientSettings | None = None,
@@ -74,7 +83,9 @@ class Checkpointer:
         speak_up()
         self._settings = settings or TrainerSettings()
         run_name = self._settings.run_name(run)
-        declared = Declarations.of(replicated=replicated, per_rank=per_rank)
+        declared = Declarations.of(replicated=replicated, per_rank=per_rank, frozen=frozen)
+        sizes = chunk_sizes or ChunkSizes()
+        window = window_bytes(self._settings.host_memory_bytes if host_memory is None else host_memory, sizes)
         self.stats = SaveStats()
         self._every = save
         self._strict = strict
@@ -88,8 +99,9 @@ class Checkpointer:
             self._pipeline,
             self.stats,
             declared=declared,
-            sizes=chunk_sizes or ChunkSizes(),
+            sizes=sizes,
             check_finite=check_finite,
+            window_bytes=window,
         )
         self._restorer = Restorer(self._session, self._workers, declared=declared)
         self._clock: Clock | None = None
@@ -114,7 +126,10 @@ class Checkpointer:
         Raises on every rank or on none: NoRestorePoint, IntegrityError, StateMismatchError, ServiceUnavailable, ….
         """
         self._pipeline.wait_idle(self._ranks.timeout_seconds / 2)
-        start = self._restorer.restore(state, at)
+        try:
+            start = self._restorer.restore(state, at)
+        finally:
+            self._saver.forget_frozen()
         if self._clock is not None:
             self._clock.restart()
         return start
@@ -141,7 +156,8 @@ class Checkpointer:
         metrics: Metrics | None = None,
         kind: CheckpointKind | str = CheckpointKind.PERIODIC,
     ) -> SaveHandle:
-        """Saves now; call it on every rank. Waits for an earlier save, then blocks for staging only.
+        """Saves now; call it on every rank. Waits for an earlier save, then blocks for staging only; with `host_memory`
+        and a larger state, that is until the last byte is staged, while the first ones go up.
 
         Raises on every rank where one rank's state cannot be saved (UnsupportedStateError names the key).
         """

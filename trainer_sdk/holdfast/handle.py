@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from holdfast_protocol.checkpoints import CheckpointView
@@ -25,8 +26,13 @@ class SaveHandle:
         self.staged.set_running_or_notify_cancel()
         self.committed.set_running_or_notify_cancel()
 
+    def mark_staged(self) -> None:
+        """Once staging is over; an upload that failed at the same moment may have been first."""
+        with suppress(InvalidStateError):
+            self.staged.set_result(None)
+
     def fail(self, error: BaseException) -> None:
         """Both futures end with `error`, where they have not ended yet."""
         for future in (self.staged, self.committed):
-            if not future.done():
+            with suppress(InvalidStateError):
                 future.set_exception(error)

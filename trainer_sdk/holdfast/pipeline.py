@@ -6,6 +6,7 @@ interpreter ends could not be started any more. One save at a time; the foregrou
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
@@ -33,7 +34,8 @@ _STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class SaveJob:
-    """One rank's share of one save, ready to go up. The staged bytes stay as they are until it is over."""
+    """One rank's share of one save, ready to go up. The staged bytes stay as they are until it is over; what a window
+    has no room for yet is staged while the job goes on."""
 
     number: int
     """Counts the saves of this job, alike on all ranks."""
@@ -59,6 +61,7 @@ class SavePipeline:
         self._idle = threading.Event()
         self._idle.set()
         self._writer: ShardWriter | None = None
+        self._staged: StagedShard | None = None
         self._encoded_layout: tuple[str, bytes] | None = None
         self._watch = CommitWatch(session.client, session.ranks, self._stop)
         self._jobs: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
@@ -74,6 +77,7 @@ class SavePipeline:
     def start(self, job: SaveJob) -> None:
         """Takes the job over; its handle says how it ends. Only while not busy."""
         self._idle.clear()
+        self._staged = job.staged if isinstance(job.staged, StagedShard) else None
         self._jobs.put(job)
 
     def wait_idle(self, timeout_seconds: float | None) -> bool:
@@ -86,6 +90,8 @@ class SavePipeline:
         self._stop.set()
         if (writer := self._writer) is not None:
             writer.stop()
+        if (staged := self._staged) is not None:
+            staged.give_up()
         self._jobs.put(None)
         self._thread.join(timeout=_STOP_SECONDS)
         return drained
@@ -106,6 +112,7 @@ class SavePipeline:
             self._watch.tell(job.number, committed)
             if isinstance(job.staged, StagedShard):
                 job.staged.release()
+            self._staged = None
         if committed is not None:
             self._report_commit(job, committed)
         # Idle before the handle: who waits for the handle may save again at once.
@@ -119,10 +126,11 @@ class SavePipeline:
         self._writer = self._session.begin_shard(job.step, job.kind, self._workers)
         try:
             view = self._write(self._writer, job)
-        except (CheckpointAborted, *ENDS_THE_JOB):
-            raise
         except BaseException as error:
-            self._writer.fail(error)
+            if isinstance(job.staged, StagedShard):
+                job.staged.give_up()  # before the service is told, which may take a while: training may be waiting
+            if not isinstance(error, (CheckpointAborted, *ENDS_THE_JOB)):
+                self._writer.fail(error)
             raise
         if view.state is CheckpointState.UPLOADING:
             view = self._watch.wait(job.number, self._writer.checkpoint_id)
@@ -134,6 +142,7 @@ class SavePipeline:
         if isinstance(job.staged, Exception):
             raise job.staged
         writer.upload(self._chunks(job, job.staged))
+        job.staged.hashed(writer.digests)
         self._stats.sent_bytes += writer.sent_bytes
         index = job.staged.chunk_count
         return writer.seal(
@@ -147,7 +156,11 @@ class SavePipeline:
     def _chunks(self, job: SaveJob, staged: StagedShard) -> Iterator[OutgoingChunk]:
         """The shard's chunks in ordinal order: the staged ones, the index, rank 0's layout."""
         for ordinal in range(staged.chunk_count):
-            yield OutgoingChunk.of(staged.chunk(ordinal))
+            yield OutgoingChunk(
+                functools.partial(staged.chunk, ordinal),
+                digest=staged.digest(ordinal),
+                release=functools.partial(staged.done_with, ordinal),
+            )
         yield OutgoingChunk.of(job.index.encode())
         if self._rank == 0:
             yield OutgoingChunk.of(self._layout_bytes(job.layout))

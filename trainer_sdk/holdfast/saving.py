@@ -1,11 +1,13 @@
 """The foreground half of a save, on the training thread: capture -> plan -> vote -> stage; then the pipeline has it.
 
 All ranks save, all decline, or all raise; whatever can fail on one rank alone comes before the vote, or is told to the
-others through the service. The state may change again as soon as this returns.
+others through the service. The state may change again as soon as this returns. Where a window bounds the memory, the
+pipeline starts first and takes the chunks while this stages them.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import operator
 import time
@@ -17,15 +19,16 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.errors import SaveDeclined
+from holdfast.errors import ConfigurationError, SaveDeclined
 from holdfast.handle import SaveHandle
 from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
 from holdfast.pipeline import SaveJob, SavePipeline
 from holdfast.ranks import Ballot
 from holdfast.session import Session
-from holdfast.staging import StagedShard, StagingArea
+from holdfast.staging import StagedShard, StagingArea, WindowedShard
+from holdfast.staging.bits import boxes
 from holdfast.state.capture import CapturedState, capture
-from holdfast.state.components import Declarations
+from holdfast.state.components import Declarations, path_of
 from holdfast.state.rng import capture_rng
 from holdfast.stats import SaveStats
 from holdfast_protocol.checkpoints import Component, MetricValue
@@ -33,6 +36,9 @@ from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import CheckpointKind
 
 log = logging.getLogger("holdfast")
+
+_LOOKED_AT = 4 * 1024 * 1024
+"""Elements that are looked at at once for NaN: torch makes copies of them."""
 
 Metrics = Mapping[str, Any]
 """Names of at most 100 letters -> numbers, or tensors with one element."""
@@ -46,6 +52,16 @@ class _Captured:
     metrics: dict[str, MetricValue] | None
 
 
+def window_bytes(host_memory: int | None, sizes: ChunkSizes) -> int | None:
+    """The size of the staging window. Raises ConfigurationError where the largest chunk has no room in it."""
+    if host_memory is not None and host_memory < sizes.cut_bytes:
+        raise ConfigurationError(
+            f"host_memory is {host_memory} bytes, and a chunk has up to {sizes.cut_bytes}. "
+            f"Give it {sizes.cut_bytes} at least; with three times that, copy and upload go on side by side."
+        )
+    return host_memory
+
+
 class Saver:
     def __init__(
         self,
@@ -56,6 +72,7 @@ class Saver:
         declared: Declarations,
         sizes: ChunkSizes,
         check_finite: bool,
+        window_bytes: int | None,
     ) -> None:
         self._session = session
         self._ranks = session.ranks
@@ -64,7 +81,7 @@ class Saver:
         self._declared = declared
         self._sizes = sizes
         self._check_finite = check_finite
-        self._staging = StagingArea()
+        self._staging = StagingArea(window_bytes=window_bytes)
         self._number = 0
         self._declined_during: int | None = None
         self._plan: LocalPlan | None = None
@@ -99,9 +116,13 @@ class Saver:
             return self._declined(handle)
         layout = self._agree(captured.plan, same=verdict.same_layout)
         self._number += 1
-        self._pipeline.start(self._job(handle, kind, captured, layout, state))
+        self._start(self._job(handle, kind, captured, layout, state))
         self._stats.blocked_seconds += time.monotonic() - began
         return handle
+
+    def forget_frozen(self) -> None:
+        """The state was loaded anew: what is declared frozen is staged once more."""
+        self._staging.forget_frozen()
 
     def close(self) -> None:
         """Gives the staging memory back, once no save reads it any more."""
@@ -130,6 +151,8 @@ class Saver:
         if not same or self._agreed is None:
             # Pure from here on: with the same plans every rank makes the same layout, or raises the same LayoutError.
             self._agreed = (plan, global_layout(self._ranks.gather(plan)))
+            if self._ranks.is_first:
+                _warn_of_idle_patterns(self._agreed[1], self._declared)
         return self._agreed[1]
 
     def _declined(self, handle: SaveHandle) -> SaveHandle:
@@ -153,29 +176,44 @@ class Saver:
             replicated_trees=captured.state.replicated_trees if first else {},
             rng=captured.rng,
         )
-        finite, staged = True, self._stage(captured)
-        if isinstance(staged, StagedShard):
-            handle.staged.set_result(None)
-            if self._check_finite:
-                finite = _all_finite(captured.state, state)
+        finite = _all_finite(captured.state, state) if self._check_finite else True
         return SaveJob(
             number=self._number,
             step=handle.step,
             kind=kind,
-            staged=staged,
             index=index,
             layout=layout,
             components=_components(captured.plan, state),
             finite=finite,
             metrics=captured.metrics,
             handle=handle,
+            staged=self._stage(captured),
         )
+
+    def _start(self, job: SaveJob) -> None:
+        windowed = job.staged if isinstance(job.staged, WindowedShard) else None
+        if isinstance(job.staged, StagedShard) and windowed is None:
+            job.handle.mark_staged()
+        self._pipeline.start(job)
+        if windowed is not None and windowed.fill():
+            job.handle.mark_staged()
 
     def _stage(self, captured: _Captured) -> StagedShard | Exception:
         try:
             return self._staging.stage(captured.plan, captured.state.pieces)
         except Exception as error:  # after the vote: raising here would leave the others with a save that never ends
             return error
+
+
+def _warn_of_idle_patterns(layout: Layout, declared: Declarations) -> None:
+    paths = [path_of(name, entry.component) for name, entry in layout.tensors.items()]
+    for pattern in declared.frozen:
+        if not fnmatch.filter(paths, pattern):
+            log.warning(
+                "frozen=[%r] matches no tensor of the state, whose names are like %s",
+                pattern,
+                ", ".join(map(repr, paths[:3])) or "nothing: it has no tensors",
+            )
 
 
 def _raise(error: Exception | None) -> None:
@@ -202,9 +240,11 @@ def _all_finite(captured: CapturedState, state: Mapping[str, Any]) -> bool:
     """Whether this rank's parts of the models hold neither NaN nor infinity. One wait for the device in all."""
     models = {key for key, value in state.items() if isinstance(value, torch.nn.Module)}
     verdicts = [
-        torch.isfinite(piece.local).all()
+        torch.isfinite(box).all()
         for piece in captured.pieces
         if piece.spec.component in models and (piece.local.is_floating_point() or piece.local.is_complex())
+        for start in range(0, piece.local.numel(), _LOOKED_AT)
+        for box in boxes(piece.local, start, min(start + _LOOKED_AT, piece.local.numel()))
     ]
     if not verdicts:
         return True

@@ -5,6 +5,8 @@ Each is `HOLDFAST_<NAME>`; docs/settings.md is made from the descriptions below.
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -27,6 +29,24 @@ class TrainerSettings(BaseSettings):
         default=300.0, ge=0, description="How long the end of the `with` block waits for the save in flight."
     )
     transfers: int = Field(default=8, ge=1, le=64, description="Chunks that one rank sends or fetches at once.")
+    host_memory_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="The most host memory that a rank stages into; a larger state goes through it as a window, and "
+        "training waits while it does. Default: as much as the rank's share of the state.",
+    )
+
+    cache_dir: Path = Field(
+        default_factory=lambda: Path(tempfile.gettempdir()),
+        description="Where the ranks of a host leave each other the chunks of a restore, for as long as it takes. "
+        "Default: the system's folder for temporary files.",
+    )
+    cache_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="How much of the disk that may take; 0: each rank fetches for itself. Default: 16 GiB, and never "
+        "more than a quarter of what is free.",
+    )
 
     def __init__(self, **values: Any) -> None:
         try:

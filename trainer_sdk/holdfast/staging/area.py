@@ -1,6 +1,7 @@
 """Which memory a save is staged into: slabs that are made once and kept. A shard that may not take as much memory as it
 has bytes is staged through a window."""
 
+import logging
 import sys
 import threading
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from holdfast.staging.slab import Slab
 from holdfast.staging.whole import WholeLayout, WholeShard, chunk_starts
 from holdfast.staging.window import WindowedShard, WindowLayout
 from holdfast.state.tensors import TensorPiece
+
+log = logging.getLogger("holdfast")
 
 
 class StagingBusyError(RuntimeError):
@@ -110,6 +113,8 @@ class StagingArea:
     def _laid_out(self, place: _Place, plan: LocalPlan) -> WholeLayout | WindowLayout:
         _, size = chunk_starts(plan)
         if self._window_bytes is not None and size > self._window_bytes:
+            if any(spec.pack == "declared" for spec in plan.specs):
+                log.warning("the state is larger than host_memory: what is declared frozen is staged at every save too")
             return WindowLayout(plan, place.with_room(self._window_bytes))
         return WholeLayout.over(place.with_room(size), plan, self._distrusted)
 

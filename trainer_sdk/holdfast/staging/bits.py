@@ -81,7 +81,7 @@ def range_copies(flat: torch.Tensor, tensor: torch.Tensor, start_byte: int) -> I
     """
     item = tensor.element_size()
     at = 0
-    for box in _boxes(tensor, start_byte // item, (start_byte + flat.numel()) // item):
+    for box in boxes(tensor, start_byte // item, (start_byte + flat.numel()) // item):
         size = box.numel() * item
         yield Copy(bits_view(flat[at : at + size], box.dtype, box.shape), _as_bits(box))
         at += size
@@ -98,7 +98,7 @@ def same_bits(flat: torch.Tensor, tensor: torch.Tensor) -> bool:
     )
 
 
-def _boxes(tensor: torch.Tensor, start: int, stop: int) -> Iterator[torch.Tensor]:
+def boxes(tensor: torch.Tensor, start: int, stop: int) -> Iterator[torch.Tensor]:
     """Views that together are the elements [start, stop) of `tensor`, in row-major order."""
     if start >= stop:
         return
@@ -108,14 +108,14 @@ def _boxes(tensor: torch.Tensor, start: int, stop: int) -> Iterator[torch.Tensor
     row = tensor[0].numel()
     first, last = -(-start // row), stop // row
     if first > last:  # within one row
-        yield from _boxes(tensor[last], start - last * row, stop - last * row)
+        yield from boxes(tensor[last], start - last * row, stop - last * row)
         return
     if start < first * row:
-        yield from _boxes(tensor[first - 1], start - (first - 1) * row, row)
+        yield from boxes(tensor[first - 1], start - (first - 1) * row, row)
     if first < last:
         yield tensor[first:last]
     if last * row < stop:
-        yield from _boxes(tensor[last], 0, stop - last * row)
+        yield from boxes(tensor[last], 0, stop - last * row)
 
 
 def _as_bits(tensor: torch.Tensor) -> torch.Tensor:

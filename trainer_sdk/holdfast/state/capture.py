@@ -57,6 +57,8 @@ class TensorCollector:
         self.live[name] = tensor
         if not self._component.replicated:
             held = held._replace(replicated=False, owner=None, replicas=())
+        if self._component.declared.is_frozen(path):
+            held = held._replace(pack="declared")
         piece = describe(name, self._component.key, tensor, held, self._ties)
         if piece is not None:
             self.pieces.append(piece)
@@ -76,6 +78,7 @@ def capture(
         raise ValueError(f"rank {rank} is not in a world of {world_size}")
     components = components_of(state, rank=rank, declared=declared or Declarations())
     known = parameters_by_id(components)
+    _refuse_trained(components, known)
     pieces: list[TensorPiece] = []
     trees: dict[str, Any] = {}
     replicated_trees: dict[str, Any] = {}
@@ -113,6 +116,20 @@ def _check_optimizers_follow(components: tuple[Component, ...], known: Mapping[i
                     f"{component.key!r} optimizes {name!r}, which is declared per rank; "
                     f"declare {component.key!r} per rank as well"
                 )
+
+
+def _refuse_trained(components: tuple[Component, ...], known: Mapping[int, str]) -> None:
+    for component in components:
+        if component.kind is not Kind.OPTIMIZER or not component.declared.frozen:
+            continue
+        for group in component.target.param_groups:
+            for parameter in group["params"]:
+                name = known.get(id(parameter))
+                if name is not None and parameter.requires_grad and component.declared.is_frozen(name):
+                    raise StateError(
+                        f"{name!r} is declared frozen, and {component.key!r} trains it; "
+                        "narrow the pattern, or freeze it with requires_grad_(False)"
+                    )
 
 
 def encode_component(component: Component, known: Mapping[int, str], collector: TensorCollector) -> Any:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import translate
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from holdfast.state.errors import StateError, UnsupportedStateError
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
+_RANK = re.compile(r"\A@\d+")
 
 
 class Kind(StrEnum):
@@ -36,14 +39,28 @@ class Declarations:
     """The same on all ranks: stored once, given back to every rank on any world size."""
     per_rank: frozenset[str] = field(default_factory=frozenset)
     """Each rank's own: stored by each rank, given back to the same rank."""
+    frozen: tuple[str, ...] = ()
+    """Shell patterns over the paths of tensors (`model/base.*`): these do not change while this job runs."""
 
     @classmethod
-    def of(cls, *, replicated: Iterable[str] = (), per_rank: Iterable[str] = ()) -> "Declarations":
-        """Raises StateError when a component is declared both ways."""
-        declared = cls(frozenset(replicated), frozenset(per_rank))
+    def of(
+        cls, *, replicated: Iterable[str] = (), per_rank: Iterable[str] = (), frozen: Iterable[str] = ()
+    ) -> "Declarations":
+        """Raises StateError when a component is declared both ways, or patterns are not a list."""
+        if isinstance(frozen, str):
+            raise StateError(f"frozen={frozen!r} is one text; give a list of patterns: frozen=[{frozen!r}]")
+        declared = cls(frozenset(replicated), frozenset(per_rank), tuple(frozen))
         if both := sorted(declared.replicated & declared.per_rank):
             raise StateError(f"component {both[0]!r} is declared both replicated and per rank; choose one")
         return declared
+
+    def is_frozen(self, path: str) -> bool:
+        """Whether the tensor at `path` (component and FQN, without a rank) is declared frozen."""
+        return bool(self.frozen) and self._frozen.match(path) is not None
+
+    @cached_property
+    def _frozen(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(translate, self.frozen)))
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,7 @@ class Component:
     target: Any
     replicated: bool
     rank: int
+    declared: Declarations
 
     def tensor_name(self, path: str, tensor: torch.Tensor) -> str:
         """The checkpoint-wide name of the tensor at `path` (which begins with the key).
@@ -65,6 +83,11 @@ class Component:
             return path
         rank = int(tensor.device_mesh.mesh.min()) if isinstance(tensor, DTensor) else self.rank
         return f"{self.key}@{rank}{path[len(self.key) :]}"
+
+
+def path_of(name: str, component: str) -> str:
+    """The path of the tensor that is stored by this name: without the rank whose own it is."""
+    return component + _RANK.sub("", name[len(component) :])
 
 
 def components_of(state: Mapping[str, Any], *, rank: int, declared: Declarations) -> tuple[Component, ...]:
@@ -108,7 +131,7 @@ def _component(key: str, value: Any, rank: int, declared: Declarations) -> Compo
         kind = Kind.STATEFUL
     else:
         kind = Kind.VALUE
-    return Component(key, kind, value, _is_replicated(key, kind, value, declared), rank)
+    return Component(key, kind, value, _is_replicated(key, kind, value, declared), rank, declared)
 
 
 def _is_replicated(key: str, kind: Kind, value: Any, declared: Declarations) -> bool:
