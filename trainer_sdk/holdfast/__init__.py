@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from holdfast.checkpointer import Checkpointer
     from holdfast.handle import SaveHandle
     from holdfast.interval import Every
+    from holdfast.layout.plan import ChunkSizes
     from holdfast.state.load import LoadReport
     from holdfast.stats import SaveStats
     from holdfast.weights import load_weights
 
-__all__ = ["Checkpointer", "Every", "LoadReport", "SaveHandle", "SaveStats", "errors", "load_weights"]
+__all__ = ["Checkpointer", "ChunkSizes", "Every", "LoadReport", "SaveHandle", "SaveStats", "errors", "load_weights"]
 
 _HOMES = {
     "Checkpointer": "holdfast.checkpointer",
+    "ChunkSizes": "holdfast.layout.plan",
     "Every": "holdfast.interval",
     "LoadReport": "holdfast.state.load",
     "SaveHandle": "holdfast.handle",
