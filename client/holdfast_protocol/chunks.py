@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from holdfast_protocol.base import Digest, Reply, Request
+from holdfast_protocol.codecs import Codec
 from holdfast_protocol.fencing import Fence
 
 MAX_BATCH = 1000
@@ -25,12 +26,25 @@ MAX_CHUNK_BYTES = 5 * 1024**3
 class ChunkOffer(Request):
     digest: Digest = Field(description="SHA-256 of the raw bytes.")
     bytes: int = Field(ge=0, le=MAX_CHUNK_BYTES)
+    codec: Codec = Codec.RAW
     stored_digest: Digest | None = Field(default=None, description="SHA-256 of the bytes on the wire, if encoded.")
-    stored_bytes: int | None = Field(default=None, ge=0, le=MAX_CHUNK_BYTES)
-    codec: Literal["raw"] = "raw"
+    stored_bytes: int | None = Field(default=None, ge=0, le=MAX_CHUNK_BYTES, description="Fewer than the chunk has.")
     md5: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = Field(
-        default=None, description="Only where the server's capabilities ask for it."
+        default=None, description="Of the bytes on the wire; only where the server's capabilities ask for it."
     )
+    ask: bool = Field(
+        default=False,
+        description="Only asks: `present` comes with its reference as ever, else nothing is reserved and the answer is "
+        "`absent`. For a client that would encode the chunk before it offers it.",
+    )
+
+    @property
+    def wire_digest(self) -> str:
+        return self.digest if self.stored_digest is None else self.stored_digest
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.bytes if self.stored_bytes is None else self.stored_bytes
 
 
 class MountProof(Request):
@@ -68,7 +82,7 @@ class UploadTicket(Reply):
 
 class ChunkAnswer(Reply):
     digest: str
-    status: Literal["present", "upload"]
+    status: Literal["present", "upload", "absent"] = Field(description="`absent` only where the offer was to ask.")
     ticket: UploadTicket | None = None
 
 

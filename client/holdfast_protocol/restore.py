@@ -16,6 +16,7 @@ from pydantic import Field
 
 from holdfast_protocol.base import Digest, Reply, Request
 from holdfast_protocol.chunks import MAX_BATCH, MountProof
+from holdfast_protocol.codecs import Codec
 
 
 class RestorePoint(Reply):
@@ -64,8 +65,8 @@ class ReadTicket(Reply):
 
     digest: str
     bytes: int
-    stored_bytes: int
-    codec: Literal["raw"] = "raw"
+    stored_bytes: int = Field(description="Of what is read: the chunk's own where the codec is raw.")
+    codec: Codec = Codec.RAW
     kind: Literal["http", "file", "gone"]
     url: str = ""
     headers: dict[str, str] = Field(default_factory=dict)

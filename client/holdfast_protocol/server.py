@@ -22,6 +22,9 @@ class ServerInfo(Reply):
     epoch: int
     now: datetime
     store_kind: str
+    codecs: list[str] = Field(
+        default=["raw"], description="How chunks may be offered. A service that does not say takes them raw."
+    )
     store_asks_md5: bool = Field(description="The store enforces MD5 and not SHA-256: offer it with each chunk.")
     token_name: str
     token_project: str | None

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 PROTOCOL_HEADER = "Holdfast-Protocol"
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
+"""1: chunks may be stored encoded (codecs.py). What an older client cannot decode is refused when it asks for it."""
 PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
+
+_LONGEST_MINOR = 6
+
+
+def minor_of(other: str) -> int:
+    """The minor version that a peer of our major version announces. Raises ValueError if it is malformed."""
+    return int(other.partition(".")[2])
 
 
 def speaks_with(other: str) -> bool:
     """Whether a peer that announces `other` ("major.minor") can be served. Malformed announcements cannot."""
     major, _, minor = other.partition(".")
-    return major == str(PROTOCOL_MAJOR) and minor.isdigit()
+    return major == str(PROTOCOL_MAJOR) and minor.isdecimal() and len(minor) <= _LONGEST_MINOR

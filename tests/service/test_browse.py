@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from holdfast_protocol.digests import shard_digest
+from holdfast_protocol.version import PROTOCOL_VERSION
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.service import RunningService
 
@@ -267,6 +268,6 @@ def test_the_restore_point_can_be_asked_for_below_a_step(http: httpx.Client) -> 
 
 def test_the_service_says_what_it_is_and_what_the_token_may_do(http: httpx.Client, service: RunningService) -> None:
     info = answer(http.get("/v1/server"))
-    assert (info["protocol"], info["store_kind"], info["store_asks_md5"]) == ("1.0", "posix", False)
+    assert (info["protocol"], info["store_kind"], info["store_asks_md5"]) == (PROTOCOL_VERSION, "posix", False)
     assert (info["catalog_id"], info["epoch"]) == (service.context.catalog_id, 1)
     assert info["token_scopes"] == ["admin", "operate", "read", "train"]

@@ -12,11 +12,12 @@ from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.errors import HoldfastError
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.tokens import CreateToken
+from holdfast_protocol.version import PROTOCOL_VERSION
 from tests.support.scripted_http import DROP, Reply, as_json, in_turn, problem, scripted
 
 SERVER = {
     "version": "1",
-    "protocol": "1.0",
+    "protocol": PROTOCOL_VERSION,
     "catalog_id": "c",
     "epoch": 1,
     "now": "2025-01-01T00:00:00Z",
@@ -38,7 +39,7 @@ def test_a_call_tells_token_protocol_and_request_id_and_reads_the_reply():
         assert client.server_info().epoch == 1
     seen = server.seen[0]
     assert seen.headers["authorization"] == "Bearer hold_id_secret"
-    assert seen.headers["holdfast-protocol"] == "1.0"
+    assert seen.headers["holdfast-protocol"] == PROTOCOL_VERSION
     assert len(seen.headers["x-request-id"]) == 32
 
 
@@ -124,7 +125,7 @@ def test_another_major_version_is_refused_with_both_numbers():
     with scripted(in_turn(newer)) as server, client_of(server.url) as client:
         with pytest.raises(errors.UnsupportedProtocol) as caught:
             client.server_info()
-    assert "1.0" in str(caught.value)
+    assert PROTOCOL_VERSION in str(caught.value)
     assert "2.3" in str(caught.value)
 
 
@@ -133,7 +134,7 @@ def test_a_newer_minor_version_is_understood():
     newer = as_json(SERVER)
     newer.protocol = "1.9"
     with scripted(in_turn(newer)) as server, client_of(server.url) as client:
-        assert client.server_info().protocol == "1.0"
+        assert client.server_info().protocol == PROTOCOL_VERSION
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,37 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from holdfast_protocol.chunks import ChunkOffer
+from holdfast_protocol.codecs import Codec
 from holdfast_service.catalog.tables import Copy
 from holdfast_service.uploads.decide import decide
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ME, OTHER = 1, 2
+RAW = ChunkOffer(digest="a" * 64, bytes=100)
+ENCODED = ChunkOffer(digest="a" * 64, bytes=100, codec=Codec.ZSTD, stored_digest="b" * 64, stored_bytes=50)
+ASKED = ChunkOffer(digest="a" * 64, bytes=100, ask=True)
 
 
-def copy(number: int, state: str, proof: str | None = None, *, attempt: int = OTHER, expired: bool = False) -> Copy:
-    expires_at = NOW + timedelta(seconds=-1 if expired else 1)
-    return Copy(id=number, state=state, proof=proof, attempt_id=attempt, ticket_expires_at=expires_at)
+def copy(
+    number: int,
+    state: str,
+    proof: str | None = None,
+    *,
+    attempt: int = OTHER,
+    expired: bool = False,
+    holds: ChunkOffer = RAW,
+) -> Copy:
+    return Copy(
+        id=number,
+        state=state,
+        proof=proof,
+        attempt_id=attempt,
+        ticket_expires_at=NOW + timedelta(seconds=-1 if expired else 1),
+        codec=holds.codec,
+        stored_digest=holds.wire_digest,
+        stored_bytes=holds.wire_bytes,
+    )
 
 
 CASES = {
@@ -54,5 +75,40 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_answer_to_an_offer(name: str) -> None:
     copies, own_copy_id, answer, chosen = CASES[name]
-    decision = decide(copies, attempt_id=ME, own_copy_id=own_copy_id, now=NOW)
+    decision = decide(RAW, copies, attempt_id=ME, own_copy_id=own_copy_id, now=NOW)
     assert (decision.answer, None if decision.copy is None else decision.copy.id) == (answer, chosen)
+
+
+@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("protocol-17")
+@pytest.mark.parametrize(
+    ("pending", "offer", "answer"),
+    [
+        (ENCODED, ENCODED, "send_again"),
+        (RAW, ENCODED, "send_anew"),
+        (ENCODED, RAW, "send_anew"),
+        (ENCODED.model_copy(update={"codec": Codec.ZSTD_SHUFFLE4}), ENCODED, "send_anew"),
+        (ENCODED.model_copy(update={"stored_digest": "c" * 64}), ENCODED, "send_anew"),
+        (ENCODED.model_copy(update={"stored_bytes": 51}), ENCODED, "send_anew"),
+    ],
+)
+def test_other_bytes_on_the_wire_never_go_into_a_copy_that_was_promised_for_these(
+    pending: ChunkOffer, offer: ChunkOffer, answer: str
+) -> None:
+    copies = [copy(5, "pending", attempt=ME, holds=pending)]
+    assert decide(offer, copies, attempt_id=ME, own_copy_id=5, now=NOW).answer == answer
+
+
+@pytest.mark.rule("protocol-15")
+@pytest.mark.parametrize("offer", [RAW, ENCODED, ASKED])
+@pytest.mark.parametrize("stored", [RAW, ENCODED])
+def test_a_chunk_is_present_in_whatever_codec_it_is_stored(offer: ChunkOffer, stored: ChunkOffer) -> None:
+    copies = [copy(5, "verified", "read", holds=stored)]
+    assert decide(offer, copies, attempt_id=ME, own_copy_id=None, now=NOW).answer == "present"
+
+
+@pytest.mark.parametrize("state", ["pending", "bad", "suspect"])
+def test_what_is_asked_for_and_not_there_is_absent(state: str) -> None:
+    copies = [copy(5, state, attempt=ME)]
+    assert decide(ASKED, copies, attempt_id=ME, own_copy_id=5, now=NOW) == ("absent", None)
+    assert decide(ASKED, [], attempt_id=ME, own_copy_id=None, now=NOW) == ("absent", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast_protocol.codecs import Codec
 from holdfast_protocol.server import ServerInfo
 from holdfast_protocol.version import PROTOCOL_VERSION
 from holdfast_service.auth.principal import Principal
@@ -21,6 +22,7 @@ def server_info(context: ServiceContext, caller: Principal) -> ServerInfo:
         epoch=context.epoch,
         now=now,
         store_kind=context.store.kind,
+        codecs=[codec.value for codec in Codec],
         store_asks_md5=capabilities is not None and capabilities.md5_enforced and not capabilities.sha256_enforced,
         token_name=caller.name,
         token_project=caller.project_name,

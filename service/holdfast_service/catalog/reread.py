@@ -2,13 +2,16 @@
 
     claim (a lease on the copy's row) -> read_back (no transaction, 1 MiB at a time) -> settle (only with that lease)
 
+What is stored encoded is decoded on the way, as a reader would: only that proves that it is the chunk.
+
 A store that does not answer proves nothing: then the lease is given back and nothing is marked (protocol rule 22).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -16,6 +19,8 @@ from enum import StrEnum
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.codecs import Codec
+from holdfast_protocol.decoding import DecodeError, decode
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.corruption import lock_users, mark_users, users_of
@@ -31,6 +36,7 @@ class Finding(StrEnum):
     MISSING = "is not in the store"
     WRONG_SIZE = "has another size in the store"
     WRONG_BYTES = "has other bytes in the store"
+    NOT_DECODABLE = "cannot be decoded from what is in the store"
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,9 @@ class Claim:
     copy_id: int
     chunk_id: int
     digest: str
+    chunk_bytes: int
     key: ObjectKey
+    codec: Codec
     stored_bytes: int
     state_before: CopyState
     leased_until: datetime
@@ -57,7 +65,9 @@ def claim(session: Session, chunk: Chunk, copy: Copy, leased_until: datetime, *,
         copy_id=copy.id,
         chunk_id=chunk.id,
         digest=chunk.digest,
+        chunk_bytes=chunk.bytes,
         key=object_key(copy.project_id, chunk.digest, copy),
+        codec=Codec(copy.codec),
         stored_bytes=copy.stored_bytes,
         state_before=before,
         leased_until=leased_until,
@@ -70,11 +80,25 @@ def read_back(context: ServiceContext, claimed: Claim, on_bytes: Callable[[int],
     `on_bytes` is told of each piece's size, and may slow the reading down.
     """
     digest, size = hashlib.sha256(), 0
-    try:
+
+    def stored() -> Iterator[bytes]:
+        nonlocal size
         for piece in context.store.open_read(claimed.key):
-            digest.update(piece)
             size += len(piece)
             on_bytes(len(piece))
+            yield piece
+
+    pieces = stored()
+    try:
+        if claimed.codec is Codec.RAW:
+            for piece in pieces:
+                digest.update(piece)
+        else:
+            for block in decode(claimed.codec, claimed.chunk_bytes, pieces):
+                digest.update(block)
+            deque(pieces, maxlen=0)  # what is left behind the frame counts as well
+    except DecodeError:
+        return Finding.NOT_DECODABLE
     except ObjectMissing:
         _refuse_wrong_store(context)
         return Finding.MISSING

@@ -83,7 +83,10 @@ def ask_store(store: Store, upload: Upload) -> Verdict:
         )
     if facts.sha256 is not None and facts.sha256 != upload.stored_digest:
         return Verdict(upload, Finding.MISMATCH, detail="the store's SHA-256 of it is another one")
-    return Verdict(upload, Finding.ARRIVED, proof_of(facts, store.capabilities), facts.version_id)
+    # What it decodes to is the client's word: the store's SHA-256 proves the chunk only where it is stored raw.
+    raw = upload.stored_digest == upload.key.digest
+    proof = proof_of(facts, store.capabilities) if raw else Proof.UNPROVEN
+    return Verdict(upload, Finding.ARRIVED, proof, facts.version_id)
 
 
 def proof_of(facts: ObjectFacts, capabilities: Capabilities | None) -> Proof:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 
 from holdfast_protocol.checkpoints import Step
 from holdfast_protocol.restore import ChunkReads, ChunkVerdict, ReadChunks, ReportChunk, RestoreDecision
 from holdfast_protocol.states import Scope
+from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, minor_of
 from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
 from holdfast_service.context import Context
@@ -20,6 +21,7 @@ from holdfast_service.restore.restore_point import find_restore_point
 router = APIRouter(tags=["restore"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
+ProtocolSpoken = Annotated[str, Header(alias=PROTOCOL_HEADER, description="The client's version.")]
 
 
 @router.get(
@@ -41,8 +43,10 @@ def restore_point(
 
 
 @router.post("/v1/checkpoints/{checkpoint_id}/reads", summary="Tickets to read chunks, under a lease")
-def reads(checkpoint_id: str, body: ReadChunks, context: Context, caller: Reader) -> ChunkReads:
-    return read_chunks(context, caller, checkpoint_id, body)
+def reads(
+    checkpoint_id: str, body: ReadChunks, context: Context, caller: Reader, spoken: ProtocolSpoken = PROTOCOL_VERSION
+) -> ChunkReads:
+    return read_chunks(context, caller, checkpoint_id, body, minor_of(spoken))
 
 
 @router.delete("/v1/read-leases/{lease_id}", status_code=204, summary="End a read lease before its time")

@@ -10,8 +10,11 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.chunks import MountProof
+from holdfast_protocol.codecs import Codec, codecs_of_minor
+from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restore import ChunkReads, ReadChunks, ReadTicket
 from holdfast_protocol.states import CopyState
+from holdfast_protocol.version import PROTOCOL_MAJOR, PROTOCOL_VERSION
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.copies import PROVEN, object_key
 from holdfast_service.catalog.readable import refuse_unless_whole
@@ -19,15 +22,19 @@ from holdfast_service.catalog.resolve import checkpoint_by_id
 from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy, ReadLease
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
 from holdfast_service.restore.chunks_of_checkpoint import chunks_of_checkpoint
 from holdfast_service.stores.base import MountedStore
 from holdfast_service.stores.make_tickets import make_tickets
 
 
-def read_chunks(context: ServiceContext, caller: Principal, checkpoint_id: str, request: ReadChunks) -> ChunkReads:
+def read_chunks(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, request: ReadChunks, protocol_minor: int
+) -> ChunkReads:
     """One ticket for each digest, in their order; `gone` for a chunk that has no copy to read.
 
-    Raises `checkpoint_not_found`, `chunk_not_found`, and what refuse_unless_whole raises.
+    Raises `checkpoint_not_found`, `chunk_not_found`, what refuse_unless_whole raises, and `unsupported_protocol` for a
+    client of an older minor version where it could decode no copy of a chunk.
     """
     lease_seconds = context.settings.ticket_seconds + context.settings.read_lease_seconds
     with context.database.transaction() as session:
@@ -40,7 +47,7 @@ def read_chunks(context: ServiceContext, caller: Principal, checkpoint_id: str, 
         refuse_unless_whole(checkpoint)
         chunks = chunks_of_checkpoint(session, project.id, checkpoint, request.digests)
         lease_id = _take_lease(session, caller, checkpoint_id, request.lease_id, lease_seconds)
-        copies = _copies(session, context, checkpoint, list(chunks.values()))
+        copies = _copies(session, context, checkpoint, list(chunks.values()), protocol_minor)
     office = _ReadingOffice(context, project.id, request.mount_proof)
     tickets = make_tickets(
         context.store, lambda digest: office.ticket(chunks[digest], copies.get(chunks[digest].id)), request.digests
@@ -79,12 +86,14 @@ def _take_lease(session: Session, caller: Principal, checkpoint_id: str, lease_i
 
 
 def _copies(
-    session: Session, context: ServiceContext, checkpoint: Checkpoint, chunks: Sequence[Chunk]
+    session: Session, context: ServiceContext, checkpoint: Checkpoint, chunks: Sequence[Chunk], protocol_minor: int
 ) -> dict[int, Copy]:
     """By chunk id, the best copy: proven before unproven, and a suspect one only where nothing else is left.
 
     A reader checks every byte, so a suspect copy does no harm, while a wrong report must not stop a restore.
     """
+    decodable = codecs_of_minor(protocol_minor)
+    encoded: set[int] = set()
     rows = session.scalars(
         select(Copy)
         .where(
@@ -98,10 +107,26 @@ def _copies(
     for copy in rows:
         if copy.proof not in PROVEN and copy.attempt_id != checkpoint.attempt_id:
             continue
+        if Codec(copy.codec) not in decodable:
+            encoded.add(copy.chunk_id)
+            continue
         rank = (copy.state == CopyState.VERIFIED, copy.proof in PROVEN)
         if copy.chunk_id not in best or rank > best[copy.chunk_id][0]:
             best[copy.chunk_id] = (rank, copy)
+    if encoded - best.keys():
+        raise _too_old(protocol_minor)
     return {chunk_id: copy for chunk_id, (_, copy) in best.items()}
+
+
+def _too_old(protocol_minor: int) -> ProblemError:
+    theirs = f"{PROTOCOL_MAJOR}.{protocol_minor}"
+    return ProblemError(
+        ProblemCode.UNSUPPORTED_PROTOCOL,
+        f"This checkpoint was saved with compression, which the client's protocol {theirs} does not know and this "
+        f"service's {PROTOCOL_VERSION} does. Install a client of the service's version to read it.",
+        client=theirs,
+        service=PROTOCOL_VERSION,
+    )
 
 
 class _ReadingOffice:
@@ -128,6 +153,7 @@ class _ReadingOffice:
                 digest=chunk.digest,
                 bytes=chunk.bytes,
                 stored_bytes=copy.stored_bytes,
+                codec=Codec(copy.codec),
                 kind="file",
                 path=str(self._mounted.object_path(key)),
                 expires_in_seconds=self._seconds,
@@ -137,6 +163,7 @@ class _ReadingOffice:
             digest=chunk.digest,
             bytes=chunk.bytes,
             stored_bytes=copy.stored_bytes,
+            codec=Codec(copy.codec),
             kind="http",
             url=get.url,
             headers=get.headers,

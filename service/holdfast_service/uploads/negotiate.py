@@ -7,11 +7,10 @@ Flow: the SDK hashes chunks -> negotiate (here) -> PUT straight to the store -> 
 from __future__ import annotations
 
 from holdfast_protocol.chunks import ChunkAnswer, ChunkOffer, ChunksNegotiated, NegotiateChunks
-from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
-from holdfast_service.errors import ProblemError
 from holdfast_service.stores.make_tickets import make_tickets
+from holdfast_service.uploads.check_offers import check_offers
 from holdfast_service.uploads.finished import verify_finished
 from holdfast_service.uploads.reserve import reserve
 from holdfast_service.uploads.tickets import TicketOffice
@@ -21,8 +20,7 @@ def negotiate_chunks(
     context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: NegotiateChunks
 ) -> ChunksNegotiated:
     """An answer per offered chunk, in the order offered. Repeating it is fine: the same copies, fresh tickets."""
-    for offer in request.chunks:
-        _refuse_other_bytes_on_the_wire(offer)
+    check_offers(request.chunks)
     # First what has arrived: a chunk that is reported and offered again in one call is present.
     finished = verify_finished(context, caller, checkpoint_id, rank, request)
     reservation = context.database.run(
@@ -31,21 +29,9 @@ def negotiate_chunks(
     office = TicketOffice(context, reservation.project_id, request.mount_proof)
 
     def answer(offer: ChunkOffer) -> ChunkAnswer:
-        copy = reservation.send_into[offer.digest]
-        if copy is None:
-            return ChunkAnswer(digest=offer.digest, status="present")
-        return ChunkAnswer(digest=offer.digest, status="upload", ticket=office.ticket(offer, copy))
+        copy = reservation.send_into.get(offer.digest)
+        if copy is not None:
+            return ChunkAnswer(digest=offer.digest, status="upload", ticket=office.ticket(offer, copy))
+        return ChunkAnswer(digest=offer.digest, status="absent" if offer.digest in reservation.absent else "present")
 
     return ChunksNegotiated(chunks=make_tickets(context.store, answer, request.chunks), finished=finished)
-
-
-def _refuse_other_bytes_on_the_wire(offer: ChunkOffer) -> None:
-    """The only codec is `raw`: what is stored is the chunk itself."""
-    if offer.stored_digest in (None, offer.digest) and offer.stored_bytes in (None, offer.bytes):
-        return
-    raise ProblemError(
-        ProblemCode.INVALID_REQUEST,
-        f"The chunk {offer.digest} is offered raw but with other bytes on the wire. Leave stored_digest and "
-        "stored_bytes out, or give the chunk's own.",
-        digest=offer.digest,
-    )

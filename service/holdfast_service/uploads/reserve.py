@@ -38,10 +38,11 @@ _STILL_GOOD = (CopyState.PENDING, CopyState.VERIFIED)
 
 @dataclass(frozen=True)
 class Reservation:
-    """By digest, the copy to send into; None where the chunk is present."""
+    """By digest, the copy to send into; of the others, those that were asked for and are not there."""
 
     project_id: str
-    send_into: dict[str, Copy | None]
+    send_into: dict[str, Copy]
+    absent: frozenset[str]
 
 
 def reserve(
@@ -62,12 +63,14 @@ def reserve(
     offers = sorted({offer.digest: offer for offer in request.chunks}.values(), key=lambda offer: offer.digest)
     chunks = _locked_chunks(session, writing.project.id, offers)
     references = _references(session, shard, chunks)
-    decisions = _decisions(session, context, writing, chunks, references)
+    decisions = _decisions(session, context, writing, offers, chunks=chunks, references=references)
     now = database_now(session)
     expires_at = now + timedelta(seconds=context.settings.ticket_seconds)
     copies: dict[str, Copy] = {}
     for offer in offers:
         answer, copy = decisions[offer.digest]
+        if answer is Answer.ABSENT:
+            continue
         if copy is None:
             copy = _new_copy(context, writing, chunks[offer.digest], offer, now)
             session.add(copy)
@@ -75,14 +78,15 @@ def reserve(
             copy.ticket_expires_at = expires_at
         copies[offer.digest] = copy
     session.flush()
-    new_bytes = sum(copies[digest].stored_bytes for digest, each in decisions.items() if each.copy is None)
+    new_bytes = sum(copy.stored_bytes for digest, copy in copies.items() if decisions[digest].copy is None)
     if quota_bytes is not None and new_bytes:
         refuse_over_quota(session, writing.project, quota_bytes, new_bytes)
     for digest, copy in copies.items():
         _refer(session, shard, chunks[digest], copy, decision=decisions[digest], references=references)
     return Reservation(
         writing.project.id,
-        {digest: None if decisions[digest].answer is Answer.PRESENT else copy for digest, copy in copies.items()},
+        {digest: copy for digest, copy in copies.items() if decisions[digest].answer is not Answer.PRESENT},
+        frozenset(digest for digest, each in decisions.items() if each.answer is Answer.ABSENT),
     )
 
 
@@ -101,12 +105,16 @@ def open_shard(session: Session, writing: Writing, rank: int) -> Shard:
 
 
 def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffer]) -> dict[str, Chunk]:
-    """By digest. Inserted in order and locked in the same order, or overlapping batches deadlock (protocol rule 16)."""
+    """By digest. Inserted in order and locked in the same order, or overlapping batches deadlock (protocol rule 16).
+
+    What is only asked for is not inserted, and is not among them where nobody has ever offered it.
+    """
     digests = [offer.digest for offer in offers]
     if not digests:
         return {}
-    chunks: dict[str, Chunk] = {}
-    while len(chunks) < len(digests):  # again only if the collector forgot one between the two statements
+    needed = {offer.digest for offer in offers if not offer.ask}
+    missing = needed
+    while True:  # again only if the collector forgot one between the two statements
         now = database_now(session)
         insert_absent(
             session,
@@ -114,7 +122,7 @@ def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffe
             [
                 {"project_id": project_id, "digest": each.digest, "bytes": each.bytes, "created_at": now}
                 for each in offers
-                if each.digest not in chunks
+                if each.digest in missing
             ],
         )
         # A later statement: the insert's snapshot does not show what a concurrent one has just committed.
@@ -126,8 +134,11 @@ def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffe
             execution_options={"populate_existing": True},
         )
         chunks = {chunk.digest: chunk for chunk in rows}
+        missing = needed - chunks.keys()
+        if not missing:
+            break
     for offer in offers:
-        if chunks[offer.digest].bytes != offer.bytes:
+        if offer.digest in chunks and chunks[offer.digest].bytes != offer.bytes:
             raise ProblemError(
                 ProblemCode.INVALID_REQUEST,
                 f"The chunk {offer.digest} has {chunks[offer.digest].bytes} bytes and is offered with {offer.bytes}. "
@@ -148,6 +159,8 @@ def _decisions(
     session: Session,
     context: ServiceContext,
     writing: Writing,
+    offers: Sequence[ChunkOffer],
+    *,
     chunks: dict[str, Chunk],
     references: dict[int, ShardChunk],
 ) -> dict[str, Decision]:
@@ -160,15 +173,19 @@ def _decisions(
     ):
         copies[copy.chunk_id].append(copy)
     now = database_now(session)
-    return {
-        digest: decide(
-            copies[chunk.id],
+
+    def decision(offer: ChunkOffer) -> Decision:
+        chunk = chunks.get(offer.digest)
+        reference = references.get(chunk.id) if chunk is not None else None
+        return decide(
+            offer,
+            copies[chunk.id] if chunk is not None else (),
             attempt_id=writing.attempt.id,
-            own_copy_id=references[chunk.id].copy_id if chunk.id in references else None,
+            own_copy_id=reference.copy_id if reference is not None else None,
             now=now,
         )
-        for digest, chunk in chunks.items()
-    }
+
+    return {offer.digest: decision(offer) for offer in offers}
 
 
 def _new_copy(context: ServiceContext, writing: Writing, chunk: Chunk, offer: ChunkOffer, now: datetime) -> Copy:
@@ -180,8 +197,8 @@ def _new_copy(context: ServiceContext, writing: Writing, chunk: Chunk, offer: Ch
         generation=uuid.uuid4().hex,
         state=CopyState.PENDING,
         codec=offer.codec,
-        stored_digest=offer.digest,
-        stored_bytes=offer.bytes,
+        stored_digest=offer.wire_digest,
+        stored_bytes=offer.wire_bytes,
         ticket_expires_at=now,
         created_at=now,
     )
