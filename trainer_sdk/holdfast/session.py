@@ -22,6 +22,7 @@ from holdfast.errors import (
     StaleAttempt,
     TokenProblem,
 )
+from holdfast.local.adoption import Adoption
 from holdfast.ranks import Ranks
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
@@ -44,7 +45,9 @@ ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
 
 
 class Session:
-    def __init__(self, client: Client, run: RunName, ranks: Ranks, *, create: bool | None) -> None:
+    def __init__(
+        self, client: Client, run: RunName, ranks: Ranks, *, create: bool | None, adoption: Adoption | None = None
+    ) -> None:
         self.client = client
         self.brief_client = Client(client.settings.model_copy(update={"retry_seconds": _BRIEF_SECONDS}))
         """For what is good to say and not worth waiting for."""
@@ -59,22 +62,28 @@ class Session:
         self.is_half_restored = False
         """A restore has written into the state, and none has ended well since."""
         self._create = create
-        # Made once per process, so that a repeated call after a lost reply opens nothing twice.
-        self._launch_id = uuid.uuid4().hex
+        # Made once per process, so that a repeated call after a lost reply opens nothing twice. Rank 0's is the job's.
+        self.launch_id = uuid.uuid4().hex
         self._opened: AttemptOpened | None = None
+        self._adoption = adoption
+        """Still to be done; every call of open() begins it anew until it has been gone through."""
         self._ended_by: HoldfastError | None = None
         self._stop = threading.Event()
         self._heart: threading.Thread | None = None
 
     def open(self) -> AttemptOpened:
-        """The attempt; opened by rank 0 at the first call and shared. Collective at the first call. Every rank raises
-        what rank 0 met."""
+        """The attempt; opened by rank 0 at the first call and shared, and then what older attempts had spooled is
+        committed. Collective at the first call. Every rank raises what rank 0 met."""
         if self._opened is None:
-            self._opened = self.ranks.from_first(self._open_on_first)
+            self.launch_id, self._opened = self.ranks.from_first(lambda: (self.launch_id, self._open_on_first()))
             self.save_interval_seconds = self._opened.save_interval_seconds
             if self.ranks.is_first:
                 self._heart = threading.Thread(target=self._beat, name="holdfast-heartbeat", daemon=True)
                 self._heart.start()
+        if self._adoption is not None:
+            if self._adoption.adopt(self.fence):
+                self._opened = self.ranks.from_first(self._choose_again)
+            self._adoption = None
         return self._opened
 
     @property
@@ -148,11 +157,22 @@ class Session:
         return open_attempt(
             self.client,
             self.run,
-            self._launch_id,
+            self.launch_id,
             world_size=self.ranks.world_size,
             host=socket.gethostname(),
             environment=_environment(),
             create=self._create,
+        )
+
+    def _choose_again(self) -> AttemptOpened:
+        """The restore point was chosen when the attempt was opened, before anything was adopted."""
+        decision = self.client.restore_point(self.run.project, self.run.run)
+        return self.opened.model_copy(
+            update={
+                "restore_point": decision.restore_point,
+                "passed_over": decision.passed_over,
+                "ever_committed": decision.ever_committed,
+            }
         )
 
     def _tell_end(self, heart: threading.Thread, outcome: AttemptOutcome, detail: str) -> None:

@@ -13,8 +13,9 @@ from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import ChunkCorrupt
+from holdfast_client.errors import ChunkCorrupt, IntegrityError, NotFound, QuotaExceeded, StoreProblem
 from holdfast_client.local.chunk_folder import ChunkFolder
+from holdfast_client.local.saves import SaveKey
 from holdfast_client.local.spool_record import SpooledChunk, SpoolRecord
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
@@ -23,6 +24,15 @@ from holdfast_protocol.fencing import Fence
 READ_AHEAD_BYTES = 256 * 1024**2
 """Read and not yet verified by the service; a larger chunk is read alone."""
 _LOOK_SECONDS = 0.05
+
+
+def belongs_here(client: Client, key: SaveKey) -> bool:
+    """Whether the service's attempt of that number is the one that staged the save: a new catalog, or one that was
+    restored from an older copy, counts anew. Asks only what every token may."""
+    try:
+        return client.attempt(key.project, key.run, key.attempt).launch_id == key.launch_id
+    except NotFound:
+        return False
 
 
 def push_late(
@@ -37,8 +47,8 @@ def push_late(
     """Begins, uploads and seals a save for the attempt that staged it; `fence` is the attempt that pushes. The same
     again is fine. The seal that completes the world commits.
 
-    Raises ChunkCorrupt if the folder has not the right bytes any more (and gives the save up), OffLineBranch if the run
-    has gone on without it, and what a save raises.
+    Raises ChunkCorrupt if the folder has not the right bytes any more, OffLineBranch if the run has gone on without it,
+    and what a save raises. What is for an operator to mend aborts the checkpoint: the other shards' pushers shall hear.
     """
     begin = BeginCheckpoint(
         **fence.model_dump(),
@@ -51,7 +61,7 @@ def push_late(
     writer = ShardWriter(client, record.run_name, record.rank, begin, workers=workers)
     try:
         return push_shard(writer, folder, record)
-    except ChunkCorrupt as error:
+    except (IntegrityError, QuotaExceeded, StoreProblem) as error:
         writer.fail(error)
         raise
 

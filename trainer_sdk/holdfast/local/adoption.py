@@ -1,0 +1,132 @@
+"""What earlier attempts left in the spool is committed before the restore point is used (protocol rule 4). Collective.
+
+    records of all ranks' folders -> whole saves, the oldest first -> pushed under the new attempt -> committed
+
+Any rank may hold any old rank's shard: the relaunch may have another world size, or its ranks other places. What cannot
+be committed stays in the folder, a warning says why, and training resumes from what is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.ranks import Ranks
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.errors import (
+    Conflict,
+    IntegrityError,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    StoreProblem,
+)
+from holdfast_client.local.push import belongs_here, push_late
+from holdfast_client.local.saves import SaveKey, pushers
+from holdfast_client.local.spool_record import SpoolRecord
+from holdfast_client.local.tier import LocalTier
+from holdfast_protocol.fencing import Fence
+from holdfast_protocol.selectors import RunName
+from holdfast_protocol.states import CheckpointState
+
+log = logging.getLogger("holdfast")
+
+STAYS = (Conflict, IntegrityError, InvalidRequest, NotFound, QuotaExceeded, StoreProblem)
+"""This save is at fault, or an operator must act: it stays in the spool. All else would meet the restore as well."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What the ranks tell each other of their folders."""
+
+    saves: list[tuple[SaveKey, int]]
+    problems: list[str]
+
+
+@dataclass(frozen=True)
+class _Pushed:
+    """What became of one rank's shards of a save. Without a checkpoint it had none, or `problem` says why not."""
+
+    checkpoint_id: str | None = None
+    problem: str | None = None
+
+
+@dataclass
+class Adoption:
+    """Of one job; `adopt` is called by all ranks, those without a local tier too. `fence` is the new attempt."""
+
+    client: Client
+    run: RunName
+    ranks: Ranks
+    workers: TransferWorkers
+    tier: LocalTier | None
+    _mine: dict[tuple[SaveKey, int], SpoolRecord] = field(default_factory=dict)
+
+    def adopt(self, fence: Fence) -> list[int]:
+        """The steps that are committed now, in order. Raises on all ranks what would keep them from restoring too."""
+        held = self.ranks.together(self._look)
+        for torn in dict.fromkeys(problem for each in held for problem in each.problems):
+            self._warn(torn)
+        adopted: list[int] = []
+        told = ((who, key, rank) for who, each in enumerate(held) for key, rank in each.saves)
+        for key, pushed_by in pushers(told).items():
+            if problem := self._adopt_save(key, pushed_by, fence):
+                self._warn(
+                    f"step {key.step} of attempt {key.attempt} is in the spool and stays there: {problem.rstrip('.')}. "
+                    "`holdfast spool list` shows it; `holdfast spool push` and `holdfast spool drop` settle it."
+                )
+            else:
+                adopted.append(key.step)
+                if self.ranks.is_first:
+                    log.info("committed step %d of attempt %d late, from the spool", key.step, key.attempt)
+        return adopted
+
+    def _look(self) -> _Held:
+        if self.tier is None:
+            return _Held([], [])
+        spooled = self.tier.spool.read()
+        self._mine = {
+            (SaveKey.of(record), record.rank): record for record in spooled.records if record.run_name == self.run
+        }
+        return _Held(
+            list(self._mine), [f"{bad.name} in {self.tier.path} is left alone: {bad.problem}" for bad in spooled.bad]
+        )
+
+    def _adopt_save(self, key: SaveKey, pushed_by: Mapping[int, int], fence: Fence) -> str | None:
+        """None, or why the save stays. The same on every rank."""
+        if missing := key.missing(pushed_by):
+            return f"no node of this job has the shards of rank {', '.join(map(str, missing[:20]))}"
+        if not self.ranks.from_first(lambda: belongs_here(self.client, key)):
+            return "this service knows another attempt of that number, so it was saved for another one"
+        mine = [self._mine[key, rank] for rank, who in pushed_by.items() if who == self.ranks.rank]
+        results = self.ranks.together(lambda: self._push(mine, fence))
+        if problems := [result.problem for result in results if result.problem is not None]:
+            return problems[0]
+        checkpoint_id = next(result.checkpoint_id for result in results if result.checkpoint_id is not None)
+        outcome = self.ranks.from_first(lambda: self.client.checkpoint(checkpoint_id))
+        if outcome.state is not CheckpointState.COMMITTED:
+            return f"it was not committed ({outcome.abort_reason or outcome.state})"
+        self.ranks.together(lambda: self._forget(key))
+        return None
+
+    def _push(self, records: list[SpoolRecord], fence: Fence) -> _Pushed:
+        checkpoint_id = None
+        for record in records:
+            assert self.tier is not None  # there are records
+            try:
+                view = push_late(self.client, self.tier.folder, record, fence, workers=self.workers)
+            except STAYS as error:
+                return _Pushed(problem=str(error))
+            checkpoint_id = view.id
+        return _Pushed(checkpoint_id)
+
+    def _forget(self, key: SaveKey) -> None:
+        for held, record in self._mine.items():
+            if held[0] == key and self.tier is not None:
+                self.tier.spool.forget(record.name)
+
+    def _warn(self, problem: str) -> None:
+        if self.ranks.is_first:
+            log.warning("%s", problem)
