@@ -112,8 +112,12 @@ class Ranks:
                 )
         told = self.gather((socket.gethostname(), uuid.uuid4().hex))
         hosts = [host for host, _ in told]
-        self.host_leader = hosts.index(hosts[self.rank])
+        self.host_ranks = tuple(rank for rank, host in enumerate(hosts) if host == hosts[self.rank])
+        """The ranks on this rank's host, this one among them."""
+        self.host_leader = self.host_ranks[0]
         """The lowest rank on this rank's host."""
+        self.some_share_a_host = len(set(hosts)) < len(hosts)
+        """The same on all ranks."""
         # A restarted job may find its predecessor's keys in the launcher's store, and other Checkpointers' too.
         self._store_prefix = f"holdfast/{told[0][1]}"
 

@@ -5,7 +5,6 @@ Each is `HOLDFAST_<NAME>`; docs/settings.md is made from the descriptions below.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,8 @@ class TrainerSettings(BaseSettings):
         "training waits while it does. Default: as much as the rank's share of the state.",
     )
 
-    cache_dir: Path = Field(
-        default_factory=lambda: Path(tempfile.gettempdir()),
+    cache_dir: Path | None = Field(
+        default=None,
         description="Where the ranks of a host leave each other the chunks of a restore, for as long as it takes. "
         "Default: the system's folder for temporary files.",
     )
