@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import typer
 
+from holdfast_client.cli.checkpoints import lateness
 from holdfast_client.cli.projects import read_size
 from holdfast_client.cli.show import as_bytes, as_metric
 from holdfast_client.cli.tokens import read_duration
-from holdfast_protocol.checkpoints import MetricValue
+from holdfast_protocol.checkpoints import CheckpointView, MetricValue
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,10 @@ def test_metrics_are_shown_as_what_they_were():
     assert as_metric(MetricValue.of(0.123456789)) == "0.123457"
     assert as_metric(MetricValue.of(float("nan"))) == "nan"
     assert as_metric(MetricValue.of(float("-inf"))) == "-inf"
+
+
+@pytest.mark.parametrize(
+    ("pushed_by", "off_line", "word"), [(None, False, ""), (2, False, "late"), (2, True, "off line")]
+)
+def test_what_was_pushed_late_is_told_in_a_word(pushed_by, off_line, word):
+    assert lateness(CheckpointView.model_construct(pushed_by=pushed_by, off_line=off_line)) == word

@@ -51,7 +51,7 @@ def checkpoints(
             (
                 str(one.step),
                 str(one.attempt),
-                one.state.value,
+                ", ".join(word for word in (one.state.value, lateness(one)) if word),
                 one.health.value,
                 as_bytes(one.logical_bytes),
                 as_time(one.committed_at),
@@ -74,6 +74,20 @@ def show(selector: SelectorArgument, json: JsonOption = False) -> None:
     show_facts(_facts(found))
 
 
+def lateness(one: CheckpointView) -> str:
+    """In a word, what a late save has become; nothing for one that was saved in time."""
+    return "off line" if one.off_line else "" if one.pushed_by is None else "late"
+
+
+def _pushed(one: CheckpointView) -> str:
+    if one.pushed_by is None:
+        return ""
+    late = f"late, by attempt {one.pushed_by}"
+    if not one.off_line:
+        return late
+    return f"{late}, off the line: restored as {one.step}#{one.attempt} and never as latest"
+
+
 def _facts(one: CheckpointView) -> list[tuple[str, str]]:
     facts = [
         ("checkpoint", one.id),
@@ -81,6 +95,7 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("step", str(one.step)),
         ("attempt", str(one.attempt)),
         ("state", one.state.value),
+        ("pushed", _pushed(one)),
         ("health", one.health.value),
         ("why", one.health_reason or ""),
         ("kind", one.kind.value),
