@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from holdfast.layout.host_shares import share_out, wanted_bits
 from holdfast.layout.reshard import ReadPlan
 from holdfast.ranks import Ranks
 from holdfast.settings import TrainerSettings
-from holdfast.source import ChunkLists
 from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.errors import HoldfastError
 from holdfast_client.local.chunk_folder import ChunkFolder
@@ -56,7 +55,7 @@ class HostSharing:
         self._local = local
 
     @contextmanager
-    def of(self, reads: ReadPlan, chunks: ChunkLists) -> Iterator[SharedReads | None]:
+    def of(self, reads: ReadPlan, chunks: Mapping[int, Sequence[str]]) -> Iterator[SharedReads | None]:
         """For the block in which this rank reads; the folder is gone afterwards. None where there is nobody to share
         with. Collective at its beginning; all ranks must have ended their reading before the leader leaves the block.
         """

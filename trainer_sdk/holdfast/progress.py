@@ -1,0 +1,113 @@
+"""How far a restore or a save of this process is: bytes, rate, time left. Fed by the transfers, read by anyone.
+
+    source.read, pipeline -> ProgressMeter.advance      ckpt.progress, the log's lines -> ProgressMeter.read
+
+A value to ask for and not a callback: no user code runs on transfer threads, and nothing that it raises can end one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+
+RATE_OVER_SECONDS = 20.0
+FIRST_REPORT_SECONDS = 10.0
+REPORT_EVERY_SECONDS = 30.0
+
+
+class Phase(StrEnum):
+    RESTORING = "restoring"
+    SAVING = "saving"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of this process alone, at one moment. A byte counts when its chunk is verified."""
+
+    phase: Phase
+    step: int
+    bytes_done: int
+    bytes_total: int
+    bytes_per_second: float
+    """Over the last 20 seconds."""
+    seconds_left: float | None
+    """None while nothing tells: at the beginning, and while no bytes arrive."""
+
+
+class ProgressMeter:
+    """Thread-safe. `clock` is monotonic: a wall clock that is set would turn the rate over."""
+
+    def __init__(
+        self, phase: Phase, step: int, bytes_total: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._phase = phase
+        self._step = step
+        self._total = bytes_total
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._done = 0
+        now = clock()
+        self._samples = deque([(now, 0)])
+        self._next_report = now + FIRST_REPORT_SECONDS
+
+    def advance(self, count: int) -> Progress | None:
+        """`count` more bytes are verified. Progress if it is time for a line in the log."""
+        with self._lock:
+            now = self._clock()
+            self._done += count
+            self._samples.append((now, self._done))
+            if now < self._next_report:
+                return None
+            self._next_report = now + REPORT_EVERY_SECONDS
+            return self._at(now)
+
+    def read(self) -> Progress:
+        with self._lock:
+            return self._at(self._clock())
+
+    def _at(self, now: float) -> Progress:
+        # The last sample before the span stays: the rate must cover the whole of it.
+        while len(self._samples) > 1 and self._samples[1][0] <= now - RATE_OVER_SECONDS:
+            self._samples.popleft()
+        since, done_then = self._samples[0]
+        rate = (self._done - done_then) / (now - since) if now > since else 0.0
+        left = max(0, self._total - self._done)
+        seconds = 0.0 if left == 0 else left / rate if rate > 0 else None
+        return Progress(self._phase, self._step, self._done, self._total, rate, seconds)
+
+
+class ProgressBoard:
+    """What is under way in this process: one restore or one save."""
+
+    def __init__(self) -> None:
+        self._meter: ProgressMeter | None = None
+
+    @contextmanager
+    def under_way(self, phase: Phase, step: int, bytes_total: int) -> Iterator[ProgressMeter]:
+        meter = self._meter = ProgressMeter(phase, step, bytes_total)
+        try:
+            yield meter
+        finally:
+            self._meter = None
+
+    def read(self) -> Progress | None:
+        """None while nothing is under way."""
+        meter = self._meter
+        return None if meter is None else meter.read()
+
+
+def readable_seconds(seconds: float | None) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 5 min`; `unknown`."""
+    if seconds is None:
+        return "unknown"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
