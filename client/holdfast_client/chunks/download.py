@@ -9,6 +9,7 @@ from holdfast_client.backoff import Backoff, retry_after_seconds
 from holdfast_client.chunks.direct_files import read_file
 from holdfast_client.chunks.pool import TransferPool
 from holdfast_client.chunks.receive import Receiver
+from holdfast_client.chunks.receive_encoded import receiver_for
 from holdfast_client.chunks.replies import LONGEST_BODY_BYTES, refusal
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.errors import ChunkCorrupt, ChunkGone, ChunkNotFound, HoldfastError, ServiceUnavailable
@@ -43,7 +44,7 @@ def get_chunk(
     )
     while True:
         check_stop(stop)
-        receiver = Receiver(buffer, expected_digest, pool.pace)
+        receiver = receiver_for(ticket, buffer, expected_digest, pool.pace)
         try:
             if ticket.kind == "file":
                 read_file(ticket.path, receiver, expected_digest, stop)
@@ -72,5 +73,5 @@ def _get_once(
             receiver.expect(int(announced))
         receiver.fill(response.readinto, stop)
         if not announced.isdecimal() and response.read(1):
-            receiver.expect(receiver.buffer.nbytes + 1)
+            receiver.expect(receiver.wire_bytes + 1)
         return None, 0.0

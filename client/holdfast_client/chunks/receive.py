@@ -20,6 +20,7 @@ class Receiver:
     def __init__(self, buffer: memoryview, digest: str, pace: Pace | None = None) -> None:
         """Without a `pace` as fast as it goes: what comes from this host is no transfer."""
         self.buffer = buffer
+        self.wire_bytes = buffer.nbytes
         self._pace = pace
         self._block_bytes = BLOCK_BYTES if pace is None else pace.slice_bytes(BLOCK_BYTES)
         self._digest = digest
@@ -28,11 +29,11 @@ class Receiver:
 
     def expect(self, announced_bytes: int) -> None:
         """What the other side says that it will send. Raises ChunkCorrupt if that cannot be the chunk."""
-        if announced_bytes != self.buffer.nbytes:
+        if announced_bytes != self.wire_bytes:
             raise ChunkCorrupt(
                 self._digest,
-                "truncated" if announced_bytes < self.buffer.nbytes else "mismatch",
-                f"{announced_bytes} bytes instead of {self.buffer.nbytes}",
+                "truncated" if announced_bytes < self.wire_bytes else "mismatch",
+                f"{announced_bytes} bytes instead of {self.wire_bytes}",
             )
 
     def fill(self, read_into: Callable[[memoryview], int | None], stop: threading.Event | None) -> None:
