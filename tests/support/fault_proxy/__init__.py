@@ -11,7 +11,6 @@ from tests.support.fault_proxy.faults import (
     INTERNAL_ERROR,
     SLOW_DOWN,
     TOO_MANY_REQUESTS,
-    UNAVAILABLE,
     Answer,
     BlackHole,
     CutBefore,
@@ -20,6 +19,7 @@ from tests.support.fault_proxy.faults import (
     Delay,
     DropReply,
     Fault,
+    Garble,
     Throttle,
 )
 from tests.support.fault_proxy.proxy import FaultProxy, Seen, fault_proxy
@@ -29,7 +29,6 @@ __all__ = [
     "INTERNAL_ERROR",
     "SLOW_DOWN",
     "TOO_MANY_REQUESTS",
-    "UNAVAILABLE",
     "Answer",
     "BlackHole",
     "CutBefore",
@@ -39,6 +38,7 @@ __all__ = [
     "DropReply",
     "Fault",
     "FaultProxy",
+    "Garble",
     "Seen",
     "Throttle",
     "fault_proxy",

@@ -39,6 +39,11 @@ class CutReply:
 
 
 @dataclass(frozen=True)
+class Garble:
+    """One bit of a body of the store's is another one on the other side: of the request's, or of a reply to a GET."""
+
+
+@dataclass(frozen=True)
 class Throttle:
     """Bodies trickle, both ways."""
 
@@ -61,11 +66,10 @@ class BlackHole:
     seconds: float = 3600.0
 
 
-Fault: TypeAlias = Delay | CutBefore | CutRequest | DropReply | CutReply | Throttle | Answer | BlackHole
+Fault: TypeAlias = Delay | CutBefore | CutRequest | DropReply | CutReply | Garble | Throttle | Answer | BlackHole
 
-INTERNAL_ERROR = Answer(500, b"<html>Internal Server Error</html>", {"Content-Type": "text/html"})
 BAD_GATEWAY = Answer(502, b"<html>Bad Gateway</html>", {"Content-Type": "text/html"})
-UNAVAILABLE = Answer(503)
+INTERNAL_ERROR = Answer(500, b"<html>Internal Server Error</html>", {"Content-Type": "text/html"})
 SLOW_DOWN = Answer(
     503,
     b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>SlowDown</Code><Message>Please reduce your request rate.'

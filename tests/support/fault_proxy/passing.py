@@ -25,6 +25,7 @@ from tests.support.fault_proxy.faults import (
     CutRequest,
     Delay,
     DropReply,
+    Garble,
     Throttle,
 )
 
@@ -124,6 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             case Throttle(bytes_per_second):
                 body = self._slowly(body, bytes_per_second)
+            case Garble():
+                body = _garbled(body)
             case CutRequest(part):
                 body = _first(body, int(length * part))
         self._pass_on(seen, body)
@@ -192,6 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
         match seen.fault:
             case Throttle(bytes_per_second):
                 pieces = self._slowly(pieces, bytes_per_second)
+            case Garble() if self.command == "GET":
+                pieces = _garbled(pieces)
             case CutReply(part):
                 pieces = _first(pieces, int((reply.length or 2) * part))
         for piece in pieces:
@@ -239,6 +244,11 @@ def _first(pieces: Iterator[bytes], count: int) -> Iterator[bytes]:
             return
         yield piece[:count]
         count -= len(piece)
+
+
+def _garbled(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for number, piece in enumerate(pieces):
+        yield piece if number else bytes([piece[0] ^ 1]) + piece[1:]
 
 
 def _end(connection: socket.socket) -> None:
