@@ -38,6 +38,7 @@ def load(
     rank: int = 0,
     world_size: int = 1,
     options: LoadOptions | None = None,
+    into_live: bool = True,
     **declared: Any,
 ) -> LoadReport:
     layout = Layout.decode(global_layout([part.plan for part in saved]).encode())
@@ -47,9 +48,10 @@ def load(
     plan = plan_load(
         state, stored, rank=rank, world_size=world_size, declared=Declarations.of(**declared), options=options
     )
-    buffers = {want.name: memoryview(bytearray(want.bytes)) for want in plan.wanted}
+    arrivals = plan.arrivals(into_live=into_live)
+    memory = arrivals.memory()
     for (source, ordinal), reads in plan_reads(layout, plan.wanted, prefer_rank=rank).by_chunk.items():
         for read in reads:
-            scatter(read, memoryview(saved[source].chunks[ordinal]), buffers[read.name])
-    plan.apply(buffers)
+            scatter(read, memoryview(saved[source].chunks[ordinal]), memory[read.name])
+    plan.apply(arrivals)
     return plan.report

@@ -13,8 +13,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from holdfast.layout.pieces import LayoutError, PieceSpec, whole
 from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
-from holdfast.layout.reshard import WantedPiece, linear_range_boxes, plan_reads
+from holdfast.layout.reshard import Read, WantedPiece, linear_range_boxes, plan_reads
 from holdfast.layout.scatter import scatter
+from holdfast.layout.straight import straight
 
 pytestmark = pytest.mark.rule("training-7")
 
@@ -58,9 +59,8 @@ def load(layout, memory, want):
     for chunk, reads in plan_reads(layout, [want]).by_chunk.items():
         for read in reads:
             scatter(read, memoryview(memory[chunk]), memoryview(buffer))
-            if read.is_copy:
-                at = read.destination_offset
-                assert buffer[at : at + read.bytes] == memory[chunk][: read.bytes]
+        if (run := straight(reads)) is not None:
+            assert buffer[run.offset : run.offset + run.bytes] == memory[chunk][: run.bytes]
     return buffer
 
 
@@ -128,11 +128,28 @@ def test_the_same_sharding_reads_only_its_own_shard():
     assert set(plan.by_chunk) == {(1, 0)}
 
 
-def test_what_is_read_as_it_was_stored_is_a_plain_copy_and_what_is_resharded_is_not():
-    layout, _ = store(np.zeros((8, 8), "uint8"), [((0, 0), (8, 8))], ChunkSizes(16, 16, 16))
-    [as_stored, by_columns] = [WantedPiece("t", "uint8", (0, 0), (8, 8)), WantedPiece("t", "uint8", (0, 0), (8, 4))]
-    assert all(read.is_copy for read in plan_reads(layout, [as_stored]).reads)
-    assert not any(read.is_copy for read in plan_reads(layout, [by_columns]).reads)
+def test_a_chunk_of_one_tensor_is_one_run_even_where_rows_are_cut_and_by_columns_it_is_none():
+    layout, _ = store(np.zeros((7, 3, 10), "uint8"), [((0, 0, 0), (7, 3, 10))], ChunkSizes(16, 64, 16))
+
+    def runs(offsets, shape):
+        plan = plan_reads(layout, [WantedPiece("t", "uint8", offsets, shape)])
+        return [straight(reads) for reads in plan.by_chunk.values()]
+
+    assert runs((0, 0, 0), (7, 3, 10)) == [("t", 0, 64), ("t", 64, 64), ("t", 128, 64), ("t", 192, 18)]
+    assert runs((0, 0, 0), (7, 3, 9)) == [None] * 4
+    assert runs((0, 1, 0), (7, 2, 10)) == [None, None, None, ("t", 122, 18)], "the last rows of all"
+    assert runs((1, 0, 0), (5, 3, 10)) == [None, ("t", 34, 64), ("t", 98, 52)], "rows 1 to 5: what lies before is not"
+
+
+def test_bytes_that_two_tensors_or_two_places_want_are_no_run():
+    one, rest, other = (
+        Read(0, 0, name, 1, (8,), offset, (1,), offset, (1,)) for name, offset in (("t", 0), ("t", 8), ("u", 8))
+    )
+    assert straight([rest, one]) == ("t", 0, 16)
+    assert straight([one, other]) is None
+    assert straight([one, one]) is None
+    assert straight([one, rest._replace(destination_offset=9)]) is None
+    assert straight([rest]) is None
 
 
 def test_a_copy_on_the_own_rank_is_preferred_and_read_once():

@@ -1,8 +1,9 @@
 """The way back: choose the point -> read documents -> plan -> fetch and verify -> all ranks agree -> apply -> RNG.
 
-The training state is touched only after every byte of every rank was verified and all ranks said so. Until then the
-bytes lie in host memory, as much as one save stages. So a checkpoint that turns out to be damaged costs nothing but
-time: the ranks take the one before it, together.
+Bytes arrive in the live tensors while they are hashed, wherever these can take them. No rank returns before every byte
+of every rank was verified and all ranks said so; what is no tensor, and RNG, come after that. Where a checkpoint turns
+out to be damaged, the ranks take the one before it, together, which overwrites all of it. Where none is left, the state
+is nothing to train on: the error says so, and nothing can be saved from it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from holdfast.errors import (
     IntegrityError,
     NoRestorePoint,
 )
-from holdfast.layout.reshard import plan_reads
+from holdfast.host_sharing import HostSharing
+from holdfast.layout.reshard import ReadPlan, plan_reads
 from holdfast.pipeline import readable_bytes
+from holdfast.progress import Phase, Progress, ProgressBoard, readable_seconds
 from holdfast.session import Session
-from holdfast.source import CheckpointSource, new_buffers
+from holdfast.source import CheckpointSource
+from holdfast.state.arrivals import Arrivals
 from holdfast.state.components import Declarations
 from holdfast.state.load import LoadPlan, plan_load
 from holdfast.state.rng import derive_rng, restore_rng
@@ -37,17 +41,40 @@ log = logging.getLogger("holdfast")
 DAMAGED = (IntegrityError, ChunkGone, ChunkNotFound, CheckpointNotFound)
 """The checkpoint is at fault: an earlier one may do. Anything else that goes wrong would go wrong with that one too."""
 
+_NOT_TO_BE_TRAINED_ON = (
+    "The state holds parts of a checkpoint that could not be restored: do not train on it. Build it anew, or restore "
+    "another point."
+)
+
 
 @dataclass(frozen=True)
-class _Staged:
+class _Planned:
     plan: LoadPlan
-    buffers: dict[str, memoryview]
-    fetched_bytes: int
+    reads: ReadPlan
+    arrivals: Arrivals
+
+
+@dataclass(frozen=True)
+class _Read:
+    """By one rank: `from_host_bytes` of the `bytes` lay on its host already."""
+
+    bytes: int
+    from_host_bytes: int
 
 
 class Restorer:
-    def __init__(self, session: Session, workers: TransferWorkers, *, declared: Declarations) -> None:
+    def __init__(
+        self,
+        session: Session,
+        workers: TransferWorkers,
+        *,
+        declared: Declarations,
+        sharing: HostSharing,
+        progress: ProgressBoard,
+    ) -> None:
         self._session = session
+        self._sharing = sharing
+        self._progress = progress
         self._ranks = session.ranks
         self._workers = workers
         self._declared = declared
@@ -56,7 +83,16 @@ class Restorer:
         """Collective. The next step to run: 0 only where the service says that nothing was ever committed.
 
         `at` names one point, which is restored or raises; without it the newest that all ranks can read is taken.
+        What is raised says so where the state is no longer what it was.
         """
+        try:
+            return self._restore(state, at)
+        except BaseException as error:
+            if self._session.is_half_restored and not isinstance(error, NoRestorePoint):
+                error.add_note(_NOT_TO_BE_TRAINED_ON)
+            raise
+
+    def _restore(self, state: dict[str, Any], at: str | None) -> int:
         if at is not None and self._session.may_save:
             raise ConfigurationError(
                 f"restore(at={at!r}) comes too late: this job has begun already. Launch it again to go back."
@@ -114,26 +150,75 @@ class Restorer:
         began = time.monotonic()
         with CheckpointSource(self._session.client, point.checkpoint_id, workers=self._workers) as source:
             documents = read_documents(self._ranks, source, rank_trees=True)
-            staged: list[_Staged] = []
-            self._ranks.together(lambda: staged.append(self._stage(state, source, documents)))
-        fetched = self._ranks.gather(staged[0].fetched_bytes)
-        self._ranks.together(lambda: self._apply(staged[0], documents, point.step))
+            planned = self._plan_on_all(state, documents)
+            read = self._read_on_all(source, planned, documents, point.step)
+        self._session.begin_to_restore()
+        self._ranks.together(lambda: self._apply(planned, documents, point.step))
         self._ranks.from_first(lambda: self._session.restored_from(point.checkpoint_id, rollback=rollback))
-        self._session.may_save = True
+        self._session.has_whole_state()
         if self._ranks.is_first:
             log.info(
-                "resumed %s from step %d%s: %s read and verified in %.1f s%s",
+                "resumed %s from step %d%s: %s read and verified%s in %.1f s%s",
                 self._session.run,
                 point.step,
                 self._other_world(documents),
-                readable_bytes(sum(fetched)),
+                readable_bytes(sum(each.bytes for each in read)),
+                _from_hosts(sum(each.from_host_bytes for each in read)),
                 time.monotonic() - began,
                 _newer(passed_over),
             )
         return point.step + 1
 
-    def _stage(self, state: dict[str, Any], source: CheckpointSource, documents: CheckpointDocuments) -> _Staged:
-        """All that this rank wants, verified, in host memory; nothing of the state is changed."""
+    def _read_on_all(
+        self, source: CheckpointSource, planned: _Planned, documents: CheckpointDocuments, step: int
+    ) -> list[_Read]:
+        sizes = {
+            documents.chunks[rank][ordinal]: documents.layout.shards[rank].chunks[ordinal]
+            for rank, ordinal in planned.reads.by_chunk
+        }
+        with (
+            self._sharing.of(planned.reads, documents.chunks) as shared,
+            self._progress.under_way(Phase.RESTORING, step, sum(sizes.values())) as meter,
+        ):
+
+            def read() -> _Read:
+                count = source.read(
+                    planned.reads,
+                    documents.chunks,
+                    planned.arrivals.memory(),
+                    shared=shared,
+                    on_bytes=lambda count: self._say_progress(meter.advance(count)),
+                )
+                return _Read(count, 0 if shared is None else shared.host.taken_bytes)
+
+            # Nobody leaves before all have read: the folder that they share goes with the block.
+            return self._ranks.together(read)
+
+    def _say_progress(self, progress: Progress | None) -> None:
+        if progress is not None and self._ranks.is_first:
+            log.info(
+                "restoring %s from step %d: rank 0 has %s of %s, %s/s, time left %s",
+                self._session.run,
+                progress.step,
+                readable_bytes(progress.bytes_done),
+                readable_bytes(progress.bytes_total),
+                readable_bytes(round(progress.bytes_per_second)),
+                readable_seconds(progress.seconds_left),
+            )
+
+    def _plan_on_all(self, state: dict[str, Any], documents: CheckpointDocuments) -> _Planned:
+        """What this rank reads, and where that arrives. Where one rank refuses, no rank's state has changed."""
+        planned: list[_Planned] = []
+
+        def plan() -> bool:
+            planned.append(self._plan(state, documents))
+            return planned[0].arrivals.touch_live_tensors
+
+        if any(self._ranks.together(plan)):
+            self._session.begin_to_restore()
+        return planned[0]
+
+    def _plan(self, state: dict[str, Any], documents: CheckpointDocuments) -> _Planned:
         plan = plan_load(
             state,
             documents.stored,
@@ -142,11 +227,10 @@ class Restorer:
             declared=self._declared,
         )
         reads = plan_reads(documents.layout, plan.wanted, prefer_rank=self._ranks.rank)
-        buffers = new_buffers(plan.wanted)
-        return _Staged(plan, buffers, source.read(reads, documents.chunks, buffers))
+        return _Planned(plan, reads, plan.arrivals(into_live=True))
 
-    def _apply(self, staged: _Staged, documents: CheckpointDocuments, step: int) -> None:
-        staged.plan.apply(staged.buffers)
+    def _apply(self, planned: _Planned, documents: CheckpointDocuments, step: int) -> None:
+        planned.plan.apply(planned.arrivals)
         # Last: loading draws numbers too.
         if documents.layout.world_size != self._ranks.world_size:
             derive_rng(str(self._session.run), step, self._ranks.rank)
@@ -169,11 +253,17 @@ class Restorer:
 
     def _nothing_left(self, decision: RestoreDecision, at: str | None) -> NoRestorePoint:
         what = f"{self._session.run} has no restore point" + (f" {at!r}" if at else "")
+        half = self._session.is_half_restored
+        consequence = f". {_NOT_TO_BE_TRAINED_ON}" if half else ", so nothing was loaded."
         reasons = " ".join(passed.detail for passed in decision.passed_over[:3])
         return NoRestorePoint(
-            f"{what}, so nothing was loaded. {reasons} `holdfast checkpoints {self._session.run}` lists what there is; "
+            f"{what}{consequence} {reasons} `holdfast checkpoints {self._session.run}` lists what there is; "
             "to begin from nothing, choose the name of a new run"
         )
+
+
+def _from_hosts(count: int) -> str:
+    return f" ({readable_bytes(count)} of it shared on the hosts)" if count else ""
 
 
 def _newer(passed_over: list[PassedOver]) -> str:

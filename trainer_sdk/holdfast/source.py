@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
 from holdfast.errors import IntegrityError
-from holdfast.layout.reshard import Read, ReadPlan, WantedPiece
+from holdfast.host_sharing import SharedReads
+from holdfast.layout.reshard import Read, ReadPlan
 from holdfast.layout.scatter import scatter
+from holdfast.layout.straight import straight
 from holdfast_client.chunks.fetcher import ShardFetcher
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
@@ -72,17 +72,28 @@ class CheckpointSource:
         documents = self.documents(digests.values())
         return {rank: ShardIndex.decode(documents[digest]) for rank, digest in digests.items()}
 
-    def read(self, reads: ReadPlan, chunks: ChunkLists, buffers: Mapping[str, memoryview]) -> int:
+    def read(
+        self,
+        reads: ReadPlan,
+        chunks: ChunkLists,
+        buffers: Mapping[str, memoryview],
+        *,
+        shared: SharedReads | None = None,
+        on_bytes: Callable[[int], object] | None = None,
+    ) -> int:
         """Fetches each chunk that the reads touch once, and puts what they take from it into `buffers`, by wanted
-        name. Believe the buffers only when this returns: every digest was checked by then. Returns the bytes fetched.
+        name: a chunk that is one run of a piece arrives there, others are copied from one buffer per thread. Believe
+        the buffers only when this returns: every digest was checked by then. Returns the bytes read. `shared`: with
+        whom, from host_sharing.py. `on_bytes` is called on the transfer threads with the bytes of each chunk that is
+        verified.
         """
         by_digest: dict[str, list[Read]] = defaultdict(list)
         for (rank, ordinal), of_chunk in reads.by_chunk.items():
             by_digest[chunks[rank][ordinal]].extend(of_chunk)
         in_place = {
-            digest: buffers[read.name][read.destination_offset :][: read.bytes]
-            for digest, [read, *others] in by_digest.items()
-            if not others and read.is_copy
+            digest: buffers[run.name][run.offset : run.offset + run.bytes]
+            for digest, of_chunk in by_digest.items()
+            if (run := straight(of_chunk)) is not None
         }
         fetched: list[int] = []
         lock = threading.Lock()
@@ -93,8 +104,13 @@ class CheckpointSource:
                     scatter(read, chunk, buffers[read.name])
             with lock:
                 fetched.append(chunk.nbytes)
+            if on_bytes is not None:
+                on_bytes(chunk.nbytes)
 
-        self._fetcher.fetch(by_digest, receive, in_place)
+        if shared is None:
+            self._fetcher.fetch(by_digest, receive, in_place)
+        else:
+            self._fetcher.fetch(shared.order, receive, in_place, shared.host)
         return sum(fetched)
 
     def close(self) -> None:
@@ -107,8 +123,3 @@ class CheckpointSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def new_buffers(wanted: Iterable[WantedPiece]) -> dict[str, memoryview]:
-    """Room for each wanted piece, by name. The pages are taken when they are written, not here."""
-    return {piece.name: np.empty(piece.bytes, dtype=np.uint8).data for piece in wanted}

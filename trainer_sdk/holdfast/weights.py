@@ -17,7 +17,8 @@ from holdfast.layout.reshard import plan_reads
 from holdfast.log import speak_up
 from holdfast.ranks import Ranks
 from holdfast.settings import TrainerSettings
-from holdfast.source import CheckpointSource, new_buffers
+from holdfast.source import CheckpointSource
+from holdfast.state.arrivals import Arrivals
 from holdfast.state.components import Kind
 from holdfast.state.load import LoadOptions, LoadPlan, LoadReport, plan_load
 from holdfast.state.stored import StoredState
@@ -66,20 +67,21 @@ def load_weights(
                 options = LoadOptions(strict=strict, cast=True, exclude=tuple(f"{key}/{each}" for each in exclude))
                 if dtype is not None:
                     model.to(dtype)
-                staged: list[tuple[LoadPlan, dict[str, memoryview]]] = []
+                staged: list[tuple[LoadPlan, Arrivals]] = []
 
                 def stage() -> None:
                     plan = plan_load(
                         {key: model}, documents.stored, rank=ranks.rank, world_size=ranks.world_size, options=options
                     )
                     reads = plan_reads(documents.layout, plan.wanted, prefer_rank=ranks.rank)
-                    buffers = new_buffers(plan.wanted)
-                    source.read(reads, documents.chunks, buffers)
-                    staged.append((plan, buffers))
+                    # Not into the live tensors: whoever is refused keeps the model as it was.
+                    arrivals = plan.arrivals(into_live=False)
+                    source.read(reads, documents.chunks, arrivals.memory())
+                    staged.append((plan, arrivals))
 
                 ranks.together(stage)
-            [(plan, buffers)] = staged
-            ranks.together(lambda: plan.apply(buffers))
+            [(plan, arrivals)] = staged
+            ranks.together(lambda: plan.apply(arrivals))
             if ranks.is_first:
                 log.info("loaded the weights of %s, step %d%s", run, point.step, _left_out(plan.report))
             return plan.report

@@ -1,8 +1,8 @@
 """`dcp.load(…, storage_reader=ckpt.reader())`: a checkpoint of the run, planned by DCP.
 
 Made on every rank together: then the documents are read once and shared. DCP's own calls need no collectives of ours.
-A tensor's bytes are verified before they reach it; DCP loads in place, so after a failure the state is part new, part
-old, and dcp.load() raises.
+DCP loads in place, and bytes may arrive in a tensor while they are hashed: after a failure the state is part new, part
+old, part unverified, and dcp.load() raises.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from holdfast.documents import read_documents
 from holdfast.errors import ConfigurationError
 from holdfast.layout.reshard import WantedPiece, plan_reads
 from holdfast.session import Session
-from holdfast.source import CheckpointSource, new_buffers
-from holdfast.state.tensors import torch_dtype
+from holdfast.source import CheckpointSource
+from holdfast.state.arrivals import Arrivals, in_place
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.restore import RestorePoint
 
@@ -87,14 +87,14 @@ class HoldfastReader(StorageReader):
     def _load_tensors(self, items: dict[str, ReadItem], planner: LoadPlanner) -> None:
         wanted = {name: self._wanted(name, item) for name, item in items.items()}
         reads = plan_reads(self._documents.layout, wanted.values(), prefer_rank=self._session.ranks.rank)
-        buffers = new_buffers(wanted.values())
-        self._source.read(reads, self._documents.chunks, buffers)
+        targets = {name: planner.resolve_tensor(item) for name, item in items.items()}
+        arrivals = Arrivals(wanted.values(), in_place(wanted, targets))
+        self._source.read(reads, self._documents.chunks, arrivals.memory())
         for name, item in items.items():
-            target = planner.resolve_tensor(item)
-            source = torch.frombuffer(buffers[name], dtype=torch_dtype(wanted[name].dtype)).view(wanted[name].shape)
-            with torch.no_grad():
-                target.copy_(source)
-            planner.commit_tensor(item, target)
+            if not arrivals.is_in_place(name):
+                with torch.no_grad():
+                    targets[name].copy_(arrivals.own(name))
+            planner.commit_tensor(item, targets[name])
 
     def _wanted(self, name: str, item: ReadItem) -> WantedPiece:
         entry = self._documents.layout.tensors[name]

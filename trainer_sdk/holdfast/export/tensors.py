@@ -9,7 +9,7 @@ import torch
 
 from holdfast.export.contents import Contents
 from holdfast.layout.reshard import ReadPlan, plan_reads
-from holdfast.source import CheckpointSource, new_buffers
+from holdfast.source import CheckpointSource
 from holdfast.state.destinations import Filler, Wants
 
 CHUNKS_AT_ONCE = 16
@@ -37,14 +37,12 @@ def read_tensors(
     """Every tensor whole, on the host; tied ones are one tensor. Raises ChunkLost if bytes cannot be had right."""
     names = tuple(names)
     reads, fillers, wants = plan_tensors(contents, names)
-    buffers = new_buffers(wants.pieces.values())
+    arrivals = wants.arrivals(into_live=False)
+    memory = arrivals.memory()
     left = iter(reads.by_chunk.items())
     while some := dict(islice(left, CHUNKS_AT_ONCE)):
-        on_bytes(source.read(ReadPlan(some), contents.chunks, buffers))
-    whole = {}
-    for name, fill in fillers.items():
-        whole[name] = fill(buffers)
-        del buffers[name]
+        on_bytes(source.read(ReadPlan(some), contents.chunks, memory))
+    whole = {name: fill(arrivals) for name, fill in fillers.items()}
     return {name: whole[_untied(contents, name)] for name in names}
 
 

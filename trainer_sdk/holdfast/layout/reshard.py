@@ -52,12 +52,6 @@ class Read(NamedTuple):
         """Payload bytes."""
         return prod(self.shape) * self.item_bytes
 
-    @property
-    def is_copy(self) -> bool:
-        """The chunk's first bytes, in their order, are the bytes at `destination_offset`."""
-        dense = tuple(prod(self.shape[axis + 1 :]) * self.item_bytes for axis in range(len(self.shape)))
-        return self.chunk_offset == 0 and self.chunk_strides == dense == self.destination_strides
-
 
 @dataclass(frozen=True)
 class ReadPlan:

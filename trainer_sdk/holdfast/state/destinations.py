@@ -1,27 +1,26 @@
 """Where a stored tensor's bytes go: into a live tensor in place, or into a new one like it. Below load.py.
 
 Planning a destination changes nothing and fails on whatever does not fit; filling it comes after all bytes were
-verified.
+verified. What has arrived in the live tensor itself, or can be the new tensor as it is, is not copied again.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.layout.reshard import WantedPiece
+from holdfast.state.arrivals import Arrivals, in_place
 from holdfast.state.errors import StateMismatchError, TreeFormatError
+from holdfast.state.memory import is_row_major
 from holdfast.state.sharding import local_box
 from holdfast.state.tensors import torch_dtype
 from holdfast.state.tree import TensorRef
 from holdfast_protocol.index_documents import Layout, TensorEntry
 
-Buffers = Mapping[str, memoryview]
-"""Wanted name -> its bytes, row-major, as plan_reads and scatter filled them. Writable, little-endian."""
-
-Filler = Callable[[Buffers], torch.Tensor]
-"""Called after verification: writes and returns the tensor."""
+Filler = Callable[[Arrivals], torch.Tensor]
+"""Called after verification, once: writes and returns the tensor."""
 
 
 class Wants:
@@ -30,6 +29,17 @@ class Wants:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.pieces: dict[str, WantedPiece] = {}
+        self._uses: Counter[str] = Counter()
+        self._live: list[tuple[str, torch.Tensor]] = []
+
+    def arrivals(self, *, into_live: bool) -> Arrivals:
+        """Room for all that is wanted, once everything is planned. `into_live`: live tensors take their bytes
+        themselves where they can, and so change before anything was verified."""
+        if not into_live:
+            return Arrivals(self.pieces.values(), {})
+        alone = {name: tensor for name, tensor in self._live if self._uses[name] == 1}
+        others = [tensor for name, tensor in self._live if self._uses[name] > 1]
+        return Arrivals(self.pieces.values(), in_place(self.pieces, alone, others))
 
     def entry(self, name: str) -> TensorEntry:
         """Raises TreeFormatError when a tree refers to a tensor that the layout lacks."""
@@ -47,16 +57,20 @@ class Wants:
                 f"its shape was {entry.shape} and is now {tuple(live.shape)}",
                 "build it alike, or exclude it",
             )
-        if not isinstance(live, DTensor):
+        local = live
+        if isinstance(live, DTensor):
+            box = local_box(name, live)
+            if box is None:
+                return lambda arrivals: live
+            local = box.local
+            self._want(WantedPiece(name, entry.dtype, box.offsets, tuple(local.shape)))
+        else:
             self._whole(name, entry)
-            return lambda buffers: _write(live, _source(buffers, self.pieces[name]))
-        box = local_box(name, live)
-        if box is None:
-            return lambda buffers: live
-        self._want(WantedPiece(name, entry.dtype, box.offsets, tuple(box.local.shape)))
+        self._live.append((name, local))
 
-        def fill(buffers: Buffers) -> torch.Tensor:
-            _write(box.local, _source(buffers, self.pieces[name]))
+        def fill(arrivals: Arrivals) -> torch.Tensor:
+            if not arrivals.is_in_place(name):
+                _write(local, self._arrived(name, arrivals))
             return live
 
         return fill
@@ -64,26 +78,22 @@ class Wants:
     def new(self, name: str, device: torch.device) -> Filler:
         """A new plain tensor that holds the whole stored one."""
         self._whole(name, self.entry(name))
-        return lambda buffers: _source(buffers, self.pieces[name]).to(device, copy=True)
+        return lambda arrivals: self._arrived(name, arrivals).to(device)
 
     def like(self, name: str, model: torch.Tensor) -> Filler:
         """A new tensor placed as `model` is (device, sharding, strides), with the stored dtype."""
         dtype = torch_dtype(self.entry(name).dtype)
         if not isinstance(model, DTensor):
-            empty: torch.Tensor = torch.empty_like(model, dtype=dtype, device="meta", requires_grad=False)
             self._whole(name, self.entry(name))
-            return lambda buffers: _write(
-                torch.empty_like(empty, device=model.device), _source(buffers, self.pieces[name])
-            )
+            return lambda arrivals: _placed(self._arrived(name, arrivals), model)
         box = local_box(name, model)
         if box is None:
-            return lambda buffers: torch.empty_like(model, dtype=dtype, requires_grad=False)
+            return lambda arrivals: torch.empty_like(model, dtype=dtype, requires_grad=False)
         self._want(WantedPiece(name, self.entry(name).dtype, box.offsets, tuple(box.local.shape)))
 
-        def fill(buffers: Buffers) -> torch.Tensor:
-            local = _write(torch.empty_like(box.local, dtype=dtype), _source(buffers, self.pieces[name]))
+        def fill(arrivals: Arrivals) -> torch.Tensor:
             return DTensor.from_local(
-                local,
+                _placed(self._arrived(name, arrivals), box.local),
                 model.device_mesh,
                 model.placements,
                 run_check=False,
@@ -102,7 +112,7 @@ class Wants:
             filler = self.like(ref.name, live)
         else:
             filler = self.new(ref.name, device_of(ref))
-        return lambda buffers: _as_declared(filler(buffers), ref)
+        return lambda arrivals: _as_declared(filler(arrivals), ref)
 
     def _whole(self, name: str, entry: TensorEntry) -> None:
         self._want(WantedPiece(name, entry.dtype, (0,) * len(entry.shape), entry.shape))
@@ -113,6 +123,11 @@ class Wants:
             raise StateMismatchError(
                 piece.name, "two places of the state want different parts of it", "shard both places alike"
             )
+        self._uses[piece.name] += 1
+
+    def _arrived(self, name: str, arrivals: Arrivals) -> torch.Tensor:
+        """The stored tensor, to be kept, changed or let go: each place that wants it gets one of its own."""
+        return arrivals.own(name) if self._uses[name] == 1 else arrivals.shared(name).clone()
 
 
 def fits(entry: TensorEntry, live: torch.Tensor) -> bool:
@@ -133,20 +148,18 @@ def _as_declared(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
     return tensor.requires_grad_(ref.requires_grad)
 
 
-def _source(buffers: Buffers, piece: WantedPiece) -> torch.Tensor:
-    buffer: Any = buffers[piece.name] if piece.bytes else b""
-    if memoryview(buffer).nbytes != piece.bytes:
-        raise ValueError(f"the buffer of {piece.name!r} has {memoryview(buffer).nbytes} bytes, not {piece.bytes}")
-    dtype = torch_dtype(piece.dtype)
-    if not piece.bytes:
-        return torch.empty(piece.shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(piece.shape)
+def _placed(arrived: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """`arrived` on the device and with the strides of `model`; itself where that is so already."""
+    wanted: torch.Tensor = torch.empty_like(model, dtype=arrived.dtype, device="meta", requires_grad=False)
+    if is_row_major(wanted):
+        return arrived.to(model.device)
+    return _write(torch.empty_like(wanted, device=model.device), arrived)
 
 
-@torch.no_grad()
 def _write(live: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    if any(stride == 0 and size > 1 for stride, size in zip(live.stride(), live.shape, strict=True)):
-        live.data = source.to(device=live.device, dtype=live.dtype, copy=True)  # expanded: has no element for each
-    elif live.numel():
-        live.copy_(source)
+    with torch.inference_mode() if live.is_inference() else torch.no_grad():
+        if any(stride == 0 and size > 1 for stride, size in zip(live.stride(), live.shape, strict=True)):
+            live.data = source.to(device=live.device, dtype=live.dtype, copy=True)  # expanded: has no element for each
+        elif live.numel():
+            live.copy_(source)
     return live

@@ -1,6 +1,6 @@
 """A stored state and the user's live one -> what to read, and then the load itself. The mirror of capture.py.
 
-Flow: indexes -> **plan_load** -> plan_reads -> fetch, verify, scatter -> **LoadPlan.apply** -> restore_rng (last).
+Flow: indexes -> **plan_load** -> plan_reads -> arrivals -> fetch, verify, scatter -> **LoadPlan.apply** -> restore_rng.
 Everything that can be refused is refused while planning, when nothing has changed; apply only writes.
 """
 
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from holdfast.layout.reshard import WantedPiece
+from holdfast.state.arrivals import Arrivals
 from holdfast.state.capture import TensorCollector, encode_component, parameters_by_id
 from holdfast.state.components import Component, Declarations, Kind, components_of
-from holdfast.state.destinations import Buffers, Filler, Wants, fits
+from holdfast.state.destinations import Filler, Wants, fits
 from holdfast.state.errors import StateMismatchError
 from holdfast.state.graft import graft
 from holdfast.state.load_optimizer import plan_optimizer
@@ -24,7 +25,7 @@ from holdfast.state.stored import ChosenTree, StoredState, choose_tree
 from holdfast.state.tensors import refuse_unsupported, torch_dtype
 from holdfast.state.tree import TensorRef, decode_tree, tensor_refs
 
-Step = Callable[[Buffers], None]
+Step = Callable[[Arrivals], None]
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,24 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Read every piece of `wanted` into a buffer of `wanted.bytes`, verify all chunks, then apply."""
+    """Read every piece of `wanted` into its room of `arrivals`, verify all chunks, then apply."""
 
-    wanted: tuple[WantedPiece, ...]
+    wants: Wants = field(repr=False)
     report: LoadReport
     steps: tuple[Step, ...] = field(repr=False)
 
-    def apply(self, buffers: Buffers) -> None:
-        """Write everything, in place wherever tensors fit. Buffers may be reused afterwards."""
+    @property
+    def wanted(self) -> tuple[WantedPiece, ...]:
+        return tuple(self.wants.pieces.values())
+
+    def arrivals(self, *, into_live: bool) -> Arrivals:
+        """Where the bytes arrive. With `into_live` live tensors change from the first byte on; else by apply only."""
+        return self.wants.arrivals(into_live=into_live)
+
+    def apply(self, arrivals: Arrivals) -> None:
+        """Write all that is not there yet, in place wherever tensors fit. Once per arrivals, which it uses up."""
         for step in self.steps:
-            step(buffers)
+            step(arrivals)
 
 
 def plan_load(
@@ -102,7 +111,7 @@ def plan_load(
             steps.append(_plan_value(state, component, chosen, wants))
     if options.strict:
         _refuse_gaps(report)
-    return LoadPlan(tuple(wants.pieces.values()), report, tuple(steps))
+    return LoadPlan(wants, report, tuple(steps))
 
 
 _GIVE_THE_SAME = "give the same state, or take the weights alone with holdfast.load_weights(…, strict=False)"
@@ -176,9 +185,9 @@ def _plan_stateful(component: Component, chosen: ChosenTree, wants: Wants, rank:
         states: list[Any] = []
         merging = [_plan_tree(tree, {}, wants, states.append) for tree in chosen.encoded]
 
-        def merge(buffers: Buffers) -> None:
+        def merge(arrivals: Arrivals) -> None:
             for step in merging:
-                step(buffers)
+                step(arrivals)
             component.target.load_resharded_state_dict(states, rank=rank, world_size=world_size)
 
         return merge
@@ -217,12 +226,12 @@ def _plan_tree(
         else:
             fillers[ref.name] = wants.referred(ref, beside)
 
-    def load(buffers: Buffers) -> None:
+    def load(arrivals: Arrivals) -> None:
         done: dict[str, torch.Tensor] = {}
 
         def resolve(ref: TensorRef) -> torch.Tensor:
             if ref.name not in done:
-                done[ref.name] = fillers[ref.name](buffers)
+                done[ref.name] = fillers[ref.name](arrivals)
             return done[ref.name]
 
         give(decode_tree(encoded, resolve_tensor=resolve))
@@ -231,7 +240,7 @@ def _plan_tree(
 
 
 def _run(filler: Filler) -> Step:
-    def step(buffers: Buffers) -> None:
-        filler(buffers)
+    def step(arrivals: Arrivals) -> None:
+        filler(arrivals)
 
     return step

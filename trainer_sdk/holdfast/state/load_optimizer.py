@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from holdfast.state.arrivals import Arrivals
 from holdfast.state.capture import TensorCollector, encode_component
 from holdfast.state.components import Component
-from holdfast.state.destinations import Buffers, Filler, Wants, fits
+from holdfast.state.destinations import Filler, Wants, fits
 from holdfast.state.errors import StateMismatchError, TreeFormatError
 from holdfast.state.optimizers import parameter_names
 from holdfast.state.tree import TensorRef, decode_tree, tensor_refs
@@ -30,7 +31,7 @@ def plan_optimizer(
     *,
     strict: bool,
     excludes: Callable[[str], bool],
-) -> list[Callable[[Buffers], None]]:
+) -> list[Callable[[Arrivals], None]]:
     """The steps that load the optimizer. Raises StateMismatchError when its groups hold other parameters (strict)."""
     params, groups, slots = _open(component.key, encoded)
     optimizer: torch.optim.Optimizer = component.target
@@ -40,7 +41,7 @@ def plan_optimizer(
         _check_kind(component.key, optimizer, groups)
     collector = TensorCollector(component)
     encode_component(component, known, collector)
-    steps: list[Callable[[Buffers], None]] = []
+    steps: list[Callable[[Arrivals], None]] = []
     for group, options in zip(optimizer.param_groups, groups, strict=False):
         steps.append(_plan_options(group, options, collector.live, wants))
     for group, group_names in zip(optimizer.param_groups, names, strict=True):
@@ -91,13 +92,13 @@ def _check_kind(key: str, optimizer: torch.optim.Optimizer, groups: list[Any]) -
 
 def _plan_options(
     group: dict[str, Any], encoded: Any, live: Mapping[str, torch.Tensor], wants: Wants
-) -> Callable[[Buffers], None]:
+) -> Callable[[Arrivals], None]:
     fillers = {ref.name: wants.referred(ref, live.get(ref.name)) for ref in tensor_refs(encoded)}
     if type(decode_tree(encoded)) is not dict:
         raise TreeFormatError("the options of a parameter group are malformed")
 
-    def load(buffers: Buffers) -> None:
-        options = decode_tree(encoded, resolve_tensor=lambda ref: fillers[ref.name](buffers))
+    def load(arrivals: Arrivals) -> None:
+        options = decode_tree(encoded, resolve_tensor=lambda ref: fillers[ref.name](arrivals))
         group.update({k: v for k, v in options.items() if not (k in _IMPLEMENTATION and k in group) and k != "params"})
 
     return load
@@ -112,16 +113,16 @@ class _Slots:
         self._live = live
         self._wants = wants
 
-    def plan(self, optimizer: torch.optim.Optimizer, saved: list[Any] | None) -> Callable[[Buffers], None]:
+    def plan(self, optimizer: torch.optim.Optimizer, saved: list[Any] | None) -> Callable[[Arrivals], None]:
         """The step that makes this parameter's state exactly `saved`; without one there is no state afterwards."""
         slots = [(decode_tree(slot), tree) for slot, tree in saved or ()]
         fillers = {ref.name: self._filler(slot, ref) for slot, tree in slots for ref in tensor_refs(tree)}
 
-        def load(buffers: Buffers) -> None:
+        def load(arrivals: Arrivals) -> None:
             optimizer.state.pop(self._parameter, None)
             if saved is not None:
                 optimizer.state[self._parameter] = {
-                    slot: decode_tree(tree, resolve_tensor=lambda ref: fillers[ref.name](buffers))
+                    slot: decode_tree(tree, resolve_tensor=lambda ref: fillers[ref.name](arrivals))
                     for slot, tree in slots
                 }
 
