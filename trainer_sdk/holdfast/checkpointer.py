@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.agreement import Clock, clock_of
 from holdfast.errors import HoldfastError
 from holdfast.handle import SaveHandle
+from holdfast.host_sharing import HostSharing
 from holdfast.interval import Every
 from holdfast.layout.plan import ChunkSizes
 from holdfast.log import speak_up
 from holdfast.pipeline import SavePipeline
+from holdfast.progress import Progress, ProgressBoard
 from holdfast.ranks import Ranks
 from holdfast.restore import Restorer
 from holdfast.saving import Metrics, Saver, window_bytes
@@ -87,6 +89,7 @@ class Checkpointer:
         sizes = chunk_sizes or ChunkSizes()
         window = window_bytes(self._settings.host_memory_bytes if host_memory is None else host_memory, sizes)
         self.stats = SaveStats()
+        self._progress = ProgressBoard()
         self._every = save
         self._strict = strict
         self._ranks = Ranks(timeout_seconds=self._settings.collective_timeout_seconds)
@@ -103,7 +106,13 @@ class Checkpointer:
             check_finite=check_finite,
             window_bytes=window,
         )
-        self._restorer = Restorer(self._session, self._workers, declared=declared)
+        self._restorer = Restorer(
+            self._session,
+            self._workers,
+            declared=declared,
+            sharing=HostSharing(self._ranks, self._settings),
+            progress=self._progress,
+        )
         self._clock: Clock | None = None
         self._raised: HoldfastError | None = None
         self._closed = False
@@ -114,6 +123,11 @@ class Checkpointer:
     @property
     def run(self) -> str:
         return str(self._session.run)
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far this process's restore is; None while none is under way. To be asked from any thread."""
+        return self._progress.read()
 
     def restore(self, state: dict[str, Any], at: str | None = None) -> int:
         """Loads the newest restore point into `state`, and returns the next step to run. Call it on every rank.
