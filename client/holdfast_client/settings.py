@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -37,9 +37,24 @@ class ClientSettings(BaseSettings):
         ge=65536,
         description="The most that one process sends and fetches together; without it as fast as it goes.",
     )
+    compress: Literal["none", "zstd"] = Field(
+        default="none",
+        description="`zstd`: chunks are compressed before they are sent, where that saves 5% or more; without loss.",
+    )
     data_dir: Path = Field(default=Path("~/.holdfast"), description="Where an embedded service keeps its token.")
     direct_files: bool = Field(
         default=True, description="Read and write a mounted store's files without HTTP, where the mount is proven."
+    )
+    local_dir: Path | None = Field(
+        default=None,
+        description="The local tier: a folder on this node's own disk, where a save is durable first and uploaded "
+        "behind. Without it saves go straight to the store.",
+    )
+    local_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="The most that the local tier keeps; what was used longest ago and is committed goes first. "
+        "Default: nine tenths of the disk.",
     )
 
     def __init__(self, **values: Any) -> None:
@@ -74,10 +89,10 @@ class ClientSettings(BaseSettings):
             raise ValueError("a token is one word of printable ASCII")
         return SecretStr(text)
 
-    @field_validator("data_dir")
+    @field_validator("data_dir", "local_dir")
     @classmethod
-    def _a_home_relative_path(cls, path: Path) -> Path:
-        return path.expanduser()
+    def _a_home_relative_path(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser()
 
     @property
     def on_loopback(self) -> bool:

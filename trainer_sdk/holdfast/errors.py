@@ -3,6 +3,7 @@
 
 HoldfastError (holdfast_client.errors draws the whole tree)
 ├── SaveFailed        a save was not committed; with strict=True it is raised at the next call
+│   └── SaveSpooled   this job did not commit it, and its bytes are safe on the node's disk; never raised, only told
 ├── SaveDeclined      all ranks together left this save out, for one of them was still busy with an earlier one
 ├── NotRestored       a save was asked for before restore() in a run that has checkpoints
 └── RanksDisagree     the ranks did not call the same thing in the same order
@@ -55,6 +56,7 @@ __all__ = [
     "RunNotFound",
     "SaveDeclined",
     "SaveFailed",
+    "SaveSpooled",
     "ServiceUnavailable",
     "StaleAttempt",
     "StateError",
@@ -71,6 +73,11 @@ __all__ = [
 
 class SaveFailed(HoldfastError):
     code = "save_failed"
+
+
+class SaveSpooled(SaveFailed):
+    code = "save_spooled"
+    remedy = "The next launch with this folder commits it first; `holdfast spool push` does it without one."
 
 
 class SaveDeclined(HoldfastError):

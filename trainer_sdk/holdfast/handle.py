@@ -1,4 +1,4 @@
-"""What save() gives back: two futures of one save. Background threads resolve them; training asks when it likes."""
+"""What save() gives back: the futures of one save. Background threads resolve them; training asks when it likes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,39 @@ from holdfast_protocol.checkpoints import CheckpointView
 
 @dataclass(frozen=True)
 class SaveHandle:
-    """`staged` is done once the state may change again (save() returns no earlier); `committed` once the checkpoint can
-    be restored, with the service's view of it, or with the reason why not.
+    """`staged` is done once the state may change again (save() returns no earlier). `local` is done once it is known
+    whether this rank's part is durable on this node: False where there is no local tier, or no room in it. `committed`
+    is done once the checkpoint can be restored, with the service's view of it, or with the reason why not.
 
-    Both have `result(timeout)`, `exception(timeout)` and `done()` as in concurrent.futures. Cancelling does nothing.
+    All have `result(timeout)`, `exception(timeout)` and `done()` as in concurrent.futures. Cancelling does nothing.
     """
 
     step: int
     staged: Future[None] = field(default_factory=Future, repr=False)
+    local: Future[bool] = field(default_factory=Future, repr=False)
     committed: Future[CheckpointView] = field(default_factory=Future, repr=False)
 
     def __post_init__(self) -> None:
         # Running from the start, so that nobody can cancel what other ranks count on.
-        self.staged.set_running_or_notify_cancel()
-        self.committed.set_running_or_notify_cancel()
+        for future in (self.staged, self.local, self.committed):
+            future.set_running_or_notify_cancel()
 
     def mark_staged(self) -> None:
         """Once staging is over; an upload that failed at the same moment may have been first."""
         with suppress(InvalidStateError):
             self.staged.set_result(None)
 
+    def mark_local(self, *, kept: bool) -> None:
+        with suppress(InvalidStateError):
+            self.local.set_result(kept)
+
+    def mark_committed(self, view: CheckpointView) -> None:
+        """The end of the job may have come first, and said that it does not know."""
+        with suppress(InvalidStateError):
+            self.committed.set_result(view)
+
     def fail(self, error: BaseException) -> None:
-        """Both futures end with `error`, where they have not ended yet."""
-        for future in (self.staged, self.committed):
+        """All futures end with `error`, where they have not ended yet."""
+        for future in (self.staged, self.local, self.committed):
             with suppress(InvalidStateError):
                 future.set_exception(error)

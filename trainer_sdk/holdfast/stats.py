@@ -15,6 +15,10 @@ class SaveStats:
     failed: int = 0
     declined: int = 0
     """Left out by all ranks together, for an earlier save was still in flight."""
+    spooled: int = 0
+    """Durable on this node's disk before they went up; only with a local tier."""
+    committed_late: int = 0
+    """After service or store had been away, or left in the spool by an earlier attempt and committed by this one."""
     sent_bytes: int = 0
     blocked_seconds: float = 0.0
     last_committed_step: int | None = None
