@@ -22,6 +22,8 @@ from holdfast_client.operations.runs import RunOperations
 from holdfast_client.operations.server import ServerOperations
 from holdfast_client.settings import ClientSettings
 from holdfast_client.transport import Transport
+from holdfast_protocol.codecs import Codec
+from holdfast_protocol.server import ServerInfo
 
 
 class Client(AttemptOperations, CheckpointOperations, RestoreOperations, RunOperations, ServerOperations):
@@ -32,13 +34,15 @@ class Client(AttemptOperations, CheckpointOperations, RestoreOperations, RunOper
         self.transport = Transport(self.settings)
         self.transfers = TransferPool(self.settings, self.transport.tls)
         self.mount = MountAccess(self.mount_proof, enabled=self.settings.direct_files)
-        self._store_asks_md5: bool | None = None
+        self._server: ServerInfo | None = None
 
     def store_asks_md5(self) -> bool:
         """Whether chunks must be offered with their MD5. Asked once."""
-        if self._store_asks_md5 is None:
-            self._store_asks_md5 = self.server_info().store_asks_md5
-        return self._store_asks_md5
+        return self._known_server().store_asks_md5
+
+    def encodes_chunks(self) -> bool:
+        """Whether chunks are compressed before they are sent: it is set so, and the service takes them so."""
+        return self.settings.compress == "zstd" and set(Codec) <= set(self._known_server().codecs)
 
     def with_patience(self, retry_seconds: float, stop: threading.Event) -> Self:
         """This client, but calls and transfers are tried again for so long; calls end with TransferStopped when `stop`
@@ -49,6 +53,11 @@ class Client(AttemptOperations, CheckpointOperations, RestoreOperations, RunOper
         other.transfers = self.transfers.with_patience(retry_seconds)
         other.mount = MountAccess(other.mount_proof, enabled=self.settings.direct_files)
         return other
+
+    def _known_server(self) -> ServerInfo:
+        if self._server is None:
+            self._server = self.server_info()
+        return self._server
 
     def close(self) -> None:
         self.transport.close()

@@ -19,7 +19,10 @@ class OutgoingChunk:
     """SHA-256 of the bytes where it is known; else it is computed."""
     release: Callable[[], None] | None = None
     """Called on the uploading thread as soon as nothing reads the bytes any more: the service has verified the chunk,
-    or has it already. Not called for what is still under way when the upload fails."""
+    has it already, or they were encoded. Not called for what is still under way when the upload fails."""
+    item_bytes: int = 1
+    """Of the numbers in it, where most of it is floating-point numbers of one size: where chunks are compressed, their
+    bytes are put in planes."""
 
     @classmethod
     def of(cls, body: bytes | memoryview, digest: str | None = None) -> OutgoingChunk:
@@ -33,6 +36,7 @@ class HashedChunk:
     md5: str | None
     body: memoryview
     release: Callable[[], None] | None
+    item_bytes: int = 1
 
 
 def hash_chunk(chunk: OutgoingChunk, stop: threading.Event, *, with_md5: bool) -> HashedChunk:
@@ -40,4 +44,4 @@ def hash_chunk(chunk: OutgoingChunk, stop: threading.Event, *, with_md5: bool) -
     body = chunk.load(stop)
     digest = chunk.digest or hashlib.sha256(body).hexdigest()
     md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if with_md5 else None
-    return HashedChunk(digest, md5, body, chunk.release)
+    return HashedChunk(digest, md5, body, chunk.release, chunk.item_bytes)

@@ -4,7 +4,8 @@
                                       ^--------- expired ticket, missing or mismatch ---------'
 
 All of it overlaps, chunk by chunk. Offers and reports share a call, so that the service verifies with the store while
-the rest is still going up.
+the rest is still going up. Where chunks are compressed, each is asked for first, and encoded only if it is not there
+(open_chunk.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from holdfast_client.chunks.jobs import Done, Jobs
+from holdfast_client.chunks.open_chunk import EncodingQueue, OpenChunk, WireForm, encode_chunk
 from holdfast_client.chunks.outgoing import HashedChunk, OutgoingChunk, hash_chunk
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.chunks.ticket_life import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
@@ -34,7 +36,6 @@ from holdfast_client.errors import (
 from holdfast_protocol.chunks import (
     MAX_BATCH,
     ChunkAnswer,
-    ChunkOffer,
     FinishedAnswer,
     FinishedState,
     NegotiateChunks,
@@ -54,15 +55,15 @@ HELD_BYTES = 1024**3
 TRIES_PER_CHUNK = 4
 MISSING_PAUSE_SECONDS = 0.5
 
-_Key = int | str
+
+@dataclass(frozen=True)
+class _Encoding:
+    digest: str
+
+
+_Key = int | str | _Encoding
 """A hashing job's is the chunk's ordinal, a transfer's its digest."""
-_UploadJobs = Jobs[_Key, HashedChunk | None]
-
-
-@dataclass
-class _Open:
-    chunk: HashedChunk
-    tries: int = 0
+_UploadJobs = Jobs[_Key, HashedChunk | WireForm | None]
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,10 @@ class Uploaded:
     chunks: int
     bytes: int
     sent_chunks: int
+    sent_chunk_bytes: int
+    """Of the chunks that were sent, before they were encoded."""
     sent_bytes: int
+    """On the wire."""
 
 
 class ShardUploader:
@@ -100,7 +104,8 @@ class ShardUploader:
         self._stop = threading.Event()
         self._digests: list[str] = []
         self._seen: set[str] = set()
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenChunk] = {}
+        self._encoding = EncodingQueue()
         self._hashing = 0
         self._sending = 0
         self._to_offer: deque[str] = deque()
@@ -108,7 +113,7 @@ class ShardUploader:
         self._finished: deque[str] = deque()
         self._negotiated_at = time.monotonic()
         self._all_bytes = self._held_bytes = 0
-        self._sent_chunks = self._sent_bytes = 0
+        self._sent_chunks = self._sent_chunk_bytes = self._sent_bytes = 0
 
     def stop(self) -> None:
         """From any thread: the upload ends with TransferStopped, within a block or a socket's time-out."""
@@ -137,10 +142,18 @@ class ShardUploader:
                     done = jobs.next(0)
                 if quiet or self._time_to_negotiate(jobs, workers):
                     self._negotiate(jobs, workers)
+                self._encode_more(jobs, workers)
         finally:
             jobs.drain()
             self._open.clear()
-        return Uploaded(self._digests, len(self._seen), self._all_bytes, self._sent_chunks, self._sent_bytes)
+        return Uploaded(
+            self._digests,
+            len(self._seen),
+            self._all_bytes,
+            self._sent_chunks,
+            self._sent_chunk_bytes,
+            self._sent_bytes,
+        )
 
     def _hash_more(self, chunks: Iterator[OutgoingChunk], jobs: _UploadJobs, workers: TransferWorkers) -> bool:
         """Keeps some threads hashing. False when all chunks were taken and hashed."""
@@ -158,18 +171,19 @@ class ShardUploader:
 
     def _take(self, ordinal: int, chunk: HashedChunk) -> None:
         self._digests[ordinal] = chunk.digest
+        opened = OpenChunk.of(chunk, encodes=self._client.encodes_chunks())
         if chunk.digest in self._seen:
-            _release(chunk)
+            opened.let_go()
             return
         self._seen.add(chunk.digest)
-        self._open[chunk.digest] = _Open(chunk)
+        self._open[chunk.digest] = opened
         self._held_bytes += chunk.body.nbytes
         self._all_bytes += chunk.body.nbytes
         self._offer_later(chunk.digest)
 
     def _offer_later(self, digest: str) -> None:
         self._to_offer.append(digest)
-        self._to_offer_bytes += self._open[digest].chunk.body.nbytes
+        self._to_offer_bytes += self._open[digest].held_bytes
 
     def _time_to_negotiate(self, jobs: _UploadJobs, workers: TransferWorkers) -> bool:
         if not jobs.running or len(self._to_offer) >= MAX_BATCH or len(self._finished) >= MAX_BATCH:
@@ -183,7 +197,7 @@ class ShardUploader:
         if not self._to_offer and not self._finished:
             return
         offered = [self._to_offer.popleft() for _ in range(min(MAX_BATCH, len(self._to_offer)))]
-        self._to_offer_bytes -= sum(self._open[digest].chunk.body.nbytes for digest in offered)
+        self._to_offer_bytes -= sum(self._open[digest].held_bytes for digest in offered)
         finished = [self._finished.popleft() for _ in range(min(MAX_BATCH, len(self._finished)))]
         reply = self._client.negotiate(
             self._checkpoint_id,
@@ -191,7 +205,7 @@ class ShardUploader:
             NegotiateChunks(
                 epoch=self._fence.epoch,
                 attempt=self._fence.attempt,
-                chunks=[self._offer(digest) for digest in offered],
+                chunks=[self._open[digest].offer() for digest in offered],
                 finished=finished,
                 mount_proof=self._client.mount.proof(),
             ),
@@ -205,34 +219,48 @@ class ShardUploader:
         for digest in offered:
             self._follow(answers[digest], jobs, workers)
 
-    def _offer(self, digest: str) -> ChunkOffer:
-        chunk = self._open[digest].chunk
-        return ChunkOffer(digest=digest, bytes=chunk.body.nbytes, md5=chunk.md5)
-
     def _follow(self, answer: ChunkAnswer, jobs: _UploadJobs, workers: TransferWorkers) -> None:
         if answer.status == "present":
             self._close(answer.digest)
+            return
+        form = self._open[answer.digest].form
+        if form is None:
+            self._encoding.add(self._open[answer.digest])
         elif answer.ticket is None:
             raise UnexpectedReply("The service asked for an upload and gave no ticket for it")
         else:
-            body, life = self._open[answer.digest].chunk.body, TicketLife(answer.ticket.expires_in_seconds)
+            life = TicketLife(answer.ticket.expires_in_seconds)
             self._sending += 1
-            jobs.start(workers.transfers, answer.digest, functools.partial(self._put, body, answer.ticket, life))
+            jobs.start(workers.transfers, answer.digest, functools.partial(self._put, form.body, answer.ticket, life))
+
+    def _encode_more(self, jobs: _UploadJobs, workers: TransferWorkers) -> None:
+        # As many as there are cores, and not on the hashing threads: those may wait for memory that this frees.
+        while (opened := self._encoding.begin(workers.hashing.count)) is not None:
+            assert opened.raw is not None  # nobody has let go of it yet
+            work = functools.partial(encode_chunk, opened.raw, self._stop)
+            jobs.start(workers.transfers, _Encoding(opened.digest), work)
 
     def _put(self, body: memoryview, ticket: UploadTicket, life: TicketLife) -> None:
         life.check()
         put_chunk(ticket, body, self._client.transfers, stop=self._stop)
 
-    def _settle(self, done: Done[_Key, HashedChunk | None]) -> None:
-        if isinstance(done.key, int):
-            self._hashing -= 1
-            if done.error is not None:
-                raise done.error
-            assert done.result is not None  # a hashing job without an error has one
-            self._take(done.key, done.result)
-        else:
+    def _settle(self, done: Done[_Key, HashedChunk | WireForm | None]) -> None:
+        if isinstance(done.key, str):
             self._sending -= 1
             self._settle_transfer(done.key, done.error)
+        elif done.error is not None:
+            raise done.error
+        elif isinstance(done.key, int):
+            assert isinstance(done.result, HashedChunk)
+            self._hashing -= 1
+            self._take(done.key, done.result)
+        else:
+            assert isinstance(done.result, WireForm)
+            opened = self._open[done.key.digest]
+            self._held_bytes -= opened.held_bytes
+            self._encoding.end(opened, done.result)
+            self._held_bytes += opened.held_bytes
+            self._offer_later(done.key.digest)
 
     def _settle_transfer(self, digest: str, error: BaseException | None) -> None:
         """What became of one transfer. Whatever cannot be mended by a new ticket is raised."""
@@ -252,10 +280,12 @@ class ShardUploader:
         if answer.digest not in self._open:
             return
         if answer.state is FinishedState.VERIFIED:
+            opened = self._open[answer.digest]
             self._sent_chunks += 1
-            self._sent_bytes += self._open[answer.digest].chunk.body.nbytes
+            self._sent_chunk_bytes += opened.bytes
+            self._sent_bytes += opened.held_bytes
             if self._on_sent is not None:
-                self._on_sent(self._open[answer.digest].chunk.body.nbytes)
+                self._on_sent(opened.bytes)
             self._close(answer.digest)
         elif answer.state is FinishedState.MISSING:
             # A network filesystem may show a new file late, and sending it again at once would not be seen either.
@@ -273,11 +303,7 @@ class ShardUploader:
         self._offer_later(digest)
 
     def _close(self, digest: str) -> None:
-        chunk = self._open.pop(digest).chunk
-        self._held_bytes -= chunk.body.nbytes
-        _release(chunk)
-
-
-def _release(chunk: HashedChunk) -> None:
-    if chunk.release is not None:
-        chunk.release()
+        opened = self._open.pop(digest)
+        self._held_bytes -= opened.held_bytes
+        self._encoding.close(opened)
+        opened.let_go()
