@@ -15,6 +15,7 @@ from holdfast_client.cli import attempts, checkpoints, projects, restore_point, 
 from holdfast_client.cli.doctor import command as doctor
 from holdfast_client.cli.exit_codes import ExitCode, exit_code_of
 from holdfast_client.cli.plugins import load_plugin, plugin_names
+from holdfast_client.cli.spool import command as spool
 from holdfast_client.errors import HoldfastError
 
 DEBUG = "HOLDFAST_DEBUG"
@@ -102,7 +103,7 @@ def _options(
     """The service is HOLDFAST_URL, the token HOLDFAST_TOKEN; a service on this machine needs neither."""
 
 
-for noun in (runs, attempts, checkpoints, restore_point, projects, tokens, doctor):
+for noun in (runs, attempts, checkpoints, restore_point, spool, projects, tokens, doctor):
     noun.register(app)
 
 
