@@ -13,23 +13,11 @@ from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
 from holdfast.layout.reshard import WantedPiece, plan_reads
 from holdfast.layout.scatter import scatter
 from holdfast.staging import StagingArea, StagingBusyError
-from holdfast.state.tensors import Held, TieBook, describe, torch_dtype
 from holdfast_protocol.digests import chunk_digest
-from holdfast_protocol.index_documents import ITEM_BYTES
+from tests.support.staged import pieces_of, staged, tensors
 
 MIB = 1024 * 1024
 SIZES = [ChunkSizes(16, 64, 32), ChunkSizes(1, 16, 16), ChunkSizes()]
-
-
-def pieces_of(tensors):
-    ties = TieBook()
-    return [describe(name, "m", tensor, Held(replicated=True), ties) for name, tensor in tensors.items()]
-
-
-def staged(tensors, sizes=None, area=None):
-    pieces = pieces_of(tensors)
-    plan = build_local_plan([piece.spec for piece in pieces], rank=0, world_size=1, sizes=sizes)
-    return (area or StagingArea()).stage(plan, pieces)
 
 
 def read_back(shard):
@@ -46,35 +34,6 @@ def bits(tensor):
     """Logical bytes, by way of plain python numbers of the same width."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous().clone()
     return bytes(tensor.untyped_storage())[: tensor.numel() * tensor.element_size()]
-
-
-@st.composite
-def tensors(draw):
-    dtype = torch_dtype(draw(st.sampled_from(sorted(ITEM_BYTES))))
-    shape = draw(st.lists(st.integers(0, 5), max_size=3))
-    count = 1
-    for size in shape:
-        count *= size
-    seed = draw(st.integers(0, 9))
-    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (count * dtype.itemsize,), dtype=torch.uint8,
-                        generator=torch.Generator().manual_seed(seed))  # fmt: skip
-    tensor = raw.view(dtype).reshape(shape)
-    form = draw(st.sampled_from(["plain", "transposed", "expanded", "view", "strided", "conj", "neg", "parameter"]))
-    if form == "transposed" and len(shape) > 1:
-        tensor = tensor.transpose(0, -1)
-    elif form == "expanded":
-        tensor = tensor.unsqueeze(0).expand(3, *shape)
-    elif form == "view" and shape:
-        tensor = tensor[1:]
-    elif form == "strided" and shape:
-        tensor = tensor[::2]
-    elif form == "conj" and dtype in (torch.complex64, torch.complex128):
-        tensor = tensor.conj()
-    elif form == "neg" and dtype in (torch.complex64, torch.complex128):
-        tensor = tensor.conj().imag
-    elif form == "parameter" and dtype.is_floating_point:
-        tensor = torch.nn.Parameter(tensor)
-    return tensor
 
 
 @pytest.mark.rule("training-6")

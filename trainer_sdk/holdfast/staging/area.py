@@ -7,6 +7,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from holdfast.layout.plan import LocalPlan
 from holdfast.staging.bits import Copier
 from holdfast.staging.shard import StagedShard
@@ -69,6 +71,7 @@ class StagingArea:
         with self._lock:
             return len(self._free)
 
+    @torch.inference_mode(mode=False)  # slabs that are made in that mode could not be written to outside of it
     def stage(self, plan: LocalPlan, pieces: Sequence[TensorPiece]) -> StagedShard:
         """Copy the pieces that the plan stores. When it returns, training may change the tensors; but a WindowedShard
         has yet to be filled, on this thread, while its chunks are taken on others.

@@ -137,6 +137,10 @@ class WindowedShard(StagedShard):
         finally:
             self._leave()
 
+    @property
+    def can_repeat(self) -> bool:
+        return False
+
     def chunk(self, ordinal: int, stop: threading.Event | None = None) -> memoryview:
         with self._changed:
             while (staged := self._staged.get(ordinal)) is None:
