@@ -93,7 +93,7 @@ class TestSeaweedFS:
     def test_a_store_that_is_away_costs_one_save_and_not_the_training(
         self, client, weed: SeaweedFS, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "3")
+        monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "3")
         with holdfast.Checkpointer("tests/away", create=True) as ckpt:
             ckpt.restore(state_at(0))
             ckpt.save(0, state_at(0)).committed.result(timeout=120)

@@ -36,6 +36,7 @@ def service(served: tuple[ServedHoldfast, Path], monkeypatch: pytest.MonkeyPatch
     for name, value in running.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "10")
+    monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "10")
     monkeypatch.setenv("HOLDFAST_COLLECTIVE_TIMEOUT_SECONDS", "60")
     with Client() as client:
         yield Service(running, data, client)
@@ -57,6 +58,7 @@ def own_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ser
         for name, value in running.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "3")
+        monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "3")
         with Client() as client:
             client.edit_project("tests", EditProject())
             yield Service(running, tmp_path / "data", client)

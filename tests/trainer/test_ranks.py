@@ -243,8 +243,8 @@ def waiters(rank, run):
     with holdfast.Checkpointer(run, create=True) as ckpt:
         ckpt.restore(job.state)
         asked = []
-        ask = ckpt._client.checkpoint
-        ckpt._client.checkpoint = lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
+        ask = ckpt._pipeline._patient_client.checkpoint
+        ckpt._pipeline._patient_client.checkpoint = lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
         if rank == 2:
             write = ckpt._pipeline._write
             ckpt._pipeline._write = lambda writer, job: (time.sleep(0.5), write(writer, job))[1]

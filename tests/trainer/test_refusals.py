@@ -202,7 +202,7 @@ def test_a_save_in_flight_at_the_end_of_the_program_is_finished(run, tmp_path):
 @pytest.mark.rule("training-12")
 def test_leaving_the_block_waits_for_the_save_in_flight_within_a_bound(own_service, monkeypatch):
     monkeypatch.setenv("HOLDFAST_DRAIN_SECONDS", "1")
-    monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "60")
+    monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "900")
     with holdfast.Checkpointer("tests/drain", create=True) as ckpt:
         ckpt.restore({})
         own_service.served.process.stop()

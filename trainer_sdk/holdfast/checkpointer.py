@@ -96,7 +96,9 @@ class Checkpointer:
         self._client = Client(client_settings)
         self._session = Session(self._client, run_name, self._ranks, create=create)
         self._workers = TransferWorkers(self._settings.transfers)
-        self._pipeline = SavePipeline(self._session, self.stats, self._workers)
+        self._pipeline = SavePipeline(
+            self._session, self.stats, self._workers, retry_seconds=self._settings.save_retry_seconds
+        )
         self._saver = Saver(
             self._session,
             self._pipeline,

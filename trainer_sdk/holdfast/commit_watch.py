@@ -1,7 +1,7 @@
 """Learn what became of a checkpoint after this rank's seal: one rank per host asks the service (protocol rule 12).
 
 The lowest rank of each host long-polls and writes what it heard into the job's key-value store; the others on that host
-read it there. Runs on background threads; no collectives.
+read it there, or that the leader has begun the step anew. Runs on background threads; no collectives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CommitWatch:
 
     def wait(self, number: int, checkpoint_id: str) -> CheckpointView:
         """The checkpoint once it is no longer uploading. Raises HoldfastError if the service cannot be asked."""
-        told = None if self._leads else self._told(number)
+        told = None if self._leads else self._told(number, checkpoint_id)
         return CheckpointView.model_validate_json(told) if told else self._ask(checkpoint_id)
 
     def tell(self, number: int, outcome: CheckpointView | None) -> None:
@@ -46,11 +46,22 @@ class CommitWatch:
         except RuntimeError:
             return  # the job's store has ended, and with it the job
 
-    def _told(self, number: int) -> str | None:
+    def leave(self, number: int, checkpoint_id: str) -> None:
+        """This checkpoint was given up, and the leader begins its step anew: who waits for it asks the service."""
+        if self._store is None or not self._leads:
+            return
+        try:
+            self._store.set(self._key(number, checkpoint_id), _ASK_YOURSELF)
+        except RuntimeError:
+            return
+
+    def _told(self, number: int, checkpoint_id: str) -> str | None:
         if self._store is None:
             return None
         try:
             while not self._store.check([self._key(number)]):
+                if self._store.check([self._key(number, checkpoint_id)]):
+                    return None
                 if self._stop.wait(_LOOK_SECONDS):
                     raise TransferStopped("This job ended before it heard what became of its checkpoint")
             return self._store.get(self._key(number)).decode() or None
@@ -64,5 +75,5 @@ class CommitWatch:
                 return view
         raise TransferStopped("This job ended before it heard what became of its checkpoint")
 
-    def _key(self, number: int) -> str:
-        return f"{self._host}/{number}"
+    def _key(self, number: int, checkpoint_id: str = "") -> str:
+        return f"{self._host}/{number}/{checkpoint_id}"

@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from holdfast.begin_anew import BEGINS, worth_another_begin
 from holdfast.commit_watch import CommitWatch
-from holdfast.errors import CheckpointAborted, SaveFailed
+from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed
 from holdfast.handle import SaveHandle
 from holdfast.session import ENDS_THE_JOB, Session
 from holdfast.staging import StagedShard
@@ -53,7 +54,8 @@ class SaveJob:
 
 
 class SavePipeline:
-    def __init__(self, session: Session, stats: SaveStats, workers: TransferWorkers) -> None:
+    def __init__(self, session: Session, stats: SaveStats, workers: TransferWorkers, *, retry_seconds: float) -> None:
+        """`retry_seconds`: how long a staged save outlives an absent service or store."""
         self._session = session
         self._stats = stats
         self._rank = session.ranks.rank
@@ -63,7 +65,10 @@ class SavePipeline:
         self._writer: ShardWriter | None = None
         self._staged: StagedShard | None = None
         self._encoded_layout: tuple[str, bytes] | None = None
-        self._watch = CommitWatch(session.client, session.ranks, self._stop)
+        # Nobody waits for what is staged whole; for the next chunk of a window training does.
+        self._patient_client = session.client.with_patience(retry_seconds, self._stop)
+        self._prompt_client = session.client.with_patience(session.client.settings.retry_seconds, self._stop)
+        self._watch = CommitWatch(self._patient_client, session.ranks, self._stop)
         self._jobs: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
         self._workers = workers
         self._thread = threading.Thread(target=self._work, name="holdfast-save", daemon=True)
@@ -123,7 +128,26 @@ class SavePipeline:
             job.handle.fail(self._report_failure(job, failure))
 
     def _save(self, job: SaveJob) -> CheckpointView:
-        self._writer = self._session.begin_shard(job.step, job.kind, self._workers)
+        """Begins anew where the service has given the checkpoint up and the bytes are still here."""
+        for begins_left in reversed(range(BEGINS)):
+            try:
+                return self._save_once(job)
+            except HoldfastError as error:
+                if not begins_left or self._writer is None or not self._may_begin_anew(job, error):
+                    raise
+                self._watch.leave(job.number, self._writer.checkpoint_id)
+                if self._rank == 0:
+                    log.warning("step %d is begun anew: %s", job.step, error)
+        raise AssertionError("the last begin returns or raises")
+
+    def _may_begin_anew(self, job: SaveJob, error: HoldfastError) -> bool:
+        staged = job.staged
+        return isinstance(staged, StagedShard) and staged.can_repeat and worth_another_begin(error)
+
+    def _save_once(self, job: SaveJob) -> CheckpointView:
+        waits = isinstance(job.staged, StagedShard) and not job.staged.can_repeat
+        client = self._prompt_client if waits else self._patient_client
+        self._writer = self._session.begin_shard(job.step, job.kind, self._workers, client)
         try:
             view = self._write(self._writer, job)
         except BaseException as error:
@@ -135,7 +159,7 @@ class SavePipeline:
         if view.state is CheckpointState.UPLOADING:
             view = self._watch.wait(job.number, self._writer.checkpoint_id)
         if view.state is CheckpointState.ABORTED:
-            raise CheckpointAborted(view.abort_reason or "It was aborted")
+            raise CheckpointAborted(view.abort_reason or "It was aborted", context={"cause": view.abort_cause})
         return view
 
     def _write(self, writer: ShardWriter, job: SaveJob) -> CheckpointView:
