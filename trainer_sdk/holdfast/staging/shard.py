@@ -19,11 +19,6 @@ class StagedShard(ABC):
         """Every chunk can be taken again until release(), and training does not wait for the upload."""
 
     @property
-    @abstractmethod
-    def can_repeat(self) -> bool:
-        """Every chunk can be taken again until release(), and training does not wait for the upload."""
-
-    @property
     def chunk_count(self) -> int:
         return len(self.plan.shard.chunks)
 

@@ -58,10 +58,6 @@ class WholeShard(StagedShard):
     def can_repeat(self) -> bool:
         return True
 
-    @property
-    def can_repeat(self) -> bool:
-        return True
-
     def chunk(self, ordinal: int, stop: threading.Event | None = None) -> memoryview:
         if self._layout is None:
             raise RuntimeError("this save was released: its slab may hold another one by now")

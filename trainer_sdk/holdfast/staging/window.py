@@ -141,10 +141,6 @@ class WindowedShard(StagedShard):
     def can_repeat(self) -> bool:
         return False
 
-    @property
-    def can_repeat(self) -> bool:
-        return False
-
     def chunk(self, ordinal: int, stop: threading.Event | None = None) -> memoryview:
         with self._changed:
             while (staged := self._staged.get(ordinal)) is None:
