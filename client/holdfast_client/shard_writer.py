@@ -61,7 +61,7 @@ class ShardWriter:
         self._committed_before = begun.state is CheckpointState.COMMITTED
         self.digests: list[str] = []
         """Of the chunks that were uploaded, by ordinal."""
-        self.sent_bytes = 0
+        self.sent_bytes = self.sent_chunk_bytes = 0
 
     def upload(self, chunks: Iterable[OutgoingChunk]) -> None:
         """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them."""
@@ -74,6 +74,7 @@ class ShardWriter:
         uploaded = self._uploader.upload(chunks)
         self.digests.extend(uploaded.digests)
         self.sent_bytes += uploaded.sent_bytes
+        self.sent_chunk_bytes += uploaded.sent_chunk_bytes
 
     def seal(
         self,

@@ -25,9 +25,9 @@ class OutgoingChunk:
     bytes are put in planes."""
 
     @classmethod
-    def of(cls, body: bytes | memoryview, digest: str | None = None) -> OutgoingChunk:
+    def of(cls, body: bytes | memoryview, digest: str | None = None, *, item_bytes: int = 1) -> OutgoingChunk:
         """Bytes that are there."""
-        return cls(lambda _: memoryview(body), digest)
+        return cls(lambda _: memoryview(body), digest, item_bytes=item_bytes)
 
 
 @dataclass(frozen=True)

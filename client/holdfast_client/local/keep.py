@@ -78,4 +78,4 @@ def _keep(folder: ChunkFolder, hold: Hold, chunk: OutgoingChunk, stop: threading
         raise NoRoom
     if hashed.release is not None:
         hashed.release()
-    return SpooledChunk(digest=hashed.digest, bytes=hashed.body.nbytes)
+    return SpooledChunk(digest=hashed.digest, bytes=hashed.body.nbytes, item_bytes=hashed.item_bytes)

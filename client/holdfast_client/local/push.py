@@ -86,6 +86,7 @@ def spooled_chunks(folder: ChunkFolder, record: SpoolRecord) -> Iterator[Outgoin
             functools.partial(_load, folder, memory, chunk),
             chunk.digest,
             functools.partial(memory.give_back, chunk.bytes),
+            chunk.item_bytes,
         )
 
 

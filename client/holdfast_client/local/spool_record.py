@@ -28,6 +28,7 @@ class SpooledChunk(BaseModel):
 
     digest: Digest
     bytes: int = Field(ge=0)
+    item_bytes: int = Field(default=1, ge=1, description="Of its floating-point numbers; where it is compressed.")
 
 
 class SpoolRecord(BaseModel):

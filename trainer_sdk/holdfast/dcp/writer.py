@@ -25,6 +25,7 @@ from torch.futures import Future
 
 from holdfast.dcp.metadata import COMPONENT, describe, encode_value
 from holdfast.errors import CheckpointAborted, ConfigurationError, RanksDisagree
+from holdfast.layout.item_bytes import item_bytes_of_chunks
 from holdfast.layout.pieces import PieceSpec
 from holdfast.layout.plan import ChunkSizes, place
 from holdfast.session import Session
@@ -100,7 +101,7 @@ class HoldfastWriter(StorageWriter):
         try:
             self._values = {item.index.fqn: _value(item, planner) for item in plan.items if _is_value(item)}
             items = {_box(item): item for item in plan.items if not _is_value(item)}
-            self._writer.upload(map(OutgoingChunk.of, _chunks(share.shard, items, planner)))
+            self._writer.upload(_outgoing(share.shard, items, planner))
             self._stored_bytes = sum(segment.bytes for piece in share.shard.pieces for segment in piece.segments)
             if self._rank != 0:
                 self._seal(self._writer, share.layout_digest, None, {})
@@ -192,6 +193,13 @@ def _box(item: WriteItem) -> _Box:
 
 def _size(item: WriteItem) -> int:
     return 0 if item.tensor_data is None else _spec(item).bytes
+
+
+def _outgoing(shard: ShardLayout, items: dict[_Box, WriteItem], planner: SavePlanner) -> Iterator[OutgoingChunk]:
+    dtypes = {piece.tensor: _spec(items[piece.tensor, piece.offsets]).dtype for piece in shard.pieces}
+    sizes = item_bytes_of_chunks(shard, dtypes)
+    for chunk, item_bytes in zip(_chunks(shard, items, planner), sizes, strict=True):
+        yield OutgoingChunk.of(chunk, item_bytes=item_bytes)
 
 
 def _chunks(shard: ShardLayout, items: dict[_Box, WriteItem], planner: SavePlanner) -> Iterator[memoryview]:

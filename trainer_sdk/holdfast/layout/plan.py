@@ -7,10 +7,12 @@ A large tensor has chunks of its own, so that adding or removing its neighbours 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby, pairwise
 from math import prod
 from operator import attrgetter
 
+from holdfast.layout.item_bytes import item_bytes_of_chunks
 from holdfast.layout.ownership import owns
 from holdfast.layout.pieces import LayoutError, PieceSpec
 from holdfast_protocol.canonical_json import canonical_bytes
@@ -58,6 +60,11 @@ class LocalPlan:
     """What this rank stores."""
     digest: str
     """SHA-256 over all of the above, dtypes included."""
+
+    @cached_property
+    def item_bytes(self) -> tuple[int, ...]:
+        """By chunk ordinal, the size of its floating-point numbers (layout/item_bytes.py)."""
+        return item_bytes_of_chunks(self.shard, {name: entry.dtype for name, entry in self.tensors.items()})
 
 
 def build_local_plan(
