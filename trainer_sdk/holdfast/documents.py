@@ -46,6 +46,8 @@ def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) 
     indexes = {rank: index for share in shares for rank, index in share[1].items()}
     if rank_trees and same_world:
         indexes = _own_index(ranks, source, manifest)
+    if rank_trees and (ranks.is_first or not same_world):
+        indexes[0] = first_index
     for index in (first_index, *indexes.values()):
         if index.layout_digest != layout.digest:
             raise IntegrityError(f"The index of rank {index.rank} in {source.checkpoint_id} names another layout")
@@ -75,10 +77,12 @@ def _read_share(
     for rank, digests in chunks.items():
         if len(digests) < len(layout.shards[rank].chunks):
             raise IntegrityError(f"Rank {rank} of {source.checkpoint_id} has fewer chunks than its layout")
-    return chunks, source.indexes(manifest, mine) if indexes and mine else {}
+    # The index of rank 0 is known: it came round with the manifest.
+    others = [rank for rank in mine if rank != 0]
+    return chunks, source.indexes(manifest, others) if indexes and others else {}
 
 
 def _own_index(ranks: Ranks, source: CheckpointSource, manifest: Manifest) -> dict[int, ShardIndex]:
     own: dict[int, ShardIndex] = {}
-    ranks.together(lambda: own.update(source.indexes(manifest, [ranks.rank])))
+    ranks.together(lambda: None if ranks.is_first else own.update(source.indexes(manifest, [ranks.rank])))
     return own

@@ -13,7 +13,8 @@ import torch
 
 from holdfast.documents import read_documents
 from holdfast.errors import ConfigurationError, NoRestorePoint
-from holdfast.layout.reshard import plan_reads
+from holdfast.host_sharing import HostSharing
+from holdfast.layout.reshard import ReadPlan, plan_reads
 from holdfast.log import speak_up
 from holdfast.ranks import Ranks
 from holdfast.settings import TrainerSettings
@@ -67,20 +68,20 @@ def load_weights(
                 options = LoadOptions(strict=strict, cast=True, exclude=tuple(f"{key}/{each}" for each in exclude))
                 if dtype is not None:
                     model.to(dtype)
-                staged: list[tuple[LoadPlan, Arrivals]] = []
+                planned: list[tuple[LoadPlan, ReadPlan, Arrivals]] = []
 
-                def stage() -> None:
+                def plan_load_here() -> None:
                     plan = plan_load(
                         {key: model}, documents.stored, rank=ranks.rank, world_size=ranks.world_size, options=options
                     )
                     reads = plan_reads(documents.layout, plan.wanted, prefer_rank=ranks.rank)
                     # Not into the live tensors: whoever is refused keeps the model as it was.
-                    arrivals = plan.arrivals(into_live=False)
-                    source.read(reads, documents.chunks, arrivals.memory())
-                    staged.append((plan, arrivals))
+                    planned.append((plan, reads, plan.arrivals(into_live=False)))
 
-                ranks.together(stage)
-            [(plan, arrivals)] = staged
+                ranks.together(plan_load_here)
+                [(plan, reads, arrivals)] = planned
+                with HostSharing(ranks, settings).of(reads, documents.chunks) as shared:
+                    ranks.together(lambda: source.read(reads, documents.chunks, arrivals.memory(), shared=shared))
             ranks.together(lambda: plan.apply(arrivals))
             if ranks.is_first:
                 log.info("loaded the weights of %s, step %d%s", run, point.step, _left_out(plan.report))
