@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -93,6 +93,10 @@ class ClientSettings(BaseSettings):
     @classmethod
     def _a_home_relative_path(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser()
+
+    def compressing(self, compress: str | None) -> Self:
+        """With another `compress`; None: as it is. Raises ConfigurationError."""
+        return self if compress is None else type(self)(**self.model_dump() | {"compress": compress})
 
     @property
     def on_loopback(self) -> bool:

@@ -20,6 +20,9 @@ class SaveStats:
     committed_late: int = 0
     """After service or store had been away, or left in the spool by an earlier attempt and committed by this one."""
     sent_bytes: int = 0
+    """On the wire."""
+    sent_chunk_bytes: int = 0
+    """Of the chunks that were sent, before they were compressed; without compression the same."""
     blocked_seconds: float = 0.0
     last_committed_step: int | None = None
     last_failure: SaveFailed | None = None
