@@ -128,7 +128,8 @@ class CheckpointView(Reply):
     digest: str | None
     logical_bytes: int = Field(description="The state's bytes as the trainer sees them.")
     chunk_bytes: int = Field(description="Bytes of the distinct chunks that this checkpoint needs.")
-    uploaded_bytes: int = Field(description="Bytes that this checkpoint had to send; the rest was there already.")
+    uploaded_bytes: int = Field(description="Bytes that this checkpoint had to send, as they are stored.")
+    deduplicated_bytes: int = Field(default=0, description="Bytes that it did not send, because they were there.")
     metrics: Metrics
     labels: list[str]
     components: dict[str, Component]

@@ -29,7 +29,9 @@ class ProjectView(Reply):
     name: str
     created_at: datetime
     quota_bytes: int | None
-    stored_bytes: int
+    stored_bytes: int = Field(description="What the copies of the project's chunks take in the store.")
+    logical_bytes: int = Field(default=0, description="What the states of its committed checkpoints are.")
+    deduplicated_bytes: int = Field(default=0, description="What these did not send, because it was there.")
     runs: int
 
 
@@ -41,4 +43,11 @@ class RunView(Reply):
     latest_attempt: int
     committed_checkpoints: int
     newest_step: int | None
+    logical_bytes: int = Field(default=0, description="What the states of its committed checkpoints are.")
+    deduplicated_bytes: int = Field(default=0, description="What these did not send, because it was there.")
+    stored_bytes: int | None = Field(
+        default=None,
+        description="What the copies of their chunks take in the store, also where other runs need them too. "
+        "Null in lists: it is added up for one run at a time.",
+    )
     restore_point: RestorePoint | None

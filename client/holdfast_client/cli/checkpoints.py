@@ -10,6 +10,7 @@ from holdfast_client.cli.arguments import JsonOption, RunArgument, SelectorArgum
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_bytes, as_metric, as_time, show_facts, show_json, show_table
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.runs import RunView
 from holdfast_protocol.states import CheckpointState, Health
 
 
@@ -68,10 +69,17 @@ def show(selector: SelectorArgument, json: JsonOption = False) -> None:
     name, point = read_selector(selector)
     with connect() as client:
         found = client.selected_checkpoint(name.project, name.run, str(point))
+        of_run = client.run(name.project, name.run)
     if json:
         show_json(found)
         return
-    show_facts(_facts(found))
+    show_facts([*_facts(found), ("whole run", _held(of_run))])
+
+
+def _held(run: RunView) -> str:
+    """Of its committed checkpoints together. What they take in the store may serve other runs too."""
+    figures = {"logical": run.logical_bytes, "stored": run.stored_bytes, "deduplicated": run.deduplicated_bytes}
+    return ", ".join(f"{name} {as_bytes(count)}" for name, count in figures.items() if count is not None)
 
 
 def lateness(one: CheckpointView) -> str:
@@ -107,7 +115,8 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("abort reason", one.abort_reason or ""),
         ("abort rank", "" if one.abort_rank is None else str(one.abort_rank)),
         ("size", as_bytes(one.logical_bytes)),
-        ("stored", f"{as_bytes(one.chunk_bytes)}, of which {as_bytes(one.uploaded_bytes)} had to be sent"),
+        ("chunks", as_bytes(one.chunk_bytes)),
+        ("sent", f"{as_bytes(one.uploaded_bytes)}, deduplicated {as_bytes(one.deduplicated_bytes)}"),
         ("digest", one.digest or ""),
         ("created", f"{as_time(one.created_at)} UTC"),
         ("committed", f"{as_time(one.committed_at)} UTC" if one.committed_at else ""),

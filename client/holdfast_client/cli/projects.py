@@ -35,8 +35,18 @@ def list_projects(json: JsonOption = False) -> None:
         show_json(found)
         return
     show_table(
-        ["project", ">runs", ">stored", ">quota"],
-        ((one.name, str(one.runs), as_bytes(one.stored_bytes), _quota(one)) for one in found),
+        ["project", ">runs", ">logical", ">stored", ">deduplicated", ">quota"],
+        (
+            (
+                one.name,
+                str(one.runs),
+                as_bytes(one.logical_bytes),
+                as_bytes(one.stored_bytes),
+                as_bytes(one.deduplicated_bytes),
+                _quota(one),
+            )
+            for one in found
+        ),
         nothing="There are no projects yet. `holdfast project create NAME` makes one.",
     )
 

@@ -12,7 +12,7 @@ from holdfast_protocol.runs import ProjectView
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.cursors import cut_page, decode_cursor
 from holdfast_service.catalog.resolve import project_named
-from holdfast_service.catalog.stored_bytes import stored_bytes
+from holdfast_service.catalog.stored_bytes import committed_bytes, stored_bytes
 from holdfast_service.catalog.tables import Project, Run
 from holdfast_service.context import ServiceContext
 
@@ -40,6 +40,7 @@ def show_project(context: ServiceContext, caller: Principal, project: str) -> Pr
 def project_views(session: Session, projects: Sequence[Project]) -> list[ProjectView]:
     ids = [project.id for project in projects]
     sizes = stored_bytes(session, ids)
+    committed = committed_bytes(session, ids)
     counts = select(Run.project_id, func.count()).where(Run.project_id.in_(ids)).group_by(Run.project_id)
     runs = dict(session.execute(counts).all())
     return [
@@ -49,6 +50,8 @@ def project_views(session: Session, projects: Sequence[Project]) -> list[Project
             created_at=project.created_at,
             quota_bytes=project.quota_bytes,
             stored_bytes=sizes[project.id],
+            logical_bytes=committed[project.id].logical,
+            deduplicated_bytes=committed[project.id].deduplicated,
             runs=runs.get(project.id, 0),
         )
         for project in projects

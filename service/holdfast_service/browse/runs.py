@@ -16,6 +16,7 @@ from holdfast_service.catalog.cursors import cut_page, decode_cursor, moment_fro
 from holdfast_service.catalog.make_run import ensure_run
 from holdfast_service.catalog.resolve import project_named, run_named
 from holdfast_service.catalog.restore_choice import choose_restore_point
+from holdfast_service.catalog.stored_bytes import stored_bytes_of_run
 from holdfast_service.catalog.tables import Checkpoint, Project, Run
 from holdfast_service.context import ServiceContext
 
@@ -41,7 +42,8 @@ def show_run(context: ServiceContext, caller: Principal, project: str, run: str)
     """Raises `forbidden`, `project_not_found` and `run_not_found`."""
     with context.database.read() as session:
         owner, found = run_named(session, caller, project, run)
-        return _run_views(session, owner, [found])[0]
+        stored = stored_bytes_of_run(session, found.id)
+        return _run_views(session, owner, [found])[0].model_copy(update={"stored_bytes": stored})
 
 
 def put_run(context: ServiceContext, caller: Principal, project: str, run: str) -> RunView:
@@ -53,14 +55,20 @@ def put_run(context: ServiceContext, caller: Principal, project: str, run: str) 
 
 def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[RunView]:
     committed = (
-        select(Checkpoint.run_id, func.count(), func.max(Checkpoint.step))
+        select(
+            Checkpoint.run_id,
+            func.count(),
+            func.max(Checkpoint.step),
+            func.sum(Checkpoint.logical_bytes),
+            func.sum(Checkpoint.deduplicated_bytes),
+        )
         .where(Checkpoint.run_id.in_([run.id for run in runs]), Checkpoint.state == CheckpointState.COMMITTED)
         .group_by(Checkpoint.run_id)
     )
-    counted = {run_id: (count, newest) for run_id, count, newest in session.execute(committed)}
+    counted = {run_id: figures for run_id, *figures in session.execute(committed)}
     views = []
     for run in runs:
-        count, newest_step = counted.get(run.id, (0, None))
+        count, newest_step, logical, deduplicated = counted.get(run.id, (0, None, 0, 0))
         decision = choose_restore_point(session, run.id, Latest()) if count else None
         views.append(
             RunView(
@@ -71,6 +79,8 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
                 latest_attempt=run.latest_attempt,
                 committed_checkpoints=count,
                 newest_step=newest_step,
+                logical_bytes=int(logical),
+                deduplicated_bytes=int(deduplicated),
                 restore_point=decision.restore_point if decision else None,
             )
         )

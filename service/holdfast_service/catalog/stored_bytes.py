@@ -1,14 +1,25 @@
-"""What a project's copies take up in its stores. The rows themselves are counted: no counter that could drift."""
+"""What checkpoints hold and what they take up. The rows themselves are counted: no counter that could drift.
+
+logical        what the states of the committed checkpoints are, as the trainer sees them
+stored         what the copies of their chunks take in the stores
+deduplicated   what these checkpoints did not send, because it was there
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import CopyState
-from holdfast_service.catalog.tables import Copy
+from holdfast_protocol.states import CheckpointState, CopyState
+from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Run, Shard
+
+
+class CommittedBytes(NamedTuple):
+    logical: int = 0
+    deduplicated: int = 0
 
 
 def stored_bytes(session: Session, project_ids: Collection[str]) -> dict[str, int]:
@@ -20,3 +31,32 @@ def stored_bytes(session: Session, project_ids: Collection[str]) -> dict[str, in
     )
     found = {project_id: int(total) for project_id, total in rows}
     return {project_id: found.get(project_id, 0) for project_id in project_ids}
+
+
+def stored_bytes_of_run(session: Session, run_id: str) -> int:
+    """Of the chunks that its committed checkpoints need, each once. What runs share counts in each of them.
+
+    It looks at every chunk of the run, so it is asked for one run at a time.
+    """
+    lists = (
+        select(Shard.chunk_list_id)
+        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
+        .where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.COMMITTED)
+    )
+    chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
+    total = session.scalar(
+        select(func.sum(Copy.stored_bytes)).where(Copy.chunk_id.in_(chunks), Copy.state != CopyState.GONE)
+    )
+    return int(total or 0)
+
+
+def committed_bytes(session: Session, project_ids: Collection[str]) -> dict[str, CommittedBytes]:
+    """By project id; of the checkpoints that are committed now."""
+    rows = session.execute(
+        select(Run.project_id, func.sum(Checkpoint.logical_bytes), func.sum(Checkpoint.deduplicated_bytes))
+        .join(Checkpoint, Checkpoint.run_id == Run.id)
+        .where(Run.project_id.in_(project_ids), Checkpoint.state == CheckpointState.COMMITTED)
+        .group_by(Run.project_id)
+    )
+    found = {project_id: CommittedBytes(int(logical), int(kept)) for project_id, logical, kept in rows}
+    return {project_id: found.get(project_id, CommittedBytes()) for project_id in project_ids}

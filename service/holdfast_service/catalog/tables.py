@@ -145,6 +145,7 @@ class Checkpoint(Table):
     logical_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     chunk_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     uploaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    deduplicated_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     metrics: Mapped[dict[str, Any]] = mapped_column(Document)
     labels: Mapped[list[str]] = mapped_column(Document)
     components: Mapped[dict[str, Any]] = mapped_column(Document)
@@ -215,7 +216,8 @@ class Shard(Table):
     index_ordinal: Mapped[int | None] = mapped_column(Integer)
     layout_ordinal: Mapped[int | None] = mapped_column(Integer)
     logical_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
-    uploaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    uploaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0)  # as stored
+    deduplicated_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # raw
     components: Mapped[dict[str, Any]] = mapped_column(Document)
     metrics: Mapped[dict[str, Any] | None] = mapped_column(Document)
     finite: Mapped[bool] = mapped_column(Boolean, default=True)

@@ -52,6 +52,7 @@ def checkpoint_view(
         logical_bytes=row.logical_bytes,
         chunk_bytes=row.chunk_bytes,
         uploaded_bytes=row.uploaded_bytes,
+        deduplicated_bytes=row.deduplicated_bytes,
         metrics={name: MetricValue.model_validate(value) for name, value in row.metrics.items()},
         labels=list(row.labels),
         components={name: Component.model_validate(value) for name, value in row.components.items()},

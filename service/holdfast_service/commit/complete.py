@@ -77,6 +77,7 @@ def _fill(checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:
     checkpoint.components = merge_components([shard.components for shard in shards])
     checkpoint.logical_bytes = sum(shard.logical_bytes for shard in shards)
     checkpoint.uploaded_bytes = sum(shard.uploaded_bytes for shard in shards)
+    checkpoint.deduplicated_bytes = sum(shard.deduplicated_bytes for shard in shards)
     reason = diverged_reason([shard.rank for shard in shards if not shard.finite], metrics)
     if reason is not None:
         checkpoint.health = Health.DIVERGED

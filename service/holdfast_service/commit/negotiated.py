@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import func, select
@@ -16,8 +16,12 @@ _SHOWN_DIGESTS = 20
 
 
 class Negotiated(NamedTuple):
+    """`bytes` are the chunk's own; `sent`: this shard was told to send it."""
+
     chunk_id: int
+    bytes: int
     copy: Copy
+    sent: bool
 
 
 def chunks_negotiated(session: Session, shard: Shard | None, digests: Sequence[str]) -> dict[str, Negotiated]:
@@ -28,12 +32,12 @@ def chunks_negotiated(session: Session, shard: Shard | None, digests: Sequence[s
     known: dict[str, Negotiated] = {}
     if shard is not None:
         rows = session.execute(
-            select(Chunk.digest, Chunk.id, Copy)
+            select(Chunk.digest, Chunk.id, Chunk.bytes, Copy, ShardChunk.uploading)
             .join(ShardChunk, ShardChunk.chunk_id == Chunk.id)
             .join(Copy, Copy.id == ShardChunk.copy_id)
             .where(ShardChunk.shard_id == shard.id)
         )
-        known = {digest: Negotiated(chunk_id, copy) for digest, chunk_id, copy in rows}
+        known = {row.digest: Negotiated(row.id, row.bytes, row.Copy, row.uploading) for row in rows}
     wanted = dict.fromkeys(digests)
     unknown = [digest for digest in wanted if digest not in known]
     if unknown:
@@ -45,6 +49,12 @@ def chunks_negotiated(session: Session, shard: Shard | None, digests: Sequence[s
             count=len(unknown),
         )
     return {digest: known[digest] for digest in wanted}
+
+
+def deduplicated_bytes(negotiated: Mapping[str, Negotiated], digests: Sequence[str]) -> int:
+    """What the shard did not send because it was there: each place in its list, less each chunk that was sent. Pure."""
+    needed = sum(negotiated[digest].bytes for digest in digests)
+    return needed - sum(each.bytes for each in negotiated.values() if each.sent)
 
 
 def sent_bytes(session: Session, shard: Shard) -> int:

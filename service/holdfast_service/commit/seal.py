@@ -27,7 +27,12 @@ from holdfast_service.catalog.writing import Writing, begin_writing, keep_alive,
 from holdfast_service.clock import database_now
 from holdfast_service.commit.chunk_lists import ensure_chunk_list
 from holdfast_service.commit.complete import complete_if_whole
-from holdfast_service.commit.negotiated import Negotiated, chunks_negotiated, sent_bytes
+from holdfast_service.commit.negotiated import (
+    Negotiated,
+    chunks_negotiated,
+    deduplicated_bytes,
+    sent_bytes,
+)
 from holdfast_service.commit.seal_content import check_seal, refuse_other_content, shard_content
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
@@ -59,6 +64,7 @@ def seal_shard(
         return look.view
     assert look.negotiated is not None
     _refuse_incomplete(look, _verify_the_rest(context, look))
+    deduplicated = deduplicated_bytes(look.negotiated, request.chunks)
     for _ in range(_LIST_TRIES):
         list_id = ensure_chunk_list(
             context.database,
@@ -66,7 +72,7 @@ def seal_shard(
             request.digest,
             [look.negotiated[digest].chunk_id for digest in request.chunks],
         )
-        view = _settle(context, caller, checkpoint_id, rank, request, list_id=list_id)
+        view = _settle(context, caller, checkpoint_id, rank, request, list_id=list_id, deduplicated=deduplicated)
         if view is not None:
             return view
     raise ProblemError(ProblemCode.BUSY, "The chunk list was collected while the shard was being sealed. Try again.")
@@ -131,7 +137,14 @@ def _refuse_incomplete(look: _Look, verdicts: list[Verdict]) -> None:
 
 
 def _settle(
-    context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: SealShard, *, list_id: int
+    context: ServiceContext,
+    caller: Principal,
+    checkpoint_id: str,
+    rank: int,
+    request: SealShard,
+    *,
+    list_id: int,
+    deduplicated: int,
 ) -> CheckpointView | None:
     """None: the chunk list was collected meanwhile, before this shard referred to it."""
     gone: ProblemError | None = None
@@ -152,6 +165,7 @@ def _settle(
         shard.chunk_list_id = list_id
         shard.sealed_at = now
         shard.uploaded_bytes = sent_bytes(session, shard)
+        shard.deduplicated_bytes = deduplicated
         for name, value in shard_content(request).items():
             setattr(shard, name, value)
         session.flush()

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.selectors import Latest
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.catalog.restore_choice import choose_restore_point
-from holdfast_service.catalog.stored_bytes import stored_bytes
+from holdfast_service.catalog.stored_bytes import CommittedBytes, committed_bytes, stored_bytes
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run
 from holdfast_service.clock import database_now
 from holdfast_service.database import Database
@@ -37,7 +37,9 @@ class _ProjectNumbers:
     uploading: int
     needed_bytes: int
     uploaded_bytes: int
+    deduplicated_bytes: int
     stored_bytes: int
+    held: CommittedBytes
 
 
 @dataclass(frozen=True)
@@ -85,19 +87,30 @@ def _families(numbers: _Numbers) -> Iterator[Metric]:
     )
     moved = CounterMetricFamily(
         "holdfast_checkpoint_bytes",
-        "Chunk bytes of committed checkpoints: negotiated = uploaded + deduplicated.",
+        "Of all checkpoints that were ever committed: negotiated (the chunks that they need), uploaded (what was sent, "
+        "as it is stored), deduplicated (what was not sent, because it was there).",
         labels=("project", "kind"),
     )
     uploading = GaugeMetricFamily("holdfast_checkpoints_uploading", "Checkpoints in the making.", labels=("project",))
     stored = GaugeMetricFamily("holdfast_stored_bytes", "Bytes in the store.", labels=("project",))
+    logical = GaugeMetricFamily(
+        "holdfast_logical_bytes", "Bytes of the states that committed checkpoints hold now.", labels=("project",)
+    )
+    deduplicated = GaugeMetricFamily(
+        "holdfast_deduplicated_bytes",
+        "Bytes that the checkpoints that are committed now did not send, because they were there.",
+        labels=("project",),
+    )
     for project in numbers.projects:
         ended.add_metric([project.name, "committed"], project.committed)
         ended.add_metric([project.name, "aborted"], project.aborted)
         moved.add_metric([project.name, "negotiated"], project.needed_bytes)
         moved.add_metric([project.name, "uploaded"], project.uploaded_bytes)
-        moved.add_metric([project.name, "deduplicated"], max(0, project.needed_bytes - project.uploaded_bytes))
+        moved.add_metric([project.name, "deduplicated"], project.deduplicated_bytes)
         uploading.add_metric([project.name], project.uploading)
         stored.add_metric([project.name], project.stored_bytes)
+        logical.add_metric([project.name], project.held.logical)
+        deduplicated.add_metric([project.name], project.held.deduplicated)
     age = GaugeMetricFamily(
         "holdfast_restore_point_age_seconds",
         "Age of the newest restore point of each run whose newest attempt has not ended.",
@@ -105,12 +118,13 @@ def _families(numbers: _Numbers) -> Iterator[Metric]:
     )
     for (project_name, run_name), seconds in numbers.restore_point_age_seconds.items():
         age.add_metric([project_name, run_name], seconds)
-    yield from (ended, moved, uploading, stored, age)
+    yield from (ended, moved, uploading, stored, logical, deduplicated, age)
 
 
 def _read(session: Session) -> _Numbers:
     names = dict(session.execute(select(Project.id, Project.name)).all())
     sizes = stored_bytes(session, names)
+    held = committed_bytes(session, names)
     counted = session.execute(
         select(
             Run.project_id,
@@ -119,6 +133,7 @@ def _read(session: Session) -> _Numbers:
             func.count().filter(Checkpoint.state == CheckpointState.UPLOADING),
             func.sum(Checkpoint.chunk_bytes).filter(Checkpoint.committed_at.is_not(None)),
             func.sum(Checkpoint.uploaded_bytes).filter(Checkpoint.committed_at.is_not(None)),
+            func.sum(Checkpoint.deduplicated_bytes).filter(Checkpoint.committed_at.is_not(None)),
         )
         .join(Checkpoint, Checkpoint.run_id == Run.id)
         .group_by(Run.project_id)
@@ -126,16 +141,18 @@ def _read(session: Session) -> _Numbers:
     by_project = {project_id: [int(value or 0) for value in values] for project_id, *values in counted}
     projects = []
     for project_id, name in sorted(names.items(), key=lambda item: item[1]):
-        committed, aborted, uploading, needed_bytes, uploaded_bytes = by_project.get(project_id, [0] * 5)
+        committed, aborted, uploading, needed, uploaded, deduplicated = by_project.get(project_id, [0] * 6)
         projects.append(
             _ProjectNumbers(
                 name=name,
                 committed=committed,
                 aborted=aborted,
                 uploading=uploading,
-                needed_bytes=needed_bytes,
-                uploaded_bytes=uploaded_bytes,
+                needed_bytes=needed,
+                uploaded_bytes=uploaded,
+                deduplicated_bytes=deduplicated,
                 stored_bytes=sizes[project_id],
+                held=held[project_id],
             )
         )
     return _Numbers(tuple(projects), _ages(session, names, database_now(session)))
