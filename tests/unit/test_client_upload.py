@@ -83,6 +83,10 @@ def test_412_means_that_an_earlier_try_has_arrived():
         s3_error(409, "ConditionalRequestConflict"),
         Reply(429),
         Reply(502, b"<html>"),
+        Reply(408),
+        Reply(520, b"<html>"),
+        s3_error(400, "IncompleteBody"),
+        s3_error(400, "Throttling"),
         problem("store_unavailable"),
         problem("internal"),
         s3_error(400, "BadDigest"),
@@ -110,6 +114,7 @@ def test_a_passing_fault_is_tried_again(fault):
         (s3_error(400, "InvalidRequest"), errors.StoreRefused),
         (Reply(301, b"", {"Location": "http://127.0.0.1:1/"}), errors.StoreRefused),
         (Reply(413, b"too large"), errors.StoreRefused),
+        (Reply(501), errors.StoreRefused),
     ],
 )
 def test_what_no_retry_mends_is_raised_by_its_kind(reply, error):

@@ -143,7 +143,7 @@ class ShardFetcher:
     def _fetch(self, digests: Iterable[str], deliver: _Deliver, host: HostChunks | None) -> None:
         jobs: Jobs[str, None] = Jobs(self._stop)
         waiting = deque(dict.fromkeys(digests))
-        refused: Counter[str] = Counter()
+        refused: Counter[tuple[str, bool]] = Counter()
         over_http: set[str] = set()
         not_on_host: set[str] = set()
         running: set[str] = set()
@@ -191,8 +191,8 @@ class ShardFetcher:
             raise ChunkCorrupt(ticket.digest, "missing", "the service has no readable copy")
 
         def get(buffer: memoryview) -> None:
-            life.check()
-            get_chunk(ticket, buffer, ticket.digest, buffer.nbytes, self._client.transfers, stop=self._stop)
+            with life.used():
+                get_chunk(ticket, buffer, ticket.digest, buffer.nbytes, self._client.transfers, stop=self._stop)
 
         def fill(buffer: memoryview) -> None:
             if host is not None and ticket.kind == "http":
@@ -223,14 +223,17 @@ class ShardFetcher:
         """Transfers are slow: asking for any ticket again keeps the lease."""
         self._read([digest], with_mount=False)
 
-    def _mend(self, done: Done[str, None], error: BaseException, refused: Counter[str], over_http: set[str]) -> None:
-        """Makes sense of a failed transfer: returns if it is to be tried with a new ticket, else raises."""
+    def _mend(
+        self, done: Done[str, None], error: BaseException, refused: Counter[tuple[str, bool]], over_http: set[str]
+    ) -> None:
+        """Makes sense of a failed transfer: returns if it is to be tried with a new ticket, else raises. `refused`: how
+        often by chunk and by whether its ticket had only waited too long."""
         if isinstance(error, TicketProblem | DirectFileRefused):
             if isinstance(error, DirectFileRefused):
                 self._client.mount.give_up()
-            refused[done.key] += 1
-            allowed = WAITS_PER_CHUNK if isinstance(error, TicketWaitedTooLong) else TICKETS_PER_CHUNK
-            if refused[done.key] >= allowed:
+            waited = isinstance(error, TicketWaitedTooLong)
+            refused[done.key, waited] += 1
+            if refused[done.key, waited] >= (WAITS_PER_CHUNK if waited else TICKETS_PER_CHUNK):
                 raise StoreRefused(f"No ticket could be used; the last time: {error.detail}") from error
         elif isinstance(error, ChunkCorrupt):
             verdict = self._client.report_chunk(

@@ -60,6 +60,8 @@ class OpenChunk:
     raw: HashedChunk | None
     """As long as anything may read the chunk's own bytes."""
     tries: int = 0
+    waits: int = 0
+    """How often a ticket's time was over before its turn came: nobody has refused anything."""
 
     @classmethod
     def of(cls, chunk: HashedChunk, *, encodes: bool) -> OpenChunk:

@@ -30,13 +30,20 @@ _CHECKSUM_CODES = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", 
 _TRANSIENT_CODES = {
     "SlowDown",
     "RequestTimeout",
+    "IncompleteBody",  # something in between has cut the body off
     "ServiceUnavailable",
     "InternalError",
     "OperationAborted",
     "ConditionalRequestConflict",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "TooManyRequests",
 }
 _FULL_CODES = {"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage"}
-_TRANSIENT_STATUSES = {408, 409, 425, 429, 500, 502, 503, 504}
+_TRANSIENT_STATUSES = {408, 409, 425, 429}
+_FINAL_SERVER_STATUSES = {501, 505, 511}
+"""Of the server's own; each other one may pass, also those that only one vendor's gateway knows (520 to 530)."""
 
 
 def refusal(status: int, body: bytes) -> HoldfastError:
@@ -54,11 +61,15 @@ def refusal(status: int, body: bytes) -> HoldfastError:
         return StoreFull(f"The store has no room left ({said})")
     if code in _EXPIRED_CODES or status in (401, 403):
         return TicketExpired(f"The store does not accept this ticket ({said})", context={"said": said})
-    if code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES:
+    if code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES or _may_pass(status):
         return StoreUnavailable(f"The store asks to try later ({said})", context={"said": said})
     if status == 404 and code in ("", "NoSuchKey", "NotFound"):
         return ChunkNotFound("The store does not have this chunk")
     return StoreRefused(f"The store refuses the transfer ({said})", context={"said": said})
+
+
+def _may_pass(status: int) -> bool:
+    return status >= 500 and status not in _FINAL_SERVER_STATUSES
 
 
 def _of_the_service(error: HoldfastError) -> HoldfastError:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from holdfast_client.errors import TicketExpired
+from holdfast_client.errors import TicketExpired, TicketProblem
 
 USED_PART = 0.9
 """A transfer that begins in the last tenth of a ticket's life could end after it."""
@@ -21,7 +23,17 @@ class TicketLife:
     def __init__(self, expires_in_seconds: int) -> None:
         self._ends = time.monotonic() + expires_in_seconds * USED_PART
 
-    def check(self) -> None:
-        """Raises TicketWaitedTooLong."""
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Around a transfer. Raises TicketWaitedTooLong if it begins or is refused when the time is over; in a store
+        that is slow or away a ticket dies between two tries, and that says nothing against the next one."""
+        self._check()
+        try:
+            yield
+        except TicketProblem:
+            self._check()
+            raise
+
+    def _check(self) -> None:
         if time.monotonic() >= self._ends:
             raise TicketWaitedTooLong("The ticket's time was over before its turn came")

@@ -241,8 +241,8 @@ class ShardUploader:
             jobs.start(workers.transfers, _Encoding(opened.digest), work)
 
     def _put(self, body: memoryview, ticket: UploadTicket, life: TicketLife) -> None:
-        life.check()
-        put_chunk(ticket, body, self._client.transfers, stop=self._stop)
+        with life.used():
+            put_chunk(ticket, body, self._client.transfers, stop=self._stop)
 
     def _settle(self, done: Done[_Key, HashedChunk | WireForm | None]) -> None:
         if isinstance(done.key, str):
@@ -271,7 +271,7 @@ class ShardUploader:
                 self._client.mount.give_up()
             refused = StoreRefused(f"No ticket could be used; the last time: {error.detail}")
             waited = isinstance(error, TicketWaitedTooLong)
-            self._try_again(digest, refused, WAITS_PER_CHUNK if waited else TRIES_PER_CHUNK)
+            self._try_again(digest, refused, waited=waited)
         else:
             raise error
 
@@ -296,9 +296,13 @@ class ShardUploader:
             wrong = f"Chunk {answer.digest[:12]} does not arrive as it was sent. {answer.detail}"
             self._try_again(answer.digest, ChecksumMismatch(wrong.rstrip()))
 
-    def _try_again(self, digest: str, if_too_often: Exception, allowed: int = TRIES_PER_CHUNK) -> None:
-        self._open[digest].tries += 1
-        if self._open[digest].tries >= allowed:
+    def _try_again(self, digest: str, if_too_often: Exception, *, waited: bool = False) -> None:
+        chunk = self._open[digest]
+        if waited:
+            chunk.waits += 1
+        else:
+            chunk.tries += 1
+        if chunk.waits >= WAITS_PER_CHUNK or chunk.tries >= TRIES_PER_CHUNK:
             raise if_too_often
         self._offer_later(digest)
 
