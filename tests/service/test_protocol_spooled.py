@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from alembic import command
 from sqlalchemy import text
 
+import holdfast_service.commit.begin
 from holdfast_service.migrate import alembic_config, exclusive_connection, upgrade
 from holdfast_service.reap.tick import ReapReport, tick
 from holdfast_service.settings import ServiceSettings
@@ -169,7 +172,12 @@ def test_a_branch_moves_nobodys_line(service: RunningService) -> None:
     assert answer(third.http.get(f"{third.base}/attempts/2"))["last_step"] == 700
 
 
-def test_a_branch_does_not_keep_a_later_attempt_from_adopting_the_step(first: Job, second: Job) -> None:
+def test_a_branch_does_not_keep_a_later_attempt_from_adopting_the_step(
+    first: Job, second: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count()  # ids that rise: by them alone the branch would come first
+    ids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{next(numbers):032x}"))
+    monkeypatch.setattr(holdfast_service.commit.begin, "uuid", ids)
     second.begin(110)
     done = push(second, first, 200, allow_off_line=True)
     under_way = begin_late(second, first, 300, allow_off_line=True)
@@ -286,6 +294,7 @@ def test_only_its_own_silence_ends_a_late_save(first: Job, service: RunningServi
     assert newer["heartbeat_at"] > newer["ended_at"] > older["heartbeat_at"]
     clock.advance(IDLE_SECONDS + 1)
     assert tick(service.context).aborted == (save.id,)
+    assert save.now()["abort_cause"] == "silent"
 
 
 def test_going_back_a_version_takes_no_branch_for_a_step_of_the_line(

@@ -63,8 +63,7 @@ def _at_step(session: Session, run: Run, point: AtStep) -> Checkpoint:
         session.scalars(query),
         # The one on the line, else one that lives, else the one that was begun last.
         key=lambda row: (
-            row.state in _LIVE and not row.off_line and (row.attempt_number, row.step) in line,
-            row.state in _LIVE and not row.off_line,
+            row.state in _LIVE and (row.attempt_number, row.step) in line,
             row.state in _LIVE,
             row.created_at,
             row.id,
