@@ -12,8 +12,9 @@ import logging
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast.agreement import Clock, clock_of
 from holdfast.errors import HoldfastError
@@ -21,6 +22,7 @@ from holdfast.handle import SaveHandle
 from holdfast.host_sharing import HostSharing
 from holdfast.interval import Every
 from holdfast.layout.plan import ChunkSizes
+from holdfast.local.adoption import Adoption
 from holdfast.log import speak_up
 from holdfast.pipeline import SavePipeline
 from holdfast.progress import Progress, ProgressBoard
@@ -33,6 +35,7 @@ from holdfast.state.components import Declarations
 from holdfast.stats import SaveStats
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
+from holdfast_client.local.tier import LocalTier
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 
@@ -62,6 +65,11 @@ class Checkpointer:
     host_memory: the most bytes of host memory that this rank stages into (HOLDFAST_HOST_MEMORY_BYTES). A larger state
         goes through it as through a window: save() then returns only when the last byte is staged, which is nearly as
         long as the upload takes, and `frozen` saves nothing. By default a save takes as much memory as the state.
+    local: a folder on this node's own disk (HOLDFAST_LOCAL_DIR). A save is durable there first and goes up behind, in
+        order, while the next ones are staged. While service or store are away, saves collect there; this job commits
+        them as soon as both are back, or the next launch with this folder before it restores.
+    compress: `"zstd"` compresses chunks before they are sent, without loss, where that saves 5% or more
+        (HOLDFAST_COMPRESS). It takes CPU time: worth it where the store is far or dear (docs/performance.md).
     check_finite: look for NaN and infinity in the models at each save, and not only in the metrics. The service keeps
         such a checkpoint as diverged and does not offer it for a resume.
     """
@@ -78,6 +86,8 @@ class Checkpointer:
         create: bool | None = None,
         check_finite: bool = False,
         host_memory: int | None = None,
+        local: str | Path | None = None,
+        compress: Literal["none", "zstd"] | None = None,
         chunk_sizes: ChunkSizes | None = None,
         settings: TrainerSettings | None = None,
         client_settings: ClientSettings | None = None,
@@ -93,11 +103,17 @@ class Checkpointer:
         self._every = save
         self._strict = strict
         self._ranks = Ranks(timeout_seconds=self._settings.collective_timeout_seconds)
-        self._client = Client(client_settings)
-        self._session = Session(self._client, run_name, self._ranks, create=create)
+        self._client = Client((client_settings or ClientSettings()).compressing(compress))
         self._workers = TransferWorkers(self._settings.transfers)
+        self._tier = LocalTier.of(self._client.settings, local)
+        adoption = Adoption(self._client, run_name, self._ranks, self._workers, self._tier, self.stats)
+        self._session = Session(self._client, run_name, self._ranks, create=create, adoption=adoption)
         self._pipeline = SavePipeline(
-            self._session, self.stats, self._workers, retry_seconds=self._settings.save_retry_seconds
+            self._session,
+            self.stats,
+            self._workers,
+            retry_seconds=self._settings.save_retry_seconds,
+            tier=self._tier,
         )
         self._saver = Saver(
             self._session,
@@ -112,7 +128,7 @@ class Checkpointer:
             self._session,
             self._workers,
             declared=declared,
-            sharing=HostSharing(self._ranks, self._settings),
+            sharing=HostSharing(self._ranks, self._settings, local=self._tier.folder if self._tier else None),
             progress=self._progress,
         )
         self._clock: Clock | None = None
@@ -172,7 +188,8 @@ class Checkpointer:
         metrics: Metrics | None = None,
         kind: CheckpointKind | str = CheckpointKind.PERIODIC,
     ) -> SaveHandle:
-        """Saves now; call it on every rank. Waits for an earlier save, then blocks for staging only; with `host_memory`
+        """Saves now; call it on every rank. Waits for an earlier save (with a local tier until that one is on the
+        node's disk), then blocks for staging only; with `host_memory`
         and a larger state, that is until the last byte is staged, while the first ones go up.
 
         Raises on every rank where one rank's state cannot be saved (UnsupportedStateError names the key).
@@ -183,7 +200,8 @@ class Checkpointer:
         return handle
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Waits for the save in flight, if there is one. False if it is not over in time. Not a collective."""
+        """Waits until no save is in flight, with a local tier none in the spool. False if it takes longer. Not a
+        collective."""
         over = self._pipeline.wait_idle(timeout_seconds)
         self._raise_pending()
         return over
@@ -216,11 +234,12 @@ class Checkpointer:
         bound = self._settings.drain_seconds
         if outcome is not AttemptOutcome.FINISHED:
             bound = min(bound, _DRAIN_AFTER_ERROR_SECONDS)
-        if not self._pipeline.close(drain_seconds=bound):
-            log.warning("the save in flight was not over within %.0f s and was given up", bound)
+        self._pipeline.close(drain_seconds=bound)
         self._session.end(outcome, detail)
         self._workers.close()
         self._saver.close()
+        if self._tier is not None:
+            self._tier.close()
         self._client.close()
         self._ranks.close()
 

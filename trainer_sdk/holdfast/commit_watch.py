@@ -7,6 +7,7 @@ read it there, or that the leader has begun the step anew. Runs on background th
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 from holdfast.errors import HoldfastError
 from holdfast.ranks import Ranks
@@ -18,6 +19,7 @@ from holdfast_protocol.states import CheckpointState
 LONG_POLL_SECONDS = 30
 _LOOK_SECONDS = 0.1
 _ASK_YOURSELF = ""
+_OUTCOMES_KEPT = 64
 
 
 class CommitWatch:
@@ -41,8 +43,8 @@ class CommitWatch:
             return
         try:
             self._store.set(self._key(number), outcome.model_dump_json() if outcome else _ASK_YOURSELF)
-            # One save is in flight at a time, so nobody reads the one before the last any more.
-            self._store.delete_key(self._key(number - 2))
+            # With a local tier the ranks may be some saves apart; nobody is that far behind.
+            self._store.delete_key(self._key(number - _OUTCOMES_KEPT))
         except RuntimeError:
             return  # the job's store has ended, and with it the job
 
@@ -54,6 +56,22 @@ class CommitWatch:
             self._store.set(self._key(number, checkpoint_id), _ASK_YOURSELF)
         except RuntimeError:
             return
+
+    def give_up(self, number: int, reason: str) -> None:
+        """This rank has failed for good. The service aborts the checkpoint that is there; a rank that comes to this
+        save later would begin it anew, and wait for ever."""
+        if self._store is not None:
+            with suppress(RuntimeError):
+                self._store.set(f"given-up/{number}", reason)
+
+    def given_up(self, number: int) -> str | None:
+        """Why this save cannot be completed, if a rank has said so."""
+        try:
+            if self._store is None or not self._store.check([f"given-up/{number}"]):
+                return None
+            return self._store.get(f"given-up/{number}").decode()
+        except RuntimeError:
+            return None  # the job's store has ended, and with it the job
 
     def _told(self, number: int, checkpoint_id: str) -> str | None:
         if self._store is None:

@@ -1,67 +1,75 @@
 """The background half of a save: staged -> hashed -> uploaded -> sealed -> committed. HTTP only, no collectives.
 
-One plain thread and the transfer threads, all started at construction: a thread that is first needed while the
-interpreter ends could not be started any more. One save at a time; the foreground waits for it or declines.
+    training thread -> [slab] -> upload thread: hashed, sent, sealed, committed -> slab free
+    with a local tier:
+    training thread -> [slab] -> spool thread: hashed, on this node's disk -> slab free
+                                  -> upload thread, in order, from the disk, until it is committed or the job ends
+
+Plain threads and the transfer threads, all started at construction: a thread that is first needed while the interpreter
+ends could not be started any more. One slab is in use at a time; the foreground waits for it or declines.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import logging
+import math
 import queue
 import threading
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 
 from holdfast.begin_anew import BEGINS, worth_another_begin
 from holdfast.commit_watch import CommitWatch
 from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed
-from holdfast.handle import SaveHandle
+from holdfast.local.keeping import keep_save
+from holdfast.local.verdict import Verdict, verdict_of
+from holdfast.save_job import SaveJob
+from holdfast.save_reports import SaveReports
 from holdfast.session import ENDS_THE_JOB, Session
 from holdfast.staging import StagedShard
 from holdfast.stats import SaveStats
+from holdfast_client.backoff import Backoff
 from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.errors import TransferStopped
+from holdfast_client.local.keep import NoRoom
+from holdfast_client.local.push import push_shard
+from holdfast_client.local.tier import LocalTier
 from holdfast_client.shard_writer import ShardWriter
-from holdfast_protocol.checkpoints import CheckpointView, Component, Metrics
-from holdfast_protocol.index_documents import Layout, ShardIndex
-from holdfast_protocol.states import CheckpointKind, CheckpointState
+from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.index_documents import Layout
+from holdfast_protocol.states import AbortCause, CheckpointState
 
 log = logging.getLogger("holdfast")
 
 _STOP_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class SaveJob:
-    """One rank's share of one save, ready to go up. The staged bytes stay as they are until it is over; what a window
-    has no room for yet is staged while the job goes on."""
-
-    number: int
-    """Counts the saves of this job, alike on all ranks."""
-    step: int
-    kind: CheckpointKind
-    staged: StagedShard | Exception
-    """Or why this rank could not stage: the others have voted for this save and must hear that it failed."""
-    index: ShardIndex
-    layout: Layout
-    components: dict[str, Component]
-    finite: bool
-    metrics: Metrics | None
-    handle: SaveHandle
-    begun_at: float = field(default_factory=time.monotonic)
-
-
 class SavePipeline:
-    def __init__(self, session: Session, stats: SaveStats, workers: TransferWorkers, *, retry_seconds: float) -> None:
-        """`retry_seconds`: how long a staged save outlives an absent service or store."""
+    def __init__(
+        self,
+        session: Session,
+        stats: SaveStats,
+        workers: TransferWorkers,
+        *,
+        retry_seconds: float,
+        tier: LocalTier | None = None,
+    ) -> None:
+        """`retry_seconds`: how long a staged save outlives an absent service or store; with a local tier each try."""
         self._session = session
-        self._stats = stats
         self._rank = session.ranks.rank
+        self._tier = tier
+        self._reports = SaveReports(session, stats, tier)
         self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._in_flight: dict[int, SaveJob] = {}
         self._idle = threading.Event()
         self._idle.set()
+        self._free = threading.Event()
+        self._free.set()
         self._writer: ShardWriter | None = None
         self._staged: StagedShard | None = None
         self._encoded_layout: tuple[str, bytes] | None = None
@@ -69,91 +77,157 @@ class SavePipeline:
         self._patient_client = session.client.with_patience(retry_seconds, self._stop)
         self._prompt_client = session.client.with_patience(session.client.settings.retry_seconds, self._stop)
         self._watch = CommitWatch(self._patient_client, session.ranks, self._stop)
-        self._jobs: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
         self._workers = workers
-        self._thread = threading.Thread(target=self._work, name="holdfast-save", daemon=True)
-        self._thread.start()
+        self._uploads: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
+        self._keeps: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
+        self._threads = [_start("holdfast-save", self._uploads, self._run)]
+        if tier is not None:
+            self._threads.append(_start("holdfast-spool", self._keeps, self._keep))
 
     @property
     def busy(self) -> bool:
-        """A save is in flight on this rank."""
-        return not self._idle.is_set()
+        """The staging memory of this rank is in use."""
+        return not self._free.is_set()
 
     def start(self, job: SaveJob) -> None:
         """Takes the job over; its handle says how it ends. Only while not busy."""
-        self._idle.clear()
+        self._free.clear()
+        with self._lock:
+            self._in_flight[job.number] = job
+            self._idle.clear()
         self._staged = job.staged if isinstance(job.staged, StagedShard) else None
-        self._jobs.put(job)
+        if self._tier is None:
+            job.handle.mark_local(kept=False)
+        (self._uploads if self._tier is None else self._keeps).put(job)
+
+    def wait_free(self, timeout_seconds: float | None) -> bool:
+        """Waits until the next save can be staged; false if it takes longer."""
+        return self._free.wait(timeout_seconds)
 
     def wait_idle(self, timeout_seconds: float | None) -> bool:
-        """Waits for the save in flight; false if it takes longer."""
+        """Waits until every save is over; false if it takes longer."""
         return self._idle.wait(timeout_seconds)
 
-    def close(self, *, drain_seconds: float) -> bool:
-        """Waits for the save in flight, then stops whatever still runs. False if something had to be stopped."""
-        drained = self._idle.wait(drain_seconds)
+    def close(self, *, drain_seconds: float) -> None:
+        """Waits for the saves in flight, then stops whatever still runs, and says what is not committed."""
+        self._idle.wait(drain_seconds)
         self._stop.set()
         if (writer := self._writer) is not None:
             writer.stop()
         if (staged := self._staged) is not None:
             staged.give_up()
-        self._jobs.put(None)
-        self._thread.join(timeout=_STOP_SECONDS)
-        return drained
+        self._keeps.put(None)
+        self._uploads.put(None)
+        with self._lock:
+            left = list(self._in_flight.values())
+        for thread in self._threads:
+            thread.join(timeout=_STOP_SECONDS)
+        left = [job for job in left if not job.handle.committed.done()]
+        spooled = [job for job in left if job.record is not None]
+        self._reports.ended_with(spooled, [job for job in left if job.record is None], drain_seconds)
+        for job in left:
+            job.handle.fail(SaveFailed(f"The job ended before the checkpoint of step {job.step} was committed"))
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._run(job)
-            del job
+    def _keep(self, job: SaveJob) -> None:
+        """On the spool thread: makes the save durable on this node, and hands it on. What has no room here goes
+        straight from the slab, in its turn."""
+        assert self._tier is not None  # the thread runs only with one
+        try:
+            kept = self._kept(job, self._tier) if isinstance(job.staged, StagedShard) else job
+        except Exception as error:  # this thread must live on: the next save may have room
+            self._reports.not_kept(job, None if isinstance(error, NoRoom) else error)
+            if isinstance(job.staged, StagedShard) and not job.staged.can_repeat:
+                # A part went through the window already, and is nowhere any more.
+                self._release(job)
+                job = dataclasses.replace(job, staged=error)
+            kept = job
+        job.handle.mark_local(kept=kept.record is not None)
+        with self._lock:
+            self._in_flight[job.number] = kept
+        self._uploads.put(kept)
+
+    def _kept(self, job: SaveJob, tier: LocalTier) -> SaveJob:
+        staged = job.staged
+        assert isinstance(staged, StagedShard)
+        chunks = self._chunks(job, staged)
+        record = keep_save(
+            self._session, tier.spool, job, chunks, index=staged.chunk_count, workers=self._workers, stop=self._stop
+        )
+        staged.hashed([chunk.digest for chunk in record.chunks])
+        self._reports.kept()
+        self._release(job)
+        return dataclasses.replace(job, record=record)
+
+    def _release(self, job: SaveJob) -> None:
+        if isinstance(job.staged, StagedShard):
+            job.staged.give_up()
+            job.staged.release()
+        self._staged = None
+        self._free.set()
 
     def _run(self, job: SaveJob) -> None:
+        """On the upload thread."""
         committed: CheckpointView | None = None
         failure: BaseException | None = None
         try:
-            committed = self._save(job)
+            committed = self._commit(job)
         except BaseException as error:  # this thread must live on: the next save may go well
             failure = error
         finally:
             self._watch.tell(job.number, committed)
-            if isinstance(job.staged, StagedShard):
-                job.staged.release()
-            self._staged = None
+            if job.record is None:
+                self._release(job)
         if committed is not None:
-            self._report_commit(job, committed)
+            self._forget(job)
+            self._reports.committed(job, committed)
+        failed = None if failure is None else self._failed(job, failure)
         # Idle before the handle: who waits for the handle may save again at once.
-        self._idle.set()
+        with self._lock:
+            self._in_flight.pop(job.number)
+            if not self._in_flight:
+                self._idle.set()
         if committed is not None:
-            job.handle.committed.set_result(committed)
-        elif failure is not None:
-            job.handle.fail(self._report_failure(job, failure))
+            job.handle.mark_committed(committed)
+        elif failed is not None:
+            job.handle.fail(failed)
+
+    def _commit(self, job: SaveJob) -> CheckpointView:
+        """Tries again as often as that makes sense, while the bytes are here. Every rank that hears of an abort begins
+        the same step anew, and gets the same new checkpoint."""
+        patience = Backoff(math.inf, self._stop.wait)
+        for tries in itertools.count(1):
+            check_stop(self._stop)
+            if reason := self._watch.given_up(job.number):
+                raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
+            try:
+                return self._save(job)
+            except HoldfastError as error:
+                if not self._tries_again(job, error, tries):
+                    raise
+                if self._writer is not None and worth_another_begin(error):
+                    self._watch.leave(job.number, self._writer.checkpoint_id)
+                self._reports.tries_again(job, error)
+            patience.pause()
+        raise AssertionError("the loop ends with a commit or an error")
+
+    def _tries_again(self, job: SaveJob, error: HoldfastError, tries: int) -> bool:
+        if self._tier is not None and not isinstance(job.staged, Exception):
+            return verdict_of(error) is Verdict.AGAIN
+        can_repeat = isinstance(job.staged, StagedShard) and job.staged.can_repeat
+        return tries < BEGINS and can_repeat and worth_another_begin(error)
 
     def _save(self, job: SaveJob) -> CheckpointView:
-        """Begins anew where the service has given the checkpoint up and the bytes are still here."""
-        for begins_left in reversed(range(BEGINS)):
-            try:
-                return self._save_once(job)
-            except HoldfastError as error:
-                if not begins_left or self._writer is None or not self._may_begin_anew(job, error):
-                    raise
-                self._watch.leave(job.number, self._writer.checkpoint_id)
-                if self._rank == 0:
-                    log.warning("step %d is begun anew: %s", job.step, error)
-        raise AssertionError("the last begin returns or raises")
-
-    def _may_begin_anew(self, job: SaveJob, error: HoldfastError) -> bool:
-        staged = job.staged
-        return isinstance(staged, StagedShard) and staged.can_repeat and worth_another_begin(error)
-
-    def _save_once(self, job: SaveJob) -> CheckpointView:
-        waits = isinstance(job.staged, StagedShard) and not job.staged.can_repeat
-        client = self._prompt_client if waits else self._patient_client
+        staged = job.staged if job.record is None and isinstance(job.staged, StagedShard) else None
+        prompt = self._tier is not None or (staged is not None and not staged.can_repeat)
+        client = self._prompt_client if prompt else self._patient_client
         self._writer = self._session.begin_shard(job.step, job.kind, self._workers, client)
         try:
             view = self._write(self._writer, job)
         except BaseException as error:
-            if isinstance(job.staged, StagedShard):
-                job.staged.give_up()  # before the service is told, which may take a while: training may be waiting
-            if not isinstance(error, (CheckpointAborted, *ENDS_THE_JOB)):
+            if staged is not None:
+                staged.give_up()  # before the service is told, which may take a while: training may be waiting
+            if self._others_must_hear(job, error):
+                self._watch.give_up(job.number, f"Rank {self._rank} failed: {error}")
                 self._writer.fail(error)
             raise
         if view.state is CheckpointState.UPLOADING:
@@ -162,12 +236,24 @@ class SavePipeline:
             raise CheckpointAborted(view.abort_reason or "It was aborted", context={"cause": view.abort_cause})
         return view
 
+    def _others_must_hear(self, job: SaveJob, error: BaseException) -> bool:
+        """This rank fails for good, and the others would wait for it."""
+        if isinstance(error, (CheckpointAborted, *ENDS_THE_JOB)):
+            return False
+        if job.record is not None and isinstance(error, TransferStopped):
+            return False  # the next attempt goes on with it
+        return self._tier is None or verdict_of(error) is not Verdict.AGAIN
+
     def _write(self, writer: ShardWriter, job: SaveJob) -> CheckpointView:
+        if job.record is not None and self._tier is not None:
+            view = push_shard(writer, self._tier.folder, job.record)
+            self._reports.sent(writer)
+            return view
         if isinstance(job.staged, Exception):
             raise job.staged
         writer.upload(self._chunks(job, job.staged))
         job.staged.hashed(writer.digests)
-        self._stats.sent_bytes += writer.sent_bytes
+        self._reports.sent(writer)
         index = job.staged.chunk_count
         return writer.seal(
             index=index,
@@ -184,6 +270,7 @@ class SavePipeline:
                 functools.partial(staged.chunk, ordinal),
                 digest=staged.digest(ordinal),
                 release=functools.partial(staged.done_with, ordinal),
+                item_bytes=staged.plan.item_bytes[ordinal],
             )
         yield OutgoingChunk.of(job.index.encode())
         if self._rank == 0:
@@ -194,36 +281,30 @@ class SavePipeline:
             self._encoded_layout = (layout.digest, layout.encode())
         return self._encoded_layout[1]
 
-    def _report_commit(self, job: SaveJob, view: CheckpointView) -> None:
-        self._stats.committed += 1
-        self._stats.last_committed_step = job.step
-        if self._rank == 0:
-            log.info(
-                "committed %s at step %d: %s of state, %s sent, in %.1f s",
-                self._session.run,
-                job.step,
-                readable_bytes(view.logical_bytes),
-                readable_bytes(view.uploaded_bytes),
-                time.monotonic() - job.begun_at,
-            )
+    def _failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
+        if job.record is None:
+            return self._reports.failed(job, failure)
+        if verdict_of(failure) is Verdict.DROP:
+            self._forget(job)
+            return self._reports.failed(job, failure)
+        return self._reports.left_in_spool(job, failure)
 
-    def _report_failure(self, job: SaveJob, failure: BaseException) -> SaveFailed:
-        self._stats.failed += 1
-        self._session.note(failure)
-        failed = SaveFailed(f"The checkpoint of step {job.step} was not committed. {failure}")
-        failed.__cause__ = failure
-        self._stats.last_failure = failed
-        # What another rank did to this checkpoint is told by that rank and, for all the others, by rank 0.
-        if self._rank == 0 or not isinstance(failure, CheckpointAborted):
-            log.warning("%s Training goes on.", failed)
-        return failed
+    def _forget(self, job: SaveJob) -> None:
+        """Its chunks may be evicted. If that fails, the next launch finds it committed."""
+        if job.record is not None and self._tier is not None:
+            try:
+                self._tier.spool.forget(job.record.name)
+            except OSError as error:
+                log.warning("step %d stays in the spool of %s: %s", job.step, self._tier.path, error)
 
 
-def readable_bytes(count: int) -> str:
-    """`1.5 GB`; powers of 1000, as disks and networks are sold."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} PB"
+def _start(name: str, jobs: queue.SimpleQueue[SaveJob | None], work: Callable[[SaveJob], None]) -> threading.Thread:
+    def run() -> None:
+        while (job := jobs.get()) is not None:
+            work(job)
+            # A waiting thread must not keep the last save's memory alive.
+            del job
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread

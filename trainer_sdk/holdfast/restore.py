@@ -23,8 +23,8 @@ from holdfast.errors import (
 )
 from holdfast.host_sharing import HostSharing
 from holdfast.layout.reshard import ReadPlan, plan_reads
-from holdfast.pipeline import readable_bytes
 from holdfast.progress import Phase, Progress, ProgressBoard, readable_seconds
+from holdfast.readable import readable_bytes
 from holdfast.session import Session
 from holdfast.source import CheckpointSource
 from holdfast.state.arrivals import Arrivals

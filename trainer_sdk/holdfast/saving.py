@@ -22,8 +22,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from holdfast.errors import ConfigurationError, SaveDeclined
 from holdfast.handle import SaveHandle
 from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
-from holdfast.pipeline import SaveJob, SavePipeline
+from holdfast.pipeline import SavePipeline
 from holdfast.ranks import Ballot
+from holdfast.save_job import SaveJob
 from holdfast.session import Session
 from holdfast.staging import StagedShard, StagingArea, WindowedShard
 from holdfast.staging.bits import boxes
@@ -98,7 +99,7 @@ class Saver:
         handle = SaveHandle(operator.index(step))
         self._session.ready_to_save()
         if wait:
-            self._pipeline.wait_idle(self._ranks.timeout_seconds / 2)
+            self._pipeline.wait_free(self._ranks.timeout_seconds / 2)
         captured, error = self._capture(state, metrics)
         unchanged = captured is not None and self._agreed is not None and captured.plan is self._agreed[0]
         verdict = self._ranks.vote(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Self
 
 from holdfast_client.errors import ConfigurationError
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.spool import Spool
+from holdfast_client.settings import ClientSettings
 
 
 class LocalTier:
@@ -27,6 +29,12 @@ class LocalTier:
                 f"The local folder {self.path} cannot be used ({error.strerror or error}). "
                 "Set HOLDFAST_LOCAL_DIR to one on a local disk, which this user may write to."
             ) from error
+
+    @classmethod
+    def of(cls, settings: ClientSettings, path: str | Path | None = None) -> Self | None:
+        """As the settings say; `path` wins over them. None where nobody names a folder."""
+        where = path or settings.local_dir
+        return None if where is None else cls(Path(where), settings.local_bytes)
 
     def close(self) -> None:
         """Twice is fine. What is in the folder stays."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.ranks import Ranks
+from holdfast.stats import SaveStats
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
@@ -62,6 +63,7 @@ class Adoption:
     ranks: Ranks
     workers: TransferWorkers
     tier: LocalTier | None
+    stats: SaveStats
     _mine: dict[tuple[SaveKey, int], SpoolRecord] = field(default_factory=dict)
 
     def adopt(self, fence: Fence) -> list[int]:
@@ -79,6 +81,7 @@ class Adoption:
                 )
             else:
                 adopted.append(key.step)
+                self.stats.committed_late += 1
                 if self.ranks.is_first:
                     log.info("committed step %d of attempt %d late, from the spool", key.step, key.attempt)
         return adopted

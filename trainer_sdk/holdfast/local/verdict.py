@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from holdfast.begin_anew import worth_another_begin
 from holdfast.session import ENDS_THE_JOB
 from holdfast_client.errors import (
     CheckpointAborted,
@@ -14,10 +15,6 @@ from holdfast_client.errors import (
     ManifestConflict,
     TransferStopped,
 )
-from holdfast_protocol.states import AbortCause
-
-_BEGIN_ANEW = {AbortCause.SILENT, AbortCause.CHUNK_GONE}
-"""What an outage does to a checkpoint; the others say that somebody does not want it or cannot complete it."""
 
 
 class Verdict(Enum):
@@ -31,7 +28,7 @@ class Verdict(Enum):
 
 def verdict_of(error: BaseException) -> Verdict:
     if isinstance(error, CheckpointAborted):
-        return Verdict.AGAIN if error.context.get("cause") in _BEGIN_ANEW else Verdict.DROP
+        return Verdict.AGAIN if worth_another_begin(error) else Verdict.DROP
     if isinstance(error, CheckpointConflict | ManifestConflict | InvalidRequest | ChunkCorrupt):
         return Verdict.DROP
     if isinstance(error, HoldfastError) and not isinstance(error, TransferStopped | ENDS_THE_JOB):

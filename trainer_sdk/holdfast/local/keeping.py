@@ -1,0 +1,56 @@
+"""staged -> hashed -> on this node's disk, with a record: the save outlives the process, and its slab is free again."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from holdfast.save_job import SaveJob
+from holdfast.session import Session
+from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.local.keep import keep_shard
+from holdfast_client.local.spool import Spool
+from holdfast_client.local.spool_record import SpooledChunk, SpoolRecord, record_name
+from holdfast_protocol.checkpoints import IndexOrdinals
+
+
+def keep_save(
+    session: Session,
+    spool: Spool,
+    job: SaveJob,
+    chunks: Iterable[OutgoingChunk],
+    *,
+    index: int,
+    workers: TransferWorkers,
+    stop: threading.Event,
+) -> SpoolRecord:
+    """`index`: the ordinal of this rank's index document; rank 0's layout follows it. Raises NoRoom, OSError and
+    TransferStopped, as keep_shard does."""
+    rank = session.ranks.rank
+
+    def record(kept: list[SpooledChunk]) -> SpoolRecord:
+        return SpoolRecord(
+            project=session.run.project,
+            run=session.run.run,
+            epoch=session.fence.epoch,
+            attempt=session.fence.attempt,
+            launch_id=session.launch_id,
+            number=job.number,
+            step=job.step,
+            kind=job.kind,
+            world_size=session.ranks.world_size,
+            rank=rank,
+            chunks=kept,
+            index=IndexOrdinals(shard=index, layout=index + 1 if rank == 0 else None),
+            components=job.components,
+            finite=job.finite,
+            metrics=job.metrics,
+            host=socket.gethostname(),
+            created_at=datetime.now(UTC),
+        )
+
+    name = record_name(session.launch_id, job.number, rank)
+    return keep_shard(spool, name, chunks, record, workers=workers, stop=stop)

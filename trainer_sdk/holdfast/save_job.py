@@ -1,0 +1,35 @@
+"""One rank's share of one save, on its way from the training thread to the commit."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from holdfast.handle import SaveHandle
+from holdfast.staging import StagedShard
+from holdfast_client.local.spool_record import SpoolRecord
+from holdfast_protocol.checkpoints import Component, Metrics
+from holdfast_protocol.index_documents import Layout, ShardIndex
+from holdfast_protocol.states import CheckpointKind
+
+
+@dataclass(frozen=True)
+class SaveJob:
+    """Ready to go up. The staged bytes stay as they are until it is over, or kept in the spool; what a window has no
+    room for yet is staged while the job goes on."""
+
+    number: int
+    """Counts the saves of this job, alike on all ranks."""
+    step: int
+    kind: CheckpointKind
+    staged: StagedShard | Exception
+    """Or why this rank could not stage: the others have voted for this save and must hear that it failed."""
+    index: ShardIndex
+    layout: Layout
+    components: dict[str, Component]
+    finite: bool
+    metrics: Metrics | None
+    handle: SaveHandle
+    record: SpoolRecord | None = None
+    """In the spool: its bytes come from the folder, and what was staged is released."""
+    begun_at: float = field(default_factory=time.monotonic)
