@@ -190,9 +190,10 @@ def test_a_restore_that_fails_leaves_no_folder(proxy, cache, service, run):
 
 
 def restore_until_killed(rank, run):
-    """Rank 0 dies with the lock of the first chunk that it fetched, and with the folder that it made."""
+    """Rank 0 dies with the lock of the first chunk that it is about to fetch, and with the folder that it made."""
     if rank == 0:
-        ChunkFolder.add = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+        ChunkFolder.size = lambda *a: None
+        ChunkFolder.read_into = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
     return restore(rank, run)
 
 
