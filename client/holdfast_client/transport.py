@@ -28,6 +28,7 @@ from holdfast_client.errors import (
     ConfigurationError,
     HoldfastError,
     RouteNotFound,
+    ServiceFault,
     ServiceUnavailable,
     Unauthenticated,
     UnexpectedReply,
@@ -45,6 +46,8 @@ REQUEST_ID_HEADER = "X-Request-Id"
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 _GATEWAY_STATUSES = frozenset({429, 500, 502, 503, 504})
 """Without a problem document these are not the service's own, and pass."""
+_FAULT_TRIES = 3
+"""What the service calls a bug of its own may have been a moment's; a bug that stays is told soon."""
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 Params = Mapping[str, str | int | None]
@@ -156,7 +159,7 @@ class Transport:
                 return tried
             failure = tried.failure
             failure.earlier_try_ambiguous = ambiguous
-            if not tried.retryable:
+            if not (tried.retryable or (isinstance(failure, ServiceFault) and backoff.tries < _FAULT_TRIES)):
                 raise failure
             ambiguous = ambiguous or tried.maybe_done
             if not backoff.pause(tried.wait_seconds):
@@ -181,6 +184,8 @@ class Transport:
         except httpx.TransportError as error:
             retryable = not isinstance(error, httpx.UnsupportedProtocol) and not certificate_refused(error)
             return _Failed(self._unreachable(error, call), retryable, not isinstance(error, _NOT_SENT))
+        except httpx.DecodingError as error:
+            return _Failed(self._unreachable(error, call), retryable=True, maybe_done=True)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnexpectedReply(f"{self._name(call)} failed ({type(error).__name__})") from None
         failure = self._read_failure(response, call, request_id)
@@ -198,7 +203,7 @@ class Transport:
     def _name(self, call: _Call) -> str:
         return f"{call.method} {self.settings.url}{call.route}"
 
-    def _unreachable(self, error: httpx.TransportError, call: _Call) -> ServiceUnavailable | ConfigurationError:
+    def _unreachable(self, error: httpx.RequestError, call: _Call) -> ServiceUnavailable | ConfigurationError:
         if isinstance(error, httpx.UnsupportedProtocol):
             return ConfigurationError("HOLDFAST_URL is not usable: it must begin with http:// or https://.")
         if certificate_refused(error):

@@ -261,6 +261,21 @@ def test_an_answer_whose_body_breaks_off_is_no_success():
     assert pace._successes == 0
 
 
+def test_a_store_that_does_not_answer_in_time_gets_less():
+    answers = threading.Event()
+
+    def slow_at_first(seen) -> Reply:
+        answers.wait(60)
+        return Reply(200, b"", protocol=None)
+
+    with scripted(slow_at_first) as server, client_of(server.url, timeout_seconds=0.2) as client:
+        with pytest.raises(errors.StoreUnavailable, match="ReadTimeoutError"):
+            put(client, retry_seconds=0)
+        assert client.transfers.pace.limit == 1
+        answers.set()
+        put(client)
+
+
 @pytest.mark.parametrize("work", [put, get])
 def test_the_rate_bounds_both_directions(work):
     with scripted(Store(100, BODY)) as server, client_of(server.url, max_bytes_per_second=200_000) as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 
 import pytest
@@ -127,6 +128,26 @@ def test_another_major_version_is_refused_with_both_numbers():
             client.server_info()
     assert PROTOCOL_VERSION in str(caught.value)
     assert "2.3" in str(caught.value)
+
+
+def test_what_the_service_calls_a_bug_is_tried_a_few_times():
+    with scripted(in_turn(problem("internal"), problem("internal"), as_json(SERVER))) as server:
+        with client_of(server.url) as client:
+            assert client.server_info().epoch == 1
+    with scripted(in_turn(problem("internal"))) as server, client_of(server.url, retry_seconds=60) as client:
+        with pytest.raises(errors.ServiceFault):
+            client.server_info()
+        assert len(server.seen) == 3
+
+
+def test_a_call_with_patience_ends_when_it_is_told_to():
+    stop = threading.Event()
+    with scripted(in_turn(Reply(503))) as server, client_of(server.url) as client:
+        threading.Timer(0.3, stop.set).start()
+        with pytest.raises(errors.TransferStopped):
+            client.with_patience(900, stop).server_info()
+        with pytest.raises(errors.ServiceUnavailable):
+            client.with_patience(0, threading.Event()).server_info()
 
 
 @pytest.mark.rule("protocol-35")

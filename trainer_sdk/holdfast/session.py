@@ -197,10 +197,13 @@ class Session:
                 self.save_interval_seconds = reply.save_interval_seconds
             except ServiceUnavailable as error:
                 log.info("a heartbeat was lost: %s", error)
-            except HoldfastError as error:
+            except ENDS_THE_JOB as error:
                 self.note(error)
                 log.warning("the service does not take this attempt's heartbeat: %s", error)
                 return
+            except HoldfastError as error:
+                # A gateway's page or a bug's reply may pass, and a heart that stops has the attempt taken for lost.
+                log.warning("the service did not understand a heartbeat: %s", error)
 
 
 def _environment() -> dict[str, str]:

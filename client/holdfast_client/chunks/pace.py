@@ -31,6 +31,8 @@ class Turn:
     retry_after_seconds: float = 0.0
     ended: bool = False
     """The transfer has read the answer to its end."""
+    timed_out: bool = False
+    """The connection stood, and no answer came: a store that has too much to do and does not say so."""
 
 
 class Pace:
@@ -89,7 +91,7 @@ class Pace:
 
     def _leave(self, began_at_cut: int, turn: Turn) -> None:
         with self._changed:
-            if turn.status in SLOW_DOWN_STATUSES:
+            if turn.timed_out or turn.status in SLOW_DOWN_STATUSES:
                 self._window.refused(began_at_cut, self._running, time.monotonic(), turn.retry_after_seconds)
             elif turn.ended and turn.status is not None and (200 <= turn.status < 300 or turn.status == 412):
                 self._successes += 1

@@ -15,7 +15,7 @@ from urllib3.exceptions import HTTPError
 
 from holdfast_client.backoff import Backoff, retry_after_seconds
 from holdfast_client.certificates import certificate_refused
-from holdfast_client.chunks.pace import Pace
+from holdfast_client.chunks.pace import Pace, Turn
 from holdfast_client.errors import StoreRefused, StoreUnavailable
 from holdfast_client.redaction import keep_queries_out_of_logs
 from holdfast_client.settings import ClientSettings
@@ -61,14 +61,14 @@ class TransferPool:
         """One try, when its turn has come (`pace`). The response's body is not read yet. The connection is kept if the
         body was read to its end. Raises StoreUnavailable for whatever happens to the connection, here or while the body
         is read; TransferStopped while it waits for its turn."""
-        with self.pace.turn(stop, backoff) as turn, self._send(method, url, headers, body) as response:
+        with self.pace.turn(stop, backoff) as turn, self._send(method, url, headers, body, turn) as response:
             turn.status = response.status
             turn.retry_after_seconds = retry_after_seconds(response.headers)
             yield response
 
     @contextmanager
     def _send(
-        self, method: str, url: str, headers: Mapping[str, str], body: Iterator[memoryview] | None
+        self, method: str, url: str, headers: Mapping[str, str], body: Iterator[memoryview] | None, turn: Turn
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         response: urllib3.BaseHTTPResponse | None = None
         try:
@@ -89,6 +89,7 @@ class TransferPool:
                 raise StoreRefused(
                     "The store has a certificate that is not trusted. Set SSL_CERT_FILE to your authority's"
                 ) from None
+            turn.timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
             # Its text may hold the URL, and the URL is a secret.
             raise StoreUnavailable(f"The connection to the store broke ({type(error).__name__})") from None
         finally:
