@@ -21,9 +21,9 @@ from sqlalchemy.exc import ArgumentError
 PREFIX = "HOLDFAST_"
 # Client and trainer read these; on one machine they share the service's environment, so they are no mistake here.
 OTHERS_SETTINGS = frozenset(
-    {"URL", "TOKEN", "TIMEOUT_SECONDS", "RETRY_SECONDS", "MAX_BYTES_PER_SECOND", "DIRECT_FILES"}
+    {"URL", "TOKEN", "TIMEOUT_SECONDS", "RETRY_SECONDS", "MAX_BYTES_PER_SECOND", "DIRECT_FILES", "COMPRESS"}
     | {"RUN", "COLLECTIVE_TIMEOUT_SECONDS", "DRAIN_SECONDS", "SAVE_RETRY_SECONDS", "TRANSFERS"}
-    | {"HOST_MEMORY_BYTES", "CACHE_DIR", "CACHE_BYTES"}
+    | {"HOST_MEMORY_BYTES", "CACHE_DIR", "CACHE_BYTES", "LOCAL_DIR", "LOCAL_BYTES"}
 )
 
 
