@@ -41,6 +41,22 @@ GUARDS = (
         ("tests/service/test_protocol_commit_races.py",),
     ),
     Guard(
+        "protocol-4",
+        "a late save is adopted by an attempt that saves steps of its own already",
+        "service/holdfast_service/commit/late.py",
+        "if session.scalar(select(begun)):",
+        "if False:",
+        ("tests/service/test_protocol_spooled.py",),
+    ),
+    Guard(
+        "protocol-4",
+        "a branch off the line can be the restore point",
+        "service/holdfast_service/catalog/restore_choice.py",
+        "elif line is not None and candidate.off_line:",
+        "elif False:",
+        ("tests/service/test_protocol_spooled.py",),
+    ),
+    Guard(
         "protocol-8",
         "a rank may report failure after it has sealed",
         "service/holdfast_service/commit/fail.py",

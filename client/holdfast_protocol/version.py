@@ -8,7 +8,9 @@ from __future__ import annotations
 PROTOCOL_HEADER = "Holdfast-Protocol"
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 1
-"""1: chunks may be stored encoded (codecs.py). What an older client cannot decode is refused when it asks for it."""
+"""1: chunks may be stored encoded (codecs.py). What an older client cannot decode is refused when it asks for it.
+Saves may be pushed late (checkpoints.py); an older client never begins one.
+"""
 PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
 
 _LONGEST_MINOR = 6
