@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from holdfast_client.chunks.outgoing import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
@@ -59,6 +59,8 @@ class ShardWriter:
         self.checkpoint_id = begun.id
         # The step is saved a second time. The seal says whether it is the same content; nothing can be sent.
         self._committed_before = begun.state is CheckpointState.COMMITTED
+        self.on_verified: Callable[[int], object] | None = None
+        """Called on the uploading thread with the bytes of each chunk that is verified."""
         self.digests: list[str] = []
         """Of the chunks that were uploaded, by ordinal."""
         self.sent_bytes = self.sent_chunk_bytes = 0
@@ -68,7 +70,14 @@ class ShardWriter:
         if self._committed_before:
             self._only_hash(chunks)
             return
-        self._uploader = ShardUploader(self._client, self.checkpoint_id, self._rank, self._fence, workers=self._workers)
+        self._uploader = ShardUploader(
+            self._client,
+            self.checkpoint_id,
+            self._rank,
+            self._fence,
+            workers=self._workers,
+            on_verified=self.on_verified,
+        )
         if self._stopped.is_set():
             self._uploader.stop()
         uploaded = self._uploader.upload(chunks)

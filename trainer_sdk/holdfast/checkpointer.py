@@ -113,6 +113,7 @@ class Checkpointer:
             self.stats,
             self._workers,
             retry_seconds=self._settings.save_retry_seconds,
+            progress=self._progress,
             tier=self._tier,
         )
         self._saver = Saver(
@@ -123,6 +124,7 @@ class Checkpointer:
             sizes=sizes,
             check_finite=check_finite,
             window_bytes=window,
+            helpers=self._workers.hashing,
         )
         self._restorer = Restorer(
             self._session,
@@ -144,7 +146,8 @@ class Checkpointer:
 
     @property
     def progress(self) -> Progress | None:
-        """How far this process's restore is; None while none is under way. To be asked from any thread."""
+        """How far this process's restore is, or the upload of its save in flight; None while there is neither. To be
+        asked from any thread, as often as one likes."""
         return self._progress.read()
 
     def restore(self, state: dict[str, Any], at: str | None = None) -> int:

@@ -25,6 +25,7 @@ from holdfast.commit_watch import CommitWatch
 from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed
 from holdfast.local.keeping import keep_save
 from holdfast.local.verdict import Verdict, verdict_of
+from holdfast.progress import Phase, ProgressBoard
 from holdfast.save_job import SaveJob
 from holdfast.save_reports import SaveReports
 from holdfast.session import ENDS_THE_JOB, Session
@@ -56,12 +57,14 @@ class SavePipeline:
         workers: TransferWorkers,
         *,
         retry_seconds: float,
+        progress: ProgressBoard,
         tier: LocalTier | None = None,
     ) -> None:
         """`retry_seconds`: how long a staged save outlives an absent service or store; with a local tier each try."""
         self._session = session
         self._rank = session.ranks.rank
         self._tier = tier
+        self._progress = progress
         self._reports = SaveReports(session, stats, tier)
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -222,7 +225,9 @@ class SavePipeline:
         client = self._prompt_client if prompt else self._patient_client
         self._writer = self._session.begin_shard(job.step, job.kind, self._workers, client)
         try:
-            view = self._write(self._writer, job)
+            with self._progress.under_way(Phase.SAVING, job.step, job.total_bytes) as meter:
+                self._writer.on_verified = meter.advance
+                view = self._write(self._writer, job)
         except BaseException as error:
             if staged is not None:
                 staged.give_up()  # before the service is told, which may take a while: training may be waiting

@@ -78,7 +78,8 @@ class ProgressMeter:
         rate = (self._done - done_then) / (now - since) if now > since else 0.0
         left = max(0, self._total - self._done)
         seconds = 0.0 if left == 0 else left / rate if rate > 0 else None
-        return Progress(self._phase, self._step, self._done, self._total, rate, seconds)
+        # A save's documents are not in its total.
+        return Progress(self._phase, self._step, min(self._done, self._total), self._total, rate, seconds)
 
 
 class ProgressBoard:

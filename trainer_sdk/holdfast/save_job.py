@@ -33,3 +33,8 @@ class SaveJob:
     record: SpoolRecord | None = None
     """In the spool: its bytes come from the folder, and what was staged is released."""
     begun_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def total_bytes(self) -> int:
+        """Of its chunks, without the documents; 0 where there was nothing to stage."""
+        return self.staged.total_bytes if isinstance(self.staged, StagedShard) else 0

@@ -83,7 +83,8 @@ class Uploaded:
 
 class ShardUploader:
     """For one shard of one checkpoint, used once. `workers` are shared with other transfers; without them it starts
-    its own for the time of the upload. `on_sent(bytes)` is called on the uploading thread after each chunk."""
+    its own for the time of the upload. `on_verified(bytes)` is called on the uploading thread for each chunk that the
+    service has verified, whether it was sent or was there."""
 
     def __init__(
         self,
@@ -93,14 +94,14 @@ class ShardUploader:
         fence: Fence,
         *,
         workers: TransferWorkers | None = None,
-        on_sent: Callable[[int], None] | None = None,
+        on_verified: Callable[[int], object] | None = None,
     ) -> None:
         self._client = client
         self._checkpoint_id = checkpoint_id
         self._rank = rank
         self._fence = fence
         self._workers = workers
-        self._on_sent = on_sent
+        self._on_verified = on_verified
         self._stop = threading.Event()
         self._digests: list[str] = []
         self._seen: set[str] = set()
@@ -284,8 +285,6 @@ class ShardUploader:
             self._sent_chunks += 1
             self._sent_chunk_bytes += opened.bytes
             self._sent_bytes += opened.held_bytes
-            if self._on_sent is not None:
-                self._on_sent(opened.bytes)
             self._close(answer.digest)
         elif answer.state is FinishedState.MISSING:
             # A network filesystem may show a new file late, and sending it again at once would not be seen either.
@@ -310,4 +309,6 @@ class ShardUploader:
         opened = self._open.pop(digest)
         self._held_bytes -= opened.held_bytes
         self._encoding.close(opened)
+        if self._on_verified is not None:
+            self._on_verified(opened.bytes)
         opened.let_go()
