@@ -218,3 +218,16 @@ def test_weights_of_another_run_are_fetched_once_too(proxy, cache, run):
     assert run_ranks(weights, 2, run) == [saved[0]] * 2
     assert set(fetches(proxy).values()) == {1}
     assert left_in(cache) == []
+
+
+def test_a_relaunch_on_the_same_node_reads_every_byte_from_its_local_tier(proxy, cache, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_LOCAL_DIR", str(tmp_path / "local"))
+    saved = run_ranks(save, 2, run)
+    proxy.heal()
+    assert run_ranks(restore, 2, run) == [(1, saved[0])] * 2
+    assert fetches(proxy) == {}
+    assert not cache.exists()
+    for path in (tmp_path / "local").glob("[0-9a-f][0-9a-f]/*"):
+        path.unlink()
+    assert run_ranks(restore, 2, run) == [(1, saved[0])] * 2
+    assert set(fetches(proxy).values()) == {1}, "what is no longer there is fetched once"

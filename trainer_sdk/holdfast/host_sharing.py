@@ -52,7 +52,7 @@ class HostSharing:
     def __init__(self, ranks: Ranks, settings: TrainerSettings, *, local: ChunkFolder | None = None) -> None:
         self._ranks = ranks
         self._settings = settings
-        self._local = local
+        self.local = local
 
     @contextmanager
     def of(self, reads: ReadPlan, chunks: Mapping[int, Sequence[str]]) -> Iterator[SharedReads | None]:
@@ -62,7 +62,7 @@ class HostSharing:
         wanted = tuple(dict.fromkeys(chunks[rank][ordinal] for rank, ordinal in reads.by_chunk))
         with ExitStack() as stack:
             if not self._ranks.some_share_a_host:
-                yield None if self._local is None else SharedReads(HostChunks(self._local, ()), wanted)
+                yield None if self.local is None else SharedReads(HostChunks(self.local, ()), wanted)
                 return
             universe = tuple(dict.fromkeys(digest for rank in sorted(chunks) for digest in chunks[rank]))
             offer = _Offer(wanted_bits(universe, frozenset(wanted)), self._offer_folder(stack))
@@ -84,7 +84,7 @@ class HostSharing:
         """The host's leader makes one, unless there is a local tier, or it is alone there."""
         alone = len(self._ranks.host_ranks) == 1
         limit = self._settings.cache_bytes
-        if self._local is not None or alone or limit == 0 or self._ranks.rank != self._ranks.host_leader:
+        if self.local is not None or alone or limit == 0 or self._ranks.rank != self._ranks.host_leader:
             return None
         where = self._settings.cache_dir or Path(tempfile.gettempdir())
         try:
@@ -96,8 +96,8 @@ class HostSharing:
         return folder, min(DEFAULT_CACHE_BYTES, free) if limit is None else limit
 
     def _folder(self, stack: ExitStack, offered: tuple[Path, int] | None) -> ChunkFolder | None:
-        if self._local is not None:
-            return self._local
+        if self.local is not None:
+            return self.local
         if offered is None:
             return None
         path, limit_bytes = offered

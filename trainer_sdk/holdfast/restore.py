@@ -148,12 +148,17 @@ class Restorer:
         self, state: dict[str, Any], point: RestorePoint, passed_over: list[PassedOver], *, rollback: bool
     ) -> int:
         began = time.monotonic()
-        with CheckpointSource(self._session.client, point.checkpoint_id, workers=self._workers) as source:
+        with CheckpointSource(
+            self._session.client, point.checkpoint_id, workers=self._workers, local=self._sharing.local
+        ) as source:
             documents = read_documents(self._ranks, source, rank_trees=True)
             planned = self._plan_on_all(state, documents)
-            read = self._read_on_all(source, planned, documents, point.step)
-        self._session.begin_to_restore()
-        self._ranks.together(lambda: self._apply(planned, documents, point.step))
+            try:
+                read = self._read_on_all(source, planned, documents, point.step)
+                self._session.begin_to_restore()
+                self._ranks.together(lambda: self._apply(planned, documents, point.step))
+            finally:
+                planned.arrivals.let_go()
         self._ranks.from_first(lambda: self._session.restored_from(point.checkpoint_id, rollback=rollback))
         self._session.has_whole_state()
         if self._ranks.is_first:
@@ -185,7 +190,7 @@ class Restorer:
                 count = source.read(
                     planned.reads,
                     documents.chunks,
-                    planned.arrivals.memory(),
+                    planned.arrivals.rooms(),
                     shared=shared,
                     on_bytes=lambda count: self._say_progress(meter.advance(count)),
                 )
@@ -263,7 +268,7 @@ class Restorer:
 
 
 def _from_hosts(count: int) -> str:
-    return f" ({readable_bytes(count)} of it shared on the hosts)" if count else ""
+    return f" ({readable_bytes(count)} of it found on the hosts)" if count else ""
 
 
 def _newer(passed_over: list[PassedOver]) -> str:

@@ -16,11 +16,13 @@ from typing import Self
 from holdfast.errors import IntegrityError
 from holdfast.host_sharing import SharedReads
 from holdfast.layout.reshard import Read, ReadPlan
-from holdfast.layout.scatter import scatter
+from holdfast.layout.scatter import Room, scatter
 from holdfast.layout.straight import straight
 from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
+from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_protocol.checkpoints import Manifest
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, ShardIndex
@@ -32,8 +34,12 @@ ChunkLists = Mapping[int, Sequence[str]]
 class CheckpointSource:
     """Keep it open while reading: it holds a lease, so that nothing is deleted under it."""
 
-    def __init__(self, client: Client, checkpoint_id: str, *, workers: TransferWorkers) -> None:
+    def __init__(
+        self, client: Client, checkpoint_id: str, *, workers: TransferWorkers, local: ChunkFolder | None = None
+    ) -> None:
+        """`local`: this host's local tier, where documents are looked for first."""
         self.checkpoint_id = checkpoint_id
+        self._local = None if local is None else HostChunks(local, ())
         self._client = client
         self._fetcher = ShardFetcher(client, checkpoint_id, workers=workers)
 
@@ -56,7 +62,7 @@ class CheckpointSource:
     def documents(self, digests: Iterable[str]) -> dict[str, bytes]:
         """Small chunks, whole, by digest."""
         found: dict[str, bytes] = {}
-        self._fetcher.fetch(digests, lambda digest, view: found.__setitem__(digest, bytes(view)))
+        self._fetcher.fetch(digests, lambda digest, view: found.__setitem__(digest, bytes(view)), host=self._local)
         return found
 
     def layout(self, manifest: Manifest) -> Layout:
@@ -76,14 +82,14 @@ class CheckpointSource:
         self,
         reads: ReadPlan,
         chunks: ChunkLists,
-        buffers: Mapping[str, memoryview],
+        rooms: Mapping[str, Room],
         *,
         shared: SharedReads | None = None,
         on_bytes: Callable[[int], object] | None = None,
     ) -> int:
-        """Fetches each chunk that the reads touch once, and puts what they take from it into `buffers`, by wanted
-        name: a chunk that is one run of a piece arrives there, others are copied from one buffer per thread. Believe
-        the buffers only when this returns: every digest was checked by then. Returns the bytes read. `shared`: with
+        """Fetches each chunk that the reads touch once, and puts what they take from it into `rooms`, by wanted name:
+        a chunk that is one run of host memory arrives there, others are copied from one buffer per thread. Believe
+        what is there only when this returns: every digest was checked by then. Returns the bytes read. `shared`: with
         whom, from host_sharing.py. `on_bytes` is called on the transfer threads with the bytes of each chunk that is
         verified.
         """
@@ -91,9 +97,9 @@ class CheckpointSource:
         for (rank, ordinal), of_chunk in reads.by_chunk.items():
             by_digest[chunks[rank][ordinal]].extend(of_chunk)
         in_place = {
-            digest: buffers[run.name][run.offset : run.offset + run.bytes]
+            digest: room[run.offset : run.offset + run.bytes]
             for digest, of_chunk in by_digest.items()
-            if (run := straight(of_chunk)) is not None
+            if (run := straight(of_chunk)) is not None and isinstance(room := rooms[run.name], memoryview)
         }
         fetched: list[int] = []
         lock = threading.Lock()
@@ -101,7 +107,7 @@ class CheckpointSource:
         def receive(digest: str, chunk: memoryview) -> None:
             if chunk is not in_place.get(digest):
                 for read in by_digest[digest]:
-                    scatter(read, chunk, buffers[read.name])
+                    scatter(read, chunk, rooms[read.name])
             with lock:
                 fetched.append(chunk.nbytes)
             if on_bytes is not None:
