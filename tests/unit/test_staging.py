@@ -13,6 +13,8 @@ from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
 from holdfast.layout.reshard import WantedPiece, plan_reads
 from holdfast.layout.scatter import scatter
 from holdfast.staging import StagingArea, StagingBusyError
+from holdfast.staging.host_copy import Copy, HostCopy
+from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.digests import chunk_digest
 from tests.support.staged import pieces_of, staged, tensors
 
@@ -149,6 +151,57 @@ def test_other_threads_may_hash_while_a_second_slab_fills():
     for reader in readers:
         reader.join()
     assert len(set(digests)) == 1
+
+
+class Workers:
+    """Threads that begin only when the test says so."""
+
+    count = 3
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job):
+        self.jobs.append(job)
+
+
+def test_helpers_that_come_late_touch_nothing():
+    workers = Workers()
+    area = StagingArea(helpers=workers)
+    values = {f"t{at}": torch.randn(5 * MIB) for at in range(2)}
+    shard = staged(values, area=area)
+    assert read_back(shard) == {name: bits(tensor) for name, tensor in values.items()}
+    assert len(workers.jobs) == 2
+    shard.release()
+    staged({name: torch.zeros(5 * MIB) for name in values}, area=area)
+    for job in workers.jobs:
+        job()
+    assert not any(area._places[0].layout.views["t0"].view(-1).tolist())
+
+
+def test_helpers_share_the_copy():
+    with TransferWorkers(1) as workers:
+        values = {f"t{at}": torch.randn(9 * MIB + at) for at in range(3)} | {"odd": torch.randn(999, 999).t()}
+        for _ in range(3):
+            assert read_back(staged(values, area=StagingArea(helpers=workers.hashing))) == {
+                name: bits(tensor) for name, tensor in values.items()
+            }
+
+
+def test_a_copy_that_is_interrupted_leaves_no_helper_in_the_slab(monkeypatch):
+    source, target, workers = torch.randn(16 * MIB), torch.zeros(16 * MIB), Workers()
+    copy = HostCopy([Copy(target, source)])
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(copy, "_take_parts", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            copy.run(workers)
+    for job in workers.jobs:
+        job()
+    assert not target.any()
 
 
 def test_an_empty_state_stages():

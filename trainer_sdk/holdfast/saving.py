@@ -32,6 +32,7 @@ from holdfast.state.capture import CapturedState, capture
 from holdfast.state.components import Declarations, path_of
 from holdfast.state.rng import capture_rng
 from holdfast.stats import SaveStats
+from holdfast_client.chunks.workers import WorkerThreads
 from holdfast_protocol.checkpoints import Component, MetricValue
 from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import CheckpointKind
@@ -74,7 +75,9 @@ class Saver:
         sizes: ChunkSizes,
         check_finite: bool,
         window_bytes: int | None,
+        helpers: WorkerThreads,
     ) -> None:
+        """`helpers`: threads that have nothing to do while training waits for the copy."""
         self._session = session
         self._ranks = session.ranks
         self._pipeline = pipeline
@@ -82,7 +85,7 @@ class Saver:
         self._declared = declared
         self._sizes = sizes
         self._check_finite = check_finite
-        self._staging = StagingArea(window_bytes=window_bytes)
+        self._staging = StagingArea(window_bytes=window_bytes, helpers=helpers)
         self._number = 0
         self._declined_during: int | None = None
         self._plan: LocalPlan | None = None

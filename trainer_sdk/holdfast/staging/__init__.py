@@ -5,7 +5,7 @@ Flow: capture -> plan -> **stage** -> hash -> upload.
     area.py     which memory a save gets, kept from save to save
     whole.py    the whole shard at once; frozen.py: what need not be copied again
     window.py   a window of bounded size, whose room is reused while the shard goes up
-    shard.py    what the upload sees of either; slab.py: the memory; bits.py: the copies
+    shard.py    what the upload sees of either; slab.py: the memory; bits.py, host_copy.py: the copies
 """
 
 from holdfast.staging.area import StagingArea, StagingBusyError

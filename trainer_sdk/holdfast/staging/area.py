@@ -16,6 +16,7 @@ from holdfast.staging.slab import Slab
 from holdfast.staging.whole import WholeLayout, WholeShard, chunk_starts
 from holdfast.staging.window import WindowedShard, WindowLayout
 from holdfast.state.tensors import TensorPiece
+from holdfast_client.chunks.workers import WorkerThreads
 
 log = logging.getLogger("holdfast")
 
@@ -50,9 +51,12 @@ class _Place:
 class StagingArea:
     """Owns the slabs. `stage` runs on the training thread; a shard's `release` on any."""
 
-    def __init__(self, slabs: int = 1, *, window_bytes: int | None = None) -> None:
+    def __init__(
+        self, slabs: int = 1, *, window_bytes: int | None = None, helpers: WorkerThreads | None = None
+    ) -> None:
         """`slabs`: saves that may be held at once; each costs the rank's share of the state in host memory, or
-        `window_bytes` where that is less. A window must have room for the largest chunk."""
+        `window_bytes` where that is less. A window must have room for the largest chunk.
+        `helpers`: threads that may be free while training waits; they copy as well."""
         if slabs < 1:
             raise ValueError(f"a staging area needs at least one slab, not {slabs}")
         if sys.byteorder != "little":
@@ -62,7 +66,7 @@ class StagingArea:
         self._places = [_Place() for _ in range(slabs)]
         self._free = list(self._places)
         self._closed = False
-        self._copier = Copier()
+        self._copier = Copier(helpers)
         self._distrusted: set[str] = set()
 
     @property

@@ -4,20 +4,15 @@ payloads survive.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import torch
+
+from holdfast.staging.host_copy import Copy, HostCopy
+from holdfast_client.chunks.workers import WorkerThreads
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COMPARED_BYTES = 64 * 1024 * 1024
 """So much of a tensor is compared at once: a device that is nearly full has room for that."""
-
-
-class Copy(NamedTuple):
-    """`source` is copied onto `target`: integers of one width, of one shape."""
-
-    target: torch.Tensor
-    source: torch.Tensor
 
 
 class Copying:
@@ -33,9 +28,11 @@ class Copying:
 
 
 class Copier:
-    """Starts copies from one thread; on CUDA on a stream of its own for each device."""
+    """Starts copies from one thread: on CUDA on a stream of its own for each device, on the host at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, helpers: WorkerThreads | None = None) -> None:
+        """`helpers` copy as well, as long as there is something left to copy when they come to it."""
+        self._helpers = helpers
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     @torch.no_grad()
@@ -47,7 +44,13 @@ class Copier:
         return Copying([event for device, those in by_device.items() for event in self._start(device, those)])
 
     def _start(self, device: torch.device, copies: list[Copy]) -> list[torch.cuda.Event]:
+        if device.type == "cpu":
+            flat = [copy for copy in copies if copy.source.is_contiguous()]
+            HostCopy(flat).run(self._helpers)
+            copies = [copy for copy in copies if not copy.source.is_contiguous()]
         targets, sources = [copy.target for copy in copies], [copy.source for copy in copies]
+        if not copies:
+            return []
         if device.type != "cuda":
             torch._foreach_copy_(targets, sources)
             return []

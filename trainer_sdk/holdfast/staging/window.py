@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.layout.plan import LocalPlan
-from holdfast.staging.bits import Copier, Copy, Copying, range_copies
+from holdfast.staging.bits import Copier, Copying, range_copies
+from holdfast.staging.host_copy import Copy
 from holdfast.staging.shard import StagedShard
 from holdfast.staging.slab import Slab, on_page
 from holdfast.state.tensors import TensorPiece
