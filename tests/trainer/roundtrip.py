@@ -49,9 +49,9 @@ def load(
         state, stored, rank=rank, world_size=world_size, declared=Declarations.of(**declared), options=options
     )
     arrivals = plan.arrivals(into_live=into_live)
-    memory = arrivals.memory()
+    rooms = arrivals.rooms()
     for (source, ordinal), reads in plan_reads(layout, plan.wanted, prefer_rank=rank).by_chunk.items():
         for read in reads:
-            scatter(read, memoryview(saved[source].chunks[ordinal]), memory[read.name])
+            scatter(read, memoryview(saved[source].chunks[ordinal]), rooms[read.name])
     plan.apply(arrivals)
     return plan.report

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 import torch
 from gloo import run_ranks
+from tests.support.damage import DAMAGES, files_of, flip
 from tests.support.training import Job, train, values
 
 import holdfast
 from holdfast import errors
 from holdfast_protocol.states import Health
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(data)
-
-
-def cut(path: Path) -> None:
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-DAMAGES = {"flipped": flip, "cut": cut, "deleted": Path.unlink}
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +31,6 @@ def chunk_lists(service, run):
             digests |= {chunk.digest for chunk in service.client.shard_chunks(view.id, rank).chunks}
         found.append((view.id, digests))
     return found
-
-
-def files_of(service, digest):
-    files = [path for path in service.store.glob(f"**/{digest}/*") if path.suffix != ".sha256"]
-    assert files
-    return files
 
 
 def distinct_saves(run, steps=2):
@@ -76,7 +55,7 @@ def test_damage_in_the_newest_is_reported_marked_and_the_one_before_taken(
     index = service.client.manifest(newest).shards[0].index_digest
     own = its_chunks - older_chunks
     for digest in own & {index} if which == "index" else own - {index}:
-        for path in files_of(service, digest):
+        for path in files_of(service.store, digest):
             DAMAGES[damage](path)
     monkeypatch.delenv("HOLDFAST_DIRECT_FILES")
     state = {"model": torch.nn.Linear(4, 4), "notes": {}}
@@ -94,7 +73,7 @@ def test_a_damaged_layout_that_all_checkpoints_share_raises_and_touches_nothing(
     distinct_saves(run)
     (newest, its_chunks), (_, older_chunks) = chunk_lists(service, run)
     assert service.client.manifest(newest).layout_digest in its_chunks & older_chunks
-    for path in files_of(service, service.client.manifest(newest).layout_digest):
+    for path in files_of(service.store, service.client.manifest(newest).layout_digest):
         flip(path)
     state = {"model": torch.nn.Linear(4, 4), "notes": {"mine": 1}}
     before = state["model"].weight.tolist()
@@ -108,7 +87,7 @@ def test_a_named_step_that_is_damaged_raises_and_never_falls_back(service, run):
     distinct_saves(run)
     (_, its_chunks), (_, older_chunks) = chunk_lists(service, run)
     for digest in its_chunks - older_chunks:
-        for path in files_of(service, digest):
+        for path in files_of(service.store, digest):
             flip(path)
     with holdfast.Checkpointer(run) as ckpt, pytest.raises((errors.IntegrityError, errors.ChunkGone)):
         ckpt.restore({"model": torch.nn.Linear(4, 4), "notes": {}}, at="1")
@@ -129,7 +108,7 @@ def test_all_ranks_take_the_same_earlier_point_when_one_rank_cannot_read_its_par
     run_ranks(train, 2, run, 3, timeout_seconds=120)
     newest = next(service.client.all_checkpoints(*run.split("/")))
     index_of_rank_1 = service.client.manifest(newest.id).shards[1].index_digest
-    for path in files_of(service, index_of_rank_1):
+    for path in files_of(service.store, index_of_rank_1):
         flip(path)
     restored = run_ranks(restore_job, 2, run, timeout_seconds=120)
     assert [start for start, _ in restored] == [2, 2], "step 1, on the rank with the good index too"
@@ -141,7 +120,7 @@ def test_all_ranks_take_the_same_earlier_point_when_one_rank_cannot_read_its_par
 def test_all_ranks_raise_untouched_where_no_candidate_is_left(service, run):
     run_ranks(train, 2, run, 2, timeout_seconds=120)
     for view in service.client.all_checkpoints(*run.split("/")):
-        for path in files_of(service, service.client.manifest(view.id).shards[1].index_digest):
+        for path in files_of(service.store, service.client.manifest(view.id).shards[1].index_digest):
             if path.exists():
                 path.unlink()
     assert run_ranks(restore_job, 2, run, timeout_seconds=120) == [("NoRestorePoint", True)] * 2

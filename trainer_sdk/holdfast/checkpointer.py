@@ -159,6 +159,8 @@ class Checkpointer:
         never its latest again.
 
         Raises on every rank or on none: NoRestorePoint, IntegrityError, StateMismatchError, ServiceUnavailable, ….
+        Bytes arrive in the tensors while they are hashed. So where it raises, the state may hold parts of a checkpoint;
+        the exception says so, and nothing is saved until a restore has ended well.
         """
         self._pipeline.wait_idle(self._ranks.timeout_seconds / 2)
         try:

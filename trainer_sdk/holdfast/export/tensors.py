@@ -38,10 +38,10 @@ def read_tensors(
     names = tuple(names)
     reads, fillers, wants = plan_tensors(contents, names)
     arrivals = wants.arrivals(into_live=False)
-    memory = arrivals.memory()
+    rooms = arrivals.rooms()
     left = iter(reads.by_chunk.items())
     while some := dict(islice(left, CHUNKS_AT_ONCE)):
-        on_bytes(source.read(ReadPlan(some), contents.chunks, memory))
+        on_bytes(source.read(ReadPlan(some), contents.chunks, rooms))
     whole = {name: fill(arrivals) for name, fill in fillers.items()}
     return {name: whole[_untied(contents, name)] for name in names}
 

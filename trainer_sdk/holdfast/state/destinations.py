@@ -31,15 +31,18 @@ class Wants:
         self.pieces: dict[str, WantedPiece] = {}
         self._uses: Counter[str] = Counter()
         self._live: list[tuple[str, torch.Tensor]] = []
+        self._devices: dict[str, torch.device] = {}
 
     def arrivals(self, *, into_live: bool) -> Arrivals:
         """Room for all that is wanted, once everything is planned. `into_live`: live tensors take their bytes
-        themselves where they can, and so change before anything was verified."""
+        themselves where they can, and so change before anything was verified, and new ones where they are to be.
+        Without it everything arrives on the host."""
         if not into_live:
             return Arrivals(self.pieces.values(), {})
+        devices = {name: device for name, device in self._devices.items() if self._uses[name] == 1}
         alone = {name: tensor for name, tensor in self._live if self._uses[name] == 1}
         others = [tensor for name, tensor in self._live if self._uses[name] > 1]
-        return Arrivals(self.pieces.values(), in_place(self.pieces, alone, others))
+        return Arrivals(self.pieces.values(), in_place(self.pieces, alone, others), devices)
 
     def entry(self, name: str) -> TensorEntry:
         """Raises TreeFormatError when a tree refers to a tensor that the layout lacks."""
@@ -78,6 +81,7 @@ class Wants:
     def new(self, name: str, device: torch.device) -> Filler:
         """A new plain tensor that holds the whole stored one."""
         self._whole(name, self.entry(name))
+        self._devices[name] = device
         return lambda arrivals: self._arrived(name, arrivals).to(device)
 
     def like(self, name: str, model: torch.Tensor) -> Filler:
@@ -85,11 +89,13 @@ class Wants:
         dtype = torch_dtype(self.entry(name).dtype)
         if not isinstance(model, DTensor):
             self._whole(name, self.entry(name))
+            self._devices[name] = model.device
             return lambda arrivals: _placed(self._arrived(name, arrivals), model)
         box = local_box(name, model)
         if box is None:
             return lambda arrivals: torch.empty_like(model, dtype=dtype, requires_grad=False)
         self._want(WantedPiece(name, self.entry(name).dtype, box.offsets, tuple(box.local.shape)))
+        self._devices[name] = box.local.device
 
         def fill(arrivals: Arrivals) -> torch.Tensor:
             return DTensor.from_local(

@@ -1,4 +1,4 @@
-"""The memory of host tensors, for bytes to arrive in. Below arrivals.py.
+"""The memory behind tensors, for bytes to arrive in. Below arrivals.py.
 
 What arrives in it is written behind torch's back, from transfer threads: nothing here is done while a step runs.
 """
@@ -13,17 +13,19 @@ from holdfast.layout.reshard import row_major_strides
 
 _HUGE_PAGES_FROM_BYTES = 4 * 1024 * 1024
 _ALIGNED_BYTES = 64
+_ADDRESSED = frozenset({"cpu", "cuda"})
+"""Devices whose data_ptr() are addresses, all in one space."""
 
 
-def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A new contiguous host tensor of undefined content.
+def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new contiguous tensor of undefined content.
 
-    A large one lies in numpy's memory, which asks the kernel for huge pages: taking fresh pages of 4 KiB costs 0.5 s
-    per GB, as much as hashing. Aligned as torch aligns, for kernels whose rounding depends on it.
+    A large one on the host lies in numpy's memory, which asks the kernel for huge pages: taking fresh pages of 4 KiB
+    costs 0.5 s per GB, as much as hashing. Aligned as torch aligns, for kernels whose rounding depends on it.
     """
     size_bytes = prod(shape) * dtype.itemsize
-    if size_bytes < _HUGE_PAGES_FROM_BYTES:
-        return torch.empty(tuple(shape), dtype=dtype)
+    if device.type != "cpu" or size_bytes < _HUGE_PAGES_FROM_BYTES:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
     room = np.empty(size_bytes + _ALIGNED_BYTES, dtype=np.uint8)
     start = -room.ctypes.data % _ALIGNED_BYTES
     storage = torch.from_numpy(room[start : start + size_bytes]).untyped_storage()
@@ -33,14 +35,19 @@ def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous host tensor, writable, one byte per item. It keeps that memory alive."""
-    view: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
+    view: memoryview = flat(tensor).view(torch.uint8).numpy().data
     return view
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The items of a contiguous tensor in their order, the same memory. A dimension of size 1 may have any stride."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def takes_bytes(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     """Whether the row-major bytes of a tensor of `shape` and `dtype` can be this tensor's memory as they are."""
     return (
-        tensor.device.type == "cpu"
+        tensor.device.type in _ADDRESSED
         and tuple(tensor.shape) == shape
         and tensor.dtype == dtype
         and tensor.is_contiguous()
@@ -57,11 +64,11 @@ def is_row_major(tensor: torch.Tensor) -> bool:
 
 
 def apart(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """The id() of each tensor whose host memory none of the others touches, in whole or in part.
+    """The id() of each tensor whose memory none of the others touches, in whole or in part.
 
     Bytes arrive in no particular order. Where two share memory an order must decide, and only apply has one.
     """
-    spans = sorted(_span(tensor) for tensor in tensors if tensor.device.type == "cpu" and tensor.numel())
+    spans = sorted(_span(tensor) for tensor in tensors if tensor.device.type in _ADDRESSED and tensor.numel())
     found = {identity for _, _, identity in spans}
     reached, furthest = 0, 0
     for start, end, identity in spans:

@@ -1,0 +1,45 @@
+"""Damage in a posix store, for tests of what a restore makes of it: one bit, one byte less, no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.source import CheckpointSource
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {"flipped": flip, "cut": cut, "deleted": Path.unlink}
+
+
+def files_of(store: Path, digest: str) -> list[Path]:
+    files = [path for path in store.glob(f"**/{digest}/*") if path.suffix != ".sha256"]
+    assert files
+    return files
+
+
+def chunks_of(client: Client, checkpoint_id: str, tensor: str) -> list[tuple[int, str]]:
+    """(rank that stored it, digest) of each chunk that holds a part of `tensor`, in order."""
+    with TransferWorkers(1) as workers, CheckpointSource(client, checkpoint_id, workers=workers) as source:
+        manifest = source.manifest()
+        layout = source.layout(manifest)
+        return [
+            (rank, source.chunk_list(manifest, rank)[segment.ordinal])
+            for rank, shard in enumerate(layout.shards)
+            for piece in shard.pieces
+            if piece.tensor == tensor
+            for segment in piece.segments
+        ]

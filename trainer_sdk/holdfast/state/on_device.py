@@ -1,0 +1,38 @@
+"""Room in a device's memory: what a verified chunk holds for a tensor there is copied to it at once, chunk by chunk.
+
+Flow: fetch -> a chunk is verified in the thread's own host buffer -> **OnDevice.take** -> the device. The copies run
+on the transfer threads, beside the other threads' reading and hashing, and the host holds a chunk per thread instead of
+the whole state. A device cannot hash what arrives: it only gets what was verified.
+"""
+
+import numpy as np
+import torch
+
+from holdfast.layout.reshard import Read
+from holdfast.layout.scatter import items_of
+from holdfast.state.memory import flat
+
+_OPAQUE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""As in scatter.py; torch copies few of the unsigned ones."""
+
+
+class OnDevice:
+    """For one contiguous tensor. Several threads may use it at once: reads of one plan never overlap."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.is_cuda:
+            # Whatever is queued there may still read or write the tensor, and the copies wait for no other stream.
+            torch.cuda.synchronize(tensor.device)
+        self._items = flat(tensor).view(_OPAQUE[tensor.itemsize])
+
+    def take(self, read: Read, chunk: memoryview) -> None:
+        """Copies `read`'s elements. When it returns they are there, and the chunk may be reused. Raises ValueError
+        when the read does not fit the chunk, RuntimeError when it does not fit the tensor."""
+        source = items_of(chunk, read.chunk_offset, read.shape, read.chunk_strides, read.item_bytes)
+        items = torch.from_numpy(np.ascontiguousarray(source).reshape(-1).view(np.uint8)).view(self._items.dtype)
+        strides = [stride // read.item_bytes for stride in read.destination_strides]
+        start = self._items.storage_offset() + read.destination_offset // read.item_bytes
+        target = self._items.as_strided(read.shape, strides, start)
+        target.copy_(items.view(read.shape))
+        if target.is_cuda:
+            torch.cuda.current_stream(target.device).synchronize()
