@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.begin_anew import BEGINS, worth_another_begin
 from holdfast.commit_watch import CommitWatch
-from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed
+from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed, SaveSpooled
 from holdfast.local.keeping import keep_save
 from holdfast.local.verdict import Verdict, verdict_of
 from holdfast.progress import Phase, ProgressBoard
@@ -129,7 +129,8 @@ class SavePipeline:
         spooled = [job for job in left if job.record is not None]
         self._reports.ended_with(spooled, [job for job in left if job.record is None], drain_seconds)
         for job in left:
-            job.handle.fail(SaveFailed(f"The job ended before the checkpoint of step {job.step} was committed"))
+            kind = SaveFailed if job.record is None else SaveSpooled
+            job.handle.fail(kind(f"The job ended before the checkpoint of step {job.step} was committed"))
 
     def _keep(self, job: SaveJob) -> None:
         """On the spool thread: makes the save durable on this node, and hands it on. What has no room here goes
@@ -203,7 +204,7 @@ class SavePipeline:
             if reason := self._watch.given_up(job.number):
                 raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
             try:
-                return self._save(job)
+                return self._save(job, tries)
             except HoldfastError as error:
                 if not self._tries_again(job, error, tries):
                     raise
@@ -213,13 +214,13 @@ class SavePipeline:
             patience.pause()
         raise AssertionError("the loop ends with a commit or an error")
 
-    def _tries_again(self, job: SaveJob, error: HoldfastError, tries: int) -> bool:
+    def _tries_again(self, job: SaveJob, error: BaseException, tries: int) -> bool:
         if self._tier is not None and not isinstance(job.staged, Exception):
             return verdict_of(error) is Verdict.AGAIN
         can_repeat = isinstance(job.staged, StagedShard) and job.staged.can_repeat
         return tries < BEGINS and can_repeat and worth_another_begin(error)
 
-    def _save(self, job: SaveJob) -> CheckpointView:
+    def _save(self, job: SaveJob, tries: int) -> CheckpointView:
         staged = job.staged if job.record is None and isinstance(job.staged, StagedShard) else None
         prompt = self._tier is not None or (staged is not None and not staged.can_repeat)
         client = self._prompt_client if prompt else self._patient_client
@@ -231,7 +232,7 @@ class SavePipeline:
         except BaseException as error:
             if staged is not None:
                 staged.give_up()  # before the service is told, which may take a while: training may be waiting
-            if self._others_must_hear(job, error):
+            if not self._tries_again(job, error, tries) and self._others_must_hear(job, error):
                 self._watch.give_up(job.number, f"Rank {self._rank} failed: {error}")
                 self._writer.fail(error)
             raise
@@ -245,9 +246,8 @@ class SavePipeline:
         """This rank fails for good, and the others would wait for it."""
         if isinstance(error, (CheckpointAborted, *ENDS_THE_JOB)):
             return False
-        if job.record is not None and isinstance(error, TransferStopped):
-            return False  # the next attempt goes on with it
-        return self._tier is None or verdict_of(error) is not Verdict.AGAIN
+        # Stopped, and in the spool: the next attempt goes on with it.
+        return job.record is None or not isinstance(error, TransferStopped)
 
     def _write(self, writer: ShardWriter, job: SaveJob) -> CheckpointView:
         if job.record is not None and self._tier is not None:

@@ -31,6 +31,6 @@ def verdict_of(error: BaseException) -> Verdict:
         return Verdict.AGAIN if worth_another_begin(error) else Verdict.DROP
     if isinstance(error, CheckpointConflict | ManifestConflict | InvalidRequest | ChunkCorrupt):
         return Verdict.DROP
-    if isinstance(error, HoldfastError) and not isinstance(error, TransferStopped | ENDS_THE_JOB):
+    if isinstance(error, HoldfastError) and not isinstance(error, (TransferStopped, *ENDS_THE_JOB)):
         return Verdict.AGAIN
     return Verdict.LEAVE

@@ -1,0 +1,61 @@
+"""What becomes of a spooled save that did not get through."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast import errors
+from holdfast.local.verdict import Verdict, verdict_of
+from holdfast_client.errors import (
+    CheckpointConflict,
+    ManifestConflict,
+    QuotaExceeded,
+    StoreUnavailable,
+    TransferStopped,
+    UnexpectedReply,
+)
+from holdfast_protocol.states import AbortCause
+
+
+@pytest.mark.rule("protocol-4")
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.ServiceUnavailable("away"),
+        StoreUnavailable("away"),
+        errors.StoreFull("full"),
+        errors.StoreRefused("keys"),
+        QuotaExceeded("used up"),
+        UnexpectedReply("a proxy's page"),
+        errors.ChunkGone("of another rank"),
+        errors.CheckpointAborted("silence", context={"cause": AbortCause.SILENT}),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_time_or_an_operator_may_mend_is_tried_again(error):
+    assert verdict_of(error) is Verdict.AGAIN
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ManifestConflict("other content"),
+        CheckpointConflict("other world"),
+        errors.ChunkCorrupt("0" * 64, "missing", "rotten here"),
+        errors.CheckpointAborted("rank 1 failed", context={"cause": AbortCause.RANK_FAILED}),
+        errors.CheckpointAborted("by a person", context={"cause": AbortCause.JOB}),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_can_never_be_committed_makes_room(error):
+    assert verdict_of(error) is Verdict.DROP
+
+
+@pytest.mark.rule("protocol-4")
+@pytest.mark.parametrize(
+    "error",
+    [errors.StaleAttempt("fenced"), errors.Unauthenticated("expired"), TransferStopped("the job ends"), ValueError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_only_this_job_cannot_do_is_left_for_the_next(error):
+    assert verdict_of(error) is Verdict.LEAVE
