@@ -56,14 +56,19 @@ class Network:
         }
         return ClientSettings(**(chosen | changes))
 
-    def checkpointer(self, run: str, *, strict: bool = False, **client: Any) -> holdfast.Checkpointer:
+    def checkpointer(
+        self, run: str, *, strict: bool = False, save_retry_seconds: float = 20.0, **client: Any
+    ) -> holdfast.Checkpointer:
+        settings = TrainerSettings(
+            transfers=4, drain_seconds=30, collective_timeout_seconds=60, save_retry_seconds=save_retry_seconds
+        )
         return holdfast.Checkpointer(
             run,
             create=True,
             strict=strict,
             save=holdfast.Every(steps=1),
             chunk_sizes=SMALL_CHUNKS,
-            settings=TrainerSettings(transfers=4, drain_seconds=30, collective_timeout_seconds=60),
+            settings=settings,
             client_settings=self.settings(**client),
         )
 
