@@ -128,6 +128,11 @@ class CheckpointView(Reply):
     digest: str | None
     logical_bytes: int = Field(description="The state's bytes as the trainer sees them.")
     chunk_bytes: int = Field(description="Bytes of the distinct chunks that this checkpoint needs.")
+    stored_bytes: int | None = Field(
+        default=None,
+        description="What these chunks take in the store: fewer bytes where they are compressed. Told only where one "
+        "checkpoint is selected.",
+    )
     uploaded_bytes: int = Field(description="Bytes that this checkpoint had to send, as they are stored.")
     deduplicated_bytes: int = Field(default=0, description="Bytes that it did not send, because they were there.")
     metrics: Metrics

@@ -339,3 +339,16 @@ def test_a_damaged_encoded_chunk_is_found_by_a_report_and_healed_by_its_bytes(
     found = report()
     assert not found["readable"]
     assert found["corrupt_checkpoints"] == [save.id]
+
+
+def test_a_selected_checkpoint_tells_what_its_chunks_take_in_the_store(service: RunningService, job: Job) -> None:
+    save = job.begin(1)
+    upload(save)
+    view = commit(save)
+    assert (view["chunk_bytes"], view["uploaded_bytes"]) == (len(RAW) + len(b"index"), len(STORED) + len(b"index"))
+    selected = answer(service.http().get("/v1/projects/demo/runs/gpt/checkpoints/1"))
+    assert selected["stored_bytes"] == len(STORED) + len(b"index")
+    # Another, larger copy takes nothing away from that.
+    Job(service.http(), "demo/other").save(1, content=RAW)
+    again = answer(service.http().get("/v1/projects/demo/runs/gpt/checkpoints/1"))
+    assert again["stored_bytes"] == selected["stored_bytes"]

@@ -96,6 +96,14 @@ def _pushed(one: CheckpointView) -> str:
     return f"{late}, off the line: restored as {one.step}#{one.attempt} and never as latest"
 
 
+def _chunks(one: CheckpointView) -> str:
+    """Stored bytes beside the chunks' own, where these are not the same."""
+    size = as_bytes(one.chunk_bytes)
+    if one.stored_bytes is None or one.stored_bytes in (0, one.chunk_bytes):
+        return size
+    return f"{size}, stored in {as_bytes(one.stored_bytes)} ({one.stored_bytes / one.chunk_bytes:.0%})"
+
+
 def _facts(one: CheckpointView) -> list[tuple[str, str]]:
     facts = [
         ("checkpoint", one.id),
@@ -115,7 +123,7 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("abort reason", one.abort_reason or ""),
         ("abort rank", "" if one.abort_rank is None else str(one.abort_rank)),
         ("size", as_bytes(one.logical_bytes)),
-        ("chunks", as_bytes(one.chunk_bytes)),
+        ("chunks", _chunks(one)),
         ("sent", f"{as_bytes(one.uploaded_bytes)}, deduplicated {as_bytes(one.deduplicated_bytes)}"),
         ("digest", one.digest or ""),
         ("created", f"{as_time(one.created_at)} UTC"),

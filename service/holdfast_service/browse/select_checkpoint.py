@@ -17,6 +17,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.points import point_of
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.catalog.restore_choice import choose_restore_point, line_of_run
+from holdfast_service.catalog.stored_bytes import stored_bytes_of_checkpoint
 from holdfast_service.catalog.tables import Checkpoint, Run
 from holdfast_service.catalog.views import current_checkpoint_view
 from holdfast_service.context import ServiceContext
@@ -38,7 +39,8 @@ def select_checkpoint(
             checkpoint = _at_step(session, found, point)
         else:
             checkpoint = _or_not_found(session.get(Checkpoint, point.checkpoint_id), found, point)
-        return current_checkpoint_view(session, owner.name, found.name, checkpoint)
+        view = current_checkpoint_view(session, owner.name, found.name, checkpoint)
+        return view.model_copy(update={"stored_bytes": stored_bytes_of_checkpoint(session, checkpoint.id)})
 
 
 def _restorable(session: Session, run: Run, point: Latest | Best) -> Checkpoint:

@@ -50,6 +50,20 @@ def stored_bytes_of_run(session: Session, run_id: str) -> int:
     return int(total or 0)
 
 
+def stored_bytes_of_checkpoint(session: Session, checkpoint_id: str) -> int:
+    """Of the distinct chunks that it needs, each in its smallest copy that can be read: less than the chunks' own bytes
+    where they are compressed. It looks at every chunk, so it is asked for one checkpoint at a time."""
+    lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
+    chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
+    smallest = (
+        select(func.min(Copy.stored_bytes).label("stored"))
+        .where(Copy.chunk_id.in_(chunks), Copy.state.in_((CopyState.VERIFIED, CopyState.SUSPECT)))
+        .group_by(Copy.chunk_id)
+        .subquery()
+    )
+    return int(session.scalar(select(func.sum(smallest.c.stored))) or 0)
+
+
 def committed_bytes(session: Session, project_ids: Collection[str]) -> dict[str, CommittedBytes]:
     """By project id; of the checkpoints that are committed now."""
     rows = session.execute(
