@@ -13,10 +13,15 @@ from statistics import median
 from typing import Any, Literal
 
 from benchmarks.processes import Failed, Figures
-from benchmarks.schedule import Measures
+from benchmarks.schedule import BOUNDED, COMPRESSION, Measures
 
 _GB = 1e9
 _MIB = 1024 * 1024
+_TRAINED = {
+    "fp32": "weights in fp32",
+    "bf16": "the same weights, rounded to bf16",
+    "adamw": "weights in fp32 with AdamW's two moments",
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,15 @@ class Rows:
         self._measures = measures
 
     def all(self) -> list[Row]:
-        return [*self._stalls(), *self._saves(), *self._restores(), *self._memory(), *self._counted(), *self._details()]
+        return [
+            *self._stalls(),
+            *self._saves(),
+            *self._restores(),
+            *self._memory(),
+            *self._counted(),
+            *self._compression(),
+            *self._details(),
+        ]
 
     def _stalls(self) -> list[Row]:
         stall = self._median("posix holdfast", _of("stall_seconds"))
@@ -135,17 +148,19 @@ class Rows:
                 "x the state",
                 "the kernel's high-water mark over the process before its first save",
             ),
-            Row(
+            _beside(
                 "bounded_save_peak_extra_mib",
-                None,
-                "MiB",
+                self._median(BOUNDED, lambda figures: figures["peak_extra_bytes"] / _MIB),
+                self._median("posix holdfast", lambda figures: figures["peak_extra_bytes"] / _MIB),
                 "lower",
-                None,
-                None,
-                None,
-                "not measured: there is no bounded mode yet",
+                "MiB",
+                f"the same with host_memory of 192 MiB; save() waits for the upload then{self._bounded_stall()}",
             ),
         ]
+
+    def _bounded_stall(self) -> str:
+        stall = self._median(BOUNDED, _of("stall_seconds")).value
+        return "" if stall is None else f": {stall:.2f} s"
 
     def _counted(self) -> list[Row]:
         rates = [
@@ -185,10 +200,27 @@ class Rows:
             ),
         ]
 
+    def _compression(self) -> list[Row]:
+        """What it saves and what it costs, on states that were really trained."""
+        rows = []
+        steps = self._median(COMPRESSION, _of("steps")).value
+        trained = "" if steps is None else f"the demo's GPT after {steps:.0f} steps; "
+        for state, what in _TRAINED.items():
+            ratio = self._median(COMPRESSION, _of(f"{state}_ratio"))
+            how = f"{trained}{what}; bytes on the wire over the bytes of the chunks"
+            rows.append(Row(f"zstd_ratio_{state}", ratio.value, "x raw", "lower", None, None, None, _why(how, ratio)))
+            for way, verb in (("save", "saving"), ("restore", "restoring")):
+                added = self._median(COMPRESSION, _of(f"{state}_{way}_cpu"))
+                raw = self._median(COMPRESSION, _of(f"{state}_raw_{way}_cpu"))
+                how = f"what compression adds to {verb} it, all threads; beside it {verb} it raw"
+                name = f"zstd_{way}_cpu_{state}"
+                rows.append(Row(name, added.value, "CPU-s/GB", "lower", "raw", raw.value, None, _why(how, added)))
+        return rows
+
     def _details(self) -> list[Row]:
         rows = []
         for label in self._measures:
-            if label.startswith("training, "):
+            if label.startswith("training, ") or label == COMPRESSION:
                 continue
             for name, unit, better, figure in _DETAILS:
                 found = self._median(label, figure)

@@ -62,11 +62,15 @@ S3 = (
     Subject("s3 torch.save + boto3", "s3", "torch_boto3", "torch_boto3"),
     Subject("s3 dcp with s3fs", "s3", "dcp_save", "dcp_restore", options={"storage": "s3fs"}),
 )
+BOUNDED = "posix holdfast, host_memory of 192 MiB"
 ONCE = (
+    Subject(BOUNDED, "holdfast-posix", "holdfast_save", rounds=_FAST, options={"host_memory": 192 * 1024 * 1024}),
     Subject("frozen holdfast", "holdfast-posix", "holdfast_save", options={"frozen": True}),
+    Subject("frozen holdfast, declared", "holdfast-posix", "holdfast_save", options={"frozen": True, "declared": True}),
     Subject("frozen dcp.save", "files", "dcp_save", options=_FILES | {"frozen": True}),
 )
-"""Counted and not timed."""
+"""Counted, and timed only by the way."""
+COMPRESSION = "compression of trained states"
 TWO_RANKS = (
     Subject("2 ranks posix holdfast", "holdfast-posix", "holdfast_save", rounds=_FAST, ranks=2),
     Subject("2 ranks posix dcp.save", "files", "dcp_save", rounds=_FAST, ranks=2, options=_FILES),
@@ -92,9 +96,10 @@ class Schedule:
             self.say(f"repeat {repeat + 1} of {self.repeats}")
             for subject in self._wanted(POSIX + S3):
                 self._measure(subject)
-        self.say("once: what is frozen, two ranks, training during a save")
+        self.say("once: bounded memory, what is frozen, two ranks, training during a save")
         for subject in self._wanted(ONCE + TWO_RANKS):
             self._measure(subject)
+        self._measure_compression()
         for place in self._training_places():
             self._measure_training(place)
         return dict(self.measures)
@@ -129,6 +134,11 @@ class Schedule:
                 again = replace(spec, case=subject.restore, options=subject.options | of_saved)
                 self._note(f"{label}, restore", measured(python, again, started.environment))
             return float(saved.get("seconds", 0.0))
+
+    def _measure_compression(self) -> None:
+        with servers("holdfast-posix") as started:
+            spec = _spec("compression", self.size_bytes, _FAST, started, {})
+            self._note(COMPRESSION, measured(Path(sys.executable), spec, started.environment))
 
     def _training_places(self) -> tuple[Place, ...]:
         return ("holdfast-posix", "holdfast-s3") if self.with_s3 else ("holdfast-posix",)
