@@ -151,7 +151,8 @@ class ShardFetcher:
         try:
             while waiting or running:
                 check_stop(self._stop)
-                if waiting and len(running) <= threads.count:
+                # Asked for while each thread has another chunk to go on with: the round trip stops none of them.
+                if waiting and len(running) <= 2 * threads.count:
                     batch = _next_few(waiting, over_http)
                     running.update(batch)
                     for digest in list(batch):
