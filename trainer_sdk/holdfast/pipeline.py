@@ -69,6 +69,8 @@ class SavePipeline:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._in_flight: dict[int, SaveJob] = {}
+        self._left: list[SaveJob] = []
+        """What this job has stopped trying to commit, and did not fail for good."""
         self._idle = threading.Event()
         self._idle.set()
         self._free = threading.Event()
@@ -121,16 +123,19 @@ class SavePipeline:
             staged.give_up()
         self._keeps.put(None)
         self._uploads.put(None)
-        with self._lock:
-            left = list(self._in_flight.values())
         for thread in self._threads:
             thread.join(timeout=_STOP_SECONDS)
-        left = [job for job in left if not job.handle.committed.done()]
-        spooled = [job for job in left if job.record is not None]
-        self._reports.ended_with(spooled, [job for job in left if job.record is None], drain_seconds)
-        for job in left:
+        with self._lock:
+            cut_off = list(self._in_flight.values())
+        for job in cut_off:
             kind = SaveFailed if job.record is None else SaveSpooled
             job.handle.fail(kind(f"The job ended before the checkpoint of step {job.step} was committed"))
+        left = [*self._left, *cut_off]
+        self._reports.ended_with(
+            spooled=[job for job in left if job.record is not None],
+            lost=[job for job in left if job.record is None],
+            drain_seconds=drain_seconds,
+        )
 
     def _keep(self, job: SaveJob) -> None:
         """On the spool thread: makes the save durable on this node, and hands it on. What has no room here goes
@@ -288,10 +293,13 @@ class SavePipeline:
 
     def _failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
         if job.record is None:
+            if isinstance(failure, TransferStopped):
+                self._left.append(job)
             return self._reports.failed(job, failure)
         if verdict_of(failure) is Verdict.DROP:
             self._forget(job)
             return self._reports.failed(job, failure)
+        self._left.append(job)
         return self._reports.left_in_spool(job, failure)
 
     def _forget(self, job: SaveJob) -> None:

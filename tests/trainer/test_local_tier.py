@@ -1,0 +1,191 @@
+"""The local tier in a job whose service is well: what is on the node, what is read from there, what when it is full."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+from gloo import run_ranks
+from tests.support.training import Job, values
+
+import holdfast
+from holdfast import errors
+from holdfast.layout.plan import ChunkSizes
+from holdfast_client.local.chunk_folder import ChunkFolder
+from holdfast_client.local.tier import LocalTier
+
+FRESH = 300_000
+"""Elements of a state: 1.2 MB, in chunks of its own."""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "nvme"
+
+
+def state_at(step):
+    return {"big": {"tensor": torch.full((FRESH,), float(step)) + torch.arange(FRESH)}}
+
+
+def hold_uploads(ckpt):
+    """Nothing goes up until the event is set."""
+    gate = threading.Event()
+    commit = ckpt._pipeline._commit
+    ckpt._pipeline._commit = lambda job: (gate.wait(60), commit(job))[1]
+    return gate
+
+
+def chunk_files(folder):
+    return [folder / name / file for name in os.listdir(folder) if len(name) == 2 for file in os.listdir(folder / name)]
+
+
+def spooled(folder):
+    tier = LocalTier(folder, None)
+    try:
+        return [record.step for record in tier.spool.read().records], tier.folder.holds()
+    finally:
+        tier.close()
+
+
+def test_without_a_local_tier_the_handle_says_that_nothing_is_on_the_node(run):
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore({})
+        assert ckpt.save(0, {}).local.result(timeout=60) is False
+        assert ckpt.stats.spooled == 0
+
+
+def test_the_next_save_begins_while_earlier_ones_wait_for_their_upload_and_all_commit_in_order(run, folder):
+    with holdfast.Checkpointer(run, local=folder) as ckpt:
+        ckpt.restore(state_at(0))
+        gate = hold_uploads(ckpt)
+        handles = [ckpt.save(step, state_at(step)) for step in range(4)]
+        assert [handle.local.result(timeout=60) for handle in handles] == [True] * 4
+        assert not ckpt.wait(timeout_seconds=0), "none is committed"
+        gate.set()
+        views = [handle.committed.result(timeout=60) for handle in handles]
+        assert sorted(view.committed_at for view in views) == [view.committed_at for view in views]
+        assert (ckpt.stats.spooled, ckpt.stats.declined, ckpt.stats.committed_late) == (4, 0, 0)
+    assert spooled(folder) == ([], []), "committed saves leave no record, and may be evicted"
+    assert chunk_files(folder), "and are there for a relaunch"
+
+
+def test_a_relaunch_reads_from_the_node_what_has_the_right_bytes_and_the_rest_from_the_store(
+    run, folder, service, monkeypatch
+):
+    job = Job()
+    with holdfast.Checkpointer(run, local=folder, chunk_sizes=ChunkSizes(256, 1024, 512)) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+    files = chunk_files(folder)
+    rotten = files[0]
+    rotten.chmod(0o600)
+    rotten.write_bytes(bytes([rotten.read_bytes()[0] ^ 1]) + rotten.read_bytes()[1:])
+    found: dict[str, bool] = {}
+    read = ChunkFolder.read_into
+
+    def counted(self, digest, *args, **rest):
+        found[digest] = read(self, digest, *args, **rest)
+        return found[digest]
+
+    monkeypatch.setattr(ChunkFolder, "read_into", counted)
+    restored = Job(seed=3)
+    with holdfast.Checkpointer(run, local=folder) as ckpt:
+        assert ckpt.restore(restored.state) == 1
+    assert values(restored.state) == values(job.state)
+    assert sum(found.values()) > 3
+    assert found.get(rotten.name, False) is False
+    assert service.client.restore_point("tests", run.partition("/")[2]).restore_point.step == 0
+
+
+def test_a_full_folder_lets_saves_go_straight_to_the_store_and_says_what_helps(run, folder, monkeypatch, caplog):
+    monkeypatch.setenv("HOLDFAST_LOCAL_BYTES", "3000000")
+    with holdfast.Checkpointer(run, local=folder) as ckpt:
+        ckpt.restore(state_at(0))
+        gate = hold_uploads(ckpt)
+        handles = [ckpt.save(step, state_at(step)) for step in range(3)]
+        assert [handle.local.result(timeout=60) for handle in handles] == [True, True, False]
+        assert "`holdfast spool list` shows them; raise HOLDFAST_LOCAL_BYTES" in caplog.text
+        gate.set()
+        assert [handle.committed.result(timeout=60).step for handle in handles] == [0, 1, 2]
+        last = ckpt.save(3, state_at(3))
+        assert last.local.result(timeout=60), "what is committed made room"
+        last.committed.result(timeout=60)
+        assert (ckpt.stats.spooled, ckpt.stats.committed) == (3, 4)
+    restored = state_at(9)
+    with holdfast.Checkpointer(run, local=folder) as ckpt:
+        assert ckpt.restore(restored) == 4
+    assert torch.equal(restored["big"]["tensor"], state_at(3)["big"]["tensor"])
+
+
+def test_a_disk_that_fails_costs_the_copy_on_the_node_and_not_the_save(run, folder, monkeypatch, caplog):
+    def broken(self, *args, **rest):
+        raise OSError(5, "Input/output error")
+
+    with holdfast.Checkpointer(run, local=folder) as ckpt:
+        ckpt.restore({})
+        monkeypatch.setattr(ChunkFolder, "add", broken)
+        handle = ckpt.save(0, state_at(0))
+        assert handle.local.result(timeout=60) is False
+        assert handle.committed.result(timeout=60).step == 0
+    assert "cannot be written to" in caplog.text
+    assert spooled(folder) == ([], [])
+
+
+def test_a_save_through_a_window_that_finds_no_room_fails_alone(run, folder, monkeypatch):
+    sizes = ChunkSizes(65536, 262144, 131072)
+    monkeypatch.setenv("HOLDFAST_LOCAL_BYTES", "1000000")
+    with holdfast.Checkpointer(run, local=folder, host_memory=600_000, chunk_sizes=sizes) as ckpt:
+        ckpt.restore({})
+        handle = ckpt.save(0, state_at(0))
+        assert isinstance(handle.committed.exception(timeout=60), errors.SaveFailed)
+        small = {"big": {"tensor": torch.arange(200_000.0)}}
+        assert ckpt.save(1, small).committed.result(timeout=60).step == 1
+        assert ckpt.stats.spooled == 1
+
+
+def test_other_content_for_a_step_that_is_committed_is_given_up_and_leaves_the_spool(run, folder):
+    with holdfast.Checkpointer(run, local=folder) as ckpt:
+        ckpt.restore({})
+        ckpt.save(0, state_at(0)).committed.result(timeout=60)
+        again = ckpt.save(0, state_at(0))
+        assert again.committed.result(timeout=60).step == 0, "the same content is the same checkpoint"
+        other = ckpt.save(0, state_at(1))
+        assert isinstance(other.committed.exception(timeout=60).__cause__, errors.HoldfastError)
+        assert ckpt.save(1, state_at(1)).committed.result(timeout=60).step == 1
+    assert spooled(folder) == ([], [])
+
+
+def one_rank_fails(rank, run, folder):
+    """Rank 1 cannot read its own shard of step 1 any more, when rank 0 has not come to that save yet."""
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True, local=folder) as ckpt:
+        ckpt.restore(job.state)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        gate = hold_uploads(ckpt)
+        handles = []
+        for step in (1, 2):
+            job.step(step)
+            handles.append(ckpt.save(step, job.state))
+            handles[-1].local.result(timeout=60)
+        if rank == 1:
+            tier = LocalTier(folder, None)
+            by_name = {(each.step, each.rank): each for each in tier.spool.read().records}
+            record = by_name.pop((1, 1))
+            own = {chunk.digest for chunk in record.chunks} - {
+                c.digest for each in by_name.values() for c in each.chunks
+            }
+            digest = min(own)
+            os.unlink(folder / digest[:2] / digest)
+            gate.set()
+            handles[0].committed.exception(timeout=60)
+        torch.distributed.barrier()
+        gate.set()
+        return type(handles[0].committed.exception(timeout=60)).__name__, handles[1].committed.result(timeout=60).step
+
+
+def test_a_rank_that_gives_a_save_up_keeps_nobody_waiting_and_the_next_save_commits(run, folder):
+    assert run_ranks(one_rank_fails, 2, run, folder) == [("SaveFailed", 2)] * 2
+    assert spooled(folder) == ([], [])
