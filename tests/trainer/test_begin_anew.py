@@ -4,50 +4,49 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 from gloo import run_ranks
-from tests.chaos.conftest import TOKEN, RestartableService
+from sqlalchemy import update
+from tests.support.service import RunningService, running_service
 from tests.support.training import Job
 
 import holdfast
 from holdfast import errors
 from holdfast.begin_anew import BEGINS, worth_another_begin
 from holdfast_client.client import Client
-from holdfast_protocol.runs import EditProject
+from holdfast_client.errors import IncompleteCheckpoint
 from holdfast_protocol.states import AbortCause, CheckpointState
+from holdfast_service.catalog.tables import Checkpoint, Copy
+from holdfast_service.clock import database_now
+from holdfast_service.reap.tick import tick
+from holdfast_service.settings import ServiceSettings
 
 
 @pytest.fixture
 def service(tmp_path, monkeypatch):
-    """It gives up what nobody has called for in five seconds, which is the least that it can be told."""
-    idle = {"HOLDFAST_UPLOAD_IDLE_SECONDS": "5", "HOLDFAST_CONTROLLER_INTERVAL_SECONDS": "0.2"}
-    running = RestartableService(tmp_path, idle)
-    monkeypatch.setenv("HOLDFAST_URL", running.url)
-    monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
+    """In this process and without background work, so that the test says when a checkpoint is given up."""
+    with running_service(ServiceSettings(data_dir=tmp_path / "data", port=0)) as running:
+        running.make_project("tests")
+        monkeypatch.setenv("HOLDFAST_URL", running.url)
+        monkeypatch.setenv("HOLDFAST_TOKEN", running.token())
+        yield running
+
+
+def give_up(service: RunningService, checkpoint_id: str) -> None:
+    """As the reaper does when no rank has called for long."""
+    aborted: tuple[str, ...] = ()
+    while checkpoint_id not in aborted:
+        with service.context.database.transaction() as session:
+            past = database_now(session) - timedelta(days=1)
+            session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(deadline_at=past))
+        aborted = tick(service.context).aborted
+
+
+def views_of(run: str, step: int):
     with Client() as client:
-        client.edit_project("tests", EditProject())
-    yield running
-    running.stop()
-
-
-def wait_until_given_up(writer):
-    with Client() as client:
-        while client.checkpoint(writer.checkpoint_id).state is CheckpointState.UPLOADING:
-            time.sleep(0.1)
-
-
-def hold_until_given_up(ckpt, times):
-    """Says nothing to the service, as a rank that is cut off, until its checkpoint was aborted; so many times."""
-    write, left = ckpt._pipeline._write, [None] * times
-
-    def held(writer, job):
-        if left:
-            left.pop()
-            wait_until_given_up(writer)
-        return write(writer, job)
-
-    ckpt._pipeline._write = held
+        return [view for view in client.all_checkpoints("tests", run) if view.step == step]
 
 
 def saved_after_silence(rank, run, silent_rank):
@@ -55,79 +54,124 @@ def saved_after_silence(rank, run, silent_rank):
     with holdfast.Checkpointer(run, create=True) as ckpt:
         ckpt.restore(job.state)
         if rank == silent_rank:
-            hold_until_given_up(ckpt, times=1)
+            write = ckpt._pipeline._write
+            ckpt._pipeline._write = lambda writer, job: (wait_until_given_up(), write(writer, job))[1]
         view = ckpt.save(7, job.state).committed.result(timeout=100)
+        if rank == silent_rank:
+            ckpt._pipeline._write = write
         follows = ckpt.save(8, job.state).committed.result(timeout=100)
         return view.step, view.id, follows.step
+
+
+def wait_until_given_up():
+    """Says nothing to the service, as a rank that is cut off. Only the first checkpoint is given up."""
+    while not any(view.state is CheckpointState.ABORTED for view in views_of("cut", 7)):
+        time.sleep(0.05)
 
 
 @pytest.mark.rule("protocol-6")
 @pytest.mark.parametrize("silent_rank", [0, 1])
 def test_all_ranks_begin_a_step_anew_that_was_given_up_for_silence(service, silent_rank):
-    """The one that waits is the host's leader, or waits for what the leader hears."""
-    results = run_ranks(saved_after_silence, 2, "tests/cut", silent_rank)
-    assert results[0] == results[1]
+    """The one that has sealed and waits is the host's leader, or waits for what the leader hears."""
+
+    def reap_once_the_other_has_sealed():
+        while not (waiting := [view for view in views_of("cut", 7) if view.sealed_ranks == 1]):
+            time.sleep(0.05)
+        give_up(service, waiting[0].id)
+
     with Client() as client:
-        views = [view for view in client.all_checkpoints("tests", "cut") if view.step == 7]
-        assert {(view.state, view.abort_cause) for view in views} == {("aborted", "silent"), ("committed", None)}
+        client.make_run("tests", "cut")
+    reaper = threading.Thread(target=reap_once_the_other_has_sealed, daemon=True)
+    reaper.start()
+    results = run_ranks(saved_after_silence, 2, "tests/cut", silent_rank)
+    reaper.join(60)
+    assert results[0] == results[1]
+    assert sorted((view.state, view.abort_cause) for view in views_of("cut", 7)) == [
+        ("aborted", "silent"),
+        ("committed", None),
+    ]
+    with Client() as client:
         assert client.restore_point("tests", "cut").restore_point.step == 8
+
+
+def before_the_first_seal(ckpt, fault):
+    """Calls `fault(checkpoint_id)` when this rank's chunks are verified, and its shard is not sealed yet."""
+    begin, seals = ckpt._session.begin_shard, []
+
+    def begin_shard(*arguments):
+        writer = begin(*arguments)
+        if not seals:
+            seals.append(writer.seal)
+            writer.seal = lambda **options: (fault(writer.checkpoint_id), seals[0](**options))[1]
+        return writer
+
+    ckpt._session.begin_shard = begin_shard
 
 
 def test_what_had_arrived_is_not_sent_again(service):
     state = {"notes": {"text": "a" * 5000}}
     with holdfast.Checkpointer("tests/again", create=True) as ckpt:
         ckpt.restore(state)
-        begin, seals = ckpt._session.begin_shard, []
-
-        def begin_shard(*arguments):
-            writer = begin(*arguments)
-            if not seals:
-                seals.append(writer.seal)
-                writer.seal = lambda **options: (wait_until_given_up(writer), seals[0](**options))[1]
-            return writer
-
-        ckpt._session.begin_shard = begin_shard
+        before_the_first_seal(ckpt, lambda checkpoint_id: give_up(service, checkpoint_id))
         view = ckpt.save(1, state).committed.result(timeout=100)
-        assert ckpt.stats.sent_bytes > 0
     assert view.uploaded_bytes == 0
+    assert [view.state for view in views_of("again", 1)].count("aborted") == 1
+
+
+def test_a_chunk_that_is_lost_before_the_seal_is_sent_again_and_no_other_rank_hears_of_a_failure(service):
+    state = {"notes": {"text": "a" * 5000}}
+
+    def lose_every_chunk(checkpoint_id):
+        with service.context.database.transaction() as session:
+            session.execute(update(Copy).values(state="bad"))
+
+    with holdfast.Checkpointer("tests/lost", create=True) as ckpt:
+        ckpt.restore(state)
+        before_the_first_seal(ckpt, lose_every_chunk)
+        view = ckpt.save(1, state).committed.result(timeout=100)
+        assert ckpt.restore(state) == 2
+    assert [view.id] == [each.id for each in views_of("lost", 1)], "the same checkpoint, never aborted"
 
 
 def test_a_step_is_begun_anew_a_few_times_and_then_the_save_fails(service):
     with holdfast.Checkpointer("tests/few", create=True) as ckpt:
         ckpt.restore({})
-        hold_until_given_up(ckpt, times=BEGINS)
+        write = ckpt._pipeline._write
+        ckpt._pipeline._write = lambda writer, job: (give_up(service, writer.checkpoint_id), write(writer, job))[1]
         failed = ckpt.save(1, {}).committed.exception(timeout=100)
         assert isinstance(failed.__cause__, errors.CheckpointAborted)
+        ckpt._pipeline._write = write
         assert ckpt.save(2, {}).committed.result(timeout=100).step == 2
-    with Client() as client:
-        states = [view.state for view in client.all_checkpoints("tests", "few") if view.step == 1]
-    assert states == ["aborted"] * BEGINS
+    assert [view.state for view in views_of("few", 1)] == ["aborted"] * BEGINS
 
 
 def test_a_job_that_ends_begins_nothing_anew(service, monkeypatch):
     monkeypatch.setenv("HOLDFAST_DRAIN_SECONDS", "0")
-    reached, ended = threading.Event(), threading.Event()
+    reached = threading.Event()
     with holdfast.Checkpointer("tests/ends", create=True) as ckpt:
         ckpt.restore({})
+        stop = ckpt._pipeline._stop
 
         def held(writer, job):
             reached.set()
-            ended.wait(60)
+            stop.wait(60)
             raise errors.CheckpointAborted("it was silent", context={"cause": AbortCause.SILENT})
 
         ckpt._pipeline._write = held
-        stop = ckpt._pipeline._stop
-        threading.Thread(target=lambda: (stop.wait(), ended.set())).start()
         handle = ckpt.save(1, {})
-        reached.wait(60)
+        assert reached.wait(60)
     assert isinstance(handle.committed.exception(timeout=60), errors.SaveFailed)
-    with Client() as client:
-        assert len([view for view in client.all_checkpoints("tests", "ends") if view.step == 1]) == 1
+    assert len(views_of("ends", 1)) == 1
 
 
 @pytest.mark.parametrize("cause", list(AbortCause))
 def test_only_what_an_outage_does_is_begun_anew(cause):
     again = worth_another_begin(errors.CheckpointAborted("it was given up", context={"cause": cause}))
     assert again == (cause in (AbortCause.SILENT, AbortCause.CHUNK_GONE))
+
+
+def test_what_no_outage_does_is_not_begun_anew():
+    assert worth_another_begin(errors.ChunkGone("another rank's chunk"))
+    assert worth_another_begin(IncompleteCheckpoint("a chunk of this rank"))
     assert not worth_another_begin(errors.CheckpointAborted("by a service that tells no cause"))
     assert not worth_another_begin(errors.StoreFull("no room"))

@@ -1,4 +1,4 @@
-"""Whether a save that was given up is worth another begin. Pure; the pipeline asks.
+"""Whether a save that did not commit is worth another begin. Pure; the pipeline asks.
 
 The service gives a checkpoint up when no rank has called for long: it cannot tell a dead job from one that is cut off.
 A job that is alive still holds the staged bytes. Every rank that hears of it begins the same step anew, and gets the
@@ -7,7 +7,7 @@ same new checkpoint (protocol rule 6); what had arrived is not sent again.
 
 from __future__ import annotations
 
-from holdfast.errors import CheckpointAborted, ChunkGone
+from holdfast_client.errors import CheckpointAborted, ChunkGone, IncompleteCheckpoint
 from holdfast_protocol.states import AbortCause
 
 BEGINS = 3
@@ -18,7 +18,7 @@ BEGIN_ANEW_AFTER = frozenset({AbortCause.SILENT, AbortCause.CHUNK_GONE})
 
 
 def worth_another_begin(error: BaseException) -> bool:
-    """ChunkGone: this rank's seal has found that another rank's chunk was lost; the others hear of the abort."""
-    if isinstance(error, ChunkGone):
+    if isinstance(error, ChunkGone | IncompleteCheckpoint):
+        # This rank's seal has found that a chunk was lost, another rank's or its own. It is sent anew.
         return True
     return isinstance(error, CheckpointAborted) and error.context.get("cause") in BEGIN_ANEW_AFTER
