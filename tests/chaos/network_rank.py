@@ -1,0 +1,109 @@
+"""One of two ranks that save and restore together while the network of one of them, the victim, fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+import holdfast
+from holdfast import errors
+from holdfast.settings import TrainerSettings
+from holdfast_client.settings import ClientSettings
+from tests.chaos.network import BOUND_SECONDS, SMALL_CHUNKS, big_tensor
+from tests.support.fault_proxy import SLOW_DOWN, CutReply, CutRequest, Delay, DropReply, Fault, FaultProxy, fault_proxy
+
+PASSING: tuple[Fault, ...] = (DropReply(), CutRequest(), CutReply(), SLOW_DOWN)
+SAVE = ("begin", "negotiate", "put", "finished", "seal")
+RESTORE = ("shard_chunks", "read_tickets", "get")
+
+
+def rank_main(rank: int, service_port: int, token: str, run: str) -> list[str]:
+    """What this rank has seen, line by line; both must have seen the same."""
+    with fault_proxy(service_port) as proxy:
+        client = ClientSettings(url=proxy.url, token=token, direct_files=False, retry_seconds=20.0)
+        settings = TrainerSettings(transfers=4, collective_timeout_seconds=60, save_retry_seconds=20.0)
+        with checkpointer(run, client, settings) as ckpt:
+            ckpt.restore(state_of(rank, 0))
+            seen = faults_that_pass(ckpt, proxy, rank)
+        impatient = client.model_copy(update={"retry_seconds": 0.5})
+        with checkpointer(run, impatient, settings.model_copy(update={"save_retry_seconds": 0.5})) as ckpt:
+            seen += faults_that_last(ckpt, proxy, rank)
+        return seen
+
+
+def checkpointer(run: str, client: ClientSettings, settings: TrainerSettings) -> holdfast.Checkpointer:
+    return holdfast.Checkpointer(run, create=True, chunk_sizes=SMALL_CHUNKS, settings=settings, client_settings=client)
+
+
+def faults_that_pass(ckpt: holdfast.Checkpointer, proxy: FaultProxy, rank: int) -> list[str]:
+    seen, step = [], 0
+    for call in SAVE:
+        for fault in PASSING:
+            if rank == 1:
+                proxy.script(fault, on=call)
+            ckpt.save(step, state_of(rank, step)).committed.result(timeout=BOUND_SECONDS)
+            assert rank == 0 or proxy.struck(), f"no {call} came by"
+            seen.append(f"committed {step}")
+            heal(proxy)
+            step += 1
+    # Rank 0 asks what became of the checkpoint while rank 1 is late.
+    for fault in PASSING:
+        proxy.script(fault if rank == 0 else Delay(0.5), on="wait" if rank == 0 else "seal")
+        ckpt.save(step, state_of(rank, step)).committed.result(timeout=BOUND_SECONDS)
+        assert proxy.struck()
+        seen.append(f"committed {step}")
+        heal(proxy)
+        step += 1
+    for call in RESTORE:
+        for fault in PASSING:
+            if rank == 1:
+                proxy.script(fault, on=call)
+            seen.append(f"restored {restored(ckpt, rank, step - 1)}")
+            assert rank == 0 or proxy.struck(), f"no {call} came by"
+            heal(proxy)
+    return seen
+
+
+def faults_that_last(ckpt: holdfast.Checkpointer, proxy: FaultProxy, rank: int) -> list[str]:
+    state = state_of(rank, -1)
+    seen = []
+    if rank == 1:
+        proxy.script(DropReply(), on="get", times=None)
+    try:
+        ckpt.restore(state)
+    except errors.HoldfastError as error:
+        seen.append(type(error).__name__)
+    assert state["big"]["t"].equal(big_tensor(2 * -1 + rank)), "one rank cannot, so nothing is touched on any"
+    heal(proxy)
+    step = ckpt.restore(state)
+    for call in ("put", "seal"):
+        if rank == 1:
+            proxy.script(SLOW_DOWN, on=call, times=None)
+        failed = ckpt.save(step, state_of(rank, step)).committed.exception(timeout=BOUND_SECONDS)
+        seen.append(f"{type(failed).__name__} {step}")
+        heal(proxy)
+        step += 1
+        ckpt.save(step, state_of(rank, step)).committed.result(timeout=BOUND_SECONDS)
+        seen.append(f"committed {step}")
+        step += 1
+    seen.append(f"restored {restored(ckpt, rank, step - 1)}")
+    return seen
+
+
+def restored(ckpt: holdfast.Checkpointer, rank: int, step: int) -> int:
+    state = state_of(rank, -1)
+    assert ckpt.restore(state) == step + 1
+    assert state["big"]["t"].equal(big_tensor(2 * step + rank))
+    return step
+
+
+def state_of(rank: int, step: int) -> dict[str, Any]:
+    """Each rank's own, of every step another."""
+    return {"big": {"t": big_tensor(2 * step + rank)}}
+
+
+def heal(proxy: FaultProxy) -> None:
+    """When both ranks are through: the faults of one must not meet the other's next round."""
+    dist.barrier()
+    proxy.heal()
