@@ -17,7 +17,14 @@ RUN = "bench/state"
 
 def run(spec: Spec) -> dict[str, Any]:
     state = build(spec.size_bytes, frozen=spec.options.get("frozen", False))
-    with capture_timed() as capture_seconds, Checkpointer(RUN, create=True, strict=True) as checkpointer:
+    checkpointer = Checkpointer(
+        RUN,
+        create=True,
+        strict=True,
+        frozen=["model/base.*"] if spec.options.get("declared") else [],
+        host_memory=spec.options.get("host_memory"),
+    )
+    with capture_timed() as capture_seconds, checkpointer:
 
         def save(number: int) -> Saved:
             sent_bytes = checkpointer.stats.sent_bytes
