@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,7 +70,7 @@ def problem(code: str, detail: str = "It is so. Do this.", *, status: int | None
 
 
 class ScriptedServer:
-    def __init__(self, answer: Callable[[Seen], Reply]) -> None:
+    def __init__(self, answer: Callable[[Seen], Reply], tls: ssl.SSLContext | None = None) -> None:
         self.answer = answer
         self.seen: list[Seen] = []
         self._lock = threading.Lock()
@@ -115,7 +116,9 @@ class ScriptedServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
