@@ -177,3 +177,35 @@ def test_the_end_of_a_job_gets_through(net: Network, job: RunningJob, fault: str
     assert net.struck()
     [attempt] = net.client.all_attempts(*run.split("/"))
     assert attempt.outcome == "finished"
+
+
+def test_a_store_behind_the_service_gets_every_fault_in_one_save_and_one_restore() -> None:
+    with network(None) as net:
+        run, state = net.new_run(), new_state(next(_seeds))
+        with net.checkpointer(run, **_patience(True)) as ckpt:
+            ckpt.restore(state)
+            for call in TO_THE_STORE:
+                # Each at another request; the first that is due takes it.
+                for number, fault in enumerate((*FAULTS.values(), Garble())):
+                    net.to_service.script(fault, on=call, skip=number)
+            ckpt.save(0, state).committed.result(timeout=BOUND_SECONDS)
+            assert net.struck() == len(FAULTS) + 1
+            other = new_state(seed=99)
+            assert ckpt.restore(other) == 1
+            assert net.struck() == 2 * (len(FAULTS) + 1)
+        assert bits(other) == bits(state)
+
+
+def test_heartbeats_that_are_lost_end_nothing() -> None:
+    with network(None, heartbeat_interval_seconds=0.05) as net:
+        run, state = net.new_run(), new_state(next(_seeds))
+        with net.checkpointer(run, strict=True, **_patience(True)) as ckpt:
+            ckpt.restore(state)
+            for fault in FAULTS.values():
+                net.to_service.script(fault, on="heartbeat")
+            while len(net.to_service.struck()) < len(FAULTS):
+                time.sleep(0.02)
+            net.to_service.wait_for("heartbeat", net.to_service.count("heartbeat") + 1)
+            ckpt.step(0, state).committed.result(timeout=BOUND_SECONDS)
+        [attempt] = net.client.all_attempts(*run.split("/"))
+        assert attempt.outcome == "finished"
