@@ -274,6 +274,7 @@ def test_the_exported_names_are_these():
         "Checkpointer",
         "Every",
         "LoadReport",
+        "Progress",
         "SaveHandle",
         "SaveStats",
         "errors",

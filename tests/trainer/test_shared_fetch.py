@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import holdfast
+from holdfast import host_sharing
 from holdfast.layout.plan import ChunkSizes
 from holdfast_client.local.chunk_folder import ChunkFolder
 
@@ -125,6 +126,21 @@ def test_a_folder_that_cannot_be_made_costs_fetches_and_nothing_else(proxy, cach
     cache.mkdir()
     (cache / f"holdfast-{os.geteuid()}").write_text("a file where the folder should be")
     assert run_ranks(restore, 2, run) == [(1, saved[0])] * 2
+
+
+def restore_elsewhere(rank, run):
+    """Rank 1 does not see rank 0's disk, as in a container of its own."""
+    if rank == 1:
+        host_sharing.job_folder_in_use = lambda path: open("/nowhere/at/all")
+    return restore(rank, run)
+
+
+def test_a_rank_that_does_not_see_the_hosts_folder_fetches_for_itself(proxy, cache, run):
+    saved = run_ranks(save, 2, run)
+    proxy.heal()
+    assert run_ranks(restore_elsewhere, 2, run) == [(1, saved[0])] * 2
+    assert Counter(fetches(proxy).values())[2] > 4
+    assert left_in(cache) == []
 
 
 def restore_counting_copies(rank, run):

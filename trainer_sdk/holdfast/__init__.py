@@ -21,17 +21,29 @@ if TYPE_CHECKING:
     from holdfast.handle import SaveHandle
     from holdfast.interval import Every
     from holdfast.layout.plan import ChunkSizes
+    from holdfast.progress import Progress
     from holdfast.state.load import LoadReport
     from holdfast.stats import SaveStats
     from holdfast.weights import load_weights
 
-__all__ = ["Checkpointer", "ChunkSizes", "Every", "LoadReport", "SaveHandle", "SaveStats", "errors", "load_weights"]
+__all__ = [
+    "Checkpointer",
+    "ChunkSizes",
+    "Every",
+    "LoadReport",
+    "Progress",
+    "SaveHandle",
+    "SaveStats",
+    "errors",
+    "load_weights",
+]
 
 _HOMES = {
     "Checkpointer": "holdfast.checkpointer",
     "ChunkSizes": "holdfast.layout.plan",
     "Every": "holdfast.interval",
     "LoadReport": "holdfast.state.load",
+    "Progress": "holdfast.progress",
     "SaveHandle": "holdfast.handle",
     "SaveStats": "holdfast.stats",
     "errors": "holdfast.errors",
