@@ -9,7 +9,10 @@ from sqlalchemy import select
 
 import holdfast_service.prove.tick
 from holdfast_client import Client, ClientSettings
+from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.cli.doctor.round_trip import round_trip
+from holdfast_protocol.fencing import Fence
 from holdfast_service.catalog.tables import Copy
 from holdfast_service.settings import ServiceSettings
 from tests.support.gcs_fake.process import GcsFake, gcs_fake
@@ -47,6 +50,24 @@ def test_a_client_is_asked_for_md5_and_its_checkpoint_comes_back(service):
     assert _proofs(service) == {"unproven"}
     probed = service.context.store.capabilities
     assert (probed.sha256_enforced, probed.md5_enforced, probed.conditional_put) == (False, True, True)
+
+
+@pytest.mark.rule("protocol-14")
+def test_google_checks_the_md5_of_what_is_sent_compressed_and_the_service_what_it_decodes_to(service):
+    job = Job(service.http(), "demo/compressed")
+    save = job.begin(1)
+    body = bytes(100_000) + bytes(range(256)) * 500
+    settings = ClientSettings(url=service.url, token=service.token(), compress="zstd")
+    with Client(settings) as client:
+        uploader = ShardUploader(client, save.id, 0, Fence(**job.fence))
+        sent = uploader.upload([OutgoingChunk.of(body, item_bytes=4)])
+    assert sent.sent_bytes < sent.sent_chunk_bytes == len(body)
+    save.write(0, [body, b"index"])
+    report = holdfast_service.prove.tick.tick(service.context)
+    assert (report.good, report.bad) == (2, 0)
+    with service.context.database.read() as session:
+        found = {(copy.codec, copy.proof) for copy in session.scalars(select(Copy))}
+    assert found == {("zstd-shuffle4", "read"), ("raw", "read")}
 
 
 @pytest.mark.rule("protocol-14")

@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import holdfast
 from holdfast import errors
+from holdfast.export.pull import Format, pull
 from holdfast_client.chunks import uploader
 from holdfast_client.chunks.open_chunk import encode_chunk
 from holdfast_protocol.attempts import OpenAttempt
 from holdfast_protocol.checkpoints import BeginCheckpoint
 from holdfast_protocol.chunks import ChunkOffer, NegotiateChunks
 from holdfast_protocol.restore import ReadChunks
+from holdfast_protocol.selectors import Latest, parse_run
 from holdfast_protocol.states import Health
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)
@@ -188,6 +191,24 @@ def test_weights_are_loaded_from_compressed_chunks(run) -> None:
     save(run, model, 0, compress="zstd")
     holdfast.load_weights(run, mine)
     assert mine.bits() == model.bits()
+
+
+def test_files_are_pulled_out_of_compressed_chunks(service, run, tmp_path) -> None:
+    model = Weights(13)
+    save(run, model, 0, compress="zstd")
+    pull(service.client, parse_run(run), Latest(), tmp_path / "out", Format.TORCH)
+    pulled = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    assert {name: value.view(torch.uint8).numpy().tobytes() for name, value in pulled.items()} == model.bits()
+
+
+def test_ones_own_dcp_save_is_compressed_too(service, run) -> None:
+    weights = torch.randn(300_000, generator=torch.Generator().manual_seed(14))
+    loaded = {"weights": torch.zeros(300_000)}
+    with holdfast.Checkpointer(run, compress="zstd") as ckpt:
+        dcp.save({"weights": weights}, storage_writer=ckpt.writer(0), no_dist=True)
+        dcp.load(loaded, storage_reader=ckpt.reader(), no_dist=True)
+    assert torch.equal(loaded["weights"], weights)
+    assert "zstd-shuffle4" in codecs_of(service, run).values()
 
 
 def test_a_local_tier_keeps_what_compression_needs_to_know(service, run, tmp_path) -> None:
