@@ -16,6 +16,7 @@ from holdfast import errors
 from holdfast_client.local.tier import LocalTier
 from holdfast_protocol.states import CheckpointState
 from tests.support.ports import free_ports
+from tests.support.seaweedfs import seaweedfs_server
 from tests.support.training import Job, train, values
 
 ROOT = Path(__file__).parents[2]
@@ -194,6 +195,37 @@ def test_one_rank_adopts_what_two_had_spooled(client, service, folder):
     assert (view.step, view.world_size) == (2, 2)
     assert spooled_steps(folder) == []
     assert job.state
+
+
+class TestStoreAway:
+    @pytest.fixture
+    def weed(self):
+        with seaweedfs_server() as server:
+            yield server
+
+    @pytest.fixture
+    def service_settings(self, weed):
+        return {"HOLDFAST_STORE": weed.store_url, **weed.environment}
+
+    @pytest.mark.rule("protocol-4")
+    def test_while_the_store_is_away_saves_collect_on_the_node_and_commit_when_it_is_back(
+        self, client, service, weed, folder, caplog
+    ):
+        job = Job()
+        with holdfast.Checkpointer("tests/store", create=True, local=folder) as ckpt:
+            ckpt.restore(job.state)
+            ckpt.save(0, job.state).committed.result(timeout=60)
+            weed.stop()
+            handles = []
+            for step in (1, 2):
+                job.step(step)
+                handles.append(ckpt.save(step, job.state))
+                assert handles[-1].local.result(timeout=60)
+            while "safe on this node and not committed yet" not in caplog.text:
+                assert not any(handle.committed.done() for handle in handles)
+            weed.start()
+            assert [handle.committed.result(timeout=120).step for handle in handles] == [1, 2]
+        assert committed(client, "store") == [(step, 1, None) for step in range(3)]
 
 
 def leave_two_saves(service, run, folder, monkeypatch):

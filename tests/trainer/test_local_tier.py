@@ -15,6 +15,8 @@ from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.tier import LocalTier
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.states import CheckpointKind
 
 FRESH = 300_000
 """Elements of a state: 1.2 MB, in chunks of its own."""
@@ -189,3 +191,30 @@ def one_rank_fails(rank, run, folder):
 def test_a_rank_that_gives_a_save_up_keeps_nobody_waiting_and_the_next_save_commits(run, folder):
     assert run_ranks(one_rank_fails, 2, run, folder) == [("SaveFailed", 2)] * 2
     assert spooled(folder) == ([], [])
+
+
+def one_rank_has_no_room(rank, run, folder):
+    """Each rank has its own folder; that of rank 1 takes one save."""
+    state = {"big": {"tensor": torch.arange(float(FRESH)) + rank}}
+    settings = ClientSettings(local_bytes=10**9 if rank == 0 else 2_000_000)
+    with holdfast.Checkpointer(run, create=True, local=folder / str(rank), client_settings=settings) as ckpt:
+        ckpt.restore(state)
+        gate = hold_uploads(ckpt)
+        handles = []
+        for step in (0, 1):
+            state["big"]["tensor"] += 1
+            handles.append(ckpt.save(step, state))
+            handles[-1].local.result(timeout=60)
+        declined = ckpt._saver.save(2, state, None, CheckpointKind.PERIODIC, wait=False)
+        gate.set()
+        steps = [handle.committed.result(timeout=60).step for handle in handles]
+        return [handle.local.result() for handle in handles], steps, type(declined.committed.exception()).__name__
+
+
+def test_where_one_rank_has_no_room_its_share_goes_straight_and_the_save_commits_whole(run, folder):
+    assert run_ranks(one_rank_has_no_room, 2, run, folder) == [
+        ([True, True], [0, 1], "SaveDeclined"),
+        ([True, False], [0, 1], "SaveDeclined"),
+    ]
+    for rank in ("0", "1"):
+        assert spooled(folder / rank) == ([], [])

@@ -125,6 +125,7 @@ def test_what_was_kept_is_read_back_by_another_process_and_every_chunk_is_held(t
     other.close()
 
 
+@pytest.mark.rule("protocol-4")
 def test_no_other_save_evicts_what_is_not_committed_and_a_full_folder_says_so(tier):
     kept = keep(tier, [bytes([n]) * 150_000 for n in range(6)])
     with pytest.raises(NoRoom):
