@@ -12,6 +12,7 @@ import threading
 import pytest
 
 from holdfast_client import errors
+from holdfast_client.local import chunk_folder as chunk_folder_module
 from holdfast_client.local import room as room_module
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.room import INCOMING, Room
@@ -132,6 +133,14 @@ def test_a_durable_add_does_not_believe_the_size_of_what_another_process_left(fo
     file_of(folder, digest).write_bytes(bytes(len(body)))
     assert folder.add(digest, body, durable=True)
     assert file_of(folder, digest).read_bytes() == body
+
+
+def test_what_a_process_remembers_of_its_chunks_is_bounded(folder, monkeypatch):
+    monkeypatch.setattr(chunk_folder_module, "_MOST_PROVEN", 3)
+    for number in range(6):
+        assert folder.add(*chunk(number), durable=True)
+    assert list(folder._proven) == [chunk(number)[0] for number in (3, 4, 5)]
+    assert folder.add(*chunk(0), durable=True), "it is read again, and that is all"
 
 
 def test_torn_files_of_dead_writers_are_swept_and_those_of_living_ones_stay(folder):

@@ -27,6 +27,7 @@ from holdfast_protocol.digests import DIGEST_PATTERN
 
 _DIGEST = re.compile(DIGEST_PATTERN)
 _BLOCK_BYTES = 1024 * 1024
+_MOST_PROVEN = 16_384
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -36,6 +37,7 @@ class ChunkFolder:
 
     def __init__(self, path: Path, *, limit_bytes: int) -> None:
         self.path = path
+        self._lock = threading.Lock()
         self._proven: dict[str, int] = {}
         # The folder itself may be named by a link of its owner's; nothing in it may be one.
         self._root = PrivateFolder(path.resolve())
@@ -69,7 +71,7 @@ class ChunkFolder:
                     return False
             except OSError:
                 return False
-            self._proven[digest] = os.fstat(descriptor).st_ino
+            self._note_proven(digest, os.fstat(descriptor).st_ino)
             _note_use(descriptor)
             return True
 
@@ -135,7 +137,7 @@ class ChunkFolder:
                 inode = os.fstat(descriptor).st_ino
                 if self._proven.get(digest) != inode and _digest_of(descriptor) != digest:
                     return False
-                self._proven[digest] = inode
+                self._note_proven(digest, inode)
                 os.fsync(descriptor)
                 self._sync_names(digest)
             _note_use(descriptor)
@@ -156,7 +158,7 @@ class ChunkFolder:
             inode = os.fstat(slot.descriptor).st_ino
             unlock(slot.descriptor)
             os.close(slot.descriptor)
-        self._proven[digest] = inode
+        self._note_proven(digest, inode)
         if durable:
             self._sync_names(digest)
         return True
@@ -165,6 +167,14 @@ class ChunkFolder:
         """Nothing but its own bytes condemns a file: the caller's buffer may have had the wrong size."""
         if _digest_of(descriptor) != digest:
             self._room.remove(digest, descriptor)
+
+    def _note_proven(self, digest: str, inode: int) -> None:
+        """This process has written the file, or read it whole. A job saves for weeks: only the last ones are kept."""
+        with self._lock:
+            self._proven.pop(digest, None)
+            self._proven[digest] = inode
+            while len(self._proven) > _MOST_PROVEN:
+                del self._proven[next(iter(self._proven))]
 
     def _sync_names(self, digest: str) -> None:
         with self._root.subfolder(digest[:2]) as shard:
