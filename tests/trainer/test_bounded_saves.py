@@ -20,6 +20,7 @@ from holdfast.settings import TrainerSettings
 from holdfast.staging import WindowedShard
 from holdfast_client.chunks import uploader
 from holdfast_client.chunks.stopping import check_stop
+from holdfast_client.local.chunk_folder import ChunkFolder
 
 KIB = 1024
 SIZES = ChunkSizes(4 * KIB, 16 * KIB, 8 * KIB)
@@ -219,6 +220,36 @@ def fail_on_one(rank, run):
 
 def test_a_rank_that_fails_in_mid_window_fails_the_save_on_all_ranks_and_the_next_one_goes_on(run):
     assert run_ranks(fail_on_one, 2, run) == [("SaveFailed", True, 1)] * 2
+
+
+def test_a_local_tier_takes_the_window_at_the_disks_pace_and_the_upload_goes_on_behind(run, tmp_path):
+    state = some_state(1)
+    with bounded(run, local=tmp_path) as ckpt:
+        ckpt.restore(state)
+        handle = ckpt.save(0, state)
+        assert handle.staged.done()
+        handle.committed.result(timeout=60)
+    fresh = some_state(2)
+    with bounded(run) as ckpt:
+        assert ckpt.restore(fresh) == 1
+    assert plain(fresh) == plain(state)
+
+
+@pytest.mark.rule("training-12")
+def test_a_local_tier_without_room_fails_the_save_in_mid_window_and_frees_training(run, tmp_path, monkeypatch):
+    kept, add = [], ChunkFolder.add
+
+    def full_after_three(folder, digest, data, *, durable):
+        kept.append(digest)
+        return len(kept) <= 3 and add(folder, digest, data, durable=durable)
+
+    with bounded(run, local=tmp_path) as ckpt:
+        ckpt.restore(some_state())
+        with monkeypatch.context() as broken:
+            broken.setattr(ChunkFolder, "add", full_after_three)
+            handle = ckpt.save(0, some_state())
+            assert isinstance(handle.committed.exception(timeout=60), errors.SaveFailed)
+        ckpt.save(1, some_state(1)).committed.result(timeout=60)
 
 
 KILLED = """

@@ -64,7 +64,6 @@ def keep(tier: LocalTier, chunks: list[bytes | OutgoingChunk], **changes: object
             outgoing,
             lambda kept: record_of(kept, **changes),
             workers=workers,
-            stop=threading.Event(),
         )
 
 

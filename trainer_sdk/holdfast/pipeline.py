@@ -159,9 +159,7 @@ class SavePipeline:
         staged = job.staged
         assert isinstance(staged, StagedShard)
         chunks = self._chunks(job, staged)
-        record = keep_save(
-            self._session, tier.spool, job, chunks, index=staged.chunk_count, workers=self._workers, stop=self._stop
-        )
+        record = keep_save(self._session, tier.spool, job, chunks, index=staged.chunk_count, workers=self._workers)
         staged.hashed([chunk.digest for chunk in record.chunks])
         self._reports.kept()
         self._release(job)

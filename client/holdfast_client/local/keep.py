@@ -30,23 +30,22 @@ def keep_shard(
     record: Callable[[list[SpooledChunk]], SpoolRecord],
     *,
     workers: TransferWorkers,
-    stop: threading.Event,
 ) -> SpoolRecord:
     """The save is durable on this machine when this returns. When it returns or raises, no thread reads the chunks.
 
-    `record` makes the record out of the chunks, by ordinal. Raises NoRoom, OSError and TransferStopped; nothing of the
-    save stays in the folder then.
+    `record` makes the record out of the chunks, by ordinal. Raises NoRoom, OSError and what a chunk's load raises;
+    nothing of the save stays in the folder then.
     """
     with spool.claim(name) as claim:
-        kept = record(_keep_chunks(spool.folder, claim.hold, chunks, workers, stop))
+        kept = record(_keep_chunks(spool.folder, claim.hold, chunks, workers))
         claim.keep(kept)
     return kept
 
 
 def _keep_chunks(
-    folder: ChunkFolder, hold: Hold, chunks: Iterable[OutgoingChunk], workers: TransferWorkers, stop: threading.Event
+    folder: ChunkFolder, hold: Hold, chunks: Iterable[OutgoingChunk], workers: TransferWorkers
 ) -> list[SpooledChunk]:
-    # Jobs ends with its own event: a save that finds no room must not stop the others.
+    # An event of its own: a save that finds no room stops those of its jobs that wait for a chunk, and no other save.
     jobs: Jobs[int, SpooledChunk] = Jobs(own := threading.Event())
     found: dict[int, SpooledChunk] = {}
 
@@ -62,7 +61,7 @@ def _keep_chunks(
         for ordinal, chunk in enumerate(chunks):
             while jobs.running >= workers.hashing.count:
                 settle()
-            jobs.start(workers.hashing, ordinal, functools.partial(_keep, folder, hold, chunk, stop))
+            jobs.start(workers.hashing, ordinal, functools.partial(_keep, folder, hold, chunk, own))
         while jobs.running:
             settle()
     finally:

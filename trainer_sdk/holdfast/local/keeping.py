@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -25,10 +24,9 @@ def keep_save(
     *,
     index: int,
     workers: TransferWorkers,
-    stop: threading.Event,
 ) -> SpoolRecord:
-    """`index`: the ordinal of this rank's index document; rank 0's layout follows it. Raises NoRoom, OSError and
-    TransferStopped, as keep_shard does."""
+    """`index`: the ordinal of this rank's index document; rank 0's layout follows it. Raises as
+    keep_shard does."""
     rank = session.ranks.rank
 
     def record(kept: list[SpooledChunk]) -> SpoolRecord:
@@ -53,4 +51,4 @@ def keep_save(
         )
 
     name = record_name(session.launch_id, job.number, rank)
-    return keep_shard(spool, name, chunks, record, workers=workers, stop=stop)
+    return keep_shard(spool, name, chunks, record, workers=workers)
