@@ -218,3 +218,21 @@ def test_where_one_rank_has_no_room_its_share_goes_straight_and_the_save_commits
     ]
     for rank in ("0", "1"):
         assert spooled(folder / rank) == ([], [])
+
+
+def one_rank_has_no_folder(rank, run, folder):
+    folder.mkdir(exist_ok=True)
+    where = folder / "fine"
+    if rank == 1:
+        where = folder / "a file"
+        where.write_text("")
+    try:
+        holdfast.Checkpointer(run, create=True, local=where)
+    except errors.ConfigurationError as error:
+        return str(error)
+
+
+def test_a_folder_that_one_rank_cannot_use_is_told_on_all_ranks(run, folder):
+    first, second = run_ranks(one_rank_has_no_folder, 2, run, folder)
+    assert "a file cannot be used" in second
+    assert first == f"On rank 1: {second}"

@@ -23,6 +23,7 @@ from holdfast.host_sharing import HostSharing
 from holdfast.interval import Every
 from holdfast.layout.plan import ChunkSizes
 from holdfast.local.adoption import Adoption
+from holdfast.local.opening import open_local_tier
 from holdfast.log import speak_up
 from holdfast.pipeline import SavePipeline
 from holdfast.progress import Progress, ProgressBoard
@@ -35,7 +36,6 @@ from holdfast.state.components import Declarations
 from holdfast.stats import SaveStats
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.local.tier import LocalTier
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 
@@ -104,8 +104,8 @@ class Checkpointer:
         self._strict = strict
         self._ranks = Ranks(timeout_seconds=self._settings.collective_timeout_seconds)
         self._client = Client((client_settings or ClientSettings()).compressing(compress))
+        self._tier = open_local_tier(self._ranks, self._client.settings, local)
         self._workers = TransferWorkers(self._settings.transfers)
-        self._tier = LocalTier.of(self._client.settings, local)
         adoption = Adoption(self._client, run_name, self._ranks, self._workers, self._tier, self.stats)
         self._session = Session(self._client, run_name, self._ranks, create=create, adoption=adoption)
         self._pipeline = SavePipeline(
