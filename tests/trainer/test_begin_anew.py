@@ -17,7 +17,7 @@ from holdfast import errors
 from holdfast.begin_anew import BEGINS, worth_another_begin
 from holdfast_client.client import Client
 from holdfast_client.errors import IncompleteCheckpoint
-from holdfast_protocol.states import AbortCause, CheckpointState
+from holdfast_protocol.states import AbortCause
 from holdfast_service.catalog.tables import Checkpoint, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.reap.tick import tick
@@ -49,48 +49,56 @@ def views_of(run: str, step: int):
         return [view for view in client.all_checkpoints("tests", run) if view.step == step]
 
 
-def saved_after_silence(rank, run, silent_rank):
+def lose_every_chunk(service: RunningService, checkpoint_id: str) -> None:
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).values(state="bad"))
+
+
+def saved_after(rank, run, held_rank, go_on):
+    """`held_rank` says nothing to the service until the file `go_on` is there, as one that is cut off or slow."""
     job = Job(rank, "ddp")
     with holdfast.Checkpointer(run, create=True) as ckpt:
         ckpt.restore(job.state)
-        if rank == silent_rank:
+        if rank == held_rank:
             write = ckpt._pipeline._write
-            ckpt._pipeline._write = lambda writer, job: (wait_until_given_up(), write(writer, job))[1]
+            ckpt._pipeline._write = lambda writer, job: (wait_for(go_on), write(writer, job))[1]
         view = ckpt.save(7, job.state).committed.result(timeout=100)
-        if rank == silent_rank:
-            ckpt._pipeline._write = write
         follows = ckpt.save(8, job.state).committed.result(timeout=100)
         return view.step, view.id, follows.step
 
 
-def wait_until_given_up():
-    """Says nothing to the service, as a rank that is cut off. Only the first checkpoint is given up."""
-    while not any(view.state is CheckpointState.ABORTED for view in views_of("cut", 7)):
+def wait_for(path):
+    while not path.exists():
         time.sleep(0.05)
 
 
 @pytest.mark.rule("protocol-6")
-@pytest.mark.parametrize("silent_rank", [0, 1])
-def test_all_ranks_begin_a_step_anew_that_was_given_up_for_silence(service, silent_rank):
-    """The one that has sealed and waits is the host's leader, or waits for what the leader hears."""
+@pytest.mark.parametrize(
+    ("held_rank", "fault", "cause"),
+    [(0, give_up, "silent"), (1, give_up, "silent"), (1, lose_every_chunk, "chunk_gone")],
+    ids=["rank 0 is cut off", "rank 1 is cut off", "a chunk of rank 0 is lost"],
+)
+def test_all_ranks_begin_a_step_anew_whose_checkpoint_an_outage_has_aborted(service, tmp_path, held_rank, fault, cause):
+    """The rank that has sealed and waits is the host's leader, or waits for what the leader hears."""
+    go_on = tmp_path / "go on"
 
-    def reap_once_the_other_has_sealed():
+    def strike_once_the_other_has_sealed():
         while not (waiting := [view for view in views_of("cut", 7) if view.sealed_ranks == 1]):
             time.sleep(0.05)
-        give_up(service, waiting[0].id)
+        fault(service, waiting[0].id)
+        go_on.touch()
 
     with Client() as client:
         client.make_run("tests", "cut")
-    reaper = threading.Thread(target=reap_once_the_other_has_sealed, daemon=True)
-    reaper.start()
-    results = run_ranks(saved_after_silence, 2, "tests/cut", silent_rank)
-    reaper.join(60)
-    assert results[0] == results[1]
-    assert sorted((view.state, view.abort_cause) for view in views_of("cut", 7)) == [
-        ("aborted", "silent"),
-        ("committed", None),
-    ]
-    with Client() as client:
+        striker = threading.Thread(target=strike_once_the_other_has_sealed, daemon=True)
+        striker.start()
+        results = run_ranks(saved_after, 2, "tests/cut", held_rank, go_on, timeout_seconds=240)
+        striker.join(60)
+        assert results[0] == results[1]
+        assert sorted((view.state, view.abort_cause) for view in views_of("cut", 7)) == [
+            ("aborted", cause),
+            ("committed", None),
+        ]
         assert client.restore_point("tests", "cut").restore_point.step == 8
 
 
@@ -121,13 +129,9 @@ def test_what_had_arrived_is_not_sent_again(service):
 def test_a_chunk_that_is_lost_before_the_seal_is_sent_again_and_no_other_rank_hears_of_a_failure(service):
     state = {"notes": {"text": "a" * 5000}}
 
-    def lose_every_chunk(checkpoint_id):
-        with service.context.database.transaction() as session:
-            session.execute(update(Copy).values(state="bad"))
-
     with holdfast.Checkpointer("tests/lost", create=True) as ckpt:
         ckpt.restore(state)
-        before_the_first_seal(ckpt, lose_every_chunk)
+        before_the_first_seal(ckpt, lambda checkpoint_id: lose_every_chunk(service, checkpoint_id))
         view = ckpt.save(1, state).committed.result(timeout=100)
         assert ckpt.restore(state) == 2
     assert [view.id] == [each.id for each in views_of("lost", 1)], "the same checkpoint, never aborted"
