@@ -122,14 +122,16 @@ def _refuse_trained(components: tuple[Component, ...], known: Mapping[int, str])
     for component in components:
         if component.kind is not Kind.OPTIMIZER or not component.declared.frozen:
             continue
-        for group in component.target.param_groups:
-            for parameter in group["params"]:
-                name = known.get(id(parameter))
-                if name is not None and parameter.requires_grad and component.declared.is_frozen(name):
-                    raise StateError(
-                        f"{name!r} is declared frozen, and {component.key!r} trains it; "
-                        "narrow the pattern, or freeze it with requires_grad_(False)"
-                    )
+        names = chain.from_iterable(parameter_names(component.target, known))
+        parameters = chain.from_iterable(group["params"] for group in component.target.param_groups)
+        for name, parameter in zip(names, parameters, strict=True):
+            slots = [f"{component.key}/{name}/{slot}" for slot in component.target.state.get(parameter, ())]
+            declared = next(filter(component.declared.is_frozen, [name, *slots]), None)
+            if declared is not None and parameter.requires_grad:
+                raise StateError(
+                    f"{declared!r} is declared frozen, and {component.key!r} trains it; "
+                    "narrow the pattern, or freeze the parameter with requires_grad_(False)"
+                )
 
 
 def encode_component(component: Component, known: Mapping[int, str], collector: TensorCollector) -> Any:
