@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,43 +27,51 @@ from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 ROOT = Path(__file__).parents[2]
 OUTAGE_SECONDS = 60
 STEPS = 100
-"""A loop of 20 ms a step makes some 2,500 in that time. One that waits for anything that is away makes none."""
+"""A loop of 50 ms a step makes some 1,000 in that time. One that waits for anything that is away makes none."""
 
 
-class Reader:
-    """What a job has said so far, read on a thread of its own so that its pipe never fills."""
+class Training:
+    """A job, and what it has said so far; read on a thread of its own, so that its pipe never fills."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
         self.lines: list[str] = []
-        self._process = process
         self._unread: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
     def until(self, wanted: str, timeout_seconds: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_seconds
         while wanted not in self.lines:
-            line = self._unread.get(timeout=max(0.0, deadline - time.monotonic()))
-            assert line is not None, f"the job ended before it said {wanted!r}: {self.lines[-5:]}"
-            self.lines.append(line)
+            self._note(self._unread.get(timeout=max(0.0, deadline - time.monotonic())))
 
-    def catch_up(self) -> list[str]:
-        """Everything that was said by now."""
+    def said_by_now(self) -> list[str]:
         while not self._unread.empty():
-            line = self._unread.get()
-            assert line is not None, f"the job has ended: {self.lines[-5:]}"
-            self.lines.append(line)
+            self._note(self._unread.get())
         return list(self.lines)
 
+    def numbers(self, word: str) -> list[int]:
+        """Of the lines that begin with this word, in their order."""
+        return [int(line.split()[1]) for line in self.lines if line.startswith(f"{word} ")]
+
+    def _note(self, line: str | None) -> None:
+        assert line is not None, f"the job has ended: {self.lines[-5:]}"
+        self.lines.append(line)
+
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             self._unread.put(line.strip())
         self._unread.put(None)
 
 
 @contextmanager
-def training(run: str, **settings: str) -> Iterator[tuple[subprocess.Popen[str], Reader]]:
+def training(run: str, settings: dict[str, str]) -> Iterator[Training]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.chaos.network_job", run],
         env=os.environ | {"OMP_NUM_THREADS": "1"} | settings,
@@ -73,12 +81,13 @@ def training(run: str, **settings: str) -> Iterator[tuple[subprocess.Popen[str],
         text=True,
     )
     try:
-        yield process, Reader(process)
+        yield Training(process)
     finally:
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
-            pipe.close()
+            if pipe is not None:
+                pipe.close()
 
 
 def port_of(url: str) -> int:
@@ -114,49 +123,56 @@ def to_service(service: RestartableService, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.timeout(400)
 def test_a_minute_without_service_and_store_costs_no_step_and_no_staged_checkpoint(
-    service: RestartableService, weed: SeaweedFS, to_service: FaultProxy, to_store: FaultProxy
+    service: RestartableService, weed: SeaweedFS, to_service: FaultProxy, to_store: FaultProxy, tmp_path: Path
 ) -> None:
+    """Two jobs at once: one with the defaults, and one that has a local tier as well."""
     with Client() as client:
         client.edit_project("tests", EditProject())
-    runs = {"tests/plain": {}}
-    with ExitStack() as stack:
-        jobs = {
-            run: stack.enter_context(training(run, HOLDFAST_URL=to_service.url, HOLDFAST_TOKEN=TOKEN, **settings))
-            for run, settings in runs.items()
-        }
-        for process, said in jobs.values():
-            said.until("committed 0")
-            # So slow that the save is under way for as long as it takes to pull the plug.
-            sent = to_store.count("put")
-            to_store.script(Throttle(1000), on="put", times=None)
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            said.until("staged 1")
+    found = {"HOLDFAST_URL": to_service.url, "HOLDFAST_TOKEN": TOKEN}
+    with (
+        training("tests/plain", found) as plain,
+        training("tests/local", found | {"HOLDFAST_LOCAL_DIR": str(tmp_path / "nvme")}) as local,
+    ):
+        jobs = (plain, local)
+        for job in jobs:
+            job.until("committed 0")
+        # So slow that the saves are under way for as long as it takes to pull the plug.
+        sent = to_store.count("put")
+        to_store.script(Throttle(1000), on="put", times=None)
+        for job in jobs:
+            job.go_on()
+            job.until("staged 1")
         to_store.wait_for("put", sent + 1)
         for proxy in (to_service, to_store):
             proxy.refuse()
         service.stop()
         weed.stop()
-        before = {run: said.catch_up() for run, (_, said) in jobs.items()}
+        before = [job.said_by_now() for job in jobs]
         time.sleep(OUTAGE_SECONDS)
-        during = {run: said.catch_up()[len(before[run]) :] for run, (_, said) in jobs.items()}
+        by_then = [job.said_by_now() for job in jobs]
         weed.start()
         service.start()
         for proxy in (to_service, to_store):
             proxy.heal()
             proxy.accept()
-        for run, (process, said) in jobs.items():
-            assert "committed 1" not in before[run] + during[run]
-            assert sum(line.startswith("step ") for line in during[run]) > STEPS
-            said.until("committed 1")
-            said.until("closed")
-            assert process.wait(60) == 0
-            assert not [line for line in said.lines if line.startswith("SaveFailed")]
-            steps = [int(line.split()[1]) for line in said.lines if line.startswith("step ")]
+        for job, earlier, later in zip(jobs, before, by_then, strict=True):
+            assert "committed 1" not in later, "the save was under way when the plug was pulled"
+            assert sum(line.startswith("step ") for line in later[len(earlier) :]) > STEPS
+            job.until("closed")
+            assert job.process.wait(60) == 0
+            steps = job.numbers("step")
             assert steps == list(range(2, 2 + len(steps)))
-    for run in runs:
+            assert job.numbers("SaveFailed") == []
+            assert job.numbers("committed")[:2] == [0, 1]
+        assert plain.numbers("SaveDeclined"), "without a local tier one save is in flight at a time"
+        assert local.numbers("SaveDeclined") == []
+        # Every save of the outage was kept on the node, and committed in order.
+        assert len(local.numbers("committed")) > 5
+        assert local.numbers("committed") == sorted(local.numbers("committed"))
+    # Backwards: a job that goes back leaves what came after off its line.
+    for run, at in (("tests/local", local.numbers("committed")[-2]), ("tests/local", 1), ("tests/plain", 1)):
         state = state_at(0)
         with holdfast.Checkpointer(run) as ckpt:
-            assert ckpt.restore(state, at="1") == 2
-        assert torch.equal(state["big"]["t"], state_at(1)["big"]["t"])
-        assert state["notes"] == {"step": 1}
+            assert ckpt.restore(state, at=str(at)) == at + 1
+        assert torch.equal(state["big"]["t"], state_at(at)["big"]["t"])
+        assert state["notes"] == {"step": at}
