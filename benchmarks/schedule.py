@@ -71,6 +71,7 @@ ONCE = (
 )
 """Counted, and timed only by the way."""
 COMPRESSION = "compression of trained states"
+TRAINING_COMPRESSED = "training while a save is compressed"
 TWO_RANKS = (
     Subject("2 ranks posix holdfast", "holdfast-posix", "holdfast_save", rounds=_FAST, ranks=2),
     Subject("2 ranks posix dcp.save", "files", "dcp_save", rounds=_FAST, ranks=2, options=_FILES),
@@ -101,7 +102,8 @@ class Schedule:
             self._measure(subject)
         self._measure_compression()
         for place in self._training_places():
-            self._measure_training(place)
+            self._measure_training(f"training, {place}", place)
+        self._measure_training(TRAINING_COMPRESSED, "holdfast-posix", HOLDFAST_COMPRESS="zstd")
         return dict(self.measures)
 
     def _wanted(self, subjects: tuple[Subject, ...]) -> Iterator[Subject]:
@@ -143,9 +145,8 @@ class Schedule:
     def _training_places(self) -> tuple[Place, ...]:
         return ("holdfast-posix", "holdfast-s3") if self.with_s3 else ("holdfast-posix",)
 
-    def _measure_training(self, place: Place) -> None:
+    def _measure_training(self, label: str, place: Place, **settings: str) -> None:
         first, *others = sorted(os.sched_getaffinity(0))
-        label = f"training, {place}"
         if not others:
             self._note(label, Failed("this machine has one core, and none is left for a save"))
             return
@@ -154,7 +155,7 @@ class Schedule:
             quiet_seconds = min(3.0, self.size_bytes / 1024**3 * 3)
             options = {"training_cores": [first], "other_cores": others, "quiet_seconds": max(0.1, quiet_seconds)}
             spec = _spec("training", self.size_bytes, _FAST, started, options)
-            self._note(label, measured(Path(sys.executable), spec, started.environment))
+            self._note(label, measured(Path(sys.executable), spec, started.environment | settings))
 
     def _note(self, label: str, figures: Figures | Failed) -> Figures | Failed:
         self.measures[label].append(figures)
