@@ -24,7 +24,8 @@ def jittered_seconds(failures: int) -> float:
 class Backoff:
     """One call's patience. `sleep` may be an Event's `wait`, so that a stopped transfer does not sit out its pause.
 
-    `from_failure`: the total time begins with the first failure. For transfers: a slow one may take longer than that.
+    `from_failure`: the total time begins with the first failure. For what nobody waits for, and for transfers: a slow
+    one may take longer than that.
     """
 
     def __init__(

@@ -140,6 +140,20 @@ def test_what_the_service_calls_a_bug_is_tried_a_few_times():
         assert len(server.seen) == 3
 
 
+def test_a_slow_call_of_the_background_has_its_whole_patience_when_it_fails():
+    slow = threading.Event()
+
+    def answer(seen):
+        if not slow.is_set():
+            slow.wait(0.6)  # longer than the patience
+            slow.set()
+            return DROP
+        return as_json(SERVER)
+
+    with scripted(answer) as server, client_of(server.url) as client:
+        assert client.with_patience(0.5, threading.Event()).server_info().epoch == 1
+
+
 def test_a_call_with_patience_ends_when_it_is_told_to():
     stop = threading.Event()
     with scripted(in_turn(Reply(503))) as server, client_of(server.url) as client:
