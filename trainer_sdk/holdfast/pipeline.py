@@ -12,13 +12,12 @@ ends could not be started any more. One slab is in use at a time; the foreground
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from holdfast.begin_anew import BEGINS, worth_another_begin
 from holdfast.commit_watch import CommitWatch
@@ -29,10 +28,10 @@ from holdfast.progress import Phase, ProgressBoard
 from holdfast.save_job import SaveJob
 from holdfast.save_reports import SaveReports
 from holdfast.session import ENDS_THE_JOB, Session
+from holdfast.shard_chunks import ShardChunks
 from holdfast.staging import StagedShard
 from holdfast.stats import SaveStats
 from holdfast_client.backoff import Backoff
-from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import TransferStopped
@@ -41,7 +40,6 @@ from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.index_documents import Layout
 from holdfast_protocol.states import AbortCause, CheckpointState
 
 log = logging.getLogger("holdfast")
@@ -60,7 +58,7 @@ class SavePipeline:
         progress: ProgressBoard,
         tier: LocalTier | None = None,
     ) -> None:
-        """`retry_seconds`: how long a staged save outlives an absent service or store; with a local tier each try."""
+        """`retry_seconds`: how long a staged save outlives an absent service or store; with a local tier as the job."""
         self._session = session
         self._rank = session.ranks.rank
         self._tier = tier
@@ -77,7 +75,7 @@ class SavePipeline:
         self._free.set()
         self._writer: ShardWriter | None = None
         self._staged: StagedShard | None = None
-        self._encoded_layout: tuple[str, bytes] | None = None
+        self._chunks = ShardChunks(self._rank).of
         # Nobody waits for what is staged whole; for the next chunk of a window training does.
         self._patient_client = session.client.with_patience(retry_seconds, self._stop)
         self._prompt_client = session.client.with_patience(session.client.settings.retry_seconds, self._stop)
@@ -144,7 +142,8 @@ class SavePipeline:
         try:
             kept = self._kept(job, self._tier) if isinstance(job.staged, StagedShard) else job
         except Exception as error:  # this thread must live on: the next save may have room
-            self._reports.not_kept(job, None if isinstance(error, NoRoom) else error)
+            if not self._stop.is_set():
+                self._reports.not_kept(job, None if isinstance(error, NoRoom) else error)
             if isinstance(job.staged, StagedShard) and not job.staged.can_repeat:
                 # A part went through the window already, and is nowhere any more.
                 self._release(job)
@@ -270,24 +269,6 @@ class SavePipeline:
             finite=job.finite,
             metrics=job.metrics,
         )
-
-    def _chunks(self, job: SaveJob, staged: StagedShard) -> Iterator[OutgoingChunk]:
-        """The shard's chunks in ordinal order: the staged ones, the index, rank 0's layout."""
-        for ordinal in range(staged.chunk_count):
-            yield OutgoingChunk(
-                functools.partial(staged.chunk, ordinal),
-                digest=staged.digest(ordinal),
-                release=functools.partial(staged.done_with, ordinal),
-                item_bytes=staged.plan.item_bytes[ordinal],
-            )
-        yield OutgoingChunk.of(job.index.encode())
-        if self._rank == 0:
-            yield OutgoingChunk.of(self._layout_bytes(job.layout))
-
-    def _layout_bytes(self, layout: Layout) -> bytes:
-        if self._encoded_layout is None or self._encoded_layout[0] != layout.digest:
-            self._encoded_layout = (layout.digest, layout.encode())
-        return self._encoded_layout[1]
 
     def _failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
         if job.record is None:
