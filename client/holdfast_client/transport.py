@@ -150,6 +150,8 @@ class Transport:
         backoff = Backoff(
             self.settings.retry_seconds if call.retry_seconds is None else call.retry_seconds,
             time.sleep if self._stop is None else self._stop.wait,
+            # In the background a call may take as long as it likes: only being without an answer costs patience.
+            from_failure=self._stop is not None,
         )
         ambiguous = False
         while True:
