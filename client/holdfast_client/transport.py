@@ -147,8 +147,13 @@ class Transport:
 
     def _send(self, call: _Call) -> httpx.Response:
         request_id = uuid.uuid4().hex
+        patience_seconds = self.settings.retry_seconds if call.retry_seconds is None else call.retry_seconds
+        if patience_seconds:
+            # What the service may take for its answer is not lost yet: else a long wait that was cut off, or swallowed
+            # by a network, had used the patience up with its first try.
+            patience_seconds += call.waits_seconds
         backoff = Backoff(
-            self.settings.retry_seconds if call.retry_seconds is None else call.retry_seconds,
+            patience_seconds,
             time.sleep if self._stop is None else self._stop.wait,
             # In the background a call may take as long as it likes: only being without an answer costs patience.
             from_failure=self._stop is not None,

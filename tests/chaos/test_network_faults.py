@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast_client.client import Client
 from tests.chaos.network import BOUND_SECONDS, Network, all_bits, big_tensor, bits, network, new_state
 from tests.support.fault_proxy import (
     INTERNAL_ERROR,
@@ -166,6 +167,14 @@ def test_a_launch_gets_through(net: Network, job: RunningJob, fault: str, call: 
         assert net.struck(), f"no {call} came by"
         ckpt.save(0, state).committed.result(timeout=BOUND_SECONDS)
     assert [attempt.number for attempt in net.client.all_attempts(*run.split("/"))] == [1]
+
+
+@pytest.mark.parametrize("fault", ["black hole"])
+def test_a_long_wait_that_was_swallowed_is_asked_again(net: Network, job: RunningJob) -> None:
+    committed = net.checkpoints(job.run)[0]
+    net.to_service.script(BlackHole(), on="wait")
+    with Client(net.settings(timeout_seconds=0.2, retry_seconds=0.5)) as client:
+        assert client.checkpoint(committed.id, wait_seconds=1).id == committed.id
 
 
 @every_fault
