@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import holdfast
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
 from holdfast.state import arrivals
+from holdfast.state.load import LoadPlan
 from holdfast.state.on_device import OnDevice
 
 SIZES = ChunkSizes(own_chunk_bytes=16, cut_bytes=64, pack_bytes=32)
@@ -79,11 +81,19 @@ def test_tensors_on_a_device_get_each_chunk_when_it_is_verified(service, run, mo
 
 
 def restore(rank, run, kind):
+    """What came back, and the tensors whose bytes arrived elsewhere."""
     job = Job(rank, kind, seed=7)
     for step in range(2):
         job.step(step)
-    with holdfast.Checkpointer(run) as ckpt:
-        return ckpt.restore(job.state), values(job.state)
+    elsewhere = []
+
+    def apply(plan, found):
+        elsewhere.extend(want.name for want in plan.wanted if want.bytes and not found.is_in_place(want.name))
+        return whole_apply(plan, found)
+
+    whole_apply = LoadPlan.apply
+    with mock.patch.object(LoadPlan, "apply", apply), holdfast.Checkpointer(run) as ckpt:
+        return ckpt.restore(job.state), values(job.state), elsewhere
 
 
 @pytest.mark.rule("training-10")
@@ -93,7 +103,10 @@ def test_one_damaged_chunk_of_one_rank_makes_both_take_all_of_the_earlier_one(se
     stored_by = 1 if kind == "fsdp" else None
     damage(service, run, "model/up.weight", 1, rank=stored_by)
     restored = run_ranks(restore, 2, run, kind, timeout_seconds=180)
-    assert restored == [(2, saved[rank][1]) for rank in range(2)]
+    for rank, (start, after, elsewhere) in enumerate(restored):
+        assert start == 2
+        assert after == saved[rank][1]
+        assert elsewhere == [f"dataloader@{rank}/generator"], "load_state_dict() is given a tensor of its own"
 
 
 def test_where_nothing_is_left_the_error_says_that_the_state_is_none_and_nothing_is_saved_from_it(service, run):
