@@ -1,8 +1,8 @@
 """One rank of a job with a local tier: python -m tests.chaos.spooling_trainer RUN FOLDER UNTIL [DIE_AT STEP]
 
 Trains to UNTIL and saves every step, waiting only until each save is on this node's disk. Says `start N`, then `kept N`
-for each save, then `state <digest>` and sleeps, to be killed. With DIE_AT it dies like by kill -9 at that point of the
-save of STEP:
+for each save, then `state <digest>` and sleeps, to be killed. With `wait` as DIE_AT it says `waiting` before STEP and
+goes on when a line comes in; else it dies like by kill -9 at that point of the save of STEP:
 
     chunk      a chunk is in the folder, the record is not
     record     the record is there, nothing was uploaded
@@ -77,6 +77,9 @@ def main(run: str, folder: str, until: int, die_at: str = "", step: int = -1) ->
         print(f"start {start}", flush=True)
         arrange(ckpt, die_at, step)
         for at in range(start, until):
+            if (die_at, step) == ("wait", at):
+                print("waiting", flush=True)
+                sys.stdin.readline()
             job.step(at)
             handle = ckpt.save(at, job.state)
             assert handle.local.result(timeout=60)

@@ -50,6 +50,7 @@ def launched(run, folder, until, *fault, world_size=1):
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(world_size),
             },
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
             text=True,
@@ -62,6 +63,7 @@ def launched(run, folder, until, *fault, world_size=1):
         for process in ranks:
             process.kill()
             process.wait()
+            process.stdin.close()
             process.stdout.close()
 
 
@@ -73,6 +75,21 @@ def read_until(process, word):
         if line.startswith(word):
             return lines
     raise AssertionError(f"the rank ended before it said {word!r}: {lines}")
+
+
+def go_on_without(service, ranks):
+    """The service is killed while all ranks wait; then they train to their end, and say their states."""
+    for process in ranks:
+        read_until(process, "waiting")
+    service.kill9()
+    for process in ranks:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    states = [read_until(process, "state")[-1] for process in ranks]
+    for process in ranks:
+        process.kill()
+        process.wait()
+    return states
 
 
 def spooled_steps(folder):
@@ -121,12 +138,8 @@ def test_saves_of_an_outage_are_committed_in_order_by_the_same_job(client, servi
 
 @pytest.mark.rule("protocol-4")
 def test_a_job_killed_with_spooled_saves_resumes_from_the_newest_of_them_bit_for_bit(client, service, folder):
-    with launched("tests/killed", folder, 5, "commit", -1) as [first]:
-        assert read_until(first, "kept 1")[0] == "start 0"
-        service.kill9()
-        state = read_until(first, "state")[-1]
-        first.kill()
-        first.wait()
+    with launched("tests/killed", folder, 5, "wait", 2) as ranks:
+        [state] = go_on_without(service, ranks)
     assert spooled_steps(folder)[-3:] == [2, 3, 4]
     service.start()
     with launched("tests/killed", folder, 5) as [second]:
@@ -162,13 +175,8 @@ def test_a_kill_at_any_point_of_a_save_costs_at_most_what_was_not_yet_on_the_dis
 
 @pytest.mark.rule("protocol-4")
 def test_two_ranks_adopt_what_both_had_spooled(client, service, folder):
-    with launched("tests/two", folder, 4, "commit", -1, world_size=2) as ranks:
-        for process in ranks:
-            read_until(process, "kept 1")
-        service.kill9()
-        states = {read_until(process, "state")[-1] for process in ranks}
-        for process in ranks:
-            process.kill()
+    with launched("tests/two", folder, 4, "wait", 2, world_size=2) as ranks:
+        states = set(go_on_without(service, ranks))
     assert len(states) == 2, "each rank has its own random numbers"
     service.start()
     with launched("tests/two", folder, 4, world_size=2) as ranks:
@@ -181,20 +189,13 @@ def test_two_ranks_adopt_what_both_had_spooled(client, service, folder):
 
 @pytest.mark.rule("protocol-4")
 def test_one_rank_adopts_what_two_had_spooled(client, service, folder):
-    with launched("tests/fewer", folder, 3, "commit", -1, world_size=2) as ranks:
-        for process in ranks:
-            read_until(process, "kept 0")
-        service.kill9()
-        for process in ranks:
-            read_until(process, "state")
-            process.kill()
+    with launched("tests/fewer", folder, 3, "wait", 1, world_size=2) as ranks:
+        go_on_without(service, ranks)
     service.start()
-    job = Job(loader=False)
     with holdfast.Checkpointer("tests/fewer", local=folder) as ckpt:
         view = ckpt._session.open().restore_point
     assert (view.step, view.world_size) == (2, 2)
     assert spooled_steps(folder) == []
-    assert job.state
 
 
 class TestStoreAway:
@@ -318,13 +319,8 @@ def test_a_flipped_bit_in_the_spool_is_told_and_never_pushed(client, service, fo
 def test_a_save_of_which_a_rank_is_missing_stays_and_training_resumes_from_what_is_committed(
     client, service, folder, caplog
 ):
-    with launched("tests/half", folder, 3, "commit", -1, world_size=2) as ranks:
-        for process in ranks:
-            read_until(process, "kept 0")
-        service.kill9()
-        for process in ranks:
-            read_until(process, "state")
-            process.kill()
+    with launched("tests/half", folder, 3, "wait", 1, world_size=2) as ranks:
+        go_on_without(service, ranks)
     service.start()
     tier = LocalTier(folder, None)
     gone = [record for record in tier.spool.read().records if (record.step, record.rank) == (2, 1)]
