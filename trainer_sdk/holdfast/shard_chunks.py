@@ -22,6 +22,7 @@ class ShardChunks:
                 functools.partial(staged.chunk, ordinal),
                 digest=staged.digest(ordinal),
                 release=functools.partial(staged.done_with, ordinal),
+                item_bytes=staged.plan.item_bytes[ordinal],
             )
         yield OutgoingChunk.of(job.index.encode())
         if self._rank == 0:
