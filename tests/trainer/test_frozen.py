@@ -9,10 +9,14 @@ import pytest
 import torch
 from gloo import run_ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import holdfast
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
+from holdfast.staging import frozen
+from holdfast.staging.bits import same_bits
 from holdfast_client.shard_writer import ShardWriter
 
 SIZES = ChunkSizes(1024, 4096, 2048)
@@ -155,6 +159,32 @@ def test_a_component_that_is_each_ranks_own_is_declared_by_its_name_without_the_
         for step in range(2):
             ckpt.save(step, state).committed.result(timeout=60)
     assert offered[1][0] == 2
+
+
+def train_sharded(rank, run):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40), nn.Linear(40, 3))
+    model[:2].requires_grad_(False)
+    model = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    compared = []
+
+    def counted(*pair):
+        compared.append(pair)
+        return same_bits(*pair)
+
+    with checkpointer(run, frozen=["model/0.*", "model/1.*"]) as ckpt, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(frozen, "same_bits", counted)
+        ckpt.restore(state)
+        for step in range(3):
+            model(torch.ones(5, 40)).sum().backward()
+            state["optimizer"].step()
+            ckpt.save(step, state).committed.result(timeout=60)
+        return len(compared), len(ckpt._saver._staging._distrusted)
+
+
+def test_a_sharded_base_that_is_gathered_at_each_step_has_not_changed(run):
+    assert run_ranks(train_sharded, 2, run) == [(2, 0)] * 2, "each save compares the one whose turn it is, and no other"
 
 
 def save_on_ranks(rank, run):
