@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.layout.plan import ChunkSizes, global_layout
-from holdfast.layout.reshard import WantedPiece, plan_reads
+from holdfast.layout.reshard import Read, WantedPiece, plan_reads
 from holdfast.layout.scatter import scatter
 from holdfast.state import arrivals
 from holdfast.state.arrivals import Arrivals, in_place
@@ -97,6 +97,14 @@ def test_a_new_tensor_is_an_ordinary_one(elements):
     assert tensor.untyped_storage().nbytes() == tensor.nbytes
     bytes_of(tensor)[:] = bytes([0x80, 0x3F]) * elements
     assert tensor.requires_grad_().sum().item() == torch.ones(elements, dtype=torch.bfloat16).sum().item()
+
+
+def test_a_tensor_of_inference_mode_is_written_on_a_device_too():
+    with torch.inference_mode():
+        tensor = torch.zeros(3, 2, dtype=torch.int16)
+    by_rows = Read(0, 0, "t", 2, (2, 1), 2, (4, 2), 6, (4, 2))
+    OnDevice(tensor).take(by_rows, memoryview(bytearray([9, 9, 1, 2, 9, 9, 3, 4])))
+    assert tensor.tolist() == [[0, 0], [0, 0x0201], [0, 0x0403]]
 
 
 def test_an_own_tensor_is_given_away_once_and_what_nobody_took_is_let_go():

@@ -33,6 +33,7 @@ class OnDevice:
         strides = [stride // read.item_bytes for stride in read.destination_strides]
         start = self._items.storage_offset() + read.destination_offset // read.item_bytes
         target = self._items.as_strided(read.shape, strides, start)
-        target.copy_(items.view(read.shape))
+        with torch.inference_mode() if target.is_inference() else torch.no_grad():
+            target.copy_(items.view(read.shape))
         if target.is_cuda:
             torch.cuda.current_stream(target.device).synchronize()
