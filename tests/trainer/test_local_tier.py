@@ -236,3 +236,27 @@ def test_a_folder_that_one_rank_cannot_use_is_told_on_all_ranks(run, folder):
     first, second = run_ranks(one_rank_has_no_folder, 2, run, folder)
     assert "a file cannot be used" in second
     assert first == f"On rank 1: {second}"
+
+
+def test_close_leaves_neither_threads_nor_files_behind(run, folder):
+    def job(first):
+        with holdfast.Checkpointer(run, local=folder) as ckpt:
+            start = ckpt.restore(state_at(0))
+            assert (start == 0) == first
+            ckpt.save(start, state_at(start)).committed.result(timeout=60)
+
+    def open_files():
+        return sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd))
+
+    job(first=True)
+    before = (open_files(), {thread.name for thread in threading.enumerate()})
+    for _ in range(3):
+        job(first=False)
+    after = (open_files(), {thread.name for thread in threading.enumerate()})
+    assert [name for name in after[0] if str(folder) in name] == []
+    assert len(after[0]) <= len(before[0])
+    assert after[1] == before[1]
+
+
+def _is_open(descriptor):
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
