@@ -50,7 +50,7 @@ def _trained(spec: Spec) -> tuple[dict[str, TrainingState], int, float]:
     from text import TextLoader, standard_library_text  # type: ignore[import-not-found]
 
     torch.manual_seed(20_240)
-    width, layers, steps = (256, 6, 300) if spec.size_bytes >= 64 * 1024**2 else (64, 2, 10)
+    width, layers, steps = (256, 6, 200) if spec.size_bytes >= 64 * 1024**2 else (64, 2, 10)
     model = GPT(width=width, layers=layers, heads=width // 64, length=_LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = TextLoader(standard_library_text(), batch=4, length=_LENGTH)
