@@ -54,8 +54,16 @@ def test_what_can_never_be_committed_makes_room(error):
 @pytest.mark.rule("protocol-4")
 @pytest.mark.parametrize(
     "error",
-    [errors.StaleAttempt("fenced"), errors.Unauthenticated("expired"), TransferStopped("the job ends"), ValueError()],
-    ids=lambda error: type(error).__name__,
+    [
+        errors.StaleAttempt("fenced"),
+        errors.Unauthenticated("expired"),
+        TransferStopped("the job ends"),
+        ValueError(),
+        errors.CheckpointAborted("fenced by attempt 2", context={"cause": AbortCause.FENCED}),
+        errors.CheckpointAborted("its attempt has ended", context={"cause": "attempt_ended"}),
+        errors.CheckpointAborted("by a service that tells no cause"),
+    ],
+    ids=lambda error: f"{type(error).__name__} {getattr(error, 'context', {}).get('cause', '')}".strip(),
 )
 def test_what_only_this_job_cannot_do_is_left_for_the_next(error):
     assert verdict_of(error) is Verdict.LEAVE

@@ -15,6 +15,10 @@ from holdfast_client.errors import (
     ManifestConflict,
     TransferStopped,
 )
+from holdfast_protocol.states import AbortCause
+
+NOBODY_WANTS_IT = frozenset({AbortCause.JOB, AbortCause.RANK_FAILED})
+"""After these the save cannot be completed by anybody. After any other, its bytes are worth their place."""
 
 
 class Verdict(Enum):
@@ -28,7 +32,10 @@ class Verdict(Enum):
 
 def verdict_of(error: BaseException) -> Verdict:
     if isinstance(error, CheckpointAborted):
-        return Verdict.AGAIN if worth_another_begin(error) else Verdict.DROP
+        if worth_another_begin(error):
+            return Verdict.AGAIN
+        # Fenced, or its attempt is over: the next attempt may adopt it (protocol rule 4).
+        return Verdict.DROP if error.context.get("cause") in NOBODY_WANTS_IT else Verdict.LEAVE
     if isinstance(error, CheckpointConflict | ManifestConflict | InvalidRequest | ChunkCorrupt):
         return Verdict.DROP
     if isinstance(error, HoldfastError) and not isinstance(error, (TransferStopped, *ENDS_THE_JOB)):
