@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -13,7 +14,7 @@ from tests.support.service import RunningService, running_service
 from tests.support.training import Job
 
 import holdfast
-from holdfast import errors
+from holdfast import commit_watch, errors
 from holdfast.begin_anew import BEGINS, worth_another_begin
 from holdfast_client.client import Client
 from holdfast_client.errors import IncompleteCheckpoint
@@ -67,6 +68,22 @@ def saved_after(rank, run, held_rank, go_on):
         return view.step, view.id, follows.step
 
 
+@contextmanager
+def strikes_once_one_has_sealed(service, run, fault, go_on):
+    """Calls `fault` when one rank has sealed its part of step 7 and waits; then the file `go_on` is there."""
+
+    def strike():
+        while not (waiting := [view for view in views_of(run, 7) if view.sealed_ranks == 1]):
+            time.sleep(0.05)
+        fault(service, waiting[0].id)
+        go_on.touch()
+
+    striker = threading.Thread(target=strike, daemon=True)
+    striker.start()
+    yield
+    striker.join(60)
+
+
 def wait_for(path):
     while not path.exists():
         time.sleep(0.05)
@@ -82,24 +99,45 @@ def test_all_ranks_begin_a_step_anew_whose_checkpoint_an_outage_has_aborted(serv
     """The rank that has sealed and waits is the host's leader, or waits for what the leader hears."""
     go_on = tmp_path / "go on"
 
-    def strike_once_the_other_has_sealed():
-        while not (waiting := [view for view in views_of("cut", 7) if view.sealed_ranks == 1]):
-            time.sleep(0.05)
-        fault(service, waiting[0].id)
-        go_on.touch()
-
     with Client() as client:
         client.make_run("tests", "cut")
-        striker = threading.Thread(target=strike_once_the_other_has_sealed, daemon=True)
-        striker.start()
-        results = run_ranks(saved_after, 2, "tests/cut", held_rank, go_on, timeout_seconds=240)
-        striker.join(60)
+        with strikes_once_one_has_sealed(service, "cut", fault, go_on):
+            results = run_ranks(saved_after, 2, "tests/cut", held_rank, go_on, timeout_seconds=240)
         assert results[0] == results[1]
         assert sorted((view.state, view.abort_cause) for view in views_of("cut", 7)) == [
             ("aborted", cause),
             ("committed", None),
         ]
         assert client.restore_point("tests", "cut").restore_point.step == 8
+
+
+def leader_has_failed(rank, run, folder, go_on):
+    """The leader, rank 0, fails at its part of step 7 as one does that was cut off for longer than its patience."""
+    commit_watch.LONG_POLL_SECONDS = 1
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True, local=folder) as ckpt:
+        ckpt.restore(job.state)
+        if rank == 0:
+            write = ckpt._pipeline._write
+
+            def cut_off(writer, job):
+                ckpt._pipeline._write = write
+                wait_for(go_on)
+                raise errors.ServiceUnavailable("cut off for longer than HOLDFAST_RETRY_SECONDS")
+
+            ckpt._pipeline._write = cut_off
+        return ckpt.save(7, job.state).committed.result(timeout=100).id
+
+
+@pytest.mark.rule("protocol-12")
+def test_a_rank_whose_leader_has_failed_at_a_checkpoint_asks_for_itself_and_begins_anew_with_it(service, tmp_path):
+    go_on = tmp_path / "go on"
+    with Client() as client:
+        client.make_run("tests", "led")
+        with strikes_once_one_has_sealed(service, "led", give_up, go_on):
+            results = run_ranks(leader_has_failed, 2, "tests/led", tmp_path / "nvme", go_on)
+    assert results[0] == results[1]
+    assert sorted(view.state for view in views_of("led", 7)) == ["aborted", "committed"]
 
 
 def before_the_first_seal(ckpt, fault):

@@ -1,18 +1,20 @@
 """Learn what became of a checkpoint after this rank's seal: one rank per host asks the service (protocol rule 12).
 
 The lowest rank of each host long-polls and writes what it heard into the job's key-value store; the others on that host
-read it there, or that the leader has begun the step anew. Runs on background threads; no collectives.
+read it there, or that the leader has begun the step anew. A leader that is cut off may say nothing for long: without a
+word they ask for themselves now and then. Runs on background threads; no collectives.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 
 from holdfast.errors import HoldfastError
 from holdfast.ranks import Ranks
 from holdfast_client.client import Client
-from holdfast_client.errors import TransferStopped
+from holdfast_client.errors import ServiceUnavailable, TransferStopped
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.states import CheckpointState
 
@@ -35,7 +37,7 @@ class CommitWatch:
     def wait(self, number: int, checkpoint_id: str) -> CheckpointView:
         """The checkpoint once it is no longer uploading. Raises HoldfastError if the service cannot be asked."""
         told = None if self._leads else self._told(number, checkpoint_id)
-        return CheckpointView.model_validate_json(told) if told else self._ask(checkpoint_id)
+        return told or self._ask(checkpoint_id)
 
     def tell(self, number: int, outcome: CheckpointView | None) -> None:
         """Hands the outcome to the other ranks of this host; None sends them to ask the service themselves."""
@@ -73,18 +75,34 @@ class CommitWatch:
         except RuntimeError:
             return None  # the job's store has ended, and with it the job
 
-    def _told(self, number: int, checkpoint_id: str) -> str | None:
+    def _told(self, number: int, checkpoint_id: str) -> CheckpointView | None:
+        """What the leader says, or what the service says meanwhile; None if the leader sends this rank to ask."""
         if self._store is None:
             return None
+        asked_at = time.monotonic()
         try:
             while not self._store.check([self._key(number)]):
                 if self._store.check([self._key(number, checkpoint_id)]):
                     return None
+                if time.monotonic() - asked_at >= LONG_POLL_SECONDS:
+                    if (view := self._look(checkpoint_id)) is not None:
+                        return view
+                    asked_at = time.monotonic()
                 if self._stop.wait(_LOOK_SECONDS):
                     raise TransferStopped("This job ended before it heard what became of its checkpoint")
-            return self._store.get(self._key(number)).decode() or None
+            told = self._store.get(self._key(number))
+            return CheckpointView.model_validate_json(told) if told else None
         except RuntimeError as error:
             raise HoldfastError(f"The job's store ended while a checkpoint was still under way ({error})") from error
+
+    def _look(self, checkpoint_id: str) -> CheckpointView | None:
+        """The checkpoint, if it is over. The leader may have failed at it without an end, and be at another one of the
+        same step, which needs this rank."""
+        try:
+            view = self._client.checkpoint(checkpoint_id)
+        except ServiceUnavailable:
+            return None  # whoever reaches the service first, the leader or this rank
+        return view if view.state is not CheckpointState.UPLOADING else None
 
     def _ask(self, checkpoint_id: str) -> CheckpointView:
         while not self._stop.is_set():
