@@ -31,6 +31,7 @@ HoldfastError
 │   ├── StoreFull
 │   └── StoreRefused
 ├── DirectFileRefused           go over HTTP instead
+├── LocalReadFailed             try again; if it stays, look at this node's disk and limits
 ├── TransferStopped             somebody asked this transfer to stop
 └── ServiceFault                report a bug in the service
 """
@@ -289,6 +290,13 @@ class StoreRefused(StoreProblem):
 
 class DirectFileRefused(HoldfastError):
     code = "direct_file_refused"
+
+
+class LocalReadFailed(HoldfastError):
+    """What the local tier holds could not be read just now; it may well be whole."""
+
+    code = "local_read_failed"
+    remedy = "Look at this node's disk, and at the process's limits (`ulimit -n`)."
 
 
 class TransferStopped(HoldfastError):

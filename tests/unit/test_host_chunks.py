@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -184,6 +185,21 @@ def test_a_folder_that_is_gone_costs_nothing_but_its_use(service, tmp_path):
     with new_job_folder(tmp_path) as path:
         folder = ChunkFolder(path, limit_bytes=10**9)
     assert not path.exists()
+    assert fetch(service.url, folder, tuple(CHUNKS))[0] == CHUNKS
+    folder.close()
+
+
+def test_a_folder_that_cannot_be_read_just_now_costs_a_transfer_and_nothing_else(service, tmp_path, monkeypatch):
+    folder = ChunkFolder(tmp_path / "cache", limit_bytes=10**9)
+    for digest, body in CHUNKS.items():
+        folder.add(digest, body, durable=False)
+
+    def refused(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", refused)
+    assert fetch(service.url, folder, tuple(CHUNKS))[0] == CHUNKS
+    monkeypatch.setattr(ChunkFolder, "size", refused)
     assert fetch(service.url, folder, tuple(CHUNKS))[0] == CHUNKS
     folder.close()
 

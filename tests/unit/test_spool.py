@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -12,9 +13,10 @@ import pytest
 
 from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.errors import ConfigurationError
+from holdfast_client.errors import ChunkCorrupt, ConfigurationError, LocalReadFailed
 from holdfast_client.local.keep import NoRoom, keep_shard
 from holdfast_client.local.push import spooled_chunks
+from holdfast_client.local.room import Room
 from holdfast_client.local.saves import SaveKey, pushers, saves_of
 from holdfast_client.local.spool import FOLDER
 from holdfast_client.local.spool_record import SpooledChunk, SpoolRecord, decode_record, record_name
@@ -122,6 +124,41 @@ def test_what_was_kept_is_read_back_by_another_process_and_every_chunk_is_held(t
     loaded = [bytes(chunk.load(threading.Event())) for chunk in spooled_chunks(other.folder, kept)]
     assert loaded == [b"a" * 1000, b"b" * 1000, b"a" * 1000]
     other.close()
+
+
+@pytest.mark.rule("protocol-4")
+@pytest.mark.parametrize("call", ["open", "preadv"])
+@pytest.mark.parametrize(
+    "trouble", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ESTALE], ids=os.strerror
+)
+def test_a_moments_trouble_with_the_disk_does_not_condemn_what_is_in_the_spool(tier, monkeypatch, call, trouble):
+    kept = keep(tier, [b"a" * 1000])
+    [chunk] = spooled_chunks(tier.folder, kept)
+
+    def refused(*args, **rest):
+        raise OSError(trouble, os.strerror(trouble))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refused)
+        with pytest.raises(LocalReadFailed, match=os.strerror(trouble)):
+            chunk.load(threading.Event())
+    assert bytes(chunk.load(threading.Event())) == b"a" * 1000
+
+
+@pytest.mark.rule("protocol-4")
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
+def test_what_is_not_there_or_has_other_bytes_is_corrupt(tier, monkeypatch, how):
+    kept = keep(tier, [b"a" * 1000])
+    file = tier.path / kept.chunks[0].digest[:2] / kept.chunks[0].digest
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(b"a" * 999 if how == "cut" else b"b" + b"a" * 999)
+        # The disk has become read-only: the wrong file cannot be removed.
+        monkeypatch.setattr(Room, "remove", lambda *_: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
+    [chunk] = spooled_chunks(tier.folder, kept)
+    with pytest.raises(ChunkCorrupt):
+        chunk.load(threading.Event())
 
 
 @pytest.mark.rule("protocol-4")

@@ -8,6 +8,7 @@ from holdfast import errors
 from holdfast.local.verdict import Verdict, verdict_of
 from holdfast_client.errors import (
     CheckpointConflict,
+    LocalReadFailed,
     ManifestConflict,
     QuotaExceeded,
     StoreUnavailable,
@@ -26,6 +27,7 @@ from holdfast_protocol.states import AbortCause
         errors.StoreFull("full"),
         errors.StoreRefused("keys"),
         QuotaExceeded("used up"),
+        LocalReadFailed("too many open files"),
         UnexpectedReply("a proxy's page"),
         errors.ChunkGone("of another rank"),
         errors.CheckpointAborted("silence", context={"cause": AbortCause.SILENT}),

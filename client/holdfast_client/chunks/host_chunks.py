@@ -30,12 +30,19 @@ class HostChunks:
         """Found in the folder, and not fetched by this process."""
 
     def size(self, digest: str) -> int | None:
-        """Bytes of what the folder has under this name; None if nothing."""
-        return self._folder.size(digest)
+        """Bytes of what the folder has under this name; None if nothing that can be read."""
+        try:
+            return self._folder.size(digest)
+        except OSError:
+            return None
 
     def take(self, digest: str, buffer: memoryview, stop: threading.Event) -> bool:
-        """Fills the buffer from the folder, proven. False if the chunk is not there with its bytes."""
-        taken = self._folder.read_into(digest, buffer, stop=stop)
+        """Fills the buffer from the folder, proven. False if the chunk is not there with its bytes, or cannot be
+        read: the store has it too."""
+        try:
+            taken = self._folder.read_into(digest, buffer, stop=stop)
+        except OSError:
+            return False
         if taken:
             with self._lock:
                 self.taken_bytes += buffer.nbytes

@@ -29,6 +29,8 @@ _DIGEST = re.compile(DIGEST_PATTERN)
 _BLOCK_BYTES = 1024 * 1024
 _MOST_PROVEN = 16_384
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LINK = {errno.ENOTDIR, errno.ELOOP}
+"""What opening gives where a link lies under a name of ours: it is not followed, and nothing is there."""
 
 
 class ChunkFolder:
@@ -54,22 +56,21 @@ class ChunkFolder:
         return self._room.limit_bytes
 
     def size(self, digest: str) -> int | None:
-        """Bytes of the chunk's file; None if it is not there. What they are, only reading tells."""
+        """Bytes of the chunk's file; None if it is not there. What they are, only reading tells. Raises OSError."""
         with self._opened(digest) as descriptor:
             return None if descriptor is None else os.fstat(descriptor).st_size
 
     def read_into(self, digest: str, buffer: memoryview, *, stop: threading.Event | None = None) -> bool:
         """Fills the buffer, exactly as long as the chunk, and proves it by SHA-256. False if the chunk is not there; a
         file with other bytes is removed, and False too. After False the buffer's content is undefined.
-        Raises TransferStopped."""
+
+        Raises TransferStopped, and OSError where the disk or this process is in trouble: the chunk may well be there.
+        """
         with self._opened(digest) as descriptor:
             if descriptor is None:
                 return False
-            try:
-                if _read(descriptor, buffer, stop) != digest:
-                    self._remove_if_wrong(digest, descriptor)
-                    return False
-            except OSError:
+            if _read(descriptor, buffer, stop) != digest:
+                self._remove_if_wrong(digest, descriptor)
                 return False
             self._note_proven(digest, os.fstat(descriptor).st_ino)
             _note_use(descriptor)
@@ -121,7 +122,9 @@ class ChunkFolder:
         try:
             with self._root.subfolder(_checked(digest)[:2]) as shard:
                 descriptor = open_file(digest, os.O_RDONLY, shard)
-        except OSError:
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and error.errno not in _LINK:
+                raise
             yield None
             return
         try:
@@ -166,7 +169,8 @@ class ChunkFolder:
     def _remove_if_wrong(self, digest: str, descriptor: int) -> None:
         """Nothing but its own bytes condemns a file: the caller's buffer may have had the wrong size."""
         if _digest_of(descriptor) != digest:
-            self._room.remove(digest, descriptor)
+            with suppress(OSError):  # wrong it stays, where the disk has become read-only or another was faster
+                self._room.remove(digest, descriptor)
 
     def _note_proven(self, digest: str, inode: int) -> None:
         """This process has written the file, or read it whole. A job saves for weeks: only the last ones are kept."""

@@ -13,7 +13,14 @@ from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import ChunkCorrupt, IntegrityError, NotFound, QuotaExceeded, StoreProblem
+from holdfast_client.errors import (
+    ChunkCorrupt,
+    IntegrityError,
+    LocalReadFailed,
+    NotFound,
+    QuotaExceeded,
+    StoreProblem,
+)
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.saves import SaveKey
 from holdfast_client.local.spool_record import SpooledChunk, SpoolRecord
@@ -47,8 +54,9 @@ def push_late(
     """Begins, uploads and seals a save for the attempt that staged it; `fence` is the attempt that pushes. The same
     again is fine. The seal that completes the world commits.
 
-    Raises ChunkCorrupt if the folder has not the right bytes any more, OffLineBranch if the run has gone on without it,
-    and what a save raises. What is for an operator to mend aborts the checkpoint: the other shards' pushers shall hear.
+    Raises ChunkCorrupt if the folder has not the right bytes any more, LocalReadFailed if it cannot be read just now,
+    OffLineBranch if the run has gone on without it, and what a save raises. What is for an operator to mend aborts the
+    checkpoint, so that the other shards' pushers hear.
     """
     begin = BeginCheckpoint(
         **fence.model_dump(),
@@ -67,7 +75,7 @@ def push_late(
 
 
 def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) -> CheckpointView:
-    """Uploads and seals what the record names. Raises ChunkCorrupt, and what a save raises."""
+    """Uploads and seals what the record names. Raises ChunkCorrupt, LocalReadFailed, and what a save raises."""
     writer.upload(spooled_chunks(folder, record))
     return writer.seal(
         index=record.index.shard,
@@ -79,7 +87,10 @@ def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) ->
 
 
 def spooled_chunks(folder: ChunkFolder, record: SpoolRecord) -> Iterator[OutgoingChunk]:
-    """The record's chunks by ordinal. Loading one proves it by its digest, or raises ChunkCorrupt."""
+    """The record's chunks by ordinal. Loading one proves it by its digest, or raises ChunkCorrupt.
+
+    Where it cannot be read it raises LocalReadFailed: a moment's trouble must not condemn what may be the only copy.
+    """
     memory = _ReadAhead(READ_AHEAD_BYTES)
     for chunk in record.chunks:
         yield OutgoingChunk(
@@ -93,7 +104,12 @@ def spooled_chunks(folder: ChunkFolder, record: SpoolRecord) -> Iterator[Outgoin
 def _load(folder: ChunkFolder, memory: _ReadAhead, chunk: SpooledChunk, stop: threading.Event) -> memoryview:
     memory.take(chunk.bytes, stop)
     buffer = memoryview(bytearray(chunk.bytes))
-    if not folder.read_into(chunk.digest, buffer, stop=stop):
+    try:
+        whole = folder.read_into(chunk.digest, buffer, stop=stop)
+    except OSError as error:
+        trouble = error.strerror or str(error)
+        raise LocalReadFailed(f"Chunk {chunk.digest[:12]} in {folder.path} cannot be read ({trouble})") from error
+    if not whole:
         raise ChunkCorrupt(chunk.digest, "missing", f"{folder.path} has not its right bytes any more")
     return buffer
 

@@ -20,6 +20,7 @@ from holdfast_client.errors import (
     Conflict,
     IntegrityError,
     InvalidRequest,
+    LocalReadFailed,
     NotFound,
     QuotaExceeded,
     StoreProblem,
@@ -34,7 +35,7 @@ from holdfast_protocol.states import CheckpointState
 
 log = logging.getLogger("holdfast")
 
-STAYS = (Conflict, IntegrityError, InvalidRequest, NotFound, QuotaExceeded, StoreProblem)
+STAYS = (Conflict, IntegrityError, InvalidRequest, LocalReadFailed, NotFound, QuotaExceeded, StoreProblem)
 """This save is at fault, or an operator must act: it stays in the spool. All else would meet the restore as well."""
 
 
