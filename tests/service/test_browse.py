@@ -60,7 +60,9 @@ def test_runs_are_listed_newest_first_with_their_restore_point(http: httpx.Clien
     runs = pages(http, "/v1/projects/demo/runs", limit=2)
     assert [run["name"] for run in runs] == ["third", "second", "first"]
     shown = answer(http.get("/v1/projects/demo/runs/second"))
-    assert shown == runs[1]
+    # Adding up a run's stored bytes looks at each of its chunks: too much for a list.
+    assert shown["stored_bytes"] > 0
+    assert runs[1] == shown | {"stored_bytes": None}
     assert (shown["latest_attempt"], shown["committed_checkpoints"], shown["newest_step"]) == (1, 2, 200)
     assert shown["restore_point"]["checkpoint_id"] == saved["id"]
     assert runs[0]["restore_point"] is None
