@@ -66,9 +66,10 @@ class ShardWriter:
         self.sent_bytes = self.sent_chunk_bytes = 0
 
     def upload(self, chunks: Iterable[OutgoingChunk]) -> None:
-        """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them."""
+        """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them.
+        Raises ShardSealed if this rank has sealed before, or the checkpoint has been committed meanwhile."""
         if self._committed_before:
-            self._only_hash(chunks)
+            self.only_hash(chunks)
             return
         self._uploader = ShardUploader(
             self._client,
@@ -84,6 +85,14 @@ class ShardWriter:
         self.digests.extend(uploaded.digests)
         self.sent_bytes += uploaded.sent_bytes
         self.sent_chunk_bytes += uploaded.sent_chunk_bytes
+
+    def only_hash(self, chunks: Iterable[OutgoingChunk]) -> None:
+        """In place of an upload, where the shard is sealed: the seal says whether this is the same content."""
+        for chunk in chunks:
+            hashed = hash_chunk(chunk, self._stopped, with_md5=False)
+            self.digests.append(hashed.digest)
+            if hashed.release is not None:
+                hashed.release()
 
     def seal(
         self,
@@ -121,10 +130,3 @@ class ShardWriter:
         self._stopped.set()
         if self._uploader is not None:
             self._uploader.stop()
-
-    def _only_hash(self, chunks: Iterable[OutgoingChunk]) -> None:
-        for chunk in chunks:
-            hashed = hash_chunk(chunk, self._stopped, with_md5=False)
-            self.digests.append(hashed.digest)
-            if hashed.release is not None:
-                hashed.release()

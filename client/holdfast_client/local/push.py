@@ -19,6 +19,7 @@ from holdfast_client.errors import (
     LocalReadFailed,
     NotFound,
     QuotaExceeded,
+    ShardSealed,
     StoreProblem,
 )
 from holdfast_client.local.chunk_folder import ChunkFolder
@@ -76,7 +77,11 @@ def push_late(
 
 def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) -> CheckpointView:
     """Uploads and seals what the record names. Raises ChunkCorrupt, LocalReadFailed, and what a save raises."""
-    writer.upload(spooled_chunks(folder, record))
+    try:
+        writer.upload(spooled_chunks(folder, record))
+    except ShardSealed:
+        # An earlier push ended behind this rank's seal, or did not hear of it. Its record is still to be compared.
+        writer.only_hash(spooled_chunks(folder, record))
     return writer.seal(
         index=record.index.shard,
         layout=record.index.layout,
