@@ -168,11 +168,14 @@ def test_an_error_while_staging_in_mid_window_aborts_the_save_and_the_next_one_g
     assert aborted == [0]
 
 
-def test_ctrl_c_while_training_waits_for_the_window_ends_the_save_and_not_the_checkpointer(run, service, monkeypatch):
+@pytest.mark.parametrize("tier", [None, "nvme"])
+def test_ctrl_c_while_training_waits_for_the_window_ends_the_save_and_not_the_checkpointer(
+    run, service, monkeypatch, tmp_path, tier
+):
     def interrupted():
         raise KeyboardInterrupt
 
-    with bounded(run) as ckpt:
+    with bounded(run, local=tier and tmp_path / tier) as ckpt:
         ckpt.restore(some_state())
         with monkeypatch.context() as broken:
             AtChunk(broken, 5, interrupted)

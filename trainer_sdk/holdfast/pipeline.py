@@ -141,7 +141,7 @@ class SavePipeline:
         assert self._tier is not None  # the thread runs only with one
         try:
             kept = self._kept(job, self._tier) if isinstance(job.staged, StagedShard) else job
-        except Exception as error:  # this thread must live on: the next save may have room
+        except BaseException as error:  # this thread must live on: the next save may have room, or no Ctrl-C
             if not self._stop.is_set():
                 self._reports.not_kept(job, None if isinstance(error, NoRoom) else error)
             if isinstance(job.staged, StagedShard) and not job.staged.can_repeat:
@@ -217,7 +217,7 @@ class SavePipeline:
         raise AssertionError("the loop ends with a commit or an error")
 
     def _tries_again(self, job: SaveJob, error: BaseException, tries: int) -> bool:
-        if self._tier is not None and not isinstance(job.staged, Exception):
+        if self._tier is not None and not isinstance(job.staged, BaseException):
             return verdict_of(error) is Verdict.AGAIN
         can_repeat = isinstance(job.staged, StagedShard) and job.staged.can_repeat
         return tries < BEGINS and can_repeat and worth_another_begin(error)
@@ -256,7 +256,7 @@ class SavePipeline:
             view = push_shard(writer, self._tier.folder, job.record)
             self._reports.sent(writer)
             return view
-        if isinstance(job.staged, Exception):
+        if isinstance(job.staged, BaseException):
             raise job.staged
         writer.upload(self._chunks(job, job.staged))
         job.staged.hashed(writer.digests)

@@ -22,7 +22,7 @@ class SaveJob:
     """Counts the saves of this job, alike on all ranks."""
     step: int
     kind: CheckpointKind
-    staged: StagedShard | Exception
+    staged: StagedShard | BaseException
     """Or why this rank could not stage: the others have voted for this save and must hear that it failed."""
     index: ShardIndex
     layout: Layout

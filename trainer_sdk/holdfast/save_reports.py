@@ -34,7 +34,7 @@ class SaveReports:
         self._stats.sent_bytes += writer.sent_bytes
         self._stats.sent_chunk_bytes += writer.sent_chunk_bytes
 
-    def not_kept(self, job: SaveJob, error: Exception | None) -> None:
+    def not_kept(self, job: SaveJob, error: BaseException | None) -> None:
         """It goes straight to the store. `error` is None where there is only no room."""
         assert self._tier is not None  # only with one is there anything to keep
         log.warning(
