@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import ManifestConflict
 from holdfast_client.launch import open_attempt
+from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.keep import keep_shard
 from holdfast_client.local.push import push_late
 from holdfast_client.local.push_saves import SavePusher
@@ -136,3 +138,50 @@ def test_other_content_for_a_shard_that_is_sealed_is_refused(spooled):
     altered = spooled.records[0].model_copy(update={"finite": False})
     with pytest.raises(ManifestConflict):
         push_late(spooled.client, spooled.tier.folder, altered, spooled.attempt.fence)
+
+
+@pytest.mark.parametrize("again", ["push", "adopt"])
+def test_what_a_rank_that_was_killed_behind_the_commit_left_goes_with_the_next_attempt(spooled, again):
+    for rank in (0, 1):
+        spooled.push_rank(rank, spooled.attempt.fence)
+    spooled.tier.spool.forget(spooled.records[0].name)  # and rank 1 was killed before it did the same
+    if again == "push":
+        assert [outcome.told for outcome in spooled.push()] == ["committed"]
+    else:
+        assert spooled.adopt() == [STEP]
+    assert spooled.left() == []
+    assert spooled.states() == [CheckpointState.COMMITTED]
+
+
+def test_what_is_left_of_a_committed_save_stays_if_its_content_is_not_what_was_committed(spooled, caplog):
+    for rank in (0, 1):
+        spooled.push_rank(rank, spooled.attempt.fence)
+    spooled.tier.spool.forget(spooled.records[0].name)
+    file = spooled.tier.path / spooled.records[1].chunks[0].digest[:2] / spooled.records[1].chunks[0].digest
+    file.write_bytes(file.read_bytes()[::-1])
+    assert spooled.adopt() == []
+    assert spooled.left() == [1]
+    assert spooled.states() == [CheckpointState.COMMITTED]
+
+
+def test_a_save_of_which_a_rank_is_missing_and_that_is_not_committed_begins_nothing(spooled, caplog):
+    spooled.tier.spool.forget(spooled.records[0].name)
+    assert spooled.adopt() == []
+    assert "no node of this job has the shards of rank 0" in caplog.text
+    assert (spooled.left(), spooled.states()) == ([1], [])
+
+
+def test_a_moments_trouble_with_the_disk_leaves_an_adopted_save_in_the_spool_and_the_next_attempt_takes_it(
+    spooled, monkeypatch, caplog
+):
+    def refused(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ChunkFolder, "read_into", refused)
+        assert spooled.adopt() == []
+    assert "Too many open files" in caplog.text
+    assert spooled.left() == [0, 1]
+    assert spooled.states() == [CheckpointState.UPLOADING], "no rank has given it up"
+    assert spooled.adopt() == [STEP]
+    assert spooled.left() == []

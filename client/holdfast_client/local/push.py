@@ -28,6 +28,7 @@ from holdfast_client.local.spool_record import SpooledChunk, SpoolRecord
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
 from holdfast_protocol.fencing import Fence
+from holdfast_protocol.states import CheckpointState
 
 READ_AHEAD_BYTES = 256 * 1024**2
 """Read and not yet verified by the service; a larger chunk is read alone."""
@@ -41,6 +42,20 @@ def belongs_here(client: Client, key: SaveKey) -> bool:
         return client.attempt(key.project, key.run, key.attempt).launch_id == key.launch_id
     except NotFound:
         return False
+
+
+def is_committed(client: Client, key: SaveKey) -> bool:
+    """Whether that step of that attempt is committed, with whatever content. Asks only what every token may."""
+    found = client.checkpoints(
+        key.project,
+        key.run,
+        state=CheckpointState.COMMITTED,
+        attempt=key.attempt,
+        min_step=key.step,
+        max_step=key.step,
+        limit=1,
+    )
+    return bool(found.items)
 
 
 def push_late(

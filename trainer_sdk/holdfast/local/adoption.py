@@ -25,7 +25,7 @@ from holdfast_client.errors import (
     QuotaExceeded,
     StoreProblem,
 )
-from holdfast_client.local.push import belongs_here, push_late
+from holdfast_client.local.push import belongs_here, is_committed, push_late
 from holdfast_client.local.saves import SaveKey, pushers
 from holdfast_client.local.spool_record import SpoolRecord
 from holdfast_client.local.tier import LocalTier
@@ -100,10 +100,12 @@ class Adoption:
 
     def _adopt_save(self, key: SaveKey, pushed_by: Mapping[int, int], fence: Fence) -> str | None:
         """None, or why the save stays. The same on every rank."""
-        if missing := key.missing(pushed_by):
-            return f"no node of this job has the shards of rank {', '.join(map(str, missing[:20]))}"
         if not self.ranks.from_first(lambda: belongs_here(self.client, key)):
             return "this service knows another attempt of that number, so it was saved for another one"
+        missing = key.missing(pushed_by)
+        # A rank that was killed between commit and forgetting leaves its shard alone here: it only has to be compared.
+        if missing and not self.ranks.from_first(lambda: is_committed(self.client, key)):
+            return f"no node of this job has the shards of rank {', '.join(map(str, missing[:20]))}"
         mine = [self._mine[key, rank] for rank, who in pushed_by.items() if who == self.ranks.rank]
         results = self.ranks.together(lambda: self._push(mine, fence))
         if problems := [result.problem for result in results if result.problem is not None]:
