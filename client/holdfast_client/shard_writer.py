@@ -59,6 +59,8 @@ class ShardWriter:
         self.checkpoint_id = begun.id
         # The step is saved a second time. The seal says whether it is the same content; nothing can be sent.
         self._committed_before = begun.state is CheckpointState.COMMITTED
+        self.pushed_by = begun.pushed_by
+        """The attempt that pushes it late; None: the attempt that saves it writes it itself."""
         self.on_verified: Callable[[int], object] | None = None
         """Called on the uploading thread with the bytes of each chunk that is verified."""
         self.digests: list[str] = []

@@ -14,7 +14,7 @@ from holdfast.ranks import Ranks
 from holdfast.stats import SaveStats
 from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.errors import ManifestConflict
+from holdfast_client.errors import ManifestConflict, QuotaExceeded, StoreFull
 from holdfast_client.launch import open_attempt
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.keep import keep_shard
@@ -185,3 +185,28 @@ def test_a_moments_trouble_with_the_disk_leaves_an_adopted_save_in_the_spool_and
     assert spooled.states() == [CheckpointState.UPLOADING], "no rank has given it up"
     assert spooled.adopt() == [STEP]
     assert spooled.left() == []
+
+
+@pytest.mark.parametrize("error", [QuotaExceeded("used up"), StoreFull("full")], ids=lambda error: error.code)
+def test_a_push_that_finds_no_room_does_not_give_up_what_the_job_is_writing_itself(spooled, monkeypatch, caplog, error):
+    def refused(*_):
+        raise error
+
+    spooled.begin_itself()
+    monkeypatch.setattr(ShardWriter, "upload", refused)
+    [outcome] = spooled.push()
+    assert outcome.told == f"left: {error}"
+    assert "attempt 1 may still be writing it itself" in caplog.text
+    assert spooled.states() == [CheckpointState.UPLOADING]
+    assert spooled.left() == [0, 1]
+
+
+def test_a_push_that_finds_no_room_gives_its_own_checkpoint_up_so_that_nobody_waits_for_it(spooled, monkeypatch):
+    def refused(*_):
+        raise QuotaExceeded("used up")
+
+    spooled.open()
+    monkeypatch.setattr(ShardWriter, "upload", refused)
+    assert not spooled.push()[0].committed
+    assert spooled.states() == [CheckpointState.ABORTED]
+    assert spooled.left() == [0, 1]

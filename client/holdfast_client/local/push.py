@@ -6,6 +6,7 @@ The job itself does it behind its saves, the next attempt before it restores, or
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Iterator
 
@@ -29,6 +30,8 @@ from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.states import CheckpointState
+
+log = logging.getLogger("holdfast.client")
 
 READ_AHEAD_BYTES = 256 * 1024**2
 """Read and not yet verified by the service; a larger chunk is read alone."""
@@ -72,7 +75,7 @@ def push_late(
 
     Raises ChunkCorrupt if the folder has not the right bytes any more, LocalReadFailed if it cannot be read just now,
     OffLineBranch if the run has gone on without it, and what a save raises. What is for an operator to mend aborts the
-    checkpoint, so that the other shards' pushers hear.
+    checkpoint, so that the other shards' pushers hear; not one that the attempt itself may still be writing.
     """
     begin = BeginCheckpoint(
         **fence.model_dump(),
@@ -86,7 +89,15 @@ def push_late(
     try:
         return push_shard(writer, folder, record)
     except (IntegrityError, QuotaExceeded, StoreProblem) as error:
-        writer.fail(error)
+        if writer.pushed_by is None:
+            log.warning(
+                "step %d of %s is not given up: attempt %d may still be writing it itself, and decides",
+                record.step,
+                record.run_name,
+                record.attempt,
+            )
+        else:
+            writer.fail(error)
         raise
 
 
