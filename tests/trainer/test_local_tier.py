@@ -13,9 +13,11 @@ from tests.support.training import Job, values
 import holdfast
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
+from holdfast_client.client import Client
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.tier import LocalTier
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.checkpoints import AbortCheckpoint
 from holdfast_protocol.states import CheckpointKind
 
 FRESH = 300_000
@@ -190,6 +192,75 @@ def one_rank_fails(rank, run, folder):
 
 def test_a_rank_that_gives_a_save_up_keeps_nobody_waiting_and_the_next_save_commits(run, folder):
     assert run_ranks(one_rank_fails, 2, run, folder) == [("SaveFailed", 2)] * 2
+    assert spooled(folder) == ([], [])
+
+
+def one_rank_hears_of_an_abort(rank, run, folder):
+    """A person gives step 1 up when rank 0 has sealed it, and rank 1 has not come to that save yet."""
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True, local=folder) as ckpt:
+        ckpt.restore(job.state)
+        gate = hold_uploads(ckpt)
+        handles = []
+        for step in (1, 2):
+            job.step(step)
+            handles.append(ckpt.save(step, job.state))
+            handles[-1].local.result(timeout=60)
+        if rank == 0:
+            gate.set()
+            abort_when_sealed(ckpt, run)
+            handles[0].committed.exception(timeout=60)
+        torch.distributed.barrier()
+        gate.set()
+        failed = handles[0].committed.exception(timeout=60)
+        return type(failed).__name__, "not this one" in str(failed), handles[1].committed.result(timeout=60).step
+
+
+def abort_when_sealed(ckpt, run):
+    with Client() as client:
+        sealed = None
+        while sealed is None:
+            sealed = next((view for view in client.all_checkpoints(*run.split("/")) if view.sealed_ranks), None)
+        client.abort(sealed.id, AbortCheckpoint(**ckpt._session.fence.model_dump(), reason="not this one"))
+
+
+def test_a_rank_that_drops_a_save_for_an_abort_it_heard_of_keeps_nobody_waiting(run, folder, service):
+    assert run_ranks(one_rank_hears_of_an_abort, 2, run, folder) == [("SaveFailed", True, 2)] * 2
+    assert sorted(view.step for view in service.client.all_checkpoints(*run.split("/"))) == [1, 2], "none begun anew"
+    assert spooled(folder) == ([], [])
+
+
+def one_rank_could_not_stage(rank, run, folder):
+    """Rank 1 has no bytes of step 1, and cannot even begin it to tell the service so."""
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True, local=folder) as ckpt:
+        ckpt.restore(job.state)
+        with pytest.MonkeyPatch.context() as broken:
+            if rank == 1:
+                broken.setattr(ckpt._saver._staging, "stage", raises(MemoryError("no room")))
+                broken.setattr(ckpt._session, "begin_shard", raises(errors.ServiceUnavailable("away")))
+            else:
+                gate = hold_uploads(ckpt)
+            failing = ckpt.save(1, job.state)
+            if rank == 1:
+                failing.committed.exception(timeout=60)
+            torch.distributed.barrier()
+        if rank == 0:
+            gate.set()
+        follows = ckpt.save(2, job.state)
+        failed = failing.committed.exception(timeout=60)
+        return type(failed).__name__, follows.committed.result(timeout=60).step
+
+
+def raises(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def test_a_rank_without_bytes_that_cannot_reach_the_service_keeps_nobody_waiting(run, folder):
+    assert run_ranks(one_rank_could_not_stage, 2, run, folder) == [("SaveFailed", 2)] * 2
     assert spooled(folder) == ([], [])
 
 

@@ -235,7 +235,7 @@ class SavePipeline:
             if staged is not None:
                 staged.give_up()  # before the service is told, which may take a while: training may be waiting
             if not self._tries_again(job, error, tries) and self._others_must_hear(job, error):
-                self._watch.give_up(job.number, f"Rank {self._rank} failed: {error}")
+                self._give_up(job, error)
                 self._writer.fail(error)
             raise
         if view.state is CheckpointState.UPLOADING:
@@ -243,6 +243,11 @@ class SavePipeline:
         if view.state is CheckpointState.ABORTED:
             raise CheckpointAborted(view.abort_reason or "It was aborted", context={"cause": view.abort_cause})
         return view
+
+    def _give_up(self, job: SaveJob, error: BaseException) -> None:
+        """The others are told before the service is: where they find the checkpoint aborted they would begin it anew."""
+        why = str(error) if isinstance(error, CheckpointAborted) else f"Rank {self._rank} failed: {error}"
+        self._watch.give_up(job.number, why)
 
     def _others_must_hear(self, job: SaveJob, error: BaseException) -> bool:
         """This rank fails for good, and the others would wait for it."""
@@ -271,11 +276,16 @@ class SavePipeline:
         )
 
     def _failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
+        dropped = verdict_of(failure) is Verdict.DROP
+        if dropped or isinstance(job.staged, BaseException):
+            # Also after an abort that this rank only heard of, or before it could begin: one that is some saves behind
+            # would begin this one, and wait for a shard that nobody has.
+            self._give_up(job, failure)
         if job.record is None:
             if isinstance(failure, TransferStopped):
                 self._left.append(job)
             return self._reports.failed(job, failure)
-        if verdict_of(failure) is Verdict.DROP:
+        if dropped:
             self._forget(job)
             return self._reports.failed(job, failure)
         self._left.append(job)
