@@ -9,6 +9,8 @@ import zlib
 from typing import Any, NoReturn
 
 MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
+MAX_STORED_DOCUMENT_BYTES = MAX_DOCUMENT_BYTES + MAX_DOCUMENT_BYTES // 1000
+"""Compressed; zlib adds less than that to what it cannot make smaller."""
 """Uncompressed. 10,000 tensors over 256 ranks need about 100 MB; more is a mistake or an attack."""
 
 _COMPRESSION_LEVEL = 6

@@ -422,6 +422,35 @@ def test_a_chunk_arrives_in_the_buffer_that_it_is_given_if_it_fits(service):
     assert into[too_short] == bytes(7)
 
 
+@pytest.mark.parametrize("told", [{"sizes": 5}, {"most_bytes": 5}], ids=["another size", "too large"])
+def test_no_memory_is_taken_for_a_size_that_the_layout_does_not_have(service, monkeypatch, told):
+    chunks = some_chunks(3)
+    service.objects = dict(chunks)
+    lent = []
+    borrow = ShardFetcher._borrow
+    monkeypatch.setattr(ShardFetcher, "_borrow", lambda self, size: (lent.append(size), borrow(self, size))[1])
+    limits = {"sizes": dict.fromkeys(chunks, 5)} if "sizes" in told else told
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        with pytest.raises(errors.IntegrityError, match="layout"):
+            fetcher.fetch(chunks, lambda *_: None, **limits)
+    assert lent == []
+
+
+def test_what_has_just_the_size_that_the_layout_says_is_fetched(service):
+    chunks = some_chunks(3)
+    service.objects = dict(chunks)
+    sizes = {digest: len(body) for digest, body in chunks.items()}
+    found = {}
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        fetcher.fetch(
+            chunks,
+            lambda digest, view: found.__setitem__(digest, bytes(view)),
+            sizes=sizes,
+            most_bytes=max(sizes.values()),
+        )
+    assert found == chunks
+
+
 def test_a_buffer_that_does_not_fit_its_chunk_is_an_integrity_error(service):
     chunks = some_chunks(1)
     service.objects = dict(chunks)

@@ -204,6 +204,23 @@ def test_a_folder_that_cannot_be_read_just_now_costs_a_transfer_and_nothing_else
     folder.close()
 
 
+def test_a_file_of_another_size_on_the_host_is_passed_over(service, tmp_path):
+    folder = ChunkFolder(tmp_path / "cache", limit_bytes=10**9)
+    digest, body = next(iter(CHUNKS.items()))
+    folder.add(digest, body, durable=False)
+    (tmp_path / "cache" / digest[:2] / digest).write_bytes(body * 100)
+    arrived = {}
+    with Client(ClientSettings(url=service.url, token="t")) as client, ShardFetcher(client, "ck_1") as fetcher:
+        fetcher.fetch(
+            [digest],
+            lambda found, view: arrived.__setitem__(found, bytes(view)),
+            host=HostChunks(folder, ()),
+            sizes={digest: len(body)},
+        )
+    assert arrived == {digest: body}
+    folder.close()
+
+
 def hold_job_folder(where, ready):
     with new_job_folder(where) as path:
         ChunkFolder(path, limit_bytes=10**9).add(*next(iter(CHUNKS.items())), durable=False)

@@ -26,7 +26,7 @@ from holdfast.layout.reshard import ReadPlan, plan_reads
 from holdfast.progress import Phase, Progress, ProgressBoard, readable_seconds
 from holdfast.readable import readable_bytes
 from holdfast.session import Session
-from holdfast.source import CheckpointSource
+from holdfast.source import CheckpointSource, chunk_sizes
 from holdfast.state.arrivals import Arrivals
 from holdfast.state.components import Declarations
 from holdfast.state.load import LoadPlan, plan_load
@@ -177,10 +177,7 @@ class Restorer:
     def _read_on_all(
         self, source: CheckpointSource, planned: _Planned, documents: CheckpointDocuments, step: int
     ) -> list[_Read]:
-        sizes = {
-            documents.chunks[rank][ordinal]: documents.layout.shards[rank].chunks[ordinal]
-            for rank, ordinal in planned.reads.by_chunk
-        }
+        sizes = chunk_sizes(planned.reads, documents.layout, documents.chunks)
         with (
             self._sharing.of(planned.reads, documents.chunks) as shared,
             self._progress.under_way(Phase.RESTORING, step, sum(sizes.values())) as meter,
@@ -189,6 +186,7 @@ class Restorer:
             def read() -> _Read:
                 count = source.read(
                     planned.reads,
+                    documents.layout,
                     documents.chunks,
                     planned.arrivals.rooms(),
                     shared=shared,

@@ -23,12 +23,18 @@ from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.local.chunk_folder import ChunkFolder
+from holdfast_protocol.canonical_json import MAX_STORED_DOCUMENT_BYTES
 from holdfast_protocol.checkpoints import Manifest
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, ShardIndex
 
 ChunkLists = Mapping[int, Sequence[str]]
 """Stored rank -> the digests of its chunks, by ordinal."""
+
+
+def chunk_sizes(reads: ReadPlan, layout: Layout, chunks: ChunkLists) -> dict[str, int]:
+    """Digest -> bytes of each chunk that is read, as the layout says."""
+    return {chunks[rank][ordinal]: layout.shards[rank].chunks[ordinal] for rank, ordinal in reads.by_chunk}
 
 
 class CheckpointSource:
@@ -62,7 +68,12 @@ class CheckpointSource:
     def documents(self, digests: Iterable[str]) -> dict[str, bytes]:
         """Small chunks, whole, by digest."""
         found: dict[str, bytes] = {}
-        self._fetcher.fetch(digests, lambda digest, view: found.__setitem__(digest, bytes(view)), host=self._local)
+        self._fetcher.fetch(
+            digests,
+            lambda digest, view: found.__setitem__(digest, bytes(view)),
+            host=self._local,
+            most_bytes=MAX_STORED_DOCUMENT_BYTES,
+        )
         return found
 
     def layout(self, manifest: Manifest) -> Layout:
@@ -81,6 +92,7 @@ class CheckpointSource:
     def read(
         self,
         reads: ReadPlan,
+        layout: Layout,
         chunks: ChunkLists,
         rooms: Mapping[str, Room],
         *,
@@ -101,6 +113,7 @@ class CheckpointSource:
             for digest, of_chunk in by_digest.items()
             if (run := straight(of_chunk)) is not None and isinstance(room := rooms[run.name], memoryview)
         }
+        sizes = chunk_sizes(reads, layout, chunks)
         fetched: list[int] = []
         lock = threading.Lock()
 
@@ -114,9 +127,9 @@ class CheckpointSource:
                 on_bytes(chunk.nbytes)
 
         if shared is None:
-            self._fetcher.fetch(by_digest, receive, in_place)
+            self._fetcher.fetch(by_digest, receive, in_place, sizes=sizes)
         else:
-            self._fetcher.fetch(shared.order, receive, in_place, shared.host)
+            self._fetcher.fetch(shared.order, receive, in_place, shared.host, sizes=sizes)
         return sum(fetched)
 
     def close(self) -> None:

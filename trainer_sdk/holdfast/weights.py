@@ -81,7 +81,9 @@ def load_weights(
                 ranks.together(plan_load_here)
                 [(plan, reads, arrivals)] = planned
                 with HostSharing(ranks, settings).of(reads, documents.chunks) as shared:
-                    ranks.together(lambda: source.read(reads, documents.chunks, arrivals.rooms(), shared=shared))
+                    ranks.together(
+                        lambda: source.read(reads, documents.layout, documents.chunks, arrivals.rooms(), shared=shared)
+                    )
             ranks.together(lambda: plan.apply(arrivals))
             if ranks.is_first:
                 log.info("loaded the weights of %s, step %d%s", run, point.step, _left_out(plan.report))

@@ -4,6 +4,7 @@
                  ^-- expired ticket -----------'  '--> corrupt: [report] -> readable: once more, over HTTP
                                                                          -> not readable: ChunkLost
 
+Memory is taken for a chunk only if the size that its ticket names is what the checkpoint's layout says.
 A few tickets are asked for at a time: signed all up front, the last ones would be dead when their turn comes.
 What the host has already (host_chunks.py) needs no ticket. A file of a mounted store is read where it is: the host's
 processes share it, and the kernel's copy of it, without our doing.
@@ -37,6 +38,7 @@ from holdfast_client.errors import (
     TicketProblem,
     UnexpectedReply,
 )
+from holdfast_protocol.chunks import MAX_CHUNK_BYTES
 from holdfast_protocol.restore import ReadChunks, ReadTicket, ReportChunk
 
 TICKETS_AT_ONCE = 64
@@ -48,6 +50,8 @@ Receive = Callable[[str, memoryview], None]
 _Fill = Callable[[memoryview], None]
 """Fills a buffer that is as long as the chunk, and proves it."""
 _Deliver = Callable[[str, int, _Fill], None]
+_Fits = Callable[[str, int], bool]
+"""Whether a chunk may have so many bytes."""
 
 
 class _NotOnHostError(Exception):
@@ -81,13 +85,18 @@ class ShardFetcher:
         on_chunk: Receive,
         into: Mapping[str, memoryview] | None = None,
         host: HostChunks | None = None,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        most_bytes: int = MAX_CHUNK_BYTES,
     ) -> None:
         """Calls `on_chunk(digest, bytes)` once per distinct digest, on the transfer threads, several at a time, begun
         in the order of `digests`. The view is reused when the call returns: copy what you keep. What it raises ends
         the fetch. A chunk with a buffer in `into` of just its size arrives in that one, which nobody may believe
         before. What `host` has is taken from there, and what it shares is fetched by one process of the host.
+        `sizes` are the chunks' bytes, as far as the caller knows them; `most_bytes` is what any other may have.
 
-        Raises ChunkLost if no copy could be read. When this returns or raises, no thread works for it any more.
+        Raises ChunkLost if no copy could be read, IntegrityError if a ticket names another size. When this returns or
+        raises, no thread works for it any more.
         """
 
         def deliver(digest: str, size: int, fill: _Fill) -> None:
@@ -104,21 +113,17 @@ class ShardFetcher:
             finally:
                 self._buffers.put(buffer)
 
-        self._fetch(digests, deliver, host)
+        known = sizes or {}
+        self._fetch(digests, deliver, host, lambda digest, size: known.get(digest, size) == size <= most_bytes)
 
     def fetch_into(self, buffers: Mapping[str, memoryview]) -> None:
         """Fills each digest's buffer, which is exactly as long as the chunk. After an exception the buffers' content
         is undefined. Raises as `fetch` does; IntegrityError if a chunk has another size than its buffer."""
 
         def deliver(digest: str, size: int, fill: _Fill) -> None:
-            buffer = buffers[digest]
-            if size != buffer.nbytes:
-                raise IntegrityError(
-                    f"Chunk {digest[:12]} has {size} bytes and its checkpoint's layout says {buffer.nbytes}"
-                )
-            fill(buffer)
+            fill(buffers[digest])
 
-        self._fetch(buffers, deliver, None)
+        self._fetch(buffers, deliver, None, lambda digest, size: buffers[digest].nbytes == size)
 
     def close(self) -> None:
         """Ends the lease and the threads. A lease that cannot be ended runs out by itself."""
@@ -140,7 +145,7 @@ class ShardFetcher:
     ) -> None:
         self.close()
 
-    def _fetch(self, digests: Iterable[str], deliver: _Deliver, host: HostChunks | None) -> None:
+    def _fetch(self, digests: Iterable[str], deliver: _Deliver, host: HostChunks | None, fits: _Fits) -> None:
         jobs: Jobs[str, None] = Jobs(self._stop)
         waiting = deque(dict.fromkeys(digests))
         refused: Counter[tuple[str, bool]] = Counter()
@@ -157,10 +162,15 @@ class ShardFetcher:
                     running.update(batch)
                     for digest in list(batch):
                         size = host.size(digest) if host is not None and digest not in not_on_host else None
-                        if host is not None and size is not None:
+                        if host is not None and size is not None and fits(digest, size):
                             batch.remove(digest)
                             jobs.start(threads, digest, functools.partial(self._take, host, deliver, digest, size))
                     for ticket in self._read(batch, with_mount=batch[0] not in over_http) if batch else ():
+                        if ticket.kind != "gone" and not fits(ticket.digest, ticket.bytes):
+                            raise IntegrityError(
+                                f"Chunk {ticket.digest[:12]} has {ticket.bytes} bytes, which is not what its "
+                                "checkpoint's layout says"
+                            )
                         life = TicketLife(ticket.expires_in_seconds)
                         jobs.start(
                             threads, ticket.digest, functools.partial(self._receive, ticket, life, deliver, host)

@@ -89,7 +89,7 @@ class HoldfastReader(StorageReader):
         reads = plan_reads(self._documents.layout, wanted.values(), prefer_rank=self._session.ranks.rank)
         targets = {name: planner.resolve_tensor(item) for name, item in items.items()}
         arrivals = Arrivals(wanted.values(), in_place(wanted, targets))
-        self._source.read(reads, self._documents.chunks, arrivals.rooms())
+        self._source.read(reads, self._documents.layout, self._documents.chunks, arrivals.rooms())
         for name, item in items.items():
             if not arrivals.is_in_place(name):
                 with torch.no_grad():

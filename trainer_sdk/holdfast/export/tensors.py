@@ -9,7 +9,7 @@ import torch
 
 from holdfast.export.contents import Contents
 from holdfast.layout.reshard import ReadPlan, plan_reads
-from holdfast.source import CheckpointSource
+from holdfast.source import CheckpointSource, chunk_sizes
 from holdfast.state.destinations import Filler, Wants
 
 CHUNKS_AT_ONCE = 16
@@ -27,8 +27,7 @@ def plan_tensors(contents: Contents, names: Iterable[str]) -> tuple[ReadPlan, di
 def bytes_to_read(contents: Contents, names: Iterable[str]) -> int:
     """How many bytes of chunks `read_tensors` fetches."""
     reads, _, _ = plan_tensors(contents, names)
-    touched = {contents.chunks[rank][ordinal]: (rank, ordinal) for rank, ordinal in reads.by_chunk}
-    return sum(contents.layout.shards[rank].chunks[ordinal] for rank, ordinal in touched.values())
+    return sum(chunk_sizes(reads, contents.layout, contents.chunks).values())
 
 
 def read_tensors(
@@ -41,7 +40,7 @@ def read_tensors(
     rooms = arrivals.rooms()
     left = iter(reads.by_chunk.items())
     while some := dict(islice(left, CHUNKS_AT_ONCE)):
-        on_bytes(source.read(ReadPlan(some), contents.chunks, rooms))
+        on_bytes(source.read(ReadPlan(some), contents.layout, contents.chunks, rooms))
     whole = {name: fill(arrivals) for name, fill in fillers.items()}
     return {name: whole[_untied(contents, name)] for name in names}
 

@@ -99,7 +99,11 @@ def _read_back(client: Client, checkpoint_id: str, chunks: list[bytes]) -> None:
     found: dict[str, bytes] = {}
     digests = [chunk_digest(chunk) for chunk in chunks]
     with ShardFetcher(client, checkpoint_id) as fetcher:
-        fetcher.fetch(digests, lambda digest, view: found.__setitem__(digest, bytes(view)))
+        fetcher.fetch(
+            digests,
+            lambda digest, view: found.__setitem__(digest, bytes(view)),
+            most_bytes=max(map(len, chunks)),
+        )
     if [found.get(digest) for digest in digests] != chunks:
         raise IntegrityError("What was read back is not what was saved")
 
