@@ -245,7 +245,7 @@ class SavePipeline:
         return view
 
     def _give_up(self, job: SaveJob, error: BaseException) -> None:
-        """The others are told before the service is: where they find the checkpoint aborted they would begin it anew."""
+        """Tells the others, before the service hears: where they find the checkpoint aborted they begin it anew."""
         why = str(error) if isinstance(error, CheckpointAborted) else f"Rank {self._rank} failed: {error}"
         self._watch.give_up(job.number, why)
 

@@ -27,9 +27,9 @@ from holdfast.ranks import Ballot
 from holdfast.save_job import SaveJob
 from holdfast.session import Session
 from holdfast.staging import StagedShard, StagingArea, WindowedShard
-from holdfast.staging.bits import boxes
 from holdfast.state.capture import CapturedState, capture
 from holdfast.state.components import Declarations, path_of
+from holdfast.state.finite import all_finite
 from holdfast.state.rng import capture_rng
 from holdfast.stats import SaveStats
 from holdfast_client.chunks.workers import WorkerThreads
@@ -38,9 +38,6 @@ from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import CheckpointKind
 
 log = logging.getLogger("holdfast")
-
-_LOOKED_AT = 4 * 1024 * 1024
-"""Elements that are looked at at once for NaN: torch makes copies of them."""
 
 Metrics = Mapping[str, Any]
 """Names of at most 100 letters -> numbers, or tensors with one element."""
@@ -180,7 +177,7 @@ class Saver:
             replicated_trees=captured.state.replicated_trees if first else {},
             rng=captured.rng,
         )
-        finite = _all_finite(captured.state, state) if self._check_finite else True
+        staged, finite = self._stage(captured, state)
         return SaveJob(
             number=self._number,
             step=handle.step,
@@ -191,7 +188,7 @@ class Saver:
             finite=finite,
             metrics=captured.metrics,
             handle=handle,
-            staged=self._stage(captured),
+            staged=staged,
         )
 
     def _start(self, job: SaveJob) -> None:
@@ -202,11 +199,13 @@ class Saver:
         if windowed is not None and windowed.fill():
             job.handle.mark_staged()
 
-    def _stage(self, captured: _Captured) -> StagedShard | Exception:
+    def _stage(self, captured: _Captured, state: Mapping[str, Any]) -> tuple[StagedShard | Exception, bool]:
+        """And whether this rank's part is finite, which is looked at only here: a save that is declined costs none."""
         try:
-            return self._staging.stage(captured.plan, captured.state.pieces)
+            finite = not self._check_finite or all_finite(captured.state, state)
+            return self._staging.stage(captured.plan, captured.state.pieces), finite
         except Exception as error:  # after the vote: raising here would leave the others with a save that never ends
-            return error
+            return error, True
 
 
 def _warn_of_idle_patterns(layout: Layout, declared: Declarations) -> None:
@@ -237,22 +236,6 @@ def _metric_values(metrics: Metrics) -> dict[str, MetricValue]:
                 f"metrics[{name!r}] is a {type(value).__name__}, not one number; give a float or a one-element tensor"
             ) from error
     return values
-
-
-@torch.no_grad()
-def _all_finite(captured: CapturedState, state: Mapping[str, Any]) -> bool:
-    """Whether this rank's parts of the models hold neither NaN nor infinity. One wait for the device in all."""
-    models = {key for key, value in state.items() if isinstance(value, torch.nn.Module)}
-    verdicts = [
-        torch.isfinite(box).all()
-        for piece in captured.pieces
-        if piece.spec.component in models and (piece.local.is_floating_point() or piece.local.is_complex())
-        for start in range(0, piece.local.numel(), _LOOKED_AT)
-        for box in boxes(piece.local, start, min(start + _LOOKED_AT, piece.local.numel()))
-    ]
-    if not verdicts:
-        return True
-    return bool(torch.stack([verdict.to(verdicts[0].device, non_blocking=True) for verdict in verdicts]).all())
 
 
 def _components(plan: LocalPlan, state: Mapping[str, Any]) -> dict[str, Component]:

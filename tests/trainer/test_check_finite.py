@@ -1,0 +1,62 @@
+"""`check_finite=`: a model that holds NaN is kept as diverged, whatever its dtype; to look may fail on one rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gloo import run_ranks
+from tests.support.training import Job
+from torch import nn
+
+import holdfast
+
+FLOATS = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and dtype.is_floating_point]
+STORED = sorted({dtype for dtype in FLOATS if not str(dtype).startswith("torch.float4")}, key=str)
+
+
+def test_a_model_with_nan_is_marked_as_diverged_and_passed_over(run):
+    model = nn.Linear(2, 2)
+    with holdfast.Checkpointer(run, check_finite=True) as ckpt:
+        ckpt.restore({"model": model})
+        assert ckpt.save(0, {"model": model}).committed.result(timeout=60).health == "ok"
+        with torch.no_grad():
+            model.weight[0, 0] = float("nan")
+        assert ckpt.save(1, {"model": model}).committed.result(timeout=60).health == "diverged"
+    with holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore({"model": model}) == 1, "the diverged one is passed over"
+
+
+def test_a_model_of_every_float_is_looked_at(run):
+    """Those of one byte too, most of which torch cannot compare."""
+    model = nn.Module()
+    for dtype in STORED:
+        model.register_buffer(str(dtype).replace("torch.", "of_"), torch.ones(3).to(dtype))
+    with holdfast.Checkpointer(run, check_finite=True) as ckpt:
+        ckpt.restore({"model": model})
+        assert ckpt.save(0, {"model": model}).committed.result(timeout=60).health == "ok"
+        for step, buffer in enumerate(model.buffers(), start=1):
+            before = buffer.clone()
+            buffer.copy_(torch.tensor([1.0, float("nan"), 1.0]))
+            view = ckpt.save(step, {"model": model}).committed.result(timeout=60)
+            assert view.health == "diverged", buffer.dtype
+            buffer.copy_(before)
+
+
+def one_rank_cannot_look(rank, run):
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True, check_finite=True) as ckpt:
+        ckpt.restore(job.state)
+        with pytest.MonkeyPatch.context() as broken:
+            if rank == 1:
+                broken.setattr(torch, "isfinite", full)
+            failed = ckpt.save(0, job.state).committed.exception(timeout=60)
+        after = ckpt.save(1, job.state).committed.result(timeout=60)
+        return type(failed).__name__, "CUDA out of memory" in str(failed), after.step, after.health
+
+
+def full(tensor):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_rank_that_cannot_look_fails_the_save_on_all_ranks_and_the_next_one_goes_on(run):
+    assert run_ranks(one_rank_cannot_look, 2, run) == [("SaveFailed", True, 1, "ok")] * 2
