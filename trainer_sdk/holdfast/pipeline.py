@@ -5,8 +5,7 @@
     training thread -> [slab] -> spool thread: hashed, on this node's disk -> slab free
                                   -> upload thread, in order, from the disk, until it is committed or the job ends
 
-Plain threads and the transfer threads, all started at construction: a thread that is first needed while the interpreter
-ends could not be started any more. One slab is in use at a time; the foreground waits for it or declines.
+One slab is in use at a time; the foreground waits for it or declines.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ import dataclasses
 import itertools
 import logging
 import math
-import queue
 import threading
-from collections.abc import Callable
 
 from holdfast.begin_anew import BEGINS, worth_another_begin
 from holdfast.commit_watch import CommitWatch
@@ -27,6 +24,7 @@ from holdfast.local.verdict import Verdict, verdict_of
 from holdfast.progress import Phase, ProgressBoard
 from holdfast.save_job import SaveJob
 from holdfast.save_reports import SaveReports
+from holdfast.save_thread import SaveThread
 from holdfast.session import ENDS_THE_JOB, Session
 from holdfast.shard_chunks import ShardChunks
 from holdfast.staging import StagedShard
@@ -81,11 +79,8 @@ class SavePipeline:
         self._prompt_client = session.client.with_patience(session.client.settings.retry_seconds, self._stop)
         self._watch = CommitWatch(self._patient_client, session.ranks, self._stop)
         self._workers = workers
-        self._uploads: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
-        self._keeps: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
-        self._threads = [_start("holdfast-save", self._uploads, self._run)]
-        if tier is not None:
-            self._threads.append(_start("holdfast-spool", self._keeps, self._keep))
+        self._uploads = SaveThread("holdfast-save", self._run)
+        self._keeps = None if tier is None else SaveThread("holdfast-spool", self._keep)
 
     @property
     def busy(self) -> bool:
@@ -99,9 +94,9 @@ class SavePipeline:
             self._in_flight[job.number] = job
             self._idle.clear()
         self._staged = job.staged if isinstance(job.staged, StagedShard) else None
-        if self._tier is None:
+        if self._keeps is None:
             job.handle.mark_local(kept=False)
-        (self._uploads if self._tier is None else self._keeps).put(job)
+        (self._keeps or self._uploads).put(job)
 
     def wait_free(self, timeout_seconds: float | None) -> bool:
         """Waits until the next save can be staged; false if it takes longer."""
@@ -119,10 +114,11 @@ class SavePipeline:
             writer.stop()
         if (staged := self._staged) is not None:
             staged.give_up()
-        self._keeps.put(None)
-        self._uploads.put(None)
-        for thread in self._threads:
-            thread.join(timeout=_STOP_SECONDS)
+        threads = [thread for thread in (self._keeps, self._uploads) if thread is not None]
+        for thread in threads:
+            thread.end()
+        for thread in threads:
+            thread.join(_STOP_SECONDS)
         with self._lock:
             cut_off = list(self._in_flight.values())
         for job in cut_off:
@@ -298,15 +294,3 @@ class SavePipeline:
                 self._tier.spool.forget(job.record.name)
             except OSError as error:
                 log.warning("step %d stays in the spool of %s: %s", job.step, self._tier.path, error)
-
-
-def _start(name: str, jobs: queue.SimpleQueue[SaveJob | None], work: Callable[[SaveJob], None]) -> threading.Thread:
-    def run() -> None:
-        while (job := jobs.get()) is not None:
-            work(job)
-            # A waiting thread must not keep the last save's memory alive.
-            del job
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread
