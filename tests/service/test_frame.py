@@ -6,8 +6,10 @@ import contextlib
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from typing import Any
 
 import httpx
 import pytest
@@ -171,16 +173,24 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     structlog.configure(**configuration)
 
 
+def requests_in(log: io.StringIO) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    return [line for line in lines if line["event"] == "request"]
+
+
 def test_the_log_has_one_json_line_per_request_and_no_secret(log: io.StringIO, service: RunningService) -> None:
     token = service.token()
     http = service.http(token=token)
     Job(http).save(100)
     http.get("/v1/projects", params={"cursor": "secret-in-a-query"})
     logging.getLogger("some.library").warning("GET https://store/x?X-Amz-Signature=abc with %s", token)
-    lines = [json.loads(line) for line in log.getvalue().splitlines()]
-    requests = [line for line in lines if line["event"] == "request"]
-    assert {"method", "path", "status", "seconds", "request_id", "timestamp", "level"} <= requests[-1].keys()
-    assert requests[-1]["path"] == "/v1/projects"
+    # A request's line is written when its reply is already on the way.
+    ends_at = time.monotonic() + 10
+    while not (listed := [line for line in requests_in(log) if line["path"] == "/v1/projects"]):
+        assert time.monotonic() < ends_at, "the request has no line"
+        time.sleep(0.01)
+    assert {"method", "path", "status", "seconds", "request_id", "timestamp", "level"} <= listed[0].keys()
+    requests = requests_in(log)
     assert any(line["path"] == "/v1/objects/…" for line in requests)
     for secret in (token, "signature", "Signature", "secret-in-a-query"):
         assert secret not in log.getvalue()
