@@ -229,9 +229,8 @@ class Rows:
             for name, unit, better, figure in _DETAILS:
                 found = self._median(label, figure)
                 if found.value is not None:
-                    rows.append(
-                        Row(f"{label}: {name}", found.value, unit, better, None, None, None, self._servers(label))
-                    )
+                    how = f"median of {len(self._measures[label])}{self._servers(label)}"
+                    rows.append(Row(f"{label}: {name}", found.value, unit, better, None, None, None, how))
             if not any(isinstance(one, dict) for one in self._measures[label]):
                 why = self._median(label, _of("seconds")).why
                 rows.append(Row(label, None, "", "higher", None, None, None, f"could not run: {why}"))
@@ -246,7 +245,7 @@ class Rows:
                 cpu = median(one[key][server] / (one["bytes"] / _GB) for one in taken)
                 which = key.removesuffix("server_cpu_seconds").rstrip("_")
                 parts.append(f"{server} {cpu:.2f}{f' ({which})' if which else ''}")
-        return f"the servers' CPU-s/GB: {', '.join(parts)}" if parts else ""
+        return f"; the servers' CPU-s/GB: {', '.join(parts)}" if parts else ""
 
     def _median(self, label: str, figure: Callable[[Figures], float]) -> _Found:
         taken = self._measures.get(label, [])
