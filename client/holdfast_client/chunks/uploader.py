@@ -108,6 +108,7 @@ class ShardUploader:
         self._open: dict[str, OpenChunk] = {}
         self._encoding = EncodingQueue()
         self._hashing = 0
+        self._taken_all = False
         self._sending = 0
         self._to_offer: deque[str] = deque()
         self._to_offer_bytes = 0
@@ -134,10 +135,10 @@ class ShardUploader:
     def _upload(self, chunks: Iterator[OutgoingChunk], workers: TransferWorkers) -> Uploaded:
         jobs: _UploadJobs = Jobs(self._stop)
         try:
-            while self._hash_more(chunks, jobs, workers) or jobs.running or self._open:
+            while self._hash_more(chunks, jobs, workers) or self._open:
                 check_stop(self._stop)
                 done = jobs.next(QUIET_SECONDS) if jobs.running else None
-                quiet = done is None
+                quiet = done is None and jobs.running > 0
                 while done is not None:
                     self._settle(done)
                     done = jobs.next(0)
@@ -157,11 +158,12 @@ class ShardUploader:
         )
 
     def _hash_more(self, chunks: Iterator[OutgoingChunk], jobs: _UploadJobs, workers: TransferWorkers) -> bool:
-        """Keeps some threads hashing. False when all chunks were taken and hashed."""
+        """Keeps some threads hashing. False when nothing more is to be hashed now."""
         with_md5 = self._client.store_asks_md5()
         while self._hashing < workers.hashing.count and self._held_bytes <= HELD_BYTES:
             chunk = next(chunks, None)
             if chunk is None:
+                self._taken_all = True
                 break
             ordinal = len(self._digests)
             self._digests.append("")
@@ -187,7 +189,10 @@ class ShardUploader:
         self._to_offer_bytes += self._open[digest].held_bytes
 
     def _time_to_negotiate(self, jobs: _UploadJobs, workers: TransferWorkers) -> bool:
-        if not jobs.running or len(self._to_offer) >= MAX_BATCH or len(self._finished) >= MAX_BATCH:
+        if len(self._to_offer) >= MAX_BATCH or len(self._finished) >= MAX_BATCH:
+            return True
+        # Tiny chunks are hashed faster than they are handed out: then nothing runs, and yet more are to come.
+        if not jobs.running and (self._taken_all or self._held_bytes > HELD_BYTES):
             return True
         if self._finished and time.monotonic() - self._negotiated_at >= REPORT_SECONDS:
             return True
