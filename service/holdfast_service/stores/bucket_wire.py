@@ -10,7 +10,7 @@ import json
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from xml.etree import ElementTree
 
 import urllib3
@@ -27,6 +27,7 @@ from holdfast_service.stores.canonical_request import encoded_query
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 60.0
+_READ_BYTES = 1024 * 1024
 _SEND_BYTES = 256 * 1024
 _TRIES = 4
 _FIRST_PAUSE_SECONDS = 0.2
@@ -82,6 +83,19 @@ class BucketWire(ABC):
             # Full jitter: many service processes must not come back to a throttling store in step.
             time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2**tried))  # noqa: S311
         raise failure
+
+    def read(self, path: str) -> Iterator[bytes]:
+        """An object's bytes in pieces of at most 1 MiB. The request is made now; a short read raises."""
+        return self._pieces(self.request("GET", path, stream=True))
+
+    def _pieces(self, answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+        try:
+            # urllib3 raises if fewer bytes come than Content-Length promised.
+            yield from answer.stream(_READ_BYTES, decode_content=False)
+        except urllib3.exceptions.HTTPError as error:
+            raise self.unavailable(error) from error
+        finally:
+            answer.close()
 
     def unavailable(self, error: Exception) -> StoreUnavailable:
         return StoreUnavailable(f"{self._name} does not answer ({type(error).__name__}); check that it is up")

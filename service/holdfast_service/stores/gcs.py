@@ -17,8 +17,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-import urllib3
-
 from holdfast_service.stores.base import (
     CHUNKS,
     Capabilities,
@@ -38,7 +36,6 @@ from holdfast_service.stores.gcs_signing import RsaSigner, presign
 from holdfast_service.stores.gcs_wire import GcsWire
 from holdfast_service.stores.presigned_probe import base64_md5
 
-_READ_BYTES = 1024 * 1024
 _ONLY_NEW = {"x-goog-if-generation-match": "0"}
 
 
@@ -107,17 +104,7 @@ class GcsStore:
         return ObjectFacts(int(headers["x-goog-stored-content-length"]), None, headers["x-goog-generation"])
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
-        answer = self.wire.request("GET", self.location.path_of(key.path), stream=True)
-        return self._pieces(answer)
-
-    def _pieces(self, answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-        try:
-            # urllib3 raises if fewer bytes come than Content-Length promised.
-            yield from answer.stream(_READ_BYTES, decode_content=False)
-        except urllib3.exceptions.HTTPError as error:
-            raise self.wire.unavailable(error) from error
-        finally:
-            answer.close()
+        return self.wire.read(self.location.path_of(key.path))
 
     def put_bytes(self, key: ObjectKey, data: bytes) -> ObjectFacts:
         headers = {**_ONLY_NEW, "x-goog-hash": f"md5={base64_md5(data)}"}

@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from typing import Any
 from xml.etree import ElementTree
 
-import urllib3
-
 from holdfast_service.stores.base import (
     CHUNKS,
     Capabilities,
@@ -34,8 +32,6 @@ from holdfast_service.stores.s3_location import S3Location
 from holdfast_service.stores.s3_probe import probe_s3
 from holdfast_service.stores.s3_wire import S3Wire
 from holdfast_service.stores.sigv4 import LONGEST_URL_SECONDS, SigV4Signer
-
-_READ_BYTES = 1024 * 1024
 
 
 class S3Store:
@@ -114,17 +110,7 @@ class S3Store:
         )
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
-        answer = self.wire.request("GET", self.location.path_of(key.path), stream=True)
-        return self._pieces(answer)
-
-    def _pieces(self, answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-        try:
-            # urllib3 raises if fewer bytes come than Content-Length promised.
-            yield from answer.stream(_READ_BYTES, decode_content=False)
-        except urllib3.exceptions.HTTPError as error:
-            raise self.wire.unavailable(error) from error
-        finally:
-            answer.close()
+        return self.wire.read(self.location.path_of(key.path))
 
     def put_bytes(self, key: ObjectKey, data: bytes) -> ObjectFacts:
         headers = {"x-amz-checksum-sha256": _base64(hashlib.sha256(data).hexdigest())}
