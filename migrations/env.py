@@ -7,7 +7,7 @@ HOLDFAST_DATABASE_URL is used, as by `holdfast serve`.
 from alembic import context
 from sqlalchemy import Connection
 
-from holdfast_service.catalog.tables import Table
+from holdfast_service.catalog.every_table import Table
 from holdfast_service.database import Database
 from holdfast_service.migrate import exclusive_connection
 from holdfast_service.settings import ServiceSettings

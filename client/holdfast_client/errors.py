@@ -11,12 +11,14 @@ HoldfastError
 │   └── Forbidden
 ├── NotFound                    mend the name
 │   ├── ProjectNotFound  RunNotFound  AttemptNotFound  CheckpointNotFound  ChunkNotFound  TokenNotFound
+│   ├── PolicyNotFound  HoldNotFound  ControllerNotFound  OperationNotFound
 │   ├── RouteNotFound
 │   └── NoRestorePoint
 ├── StaleAttempt                stop: a newer attempt has taken over
 ├── Conflict                    look again, then decide
 │   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  OffLineBranch  ManifestConflict
-│   └── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
+│   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
+│   └── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
 ├── QuotaExceeded               prune, or raise the quota
 ├── IntegrityError              the bytes are not what they should be
 │   ├── ChecksumMismatch
@@ -149,6 +151,22 @@ class TokenNotFound(NotFound):
     code = ProblemCode.TOKEN_NOT_FOUND
 
 
+class PolicyNotFound(NotFound):
+    code = ProblemCode.POLICY_NOT_FOUND
+
+
+class HoldNotFound(NotFound):
+    code = ProblemCode.HOLD_NOT_FOUND
+
+
+class ControllerNotFound(NotFound):
+    code = ProblemCode.CONTROLLER_NOT_FOUND
+
+
+class OperationNotFound(NotFound):
+    code = ProblemCode.OPERATION_NOT_FOUND
+
+
 class RouteNotFound(NotFound):
     code = ProblemCode.ROUTE_NOT_FOUND
     remedy = "The service is older than this client, or HOLDFAST_URL has a wrong path."
@@ -205,6 +223,26 @@ class ShardSealed(Conflict):
 
 class EditConflict(Conflict):
     code = ProblemCode.EDIT_CONFLICT
+
+
+class PolicyChanged(Conflict):
+    code = ProblemCode.POLICY_CHANGED
+
+
+class CheckpointProtected(Conflict):
+    code = ProblemCode.CHECKPOINT_PROTECTED
+
+
+class CheckpointHeld(Conflict):
+    code = ProblemCode.CHECKPOINT_HELD
+
+
+class CheckpointCold(Conflict):
+    code = ProblemCode.CHECKPOINT_COLD
+
+
+class StoreForeign(Conflict):
+    code = ProblemCode.STORE_FOREIGN
 
 
 class QuotaExceeded(HoldfastError):

@@ -28,6 +28,10 @@ class ProblemCode(StrEnum):
     CHECKPOINT_NOT_FOUND = "checkpoint_not_found"
     CHUNK_NOT_FOUND = "chunk_not_found"
     TOKEN_NOT_FOUND = "token_not_found"  # noqa: S105
+    POLICY_NOT_FOUND = "policy_not_found"
+    HOLD_NOT_FOUND = "hold_not_found"
+    CONTROLLER_NOT_FOUND = "controller_not_found"
+    OPERATION_NOT_FOUND = "operation_not_found"
     NO_RESTORE_POINT = "no_restore_point"
     ROUTE_NOT_FOUND = "route_not_found"
     # The world is not as the caller believed.
@@ -42,6 +46,11 @@ class ProblemCode(StrEnum):
     CHUNK_GONE = "chunk_gone"
     SHARD_SEALED = "shard_sealed"
     EDIT_CONFLICT = "edit_conflict"
+    POLICY_CHANGED = "policy_changed"
+    CHECKPOINT_PROTECTED = "checkpoint_protected"
+    CHECKPOINT_HELD = "checkpoint_held"
+    CHECKPOINT_COLD = "checkpoint_cold"
+    STORE_FOREIGN = "store_foreign"
     QUOTA_EXCEEDED = "quota_exceeded"
     # Bytes are not what they should be.
     CHECKSUM_MISMATCH = "checksum_mismatch"
@@ -76,6 +85,10 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CHECKPOINT_NOT_FOUND: ProblemKind(404, "No such checkpoint"),
     ProblemCode.CHUNK_NOT_FOUND: ProblemKind(404, "No such chunk in this checkpoint"),
     ProblemCode.TOKEN_NOT_FOUND: ProblemKind(404, "No such token"),
+    ProblemCode.POLICY_NOT_FOUND: ProblemKind(404, "No such policy"),
+    ProblemCode.HOLD_NOT_FOUND: ProblemKind(404, "No such hold"),
+    ProblemCode.CONTROLLER_NOT_FOUND: ProblemKind(404, "No such controller"),
+    ProblemCode.OPERATION_NOT_FOUND: ProblemKind(404, "No such operation"),
     ProblemCode.NO_RESTORE_POINT: ProblemKind(404, "There is no valid restore point"),
     ProblemCode.ROUTE_NOT_FOUND: ProblemKind(404, "No such route"),
     ProblemCode.STALE_ATTEMPT: ProblemKind(409, "A newer attempt has taken over this run"),
@@ -89,6 +102,11 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CHUNK_GONE: ProblemKind(409, "A chunk is not readable any more"),
     ProblemCode.SHARD_SEALED: ProblemKind(409, "This shard is sealed already"),
     ProblemCode.EDIT_CONFLICT: ProblemKind(412, "It was edited in between"),
+    ProblemCode.POLICY_CHANGED: ProblemKind(409, "The policy is not the one that was shown"),
+    ProblemCode.CHECKPOINT_PROTECTED: ProblemKind(409, "This checkpoint must stay"),
+    ProblemCode.CHECKPOINT_HELD: ProblemKind(409, "A hold keeps this checkpoint"),
+    ProblemCode.CHECKPOINT_COLD: ProblemKind(409, "This checkpoint must be thawed before it can be read"),
+    ProblemCode.STORE_FOREIGN: ProblemKind(409, "The store does not say that it is this catalog's"),
     ProblemCode.QUOTA_EXCEEDED: ProblemKind(409, "The project's quota is used up"),
     ProblemCode.CHECKSUM_MISMATCH: ProblemKind(422, "The bytes are not those that were announced"),
     ProblemCode.SIGNATURE_INVALID: ProblemKind(403, "The signature of this URL is not valid"),

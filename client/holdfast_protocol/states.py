@@ -47,6 +47,16 @@ class Tier(StrEnum):
     THAWING = "thawing"
 
 
+class StoreRole(StrEnum):
+    """What a store is for. Trainers write to the primary one only."""
+
+    PRIMARY = "primary"
+    SECOND = "second"
+    """Holds further copies, for when the primary store is away or has lost a chunk."""
+    COLD = "cold"
+    """A second folder or bucket for what is seldom read."""
+
+
 class ShardState(StrEnum):
     OPEN = "open"
     SEALED = "sealed"
@@ -57,7 +67,13 @@ class CopyState(StrEnum):
     """A chunk's presence in one store."""
 
     PENDING = "pending"
+    """A client is to send it."""
+    COPYING = "copying"
+    """A controller writes it, from another copy of the chunk."""
     VERIFIED = "verified"
+    COLD = "cold"
+    """There and proven, but not readable before a thaw."""
+    THAWING = "thawing"
     SUSPECT = "suspect"
     BAD = "bad"
     DELETING = "deleting"

@@ -43,11 +43,15 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
     interval = settings.controller_interval_seconds
     return (
         Round("reap", interval, holdfast_service.reap.tick.tick),
-        Round("store", interval, lambda context: context.store_watch.tick()),
+        Round("stores", interval, _watch_stores),
         Round("prove", interval, holdfast_service.prove.tick.tick),
         Round("heal", interval * _HEAL_EVERY_ROUNDS, holdfast_service.prove.heal.tick),
         Round("collect", interval * _COLLECT_EVERY_ROUNDS, holdfast_service.collect.tick.tick),
     )
+
+
+def _watch_stores(context: ServiceContext) -> dict[str, str | None]:
+    return {attached.role.value: attached.watch.tick() for attached in context.stores}
 
 
 class Background:

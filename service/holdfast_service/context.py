@@ -7,6 +7,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from holdfast_protocol.states import StoreRole
+from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.notifier import CommitNotifier
 from holdfast_service.database import Database
 from holdfast_service.settings import ServiceSettings
@@ -16,8 +18,11 @@ from holdfast_service.stores.base import Store
 
 @dataclass(frozen=True)
 class ServiceContext:
-    """`epoch` is half of every fencing token; `store_id` is the catalog's row of `store`; `signing_key` signs the
-    service's own URLs."""
+    """`epoch` is half of every fencing token; `signing_key` signs the service's own URLs.
+
+    `store` is the primary store, the only one that trainers write to, and `store_id` its row in the catalog. `stores`
+    are all that are attached, the primary one first.
+    """
 
     settings: ServiceSettings
     database: Database
@@ -28,6 +33,19 @@ class ServiceContext:
     epoch: int
     signing_key: bytes = field(repr=False)
     notifier: CommitNotifier
+    stores: tuple[AttachedStore, ...]
+
+    @property
+    def store_ids(self) -> tuple[int, ...]:
+        return tuple(attached.store_id for attached in self.stores)
+
+    def attached(self, role: StoreRole) -> AttachedStore | None:
+        """The store with this role; None if the settings name none."""
+        return next((attached for attached in self.stores if attached.role is role), None)
+
+    def store_of(self, store_id: int) -> Store | None:
+        """The opened store of a catalog row; None for one that this process does not have."""
+        return next((attached.store for attached in self.stores if attached.store_id == store_id), None)
 
 
 def _of(request: Request) -> ServiceContext:

@@ -10,10 +10,13 @@ from contextlib import suppress
 import structlog
 from sqlalchemy.exc import ArgumentError
 
+from holdfast_protocol.states import StoreRole
+from holdfast_service.attached_store import AttachedStore
 from holdfast_service.auth.make_token import check_entropy
 from holdfast_service.catalog.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
 from holdfast_service.catalog.notifier import CommitNotifier
 from holdfast_service.catalog.store_row import ForeignStoreError, Marker, find_row, read_marker
+from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.context import ServiceContext
 from holdfast_service.database import Database, DatabaseConfigurationError
 from holdfast_service.migrate import CatalogTooNewError, upgrade
@@ -34,14 +37,10 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
     database = open_database(settings)
     try:
         identity = ensure_identity(database)
-        store = _open_store(settings, identity.signing_key)
-        marker = _marker_if_there(store)
-        row = find_row(database, settings.store_url, store.kind, marker, identity.catalog_id)
-        watch = StoreWatch(database, store, row.id, identity)
-        try:
-            watch.settle()
-        except ForeignStoreError as error:
-            raise SettingsError(str(error)) from None
+        stores: list[AttachedStore] = []
+        for role, url in settings.store_urls.items():
+            stores.append(_attach(database, identity, role, url))
+        _refuse_one_store_twice(stores)
         _ensure_first_token(settings, database)
     except BaseException:
         database.dispose()
@@ -49,9 +48,10 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
     return ServiceContext(
         settings=settings,
         database=database,
-        store=store,
-        store_id=row.id,
-        store_watch=watch,
+        store=stores[0].store,
+        store_id=stores[0].store_id,
+        store_watch=stores[0].watch,
+        stores=tuple(stores),
         catalog_id=identity.catalog_id,
         epoch=identity.epoch,
         signing_key=identity.signing_key,
@@ -89,17 +89,44 @@ def open_database(settings: ServiceSettings) -> Database:
 
 
 def close_service(context: ServiceContext) -> None:
-    context.store.close()
+    for attached in context.stores:
+        attached.store.close()
     context.database.dispose()
 
 
-def _open_store(settings: ServiceSettings, signing_key: bytes) -> Store:
+_SETTING = {
+    StoreRole.PRIMARY: "HOLDFAST_STORE",
+    StoreRole.SECOND: "HOLDFAST_SECOND_STORE",
+    StoreRole.COLD: "HOLDFAST_COLD_STORE",
+}
+
+
+def _attach(database: Database, identity: CatalogIdentity, role: StoreRole, url: str) -> AttachedStore:
+    """Opened and settled; one that is away is asked again later."""
     try:
-        return open_store(settings.store_url, signing_key)
+        store = open_store(url, identity.signing_key)
     except StoreUrlError as error:
-        raise SettingsError(f"HOLDFAST_STORE: {error}") from None
+        raise SettingsError(f"{_SETTING[role]}: {error}") from None
     except StoreRefused as error:
-        raise SettingsError(f"HOLDFAST_STORE cannot be used: {error}") from None
+        raise SettingsError(f"{_SETTING[role]} cannot be used: {error}") from None
+    row = find_row(database, url, store.kind, _marker_if_there(store), identity.catalog_id)
+    watch = StoreWatch(database, store, row.id, identity)
+    try:
+        watch.settle()
+    except ForeignStoreError as error:
+        raise SettingsError(f"{_SETTING[role]}: {error}") from None
+    return AttachedStore(role, store, row.id, watch)
+
+
+def _refuse_one_store_twice(stores: list[AttachedStore]) -> None:
+    """Two roles on one place would be one copy that is counted twice."""
+    for position, attached in enumerate(stores):
+        for other in stores[:position]:
+            if attached.store_id == other.store_id:
+                raise SettingsError(
+                    f"{_SETTING[attached.role]} is the same store as {_SETTING[other.role]}. Give it a bucket, a "
+                    "folder or a prefix of its own, or leave it out."
+                )
 
 
 def _marker_if_there(store: Store) -> Marker | None:

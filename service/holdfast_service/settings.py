@@ -18,6 +18,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from holdfast_protocol.states import StoreRole
+
 PREFIX = "HOLDFAST_"
 # Client and trainer read these; on one machine they share the service's environment, so they are no mistake here.
 OTHERS_SETTINGS = frozenset(
@@ -46,6 +48,15 @@ class ServiceSettings(BaseSettings):
         default=None,
         description="Where chunks live: `posix:///path`, `s3://bucket/prefix?endpoint=…&region=…` or "
         "`gs://bucket/prefix`, without credentials. Default: a folder in the data folder.",
+    )
+    second_store: str | None = Field(
+        default=None,
+        description="A further store, as HOLDFAST_STORE: another region, another cloud or a mounted filesystem, for "
+        "copies that outlive the first. Projects say what is copied there.",
+    )
+    cold_store: str | None = Field(
+        default=None,
+        description="A store for what is seldom read, as HOLDFAST_STORE. A bucket with storage classes needs none.",
     )
     data_dir: Path = Field(
         default=Path("~/.holdfast"), description="The data folder: catalog, store and token of an embedded service."
@@ -130,6 +141,12 @@ class ServiceSettings(BaseSettings):
     @property
     def store_url(self) -> str:
         return self.store or f"posix://{self.data_dir / 'store'}"
+
+    @property
+    def store_urls(self) -> dict[StoreRole, str]:
+        """By role, the primary store first; only those that are set."""
+        urls = {StoreRole.PRIMARY: self.store_url, StoreRole.SECOND: self.second_store, StoreRole.COLD: self.cold_store}
+        return {role: url for role, url in urls.items() if url is not None}
 
     @property
     def token_file(self) -> Path:

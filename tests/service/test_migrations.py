@@ -12,7 +12,7 @@ from alembic import command
 from sqlalchemy import inspect, text
 
 import holdfast_service.migrate
-from holdfast_service.catalog.tables import Table
+from holdfast_service.catalog.every_table import Table
 from holdfast_service.database import Database
 from holdfast_service.migrate import (
     CatalogTooNewError,

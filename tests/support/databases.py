@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import NullPool, create_engine, text
 
-from holdfast_service.catalog.tables import Table
+from holdfast_service.catalog.every_table import Table
 from holdfast_service.database import Database
 from holdfast_service.migrate import upgrade
 from tests.support.postgres import PostgresServer
@@ -75,4 +75,6 @@ def _empty(url: str) -> None:
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
         )
+        # Without triggers: the one that keeps audit events append-only would refuse.
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
         connection.execute(text(f"TRUNCATE {tables} RESTART IDENTITY"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sqlalchemy import ColumnElement, and_, or_
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -10,6 +12,7 @@ from holdfast_service.catalog.tables import Copy
 from holdfast_service.stores.base import ObjectKey
 
 PROVEN = (Proof.STORE_SHA256, Proof.READ)
+KEPT = (CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING)
 
 
 def usable_by(copy: Copy, attempt_id: int) -> bool:
@@ -26,6 +29,16 @@ def is_usable_by(store_id: int, attempt_id: int | InstrumentedAttribute[int]) ->
     return and_(
         Copy.store_id == store_id,
         Copy.state == CopyState.VERIFIED,
+        or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id),
+    )
+
+
+def keeps_whole(store_ids: Collection[int], attempt_id: int | InstrumentedAttribute[int]) -> ColumnElement[bool]:
+    """Whether a copy keeps its chunk from being lost: it is good, in any of these stores, though it may have to be
+    thawed first."""
+    return and_(
+        Copy.store_id.in_(store_ids),
+        Copy.state.in_(KEPT),
         or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id),
     )
 

@@ -7,12 +7,13 @@ quarantine, and not to `ok`, once its bytes are whole again.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from sqlalchemy import CompoundSelect, exists, select, union
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState, Health
-from holdfast_service.catalog.copies import is_usable_by
+from holdfast_service.catalog.copies import keeps_whole
 from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk
 
 _NEEDING = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
@@ -53,19 +54,20 @@ def lock_users(session: Session, chunk_id: int) -> set[str]:
     return ids
 
 
-def mark_users(session: Session, chunk_id: int, store_id: int, why: str) -> list[str]:
-    """Marks each committed checkpoint that needs the chunk and has no copy to rely on; the ids of those marked so.
+def mark_users(session: Session, chunk_id: int, store_ids: Collection[int], why: str) -> list[str]:
+    """Marks each committed checkpoint that needs the chunk and has no copy to rely on in any of these stores; the ids
+    of those marked so.
 
     Called after `lock_users`, in a later statement.
     """
     lists = select(ChunkListEntry.chunk_list_id).where(ChunkListEntry.chunk_id == chunk_id)
-    usable = exists().where(Copy.chunk_id == chunk_id, is_usable_by(store_id, Checkpoint.attempt_id))
+    kept = exists().where(Copy.chunk_id == chunk_id, keeps_whole(store_ids, Checkpoint.attempt_id))
     rows = session.scalars(
         select(Checkpoint)
         .where(
             Checkpoint.id.in_(select(Shard.checkpoint_id).where(Shard.chunk_list_id.in_(lists))),
             Checkpoint.state.in_(_NEEDING),
-            ~usable,
+            ~kept,
         )
         .order_by(Checkpoint.id),
         execution_options={"populate_existing": True},
@@ -92,7 +94,7 @@ def _users(chunk_id: int) -> CompoundSelect[tuple[str]]:
     return union(sealed, negotiated)
 
 
-def heal_if_whole(session: Session, checkpoint_id: str, store_id: int) -> bool:
+def heal_if_whole(session: Session, checkpoint_id: str, store_ids: Collection[int]) -> bool:
     """Takes the mark away if every chunk has a copy to rely on. Whether it did."""
     checkpoint = session.execute(
         select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
@@ -100,11 +102,11 @@ def heal_if_whole(session: Session, checkpoint_id: str, store_id: int) -> bool:
     ).scalar_one()
     if checkpoint.health != Health.CORRUPT or checkpoint.state not in _NEEDING:
         return False
-    usable = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, is_usable_by(store_id, checkpoint.attempt_id))
+    kept = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, keeps_whole(store_ids, checkpoint.attempt_id))
     lost = session.scalar(
         select(ChunkListEntry.chunk_id)
         .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
-        .where(Shard.checkpoint_id == checkpoint_id, ~usable)
+        .where(Shard.checkpoint_id == checkpoint_id, ~kept)
         .limit(1)
     )
     if lost is not None:

@@ -152,7 +152,7 @@ def _settle(session: Session, context: ServiceContext, claimed: Claim, finding: 
         raise _UsedMeanwhileError
     copy.state = CopyState.BAD
     session.flush()
-    return mark_users(session, claimed.chunk_id, context.store_id, f"The chunk {claimed.digest} {finding.value}.")
+    return mark_users(session, claimed.chunk_id, context.store_ids, f"The chunk {claimed.digest} {finding.value}.")
 
 
 def _refuse_wrong_store(context: ServiceContext) -> None:

@@ -6,6 +6,8 @@
               │                          └ read_leases       └─ chunk_lists ── chunk_list_entries ─┘
               └─ chunks
 
+What operators and controllers keep (policies, holds, operations, events) stands in `custody_tables`.
+
 There are no reference counters (hot rows, drift): whoever must know whether a chunk is needed asks the references,
 `shard_chunks` (negotiated under an open shard) and `chunk_list_entries` (sealed). Enumerations are kept as text; the
 allowed transitions stand in `catalog.transitions`. Lock order everywhere: run, checkpoint, chunks by digest.
@@ -54,14 +56,6 @@ class CatalogIdentity(Table):
     epoch: Mapped[int] = mapped_column(Integer)
     signing_key: Mapped[bytes] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(Moment)
-
-
-class Controller(Table):
-    """When each background controller last ran; a gap means the service was down (protocol rule 31)."""
-
-    __tablename__ = "controllers"
-    name: Mapped[str] = mapped_column(Text, primary_key=True)
-    ticked_at: Mapped[datetime] = mapped_column(Moment)
 
 
 class Store(Table):
@@ -124,6 +118,10 @@ class Attempt(Table):
     __table_args__ = (UniqueConstraint("run_id", "number"), UniqueConstraint("run_id", "launch_id"))
 
 
+# Whose commit record beside the data is older than the row. A query that says exactly this can use the partial index.
+TO_RECORD = "recorded_version < version AND state IN ('committed', 'trashed')"
+
+
 class Checkpoint(Table):
     __tablename__ = "checkpoints"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
@@ -157,6 +155,23 @@ class Checkpoint(Table):
     abort_reason: Mapped[str | None] = mapped_column(Text)
     abort_rank: Mapped[int | None] = mapped_column(Integer)
     abort_cause: Mapped[str | None] = mapped_column(Text)  # null: aborted before there were causes
+    # Kept whatever the policy says, until a person takes the pin away or its end has come.
+    pinned_at: Mapped[datetime | None] = mapped_column(Moment)
+    pinned_by: Mapped[str | None] = mapped_column(Text)
+    pin_reason: Mapped[str | None] = mapped_column(Text)
+    pinned_until: Mapped[datetime | None] = mapped_column(Moment)  # null: for ever
+    # In the trash since, for whom and why; its bytes may go from `purge_at` on (protocol rule 26).
+    trashed_at: Mapped[datetime | None] = mapped_column(Moment)
+    trashed_by: Mapped[str | None] = mapped_column(Text)  # policy or person
+    trash_reason: Mapped[str | None] = mapped_column(Text)
+    purge_at: Mapped[datetime | None] = mapped_column(Moment)
+    deleted_at: Mapped[datetime | None] = mapped_column(Moment)
+    # A thaw that a person asked for: readable from its end, at least until `thawed_until`.
+    thaw_requested_at: Mapped[datetime | None] = mapped_column(Moment)
+    thaw_expected_at: Mapped[datetime | None] = mapped_column(Moment)
+    thawed_until: Mapped[datetime | None] = mapped_column(Moment)
+    # The version that the commit record beside the data has; it is due while it is lower than `version` (rule 30).
+    recorded_version: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     __table_args__ = (
         # Identity (protocol rule 6): after an abort the same step can be begun anew. A branch off the line stands
         # beside the line's own, or pushing it would keep the newest attempt from adopting the step.
@@ -183,6 +198,13 @@ class Checkpoint(Table):
             sqlite_where=text("state = 'uploading'"),
             postgresql_where=text("state = 'uploading'"),
         ),
+        Index(
+            "ix_checkpoints_trashed_purge",
+            "purge_at",
+            sqlite_where=text("state = 'trashed'"),
+            postgresql_where=text("state = 'trashed'"),
+        ),
+        Index("ix_checkpoints_to_record", "id", sqlite_where=text(TO_RECORD), postgresql_where=text(TO_RECORD)),
     )
 
 
@@ -263,9 +285,14 @@ class Copy(Table):
     created_at: Mapped[datetime] = mapped_column(Moment)
     verified_at: Mapped[datetime | None] = mapped_column(Moment)
     leased_until: Mapped[datetime | None] = mapped_column(Moment)  # a controller is at work on it
+    storage_class: Mapped[str | None] = mapped_column(Text)  # null: the bucket's default, or a filesystem
+    thaw_requested_at: Mapped[datetime | None] = mapped_column(Moment)
+    readable_until: Mapped[datetime | None] = mapped_column(Moment)  # a thawed copy is cold again afterwards
+    lock: Mapped[dict[str, Any] | None] = mapped_column(Document)  # what the store was told to hold (Object Lock)
     __table_args__ = (
         UniqueConstraint("chunk_id", "store_id", "generation"),
         Index("ix_copies_project_id_state", "project_id", "state"),
+        Index("ix_copies_store_id_state_verified_at", "store_id", "state", "verified_at"),
         Index("ix_copies_to_read", "id", sqlite_where=text(COPY_TO_READ), postgresql_where=text(COPY_TO_READ)),
     )
 

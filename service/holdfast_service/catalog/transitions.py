@@ -15,7 +15,10 @@ CHECKPOINT: dict[CheckpointState, frozenset[CheckpointState]] = {
 
 COPY: dict[CopyState, frozenset[CopyState]] = {
     CopyState.PENDING: frozenset({CopyState.VERIFIED, CopyState.BAD, CopyState.DELETING}),
-    CopyState.VERIFIED: frozenset({CopyState.SUSPECT, CopyState.BAD, CopyState.DELETING}),
+    CopyState.COPYING: frozenset({CopyState.VERIFIED, CopyState.COLD, CopyState.BAD, CopyState.DELETING}),
+    CopyState.VERIFIED: frozenset({CopyState.SUSPECT, CopyState.BAD, CopyState.COLD, CopyState.DELETING}),
+    CopyState.COLD: frozenset({CopyState.THAWING, CopyState.SUSPECT, CopyState.BAD, CopyState.DELETING}),
+    CopyState.THAWING: frozenset({CopyState.VERIFIED, CopyState.COLD, CopyState.BAD, CopyState.DELETING}),
     CopyState.SUSPECT: frozenset({CopyState.VERIFIED, CopyState.BAD, CopyState.DELETING}),
     CopyState.BAD: frozenset({CopyState.VERIFIED, CopyState.DELETING}),
     CopyState.DELETING: frozenset({CopyState.GONE}),

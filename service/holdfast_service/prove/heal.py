@@ -23,6 +23,6 @@ def tick(context: ServiceContext) -> HealReport:
     healed = []
     for checkpoint_id in corrupt:
         with context.database.transaction() as session:
-            if heal_if_whole(session, checkpoint_id, context.store_id):
+            if heal_if_whole(session, checkpoint_id, context.store_ids):
                 healed.append(checkpoint_id)
     return HealReport(tuple(healed))

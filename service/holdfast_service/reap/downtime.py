@@ -12,8 +12,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState
+from holdfast_service.catalog.custody_tables import Controller
 from holdfast_service.catalog.insert import insert_absent
-from holdfast_service.catalog.tables import Attempt, Checkpoint, Controller
+from holdfast_service.catalog.tables import Attempt, Checkpoint
 from holdfast_service.clock import database_now
 from holdfast_service.settings import ServiceSettings
 

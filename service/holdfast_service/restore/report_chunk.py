@@ -99,6 +99,6 @@ def _mark_without_copies(context: ServiceContext, caller: Principal, checkpoint_
         project, _, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
         chunk = chunks_of_checkpoint(session, project.id, checkpoint, [digest])[digest]
         lock_users(session, chunk.id)
-        return mark_users(session, chunk.id, context.store_id, f"The chunk {digest} has no copy left.")
+        return mark_users(session, chunk.id, context.store_ids, f"The chunk {digest} has no copy left.")
 
     return context.database.run(mark)

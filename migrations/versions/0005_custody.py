@@ -1,0 +1,223 @@
+"""Custody: pins, trash, policies, holds, tiers, operations, audit events, and what controllers say of themselves
+
+Revision: 0005, after 0004. Nothing of what is there changes: no checkpoint is in the trash, every record is due.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects.postgresql import JSONB
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+MOMENT = sa.DateTime(timezone=True)
+DOCUMENT = sa.JSON().with_variant(JSONB(), "postgresql")
+ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+TRASHED = sa.text("state = 'trashed'")
+TO_RECORD = sa.text("recorded_version < version AND state IN ('committed', 'trashed')")
+
+CONTROLLER_COLUMNS = (
+    ("paused_at", MOMENT),
+    ("paused_by", sa.Text()),
+    ("pause_reason", sa.Text()),
+    ("run_requested_at", MOMENT),
+    ("round_seconds", sa.Float()),
+    ("report", DOCUMENT),
+    ("error", sa.Text()),
+    ("error_at", MOMENT),
+)
+CHECKPOINT_COLUMNS = (
+    ("pinned_at", MOMENT),
+    ("pinned_by", sa.Text()),
+    ("pin_reason", sa.Text()),
+    ("pinned_until", MOMENT),
+    ("trashed_at", MOMENT),
+    ("trashed_by", sa.Text()),
+    ("trash_reason", sa.Text()),
+    ("purge_at", MOMENT),
+    ("deleted_at", MOMENT),
+    ("thaw_requested_at", MOMENT),
+    ("thaw_expected_at", MOMENT),
+    ("thawed_until", MOMENT),
+)
+COPY_COLUMNS = (
+    ("storage_class", sa.Text()),
+    ("thaw_requested_at", MOMENT),
+    ("readable_until", MOMENT),
+    ("lock", DOCUMENT),
+)
+
+
+def upgrade() -> None:
+    for name, kind in CONTROLLER_COLUMNS:
+        op.add_column("controllers", sa.Column(name, kind, nullable=True))
+    for name in ("done", "failed"):
+        op.add_column("controllers", sa.Column(name, sa.BigInteger(), nullable=False, server_default="0"))
+    for name, kind in CHECKPOINT_COLUMNS:
+        op.add_column("checkpoints", sa.Column(name, kind, nullable=True))
+    op.add_column("checkpoints", sa.Column("recorded_version", sa.Integer(), nullable=False, server_default="0"))
+    op.create_index(
+        "ix_checkpoints_trashed_purge", "checkpoints", ["purge_at"], sqlite_where=TRASHED, postgresql_where=TRASHED
+    )
+    op.create_index(
+        "ix_checkpoints_to_record", "checkpoints", ["id"], sqlite_where=TO_RECORD, postgresql_where=TO_RECORD
+    )
+    for name, kind in COPY_COLUMNS:
+        op.add_column("copies", sa.Column(name, kind, nullable=True))
+    op.create_index("ix_copies_store_id_state_verified_at", "copies", ["store_id", "state", "verified_at"])
+    _workers()
+    _policies()
+    _holds()
+    _operations()
+    _audit_events()
+    _price_lists()
+
+
+def _workers() -> None:
+    op.create_table(
+        "workers",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("pid", sa.Integer(), nullable=False),
+        sa.Column("version", sa.Text(), nullable=False),
+        sa.Column("started_at", MOMENT, nullable=False),
+        sa.Column("seen_at", MOMENT, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_workers"),
+    )
+
+
+def _policies() -> None:
+    op.create_table(
+        "policies",
+        sa.Column("id", ROW_ID, nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, server_default=""),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("document", DOCUMENT, nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("updated_at", MOMENT, nullable=False),
+        sa.Column("updated_by", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name="fk_policies_project_id"),
+        sa.PrimaryKeyConstraint("id", name="pk_policies"),
+        sa.UniqueConstraint("project_id", "run_id", "kind", name="uq_policies_project_id_run_id_kind"),
+    )
+
+
+def _holds() -> None:
+    op.create_table(
+        "holds",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("checkpoint_id", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("retain_until", MOMENT, nullable=True),
+        sa.Column("mirror", sa.Boolean(), nullable=False),
+        sa.Column("mirrored_at", MOMENT, nullable=True),
+        sa.Column("mirror_error", sa.Text(), nullable=True),
+        sa.Column("placed_at", MOMENT, nullable=False),
+        sa.Column("placed_by_token", sa.Text(), nullable=False),
+        sa.Column("placed_by", sa.Text(), nullable=False),
+        sa.Column("released_at", MOMENT, nullable=True),
+        sa.Column("released_by", sa.Text(), nullable=True),
+        sa.Column("release_reason", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(["checkpoint_id"], ["checkpoints.id"], name="fk_holds_checkpoint_id"),
+        sa.PrimaryKeyConstraint("id", name="pk_holds"),
+    )
+    op.create_index("ix_holds_checkpoint_id", "holds", ["checkpoint_id"])
+
+
+def _operations() -> None:
+    op.create_table(
+        "operations",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=True),
+        sa.Column("run_id", sa.Text(), nullable=True),
+        sa.Column("checkpoint_id", sa.Text(), nullable=True),
+        sa.Column("arguments", DOCUMENT, nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("progress", DOCUMENT, nullable=False),
+        sa.Column("result", DOCUMENT, nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("created_at", MOMENT, nullable=False),
+        sa.Column("created_by", sa.Text(), nullable=False),
+        sa.Column("started_at", MOMENT, nullable=True),
+        sa.Column("ended_at", MOMENT, nullable=True),
+        sa.Column("cancel_requested_at", MOMENT, nullable=True),
+        sa.Column("leased_until", MOMENT, nullable=True),
+        sa.Column("tries", sa.Integer(), nullable=False),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name="fk_operations_project_id"),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_operations_run_id"),
+        sa.ForeignKeyConstraint(["checkpoint_id"], ["checkpoints.id"], name="fk_operations_checkpoint_id"),
+        sa.PrimaryKeyConstraint("id", name="pk_operations"),
+    )
+    op.create_index("ix_operations_state", "operations", ["state", "created_at"])
+
+
+def _audit_events() -> None:
+    op.create_table(
+        "audit_events",
+        sa.Column("id", ROW_ID, nullable=False),
+        sa.Column("at", MOMENT, nullable=False),
+        sa.Column("actor_kind", sa.Text(), nullable=False),
+        sa.Column("actor", sa.Text(), nullable=False),
+        sa.Column("token_id", sa.Text(), nullable=True),
+        sa.Column("action", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text(), nullable=True),
+        sa.Column("run_id", sa.Text(), nullable=True),
+        sa.Column("checkpoint_id", sa.Text(), nullable=True),
+        sa.Column("reason", sa.Text(), nullable=True),
+        sa.Column("before", DOCUMENT, nullable=True),
+        sa.Column("after", DOCUMENT, nullable=True),
+        sa.PrimaryKeyConstraint("id", name="pk_audit_events"),
+    )
+    op.create_index("ix_audit_events_project_id", "audit_events", ["project_id", "id"])
+    op.create_index("ix_audit_events_checkpoint_id", "audit_events", ["checkpoint_id", "id"])
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute(
+            "CREATE FUNCTION refuse_change_of_event() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'audit events are append-only'; END $$"
+        )
+        op.execute(
+            "CREATE TRIGGER audit_events_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit_events "
+            "FOR EACH STATEMENT EXECUTE FUNCTION refuse_change_of_event()"
+        )
+        return
+    for change in ("UPDATE", "DELETE"):
+        op.execute(
+            f"CREATE TRIGGER audit_events_no_{change.lower()} BEFORE {change} ON audit_events "
+            "BEGIN SELECT RAISE(ABORT, 'audit events are append-only'); END"
+        )
+
+
+def _price_lists() -> None:
+    op.create_table(
+        "price_lists",
+        sa.Column("id", ROW_ID, nullable=False),
+        sa.Column("document", DOCUMENT, nullable=False),
+        sa.Column("updated_at", MOMENT, nullable=False),
+        sa.Column("updated_by", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_price_lists"),
+    )
+
+
+def downgrade() -> None:
+    # The version before cannot read what is cold, and never purges: what is in the trash stays there.
+    for table in ("price_lists", "audit_events", "operations", "holds", "policies", "workers"):
+        op.drop_table(table)
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("DROP FUNCTION refuse_change_of_event()")
+    op.execute("UPDATE copies SET state = 'suspect' WHERE state IN ('cold', 'thawing')")
+    op.execute("UPDATE copies SET state = 'deleting', leased_until = NULL WHERE state = 'copying'")
+    op.drop_index("ix_copies_store_id_state_verified_at", table_name="copies")
+    for name, _ in COPY_COLUMNS:
+        op.drop_column("copies", name)
+    op.drop_index("ix_checkpoints_to_record", table_name="checkpoints")
+    op.drop_index("ix_checkpoints_trashed_purge", table_name="checkpoints")
+    for name in (*(name for name, _ in CHECKPOINT_COLUMNS), "recorded_version"):
+        op.drop_column("checkpoints", name)
+    for name in (*(name for name, _ in CONTROLLER_COLUMNS), "done", "failed"):
+        op.drop_column("controllers", name)

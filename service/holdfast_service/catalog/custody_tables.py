@@ -1,0 +1,141 @@
+"""The catalog's tables for those who keep it: what is wanted, who works on it, and who changed what.
+
+projects ── policies       checkpoints ── holds
+controllers, workers, operations, audit_events and price_lists stand by themselves
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Float, ForeignKey, Index, Integer, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from holdfast_service.catalog.columns import Document, Moment, RowId
+from holdfast_service.catalog.tables import Table
+
+
+class Controller(Table):
+    """One background controller, over all processes. `ticked_at`: its last round anywhere; a gap means that the service
+    was down (protocol rule 31)."""
+
+    __tablename__ = "controllers"
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    ticked_at: Mapped[datetime] = mapped_column(Moment)
+    paused_at: Mapped[datetime | None] = mapped_column(Moment)
+    paused_by: Mapped[str | None] = mapped_column(Text)
+    pause_reason: Mapped[str | None] = mapped_column(Text)
+    run_requested_at: Mapped[datetime | None] = mapped_column(Moment)  # somebody wants a round now
+    round_seconds: Mapped[float | None] = mapped_column(Float)  # how long the last whole round took
+    report: Mapped[dict[str, Any] | None] = mapped_column(Document)  # what the last whole round did
+    done: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # rows, since the catalog was made
+    failed: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    error: Mapped[str | None] = mapped_column(Text)  # the last failure, kept until a person has read it
+    error_at: Mapped[datetime | None] = mapped_column(Moment)
+
+
+class Worker(Table):
+    """A process that runs controllers. It says so again and again; who is silent is gone."""
+
+    __tablename__ = "workers"
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    kind: Mapped[str] = mapped_column(Text)  # serve or worker
+    host: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int] = mapped_column(Integer)
+    version: Mapped[str] = mapped_column(Text)
+    started_at: Mapped[datetime] = mapped_column(Moment)
+    seen_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class Policy(Table):
+    """What a project, or one run of it, wants of a controller: data without code, checked when it is put."""
+
+    __tablename__ = "policies"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    # Empty: for every run that has none of its own.
+    run_id: Mapped[str] = mapped_column(Text, default="", server_default="")
+    kind: Mapped[str] = mapped_column(Text)
+    document: Mapped[dict[str, Any]] = mapped_column(Document)
+    version: Mapped[int] = mapped_column(Integer, default=1)  # the ETag
+    updated_at: Mapped[datetime] = mapped_column(Moment)
+    updated_by: Mapped[str] = mapped_column(Text)
+    __table_args__ = (UniqueConstraint("project_id", "run_id", "kind"),)
+
+
+class Hold(Table):
+    """Refuses deletion to everybody until it is over (protocol rule 29)."""
+
+    __tablename__ = "holds"
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    checkpoint_id: Mapped[str] = mapped_column(ForeignKey("checkpoints.id"), index=True)
+    kind: Mapped[str] = mapped_column(Text)  # legal, or retain_until
+    reason: Mapped[str] = mapped_column(Text)
+    retain_until: Mapped[datetime | None] = mapped_column(Moment)
+    mirror: Mapped[bool] = mapped_column(Boolean)  # to the store's Object Lock
+    mirrored_at: Mapped[datetime | None] = mapped_column(Moment)
+    mirror_error: Mapped[str | None] = mapped_column(Text)
+    placed_at: Mapped[datetime] = mapped_column(Moment)
+    placed_by_token: Mapped[str] = mapped_column(Text)
+    placed_by: Mapped[str] = mapped_column(Text)
+    released_at: Mapped[datetime | None] = mapped_column(Moment)
+    released_by: Mapped[str | None] = mapped_column(Text)
+    release_reason: Mapped[str | None] = mapped_column(Text)
+
+
+class Operation(Table):
+    """A long piece of work that a person started. A worker claims it with a lease, and may have to do it again."""
+
+    __tablename__ = "operations"
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    kind: Mapped[str] = mapped_column(Text)
+    project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
+    run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
+    checkpoint_id: Mapped[str | None] = mapped_column(ForeignKey("checkpoints.id"))
+    arguments: Mapped[dict[str, Any]] = mapped_column(Document)
+    state: Mapped[str] = mapped_column(Text)
+    progress: Mapped[dict[str, Any]] = mapped_column(Document)
+    result: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    created_by: Mapped[str] = mapped_column(Text)
+    started_at: Mapped[datetime | None] = mapped_column(Moment)
+    ended_at: Mapped[datetime | None] = mapped_column(Moment)
+    cancel_requested_at: Mapped[datetime | None] = mapped_column(Moment)
+    leased_until: Mapped[datetime | None] = mapped_column(Moment)
+    tries: Mapped[int] = mapped_column(Integer, default=0)
+    __table_args__ = (Index("ix_operations_state", "state", "created_at"),)
+
+
+class AuditEvent(Table):
+    """Who changed what, and why. Append-only: a trigger of the database refuses to change or delete one."""
+
+    __tablename__ = "audit_events"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    at: Mapped[datetime] = mapped_column(Moment)
+    actor_kind: Mapped[str] = mapped_column(Text)  # person (a token) or controller
+    actor: Mapped[str] = mapped_column(Text)
+    token_id: Mapped[str | None] = mapped_column(Text)
+    action: Mapped[str] = mapped_column(Text)
+    # No foreign keys: an event outlives what it speaks of.
+    project_id: Mapped[str | None] = mapped_column(Text)
+    run_id: Mapped[str | None] = mapped_column(Text)
+    checkpoint_id: Mapped[str | None] = mapped_column(Text)
+    reason: Mapped[str | None] = mapped_column(Text)
+    before: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    after: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    __table_args__ = (
+        Index("ix_audit_events_project_id", "project_id", "id"),
+        Index("ix_audit_events_checkpoint_id", "checkpoint_id", "id"),
+    )
+
+
+class PriceList(Table):
+    """What a byte costs, by kind of store and storage class. The newest row counts; there are defaults without any."""
+
+    __tablename__ = "price_lists"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    document: Mapped[dict[str, Any]] = mapped_column(Document)
+    updated_at: Mapped[datetime] = mapped_column(Moment)
+    updated_by: Mapped[str] = mapped_column(Text)
