@@ -1,8 +1,13 @@
-"""Keeps asking for a store that was away at the start, and knows why it is not settled (protocol rule 34)."""
+"""Keeps asking for a store that was away at the start, and knows whether it answers now (protocol rule 34).
+
+Where another store has the same chunks, a reader must not wait for this one's time-out each time: the last answer is
+kept for a few seconds, and while one caller asks, the others go by what was known.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 
 import structlog
@@ -13,6 +18,10 @@ from holdfast_service.database import Database
 from holdfast_service.stores.base import Store, StoreError
 
 _log = structlog.get_logger("holdfast.store")
+
+_FRESH_SECONDS = 10.0
+_DOUBTED_FRESH_SECONDS = 1.0
+_ANSWERS_WITHIN_SECONDS = 5.0
 
 
 class StoreWatch:
@@ -25,6 +34,12 @@ class StoreWatch:
         self._identity = identity
         self._lock = threading.Lock()
         self.problem: str | None = "The store was not asked yet."
+        self._asking = threading.Lock()
+        self._asking_since: float | None = None
+        self._asked_at: float | None = None
+        self._silent: str | None = None
+        self._silent_since: float | None = None
+        self._doubted = False
 
     def settle(self) -> None:
         """Raises ForeignStoreError; a store that is away leaves its reason in `problem`."""
@@ -44,16 +59,59 @@ class StoreWatch:
                 self.problem = None
 
     def tick(self) -> str | None:
-        """A round of background work: asks again if need be; the problem that is left."""
-        with suppress(ForeignStoreError):
-            self.settle()
-        return self.problem
+        """A round of background work: asks the store; why it is away, None if it is not."""
+        self._ask()
+        return self._silent
 
     def check(self) -> str | None:
         """For /readyz: None if the store answers at this moment, else why not."""
-        problem = self.tick()
-        if problem is not None:
-            return problem
+        return self.tick()
+
+    def doubt(self) -> None:
+        """Somebody got no answer from the store: what was known is soon asked again."""
+        self._doubted = True
+
+    def refresh(self) -> None:
+        """Asks the store if nothing is known that is fresh; at most one caller at a time waits for that. Never called
+        inside a transaction."""
+        fresh_seconds = _DOUBTED_FRESH_SECONDS if self._doubted else _FRESH_SECONDS
+        if self._asked_at is None or time.monotonic() - self._asked_at > fresh_seconds:
+            self._ask(wait=False)
+
+    @property
+    def away(self) -> bool:
+        """Whether the store is known not to answer. Asks nobody."""
+        began = self._asking_since
+        overdue = began is not None and time.monotonic() - began > _ANSWERS_WITHIN_SECONDS
+        return overdue or self.problem is not None or self._silent is not None
+
+    @property
+    def away_seconds(self) -> float:
+        """For how long it has not answered, as far as this process knows; 0 if it answers."""
+        since = self._silent_since or self._asking_since
+        return time.monotonic() - since if self.away and since is not None else 0.0
+
+    def _ask(self, *, wait: bool = True) -> None:
+        if not self._asking.acquire(blocking=wait):
+            return
+        try:
+            self._asking_since = time.monotonic()
+            self._silent = self._answer()
+            if self._silent is None:
+                self._silent_since = None
+            elif self._silent_since is None:
+                self._silent_since = self._asking_since
+            self._asked_at = time.monotonic()
+            self._doubted = False
+        finally:
+            self._asking_since = None
+            self._asking.release()
+
+    def _answer(self) -> str | None:
+        with suppress(ForeignStoreError):
+            self.settle()
+        if self.problem is not None:
+            return self.problem
         try:
             self._store.ping()
         except StoreError as error:

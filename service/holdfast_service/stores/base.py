@@ -178,8 +178,9 @@ class Store(Protocol):
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
         """The object's bytes in pieces of at most 1 MiB; a short read raises, it never just ends."""
 
-    def put_bytes(self, key: ObjectKey, data: bytes) -> ObjectFacts:
-        """Writes an object that the service itself holds; an object that is there is left as it is."""
+    def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
+        """Writes an object that the service itself holds; an object that is there is left as it is. `storage_class` as
+        the store names it, None for its default; StoreRefused where the store has none."""
 
     def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
         """Exactly this copy, all its versions or the one named. Its absence is fine."""

@@ -106,8 +106,10 @@ class GcsStore:
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
         return self.wire.read(self.location.path_of(key.path))
 
-    def put_bytes(self, key: ObjectKey, data: bytes) -> ObjectFacts:
+    def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
         headers = {**_ONLY_NEW, "x-goog-hash": f"md5={base64_md5(data)}"}
+        if storage_class is not None:
+            headers["x-goog-storage-class"] = storage_class
         path = self.location.path_of(key.path)
         answer = self.wire.request("PUT", path, headers=headers, body=data, accept=(200, 412))
         if answer.status == 412:

@@ -34,6 +34,7 @@ from holdfast_service.stores.base import (
     ObjectMismatch,
     PutTicket,
     StoredObject,
+    StoreRefused,
     validated_name,
     validated_project_id,
 )
@@ -188,7 +189,9 @@ class PosixStore:
             while piece := file.read(_READ_BYTES):
                 yield piece
 
-    def put_bytes(self, key: ObjectKey, data: bytes) -> ObjectFacts:
+    def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
+        if storage_class is not None:
+            raise StoreRefused(f"a filesystem has no storage class {storage_class}; name a second folder instead")
         with self.stage() as staged:
             staged.write(data)
             return self.publish_staged(staged, key)

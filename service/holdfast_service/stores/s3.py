@@ -112,8 +112,10 @@ class S3Store:
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
         return self.wire.read(self.location.path_of(key.path))
 
-    def put_bytes(self, key: ObjectKey, data: bytes) -> ObjectFacts:
+    def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
         headers = {"x-amz-checksum-sha256": _base64(hashlib.sha256(data).hexdigest())}
+        if storage_class is not None:
+            headers["x-amz-storage-class"] = storage_class
         if self.capabilities is not None and self.capabilities.conditional_put:
             headers["if-none-match"] = "*"
         self.wire.request("PUT", self.location.path_of(key.path), headers=headers, body=data, accept=(200, 412))
