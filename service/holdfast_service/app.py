@@ -17,6 +17,8 @@ import holdfast_service.browse.endpoints
 import holdfast_service.browse.health
 import holdfast_service.commit.endpoints
 import holdfast_service.metrics.endpoints
+import holdfast_service.policies.endpoints
+import holdfast_service.operations.endpoints
 import holdfast_service.restore.endpoints
 import holdfast_service.uploads.endpoints
 from holdfast_protocol.problems import Problem
@@ -38,6 +40,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.commit.endpoints.router,
     holdfast_service.restore.endpoints.router,
     holdfast_service.browse.endpoints.router,
+    holdfast_service.operations.endpoints.router,
+    holdfast_service.policies.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.browse.health.router,
     holdfast_service.metrics.endpoints.router,

@@ -17,6 +17,7 @@ from holdfast_protocol.checkpoints import (
 )
 from holdfast_protocol.chunks import ChunkOffer, NegotiateChunks
 from holdfast_protocol.digests import chunk_digest, shard_digest
+from holdfast_protocol.policies import PutPolicy
 from holdfast_protocol.restore import ReadChunks, ReportChunk
 from holdfast_protocol.runs import EditProject
 from holdfast_protocol.states import AttemptOutcome, Health, Scope
@@ -47,6 +48,7 @@ EXAMPLES: tuple[BaseModel, ...] = (
     EditCheckpoint(labels=["milestone"], health=Health.QUARANTINED, health_reason="loss spike at step 1180"),
     ReadChunks(digests=[_WEIGHTS]),
     ReportChunk(digest=_WEIGHTS, problem="mismatch", detail="read twice from node-17"),
+    PutPolicy(document={"keep_last": 3, "keep_within": "6h", "keep_within_daily": "7d"}),
     EditProject(quota_bytes=10 * 1024**4),
     CreateToken(name="demo trainers", project="demo", scopes=[Scope.TRAIN, Scope.READ]),
 )

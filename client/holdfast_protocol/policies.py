@@ -1,0 +1,82 @@
+"""Policies: what a project, or one run of it, wants of a controller. Data, checked when it is put.
+
+`GET    /v1/projects/{project}/policies/{kind}`                                     -> PolicyView
+`PUT    /v1/projects/{project}/policies/{kind}`             (If-Match) PutPolicy    -> PolicyView
+`DELETE /v1/projects/{project}/policies/{kind}`             (If-Match)              -> PolicyView (what it was)
+`GET    /v1/projects/{project}/runs/{run}/policies/{kind}`  the effective one       -> PolicyView
+`PUT    /v1/projects/{project}/runs/{run}/policies/{kind}`  (If-Match) PutPolicy    -> PolicyView
+`DELETE /v1/projects/{project}/runs/{run}/policies/{kind}`  (If-Match)              -> PolicyView (what it was)
+
+A run's own policy replaces the project's as a whole. Each kind has a model in POLICY_MODELS.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.retention import RetentionPolicy
+
+
+class PolicyKind(StrEnum):
+    RETENTION = "retention"
+    COPIES = "copies"
+    TIERS = "tiers"
+
+
+POLICY_MODELS: dict[PolicyKind, type[Request]] = {
+    PolicyKind.RETENTION: RetentionPolicy,
+}
+
+_SHOWN_ERRORS = 5
+
+
+class PolicyError(ValueError):
+    """The document is not a policy of this kind. The message names each wrong field and says what to do."""
+
+
+class PutPolicy(Request):
+    document: dict[str, Any] = Field(description="The policy itself: a document of the kind's model.")
+
+
+class PolicyView(Reply):
+    kind: PolicyKind
+    project: str
+    run: str | None = Field(description="The run that it was put for; null: it is the project's.")
+    level: Literal["project", "run"] = Field(description="Where it comes from.")
+    document: dict[str, Any]
+    version: int
+    etag: str
+    updated_at: datetime
+    updated_by: str
+
+
+def read_policy(kind: PolicyKind, document: Mapping[str, Any]) -> Request:
+    """The document as its kind's model. Raises PolicyError."""
+    model = POLICY_MODELS[kind]
+    # restic's users write keep-last.
+    known = {name.replace("-", "_") if isinstance(name, str) else name: value for name, value in document.items()}
+    try:
+        return model.model_validate(known)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+    told = [_sentence(kind, model, each["loc"], each["type"], each["msg"]) for each in found[:_SHOWN_ERRORS]]
+    if len(found) > _SHOWN_ERRORS:
+        told.append(f"And {len(found) - _SHOWN_ERRORS} more.")
+    raise PolicyError(" ".join(told))
+
+
+def _sentence(kind: PolicyKind, model: type[Request], loc: tuple[int | str, ...], what: str, message: str) -> str:
+    field = ".".join(str(part) for part in loc)
+    if what == "extra_forbidden" and len(loc) == 1:
+        close = difflib.get_close_matches(field, model.model_fields, n=1, cutoff=0.5)
+        meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(model.model_fields)}."
+        return f"A {kind} policy has no {field}; {meant}"
+    message = message.removeprefix("Value error, ").rstrip(".")
+    return f"{field}: {message}." if field else f"{message[:1].upper()}{message[1:]}."

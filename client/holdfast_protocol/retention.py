@@ -1,0 +1,91 @@
+"""Retention: which checkpoints of a run stay. A policy is data, the union of its rules, with the names of restic's
+`forget`. Without a policy nothing ever expires.
+
+Time is counted back from the run's newest checkpoint, as restic does, and not from now: a run that has ended keeps what
+it has. Hours, days, weeks (from Monday), months and years are those of UTC, by the moment of the commit; of each the
+newest healthy checkpoint stays.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from holdfast_protocol.base import LARGEST_INTEGER, Label, Request
+from holdfast_protocol.spans import SpanText
+
+_MOST = 1_000_000
+
+
+def _count(value: Any) -> Any:
+    if value == "unlimited" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST):
+        return value
+    raise ValueError(f"it must be a number from 1 to {_MOST}, or unlimited; leave the rule out for none")
+
+
+Count = Annotated[int | Literal["unlimited"], BeforeValidator(_count)]
+
+
+class KeepBest(Request):
+    """The `n` best finite values of a metric; of equal ones the newest."""
+
+    metric: str = Field(min_length=1, max_length=100)
+    mode: Literal["min", "max"] = "min"
+    n: int = Field(default=1, ge=1, le=1_000_000)
+
+
+class RetentionPolicy(Request):
+    """A checkpoint stays if any of these rules keeps it."""
+
+    keep_last: Count | None = Field(default=None, description="The newest n.")
+    keep_hourly: Count | None = Field(default=None, description="One of each of the last n hours that have one.")
+    keep_daily: Count | None = Field(default=None, description="One of each of the last n days that have one.")
+    keep_weekly: Count | None = Field(default=None, description="One of each of the last n weeks that have one.")
+    keep_monthly: Count | None = Field(default=None, description="One of each of the last n months that have one.")
+    keep_yearly: Count | None = Field(default=None, description="One of each of the last n years that have one.")
+    keep_within: SpanText | None = Field(default=None, description="Every one of this span, such as 6h.")
+    keep_within_hourly: SpanText | None = Field(default=None, description="One an hour within this span.")
+    keep_within_daily: SpanText | None = Field(default=None, description="One a day within this span, such as 7d.")
+    keep_within_weekly: SpanText | None = Field(default=None, description="One a week within this span, such as 3m.")
+    keep_within_monthly: SpanText | None = Field(default=None, description="One a month within this span.")
+    keep_within_yearly: SpanText | None = Field(default=None, description="One a year within this span.")
+    keep_every_steps: int | None = Field(
+        default=None, ge=1, le=LARGEST_INTEGER, description="Every step that is a multiple of n."
+    )
+    keep_best: list[KeepBest] = Field(
+        default_factory=list,
+        max_length=20,
+        description="The n best of a metric. What has no finite value of it cannot be judged, and stays.",
+    )
+    keep_labels: list[Label] = Field(default_factory=list, max_length=50, description="Whatever has one of these.")
+
+    @field_validator("keep_best", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, dict | KeepBest) else value
+
+    @model_validator(mode="after")
+    def _some_rule(self) -> RetentionPolicy:
+        if not any(getattr(self, name) for name in RetentionPolicy.model_fields):
+            raise ValueError(
+                "a retention policy needs a rule, such as keep_last: 5; without one nearly everything would expire. "
+                "To keep everything, delete the policy"
+            )
+        return self
+
+    def rules(self) -> dict[str, Any]:
+        """Only what is set, as JSON values: how a policy is kept and shown."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
+PRESETS: dict[str, RetentionPolicy] = {
+    # The last few, whatever happened before.
+    "ring-buffer": RetentionPolicy(keep_last=5),
+    # What a restart needs, one a day to look back at, and the best by the loss that the job reports.
+    "periodic-best": RetentionPolicy(keep_last=3, keep_daily=7, keep_best=[KeepBest(metric="loss", n=3)]),
+    # A long run: everything for 6 hours, one a day for 7 days, one a week for 3 months, milestones for ever.
+    "tiered": RetentionPolicy(
+        keep_within="6h", keep_within_daily="7d", keep_within_weekly="3m", keep_labels=["milestone"]
+    ),
+}
