@@ -6,6 +6,7 @@ Every error that leaves a store is one of:
     StoreError
       ObjectMissing       there is no such object, and the store itself is there
       ObjectMismatch      the object's bytes are not those that were announced
+      ObjectArchived      it is there and has to be thawed before it can be read
       StoreUnavailable    no answer, or "later": retry
       StoreFull           no room, or over its quota: an operator must act
       StoreRefused        credentials, permissions or configuration: an operator must act
@@ -40,6 +41,10 @@ class ObjectMissing(StoreError):  # noqa: N818
 
 class ObjectMismatch(StoreError):  # noqa: N818
     """The object's bytes are not those that were announced."""
+
+
+class ObjectArchived(StoreError):  # noqa: N818
+    """The object is there, in a storage class that has to be thawed before anybody can read it."""
 
 
 class StoreUnavailable(StoreError):  # noqa: N818

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import urllib3
 
 from holdfast_service.stores.base import (
+    ObjectArchived,
     ObjectMismatch,
     ObjectMissing,
     StoreError,
@@ -34,6 +35,7 @@ _FIRST_PAUSE_SECONDS = 0.2
 _CONNECTIONS = 64
 _MISMATCH = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "CrcMismatch"}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}
+_ARCHIVED = {"InvalidObjectState", "ObjectNotInActiveTierError"}
 _LATER = {"SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "ConditionalRequestConflict"}
 
 
@@ -128,6 +130,8 @@ class BucketWire(ABC):
             return StoreFull(f"{self._name} is full ({what}); free some room or raise its quota")
         if code in _MISMATCH:
             return ObjectMismatch(f"{self._name} refused the bytes ({what})")
+        if code in _ARCHIVED:
+            return ObjectArchived("the object is archived in the store; thaw it before it is read")
         if answer.status == 404 and code in {"", "NoSuchKey", "NoSuchVersion"}:
             return ObjectMissing("there is no such object in the store")
         if code in _LATER or answer.status in {408, 409, 429} or (answer.status >= 500 and answer.status != 501):

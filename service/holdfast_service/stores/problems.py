@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import (
+    ObjectArchived,
     ObjectMismatch,
     ObjectMissing,
     StoreError,
@@ -16,6 +17,7 @@ from holdfast_service.stores.base import (
 _CODES: dict[type[StoreError], ProblemCode] = {
     ObjectMissing: ProblemCode.CHUNK_GONE,
     ObjectMismatch: ProblemCode.CHECKSUM_MISMATCH,
+    ObjectArchived: ProblemCode.CHECKPOINT_COLD,
     StoreUnavailable: ProblemCode.STORE_UNAVAILABLE,
     StoreFull: ProblemCode.STORE_FULL,
     StoreRefused: ProblemCode.STORE_REFUSED,

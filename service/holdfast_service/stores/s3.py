@@ -8,11 +8,9 @@ is signed in where the probe saw it work: its 412 on a retry means that the obje
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
 from xml.etree import ElementTree
 
 from holdfast_service.stores.base import (
@@ -28,14 +26,16 @@ from holdfast_service.stores.base import (
     validated_project_id,
 )
 from holdfast_service.stores.credentials import CredentialSource
+from holdfast_service.stores.s3_classes import S3StorageClasses
+from holdfast_service.stores.s3_facts import facts_of
 from holdfast_service.stores.s3_location import S3Location
 from holdfast_service.stores.s3_probe import probe_s3
 from holdfast_service.stores.s3_wire import S3Wire
 from holdfast_service.stores.sigv4 import LONGEST_URL_SECONDS, SigV4Signer
 
 
-class S3Store:
-    """A Store."""
+class S3Store(S3StorageClasses):
+    """A Store and a ClassedStore."""
 
     kind = "s3"
 
@@ -103,11 +103,7 @@ class S3Store:
             # A HEAD cannot say whether the object or the whole bucket is missing, and the difference is everything.
             answer = self.wire.request("GET", path, headers={"x-amz-checksum-mode": "ENABLED"}, stream=True)
             answer.close()  # it may have appeared meanwhile: its facts are enough
-        return ObjectFacts(
-            int(answer.headers["content-length"]),
-            _hex_sha256(answer.headers.get("x-amz-checksum-sha256")),
-            _version_id(answer.headers),
-        )
+        return facts_of(answer.headers)
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
         return self.wire.read(self.location.path_of(key.path))
@@ -195,17 +191,3 @@ def _text(element: ElementTree.Element, name: str) -> str:
 
 def _base64(hex_digest: str) -> str:
     return base64.b64encode(bytes.fromhex(hex_digest)).decode()
-
-
-def _hex_sha256(header: str | None) -> str | None:
-    """None for a missing one, and for a multipart's digest of digests (`...-3`), which is no SHA-256 of the bytes."""
-    try:
-        digest = base64.b64decode(header or "", validate=True)
-    except binascii.Error:
-        return None
-    return digest.hex() if len(digest) == hashlib.sha256().digest_size else None
-
-
-def _version_id(headers: Mapping[str, Any]) -> str | None:
-    version_id = headers.get("x-amz-version-id")
-    return None if version_id in {None, "null"} else str(version_id)

@@ -20,6 +20,10 @@ class S3Location(BucketLocation):
 
     region: str
 
+    def copy_source(self, relative_key: str) -> str:
+        """As `x-amz-copy-source` has it: the bucket is always named."""
+        return f"/{quote(self.bucket)}/{self.key_prefix}{relative_key}"
+
 
 def parse_s3_url(url: str) -> S3Location:
     """ValueError says what is wrong with the URL."""

@@ -1,0 +1,229 @@
+"""Tiers: what gets cold when, what a thaw gives and takes, and the facts about storage classes that both stand on.
+
+`GET  /v1/projects/{project}/runs/{run}/tiers/plan`                     -> TierPlan
+`POST /v1/checkpoints/{id}/thaw`                        RequestThaw     -> ThawView
+`GET  /v1/checkpoints/{id}/thaw`                                        -> ThawView
+
+A policy of kind `tiers` is a TierPolicy. Times and prices are Amazon's list for us-east-1, as documented in 2026:
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/restoring-objects-retrieval-options.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from holdfast_protocol.base import Label, Reply, Request
+from holdfast_protocol.spans import SpanText, parse_span
+from holdfast_protocol.states import CheckpointKind, Tier
+
+
+class StorageClass(StrEnum):
+    """As S3 names them, from the hottest to the coldest. What is in none of them is in the bucket's default class."""
+
+    STANDARD_IA = "STANDARD_IA"
+    GLACIER_IR = "GLACIER_IR"
+    GLACIER = "GLACIER"
+    DEEP_ARCHIVE = "DEEP_ARCHIVE"
+
+
+COLD_STORE = "cold"
+"""The target of a rule that moves to the store of role cold (HOLDFAST_COLD_STORE)."""
+
+ARCHIVED = frozenset({StorageClass.GLACIER, StorageClass.DEEP_ARCHIVE})
+"""To be thawed before anybody can read them."""
+
+LONGEST_THAW_DAYS = 365
+
+
+class ThawSpeed(StrEnum):
+    BULK = "bulk"
+    STANDARD = "standard"
+    EXPEDITED = "expedited"
+
+
+@dataclass(frozen=True)
+class ClassTerms:
+    """`minimum_days`: what leaves earlier is paid for until then. `thaw_seconds`: how long a thaw takes at the most, as
+    documented; empty where none is needed. `retrieval_dollars`: for each GiB that is read or thawed."""
+
+    minimum_days: int
+    thaw_seconds: dict[ThawSpeed, int]
+    retrieval_dollars: dict[ThawSpeed | None, float]
+
+
+_HOUR = 3600
+
+TERMS: dict[StorageClass, ClassTerms] = {
+    StorageClass.STANDARD_IA: ClassTerms(30, {}, {None: 0.01}),
+    StorageClass.GLACIER_IR: ClassTerms(90, {}, {None: 0.03}),
+    StorageClass.GLACIER: ClassTerms(
+        90,
+        {ThawSpeed.EXPEDITED: 5 * 60, ThawSpeed.STANDARD: 5 * _HOUR, ThawSpeed.BULK: 12 * _HOUR},
+        {ThawSpeed.EXPEDITED: 0.03, ThawSpeed.STANDARD: 0.01, ThawSpeed.BULK: 0.0},
+    ),
+    StorageClass.DEEP_ARCHIVE: ClassTerms(
+        180,
+        {ThawSpeed.STANDARD: 12 * _HOUR, ThawSpeed.BULK: 48 * _HOUR},
+        {ThawSpeed.STANDARD: 0.02, ThawSpeed.BULK: 0.0025},
+    ),
+}
+
+
+def coldness(target: str | None) -> int:
+    """For comparing: 0 is hot, more is colder. Pure."""
+    if target is None:
+        return 0
+    order = [*StorageClass, COLD_STORE]
+    return order.index(target) + 1
+
+
+def must_be_thawed(target: str | None) -> bool:
+    """Whether what was moved there cannot be read at once."""
+    return target == COLD_STORE or target in ARCHIVED
+
+
+class TierRule(Request):
+    """`after` this span since its commit a checkpoint moves on: to a storage class, or to the cold store."""
+
+    after: SpanText = Field(examples=["7d"])
+    storage_class: StorageClass | None = None
+    to: Literal["cold"] | None = Field(default=None, description="The store of HOLDFAST_COLD_STORE.")
+
+    @model_validator(mode="after")
+    def _one_target(self) -> TierRule:
+        if (self.storage_class is None) == (self.to is None):
+            raise ValueError(
+                "a rule has either storage_class (for a bucket with classes) or `to: cold` (for the cold store)"
+            )
+        return self
+
+    @property
+    def target(self) -> str:
+        return self.storage_class.value if self.storage_class is not None else COLD_STORE
+
+
+class StaysHot(Request):
+    """Which checkpoints no rule moves. Beside these the two newest healthy ones of each run always stay hot, and what
+    an active attempt resumed from, and what somebody reads."""
+
+    labels: list[Label] = Field(default_factory=list, max_length=20)
+    kinds: list[CheckpointKind] = Field(default_factory=list)
+    pinned: bool = True
+
+
+class TierPolicy(Request):
+    """What gets cold when. A chunk that several checkpoints share is as hot as the hottest of them."""
+
+    rules: list[TierRule] = Field(min_length=1, max_length=4)
+    stay_hot: StaysHot = Field(default_factory=StaysHot)
+
+    @model_validator(mode="after")
+    def _ever_colder(self) -> TierPolicy:
+        targets = [rule.target for rule in self.rules]
+        if COLD_STORE in targets and len(targets) > 1:
+            raise ValueError("`to: cold` stands alone: what is in the cold store does not move on")
+        for earlier, later in zip(self.rules, self.rules[1:], strict=False):
+            if _rough_days(later.after) <= _rough_days(earlier.after):
+                raise ValueError(f"the rule after {later.after} must come later than the one after {earlier.after}")
+            if coldness(later.target) <= coldness(earlier.target):
+                raise ValueError(f"{later.target} is not colder than {earlier.target}: order the rules by their span")
+            if must_be_thawed(earlier.target):
+                raise ValueError(
+                    f"nothing moves on from {earlier.target}: it would have to be thawed first. Keep the last one only"
+                )
+        return self
+
+    def targets(self) -> Iterator[str]:
+        return (rule.target for rule in self.rules)
+
+
+def _rough_days(span: str) -> float:
+    parsed = parse_span(span)
+    return parsed.months * 30.4 + parsed.days + parsed.hours / 24
+
+
+ThawDays = Annotated[int, Field(ge=1, le=LONGEST_THAW_DAYS)]
+
+
+class RequestThaw(Request):
+    """Repeating it prolongs; it never shortens."""
+
+    days: ThawDays = Field(default=3, description="How long it can be read, from the thaw's end on.")
+    speed: ThawSpeed = Field(default=ThawSpeed.STANDARD, description="The faster, the dearer.")
+
+
+class ThawState(StrEnum):
+    NOT_NEEDED = "not_needed"
+    """It can be read now, and no thaw was asked for."""
+    NEEDED = "needed"
+    THAWING = "thawing"
+    THAWED = "thawed"
+
+
+class ThawView(Reply):
+    """How a checkpoint can be read, and what a thaw would take."""
+
+    checkpoint_id: str
+    project: str
+    run: str
+    attempt: int
+    step: int
+    tier: Tier
+    state: ThawState
+    requested_at: datetime | None
+    speed: ThawSpeed | None
+    expected_at: datetime | None = Field(description="When the thaw should be done, as the store documents it.")
+    readable_until: datetime | None = Field(description="Kept readable at least until then; null: no end is set.")
+    chunks: int
+    readable_chunks: int
+    thawing_chunks: int
+    cold_bytes: int = Field(description="In the store, of what cannot be read now.")
+    takes_seconds: dict[ThawSpeed, int] = Field(description="What a thaw takes at the most, by speed; empty: none.")
+    costs_dollars: dict[ThawSpeed, float] = Field(description="List price of the retrieval, by speed.")
+
+
+class TierPlanRow(Reply):
+    """One checkpoint: what the policy wants of it, and when."""
+
+    checkpoint_id: str
+    step: int
+    attempt: int
+    tier: Tier
+    committed_at: datetime
+    target: str | None = Field(description="Where it goes next: a storage class or `cold`; null: it stays as it is.")
+    moves_at: datetime | None = Field(description="From when on; in the past: it is due.")
+    stays: str | None = Field(description="Why it stays hot.")
+    moves_bytes: int = Field(
+        description="In the store, that move when this one does: of its chunks those that no other one keeps hot longer."
+    )
+
+
+class TierPlanTotal(Reply):
+    """What moves to one target."""
+
+    target: str
+    due_bytes: int
+    later_bytes: int
+    minimum_days: int | None = Field(description="What leaves the class earlier is paid for until then.")
+    takes_seconds: dict[ThawSpeed, int] = Field(description="To read it again, by speed; empty: at once.")
+    retrieval_dollars: float = Field(description="List price of reading all of it once, in the slowest way.")
+
+
+class TierPlan(Reply):
+    """A dry run: nothing has moved."""
+
+    project: str
+    run: str
+    policy_level: Literal["project", "run"] | None = Field(description="Null: there is no policy, all stay hot.")
+    policy_version: int | None
+    rows: list[TierPlanRow]
+    totals: list[TierPlanTotal]
+    kept_hot_by_others_bytes: int = Field(
+        description="In the store, of this run's chunks that a checkpoint of another run keeps hot, with no end."
+    )

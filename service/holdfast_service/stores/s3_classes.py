@@ -1,0 +1,130 @@
+"""S3's storage classes: server-side copies into one, what it says of them, and restore requests (see
+storage_classes.py). S3Store is made of this and of what every store does.
+
+Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html and API_RestoreObject.html
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from xml.etree import ElementTree
+
+from holdfast_protocol.tiers import ARCHIVED, StorageClass, ThawSpeed
+from holdfast_service.stores.base import (
+    ObjectArchived,
+    ObjectFacts,
+    ObjectKey,
+    ObjectMissing,
+    StoreRefused,
+    StoreUnavailable,
+)
+from holdfast_service.stores.bucket_wire import BucketWire, error_code
+from holdfast_service.stores.s3_facts import facts_of
+from holdfast_service.stores.s3_location import S3Location
+from holdfast_service.stores.storage_classes import ClassFacts
+
+_RESTORE = re.compile(r'ongoing-request="(?P<ongoing>true|false)"(?:, *expiry-date="(?P<until>[^"]+)")?')
+_PROBE_PROJECT = "probe"
+
+
+class S3StorageClasses:
+    """A ClassedStore."""
+
+    location: S3Location
+    wire: BucketWire
+
+    def check_storage_class(self, storage_class: StorageClass) -> None:
+        body = secrets.token_bytes(32)
+        digest = hashlib.sha256(body)
+        key = ObjectKey(_PROBE_PROJECT, digest.hexdigest(), secrets.token_hex(16))
+        path = self.location.path_of(key.path)
+        headers = {
+            "x-amz-checksum-sha256": base64.b64encode(digest.digest()).decode(),
+            "x-amz-storage-class": storage_class.value,
+        }
+        self.wire.request("PUT", path, headers=headers, body=body)
+        try:
+            told = self.class_facts(key).storage_class
+            if told != storage_class:
+                raise StoreRefused(f"the store takes an object for {storage_class.value} and keeps it in {told}")
+            if storage_class in ARCHIVED:
+                with suppress(ObjectArchived):
+                    self.wire.request("GET", path)
+                    raise StoreRefused(
+                        f"the store lets anybody read what it says is in {storage_class.value}: it has no archive"
+                    )
+        finally:
+            self.wire.request("DELETE", path, accept=(200, 204))
+
+    def copy_object(self, source: ObjectKey, target: ObjectKey, storage_class: StorageClass) -> ClassFacts:
+        headers = {
+            "x-amz-copy-source": self.location.copy_source(source.path),
+            "x-amz-storage-class": storage_class.value,
+            "x-amz-checksum-algorithm": "SHA256",
+        }
+        answer = self.wire.request("PUT", self.location.path_of(target.path), headers=headers)
+        # S3 may begin its answer with 200 and find out later that the copy failed.
+        if _root_name(answer.data) != "CopyObjectResult":
+            raise StoreUnavailable(
+                f"the store did not copy the object ({error_code(answer.data) or 'no reason given'})"
+            )
+        return self.class_facts(target)
+
+    def class_facts(self, key: ObjectKey) -> ClassFacts:
+        path, headers = self.location.path_of(key.path), {"x-amz-checksum-mode": "ENABLED"}
+        answer = self.wire.request("HEAD", path, headers=headers, accept=(200, 404))
+        if answer.status == 404:
+            # A HEAD cannot say whether the object or the whole bucket is missing.
+            self.wire.request("GET", path, headers=headers, stream=True).close()
+            raise StoreUnavailable("the object appeared while the store was asked for it; ask again")
+        thawing, readable_until = restore_state(answer.headers.get("x-amz-restore"))
+        return ClassFacts(facts_of(answer.headers), answer.headers.get("x-amz-storage-class"), thawing, readable_until)
+
+    def restore_object(self, key: ObjectKey, days: int, speed: ThawSpeed) -> None:
+        body = (
+            '<RestoreRequest xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Days>{days}</Days><GlacierJobParameters><Tier>{speed.value.capitalize()}</Tier></GlacierJobParameters>"
+            "</RestoreRequest>"
+        ).encode()
+        answer = self.wire.request(
+            "POST",
+            self.location.path_of(key.path),
+            query=[("restore", "")],
+            headers={"content-type": "application/xml", "x-amz-checksum-sha256": _base64_sha256(body)},
+            body=body,
+            accept=(200, 202, 409),
+        )
+        if answer.status == 409 and (code := error_code(answer.data)) != "RestoreAlreadyInProgress":
+            raise StoreRefused(f"the store does not restore the object ({code or 'no reason given'}, status 409)")
+
+
+def restore_state(header: str | None) -> tuple[bool, datetime | None]:
+    """`x-amz-restore` -> (under way, readable until). Pure. No header: there is no thawed copy and no request."""
+    if header is None:
+        return False, None
+    match = _RESTORE.fullmatch(header.strip())
+    if match is None:
+        raise StoreUnavailable("the store's x-amz-restore cannot be read; ask again")
+    until = match["until"]
+    if match["ongoing"] == "true" or until is None:
+        return match["ongoing"] == "true", None
+    return False, parsedate_to_datetime(until).astimezone(UTC)
+
+
+def _root_name(document: bytes) -> str:
+    try:
+        return ElementTree.fromstring(document).tag.rpartition("}")[2]  # noqa: S314  (our own store's answer)
+    except ElementTree.ParseError:
+        return ""
+
+
+def _base64_sha256(body: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(body).digest()).decode()
