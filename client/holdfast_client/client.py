@@ -17,8 +17,8 @@ from holdfast_client.chunks.mount import MountAccess
 from holdfast_client.chunks.pool import TransferPool
 from holdfast_client.operations.attempts import AttemptOperations
 from holdfast_client.operations.checkpoints import CheckpointOperations
-from holdfast_client.operations.policies import PolicyOperations
 from holdfast_client.operations.operations import LongOperations
+from holdfast_client.operations.policies import PolicyOperations
 from holdfast_client.operations.restore import RestoreOperations
 from holdfast_client.operations.runs import RunOperations
 from holdfast_client.operations.server import ServerOperations
@@ -29,7 +29,13 @@ from holdfast_protocol.server import ServerInfo
 
 
 class Client(
-    AttemptOperations, CheckpointOperations, PolicyOperations, RestoreOperations, RunOperations, ServerOperations
+    AttemptOperations,
+    CheckpointOperations,
+    LongOperations,
+    PolicyOperations,
+    RestoreOperations,
+    RunOperations,
+    ServerOperations,
 ):
     """`transfers` and `mount` are what the data plane needs; every uploader and fetcher of a client shares them."""
 

@@ -96,6 +96,20 @@ class AttemptOutcome(StrEnum):
     LOST = "lost"
 
 
+class OperationState(StrEnum):
+    """A long piece of work that a person started."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in {OperationState.DONE, OperationState.FAILED, OperationState.CANCELLED}
+
+
 class Scope(StrEnum):
     """What a token may do. `train`: open attempts and write checkpoints; `read`: read everything;
     `operate`: edit and prune; `admin`: projects and tokens. Each stands alone, none implies another."""

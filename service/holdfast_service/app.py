@@ -17,8 +17,8 @@ import holdfast_service.browse.endpoints
 import holdfast_service.browse.health
 import holdfast_service.commit.endpoints
 import holdfast_service.metrics.endpoints
-import holdfast_service.policies.endpoints
 import holdfast_service.operations.endpoints
+import holdfast_service.policies.endpoints
 import holdfast_service.restore.endpoints
 import holdfast_service.uploads.endpoints
 from holdfast_protocol.problems import Problem

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 import holdfast_service.collect.tick
+import holdfast_service.operations.tick
 import holdfast_service.prove.heal
 import holdfast_service.prove.tick
 import holdfast_service.reap.tick
@@ -46,6 +47,7 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
         Round("stores", interval, _watch_stores),
         Round("prove", interval, holdfast_service.prove.tick.tick),
         Round("heal", interval * _HEAL_EVERY_ROUNDS, holdfast_service.prove.heal.tick),
+        Round("operations", interval, holdfast_service.operations.tick.tick),
         Round("collect", interval * _COLLECT_EVERY_ROUNDS, holdfast_service.collect.tick.tick),
     )
 

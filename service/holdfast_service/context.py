@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
+import threading
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -11,9 +15,14 @@ from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.notifier import CommitNotifier
 from holdfast_service.database import Database
+from holdfast_service.reading_pace import ReadingPace
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.store_watch import StoreWatch
 from holdfast_service.stores.base import Store
+
+
+def _new_process_id() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 @dataclass(frozen=True)
@@ -21,7 +30,9 @@ class ServiceContext:
     """`epoch` is half of every fencing token; `signing_key` signs the service's own URLs.
 
     `store` is the primary store, the only one that trainers write to, and `store_id` its row in the catalog. `stores`
-    are all that are attached, the primary one first.
+    are all that are attached, the primary one first. `reading_pace` is shared by all that reads copies back here.
+    `process_id` names this process to the others. `stopping` is set when it is asked to end: long background work ends
+    after the step in hand.
     """
 
     settings: ServiceSettings
@@ -34,6 +45,9 @@ class ServiceContext:
     signing_key: bytes = field(repr=False)
     notifier: CommitNotifier
     stores: tuple[AttachedStore, ...]
+    reading_pace: ReadingPace
+    process_id: str = field(default_factory=_new_process_id)
+    stopping: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @property
     def store_ids(self) -> tuple[int, ...]:

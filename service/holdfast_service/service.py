@@ -20,6 +20,7 @@ from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.context import ServiceContext
 from holdfast_service.database import Database, DatabaseConfigurationError
 from holdfast_service.migrate import CatalogTooNewError, upgrade
+from holdfast_service.reading_pace import ReadingPace
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.store_watch import StoreWatch
 from holdfast_service.stores.base import Store, StoreError, StoreRefused
@@ -56,6 +57,7 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
         epoch=identity.epoch,
         signing_key=identity.signing_key,
         notifier=CommitNotifier(database),
+        reading_pace=ReadingPace(settings.prove_bytes_per_second),
     )
 
 

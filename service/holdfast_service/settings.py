@@ -97,10 +97,30 @@ class ServiceSettings(BaseSettings):
     controller_interval_seconds: float = Field(
         default=5.0, gt=0, description="The pause between two rounds of background work."
     )
+    serve_controllers: bool = Field(
+        default=True,
+        description="`holdfast serve` does background work too; `false` leaves it to `holdfast worker` (on Postgres).",
+    )
+    lease_seconds: int = Field(
+        default=120,
+        ge=1,
+        description="After so long without a sign of a killed process, another one goes on with its round or operation.",
+    )
     prove_bytes_per_second: int = Field(
         default=100 * 1024 * 1024,
         ge=1,
-        description="How fast background proving reads copies that nobody has hashed yet.",
+        description="How fast a process reads copies back, proving, scrubbing and healing together.",
+    )
+    scrub_days: float = Field(
+        default=30.0,
+        ge=0,
+        le=3650,
+        description="Every copy that can be read is read and hashed again once in so many days; 0 switches it off.",
+    )
+    scrub_bytes_per_second: int = Field(
+        default=50 * 1024 * 1024,
+        ge=1,
+        description="How fast scheduled scrubbing reads, at most, within HOLDFAST_PROVE_BYTES_PER_SECOND.",
     )
     shutdown_seconds: int = Field(default=20, ge=0, description="How long requests in flight may go on after SIGTERM.")
 

@@ -1,7 +1,8 @@
 """The catalog's tables for those who keep it: what is wanted, who works on it, and who changed what.
 
 projects ── policies       checkpoints ── holds
-controllers, workers, operations, audit_events and price_lists stand by themselves
+stores ── store_care
+controllers, workers, operations, audit_events, collect_candidates and price_lists stand by themselves
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Float, ForeignKey, Index, Integer, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Boolean, Float, ForeignKey, Index, Integer, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from holdfast_service.catalog.columns import Document, Moment, RowId
 from holdfast_service.catalog.tables import Table
 
 
+_UNDER_WAY = text("ended_at IS NULL AND cancel_requested_at IS NULL")
+
+
 class Controller(Table):
-    """One background controller, over all processes. `ticked_at`: its last round anywhere; a gap means that the service
-    was down (protocol rule 31)."""
+    """One background controller, over all processes.
+
+    `ticked_at` is the reaper's: its last round while the service was up (protocol rule 31). A round that only one
+    process may do holds the lease, and so does one that somebody has asked for; `lease_token` settles it.
+    """
 
     __tablename__ = "controllers"
     name: Mapped[str] = mapped_column(Text, primary_key=True)
@@ -27,16 +34,22 @@ class Controller(Table):
     paused_by: Mapped[str | None] = mapped_column(Text)
     pause_reason: Mapped[str | None] = mapped_column(Text)
     run_requested_at: Mapped[datetime | None] = mapped_column(Moment)  # somebody wants a round now
-    round_seconds: Mapped[float | None] = mapped_column(Float)  # how long the last whole round took
-    report: Mapped[dict[str, Any] | None] = mapped_column(Document)  # what the last whole round did
+    run_answered_at: Mapped[datetime | None] = mapped_column(Moment)  # the newest request that a round has answered
+    leased_until: Mapped[datetime | None] = mapped_column(Moment)
+    lease_token: Mapped[str | None] = mapped_column(Text)
+    began_at: Mapped[datetime | None] = mapped_column(Moment)  # the last round under a lease
+    ended_at: Mapped[datetime | None] = mapped_column(Moment)  # the last whole round anywhere
+    round_seconds: Mapped[float | None] = mapped_column(Float)  # how long the last round that found work took
+    report: Mapped[dict[str, Any] | None] = mapped_column(Document)  # what that round did
+    report_at: Mapped[datetime | None] = mapped_column(Moment)
     done: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # rows, since the catalog was made
     failed: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    error: Mapped[str | None] = mapped_column(Text)  # the last failure, kept until a person has read it
+    error: Mapped[str | None] = mapped_column(Text)  # the last failure; later rounds that go well leave it here
     error_at: Mapped[datetime | None] = mapped_column(Moment)
 
 
 class Worker(Table):
-    """A process that runs controllers. It says so again and again; who is silent is gone."""
+    """A process that serves, runs controllers, or both. It says so again and again; who is silent is gone."""
 
     __tablename__ = "workers"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
@@ -46,6 +59,8 @@ class Worker(Table):
     version: Mapped[str] = mapped_column(Text)
     started_at: Mapped[datetime] = mapped_column(Moment)
     seen_at: Mapped[datetime] = mapped_column(Moment)
+    ended_at: Mapped[datetime | None] = mapped_column(Moment)  # it has said good-bye
+    done: Mapped[dict[str, int]] = mapped_column(Document)  # rows that it has settled, by controller
 
 
 class Policy(Table):
@@ -85,7 +100,11 @@ class Hold(Table):
 
 
 class Operation(Table):
-    """A long piece of work that a person started. A worker claims it with a lease, and may have to do it again."""
+    """A long piece of work that a person started. A worker claims it with a lease, and may have to do it again.
+
+    `fingerprint` names what is done to what: the same is under way once, however often the call is repeated.
+    `leased_until` of a queued one says from when on it may be claimed.
+    """
 
     __tablename__ = "operations"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
@@ -94,18 +113,32 @@ class Operation(Table):
     run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
     checkpoint_id: Mapped[str | None] = mapped_column(ForeignKey("checkpoints.id"))
     arguments: Mapped[dict[str, Any]] = mapped_column(Document)
+    fingerprint: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(Text)
     progress: Mapped[dict[str, Any]] = mapped_column(Document)
     result: Mapped[dict[str, Any] | None] = mapped_column(Document)
     error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(Moment)
     created_by: Mapped[str] = mapped_column(Text)
+    created_by_token: Mapped[str] = mapped_column(Text)
     started_at: Mapped[datetime | None] = mapped_column(Moment)
     ended_at: Mapped[datetime | None] = mapped_column(Moment)
     cancel_requested_at: Mapped[datetime | None] = mapped_column(Moment)
     leased_until: Mapped[datetime | None] = mapped_column(Moment)
+    lease_token: Mapped[str | None] = mapped_column(Text)
+    worker_id: Mapped[str | None] = mapped_column(Text)  # who has or had the lease
     tries: Mapped[int] = mapped_column(Integer, default=0)
-    __table_args__ = (Index("ix_operations_state", "state", "created_at"),)
+    __table_args__ = (
+        Index("ix_operations_state", "state", "created_at"),
+        Index("ix_operations_project_id", "project_id", "created_at"),
+        Index(
+            "uq_operations_open_fingerprint",
+            "fingerprint",
+            unique=True,
+            sqlite_where=_UNDER_WAY,
+            postgresql_where=_UNDER_WAY,
+        ),
+    )
 
 
 class AuditEvent(Table):
@@ -129,6 +162,43 @@ class AuditEvent(Table):
         Index("ix_audit_events_project_id", "project_id", "id"),
         Index("ix_audit_events_checkpoint_id", "checkpoint_id", "id"),
     )
+
+
+class ScrubTotal(Table):
+    """What was read back in one store since the catalog was made, and what came of it. For the metrics: a round that is
+    killed is not counted."""
+
+    __tablename__ = "scrub_totals"
+    store_id: Mapped[int] = mapped_column(ForeignKey("stores.id"), primary_key=True)
+    read_copies: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    read_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    bad_copies: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    healed_copies: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+
+class CollectCandidate(Table):
+    """A chunk that may have lost its last reference: the collector looks at it, until it is needed again or gone.
+
+    Only a hint, and never a reason to delete. It has no foreign key, so that leaving one locks no chunk.
+    """
+
+    __tablename__ = "collect_candidates"
+    chunk_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    due_at: Mapped[datetime] = mapped_column(Moment, index=True)
+
+
+class StoreCare(Table):
+    """How far the collector's full look has come in a store, and what the last sweep found there. Beside `stores`,
+    whose rows every new copy refers to."""
+
+    __tablename__ = "store_care"
+    store_id: Mapped[int] = mapped_column(ForeignKey("stores.id"), primary_key=True)
+    look_began_at: Mapped[datetime | None] = mapped_column(Moment)
+    looked_copy_id: Mapped[int | None] = mapped_column(BigInteger)  # the last copy looked at; null: the look is over
+    swept_at: Mapped[datetime | None] = mapped_column(Moment)
+    sweep: Mapped[dict[str, Any] | None] = mapped_column(Document)  # a StoreSweep of the protocol
+    sweep_leased_until: Mapped[datetime | None] = mapped_column(Moment)
+    sweep_token: Mapped[str | None] = mapped_column(Text)
 
 
 class PriceList(Table):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import holdfast_service.catalog.custody_tables  # noqa: F401  (adds its tables)
+import holdfast_service.catalog.custody_tables
+import holdfast_service.catalog.record_tables  # noqa: F401  (both add their tables)
 from holdfast_service.catalog.tables import Table
 
 __all__ = ["Table"]

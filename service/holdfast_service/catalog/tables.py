@@ -56,6 +56,9 @@ class CatalogIdentity(Table):
     epoch: Mapped[int] = mapped_column(Integer)
     signing_key: Mapped[bytes] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(Moment)
+    # Which database this is. A copy of it somewhere else is known by that, whatever else it says of itself.
+    place: Mapped[str | None] = mapped_column(Text)
+    rebuilding_from: Mapped[str | None] = mapped_column(Text)  # a rebuild began and has not ended
 
 
 class Store(Table):
@@ -65,6 +68,10 @@ class Store(Table):
     kind: Mapped[str] = mapped_column(Text)
     capabilities: Mapped[dict[str, Any] | None] = mapped_column(Document)
     created_at: Mapped[datetime] = mapped_column(Moment)
+    # The last whole comparison with the catalog: in which epoch, and whether it allows to adopt the store (rule 5).
+    checked_at: Mapped[datetime | None] = mapped_column(Moment)
+    checked_epoch: Mapped[int | None] = mapped_column(Integer)
+    checked_whole: Mapped[bool | None] = mapped_column(Boolean)
 
 
 class Project(Table):
@@ -118,8 +125,14 @@ class Attempt(Table):
     __table_args__ = (UniqueConstraint("run_id", "number"), UniqueConstraint("run_id", "launch_id"))
 
 
+# Over, and what it referred to is still in the catalog. A query that says exactly this can use the partial index.
+TO_FORGET = "state IN ('aborted', 'deleted') AND forgotten_at IS NULL"
 # Whose commit record beside the data is older than the row. A query that says exactly this can use the partial index.
 TO_RECORD = "recorded_version < version AND state IN ('committed', 'trashed')"
+
+# Whose chunks may have to be moved, and for whom chunks are kept readable, likewise.
+TO_COOL = "tier_wanted IS NOT NULL AND state = 'committed'"
+THAWED = "thawed_until IS NOT NULL"
 
 
 class Checkpoint(Table):
@@ -170,8 +183,17 @@ class Checkpoint(Table):
     thaw_requested_at: Mapped[datetime | None] = mapped_column(Moment)
     thaw_expected_at: Mapped[datetime | None] = mapped_column(Moment)
     thawed_until: Mapped[datetime | None] = mapped_column(Moment)
+    thaw_speed: Mapped[str | None] = mapped_column(Text)
+    thaw_days: Mapped[int | None] = mapped_column(Integer)
+    # What its policy wants of it: a storage class or `cold`, null: hot; and when its chunks were last all in place.
+    tier_wanted: Mapped[str | None] = mapped_column(Text)
+    tier_checked_at: Mapped[datetime | None] = mapped_column(Moment)
+    cold_class: Mapped[str | None] = mapped_column(Text)  # the coldest place where chunks of it were moved to
+    # Its tier is hot only until then, for what is thawed in a bucket; null: no end.
+    readable_until: Mapped[datetime | None] = mapped_column(Moment)
     # The version that the commit record beside the data has; it is due while it is lower than `version` (rule 30).
     recorded_version: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    forgotten_at: Mapped[datetime | None] = mapped_column(Moment)  # the collector has dropped its references
     __table_args__ = (
         # Identity (protocol rule 6): after an abort the same step can be begun anew. A branch off the line stands
         # beside the line's own, or pushing it would keep the newest attempt from adopting the step.
@@ -204,7 +226,16 @@ class Checkpoint(Table):
             sqlite_where=text("state = 'trashed'"),
             postgresql_where=text("state = 'trashed'"),
         ),
+        Index(
+            "ix_checkpoints_to_cool",
+            "tier_checked_at",
+            "id",
+            sqlite_where=text(TO_COOL),
+            postgresql_where=text(TO_COOL),
+        ),
+        Index("ix_checkpoints_thawed", "id", sqlite_where=text(THAWED), postgresql_where=text(THAWED)),
         Index("ix_checkpoints_to_record", "id", sqlite_where=text(TO_RECORD), postgresql_where=text(TO_RECORD)),
+        Index("ix_checkpoints_to_forget", "id", sqlite_where=text(TO_FORGET), postgresql_where=text(TO_FORGET)),
     )
 
 
@@ -261,6 +292,10 @@ class Chunk(Table):
 
 # What the service still has to read itself. A query that says exactly this can use the partial index.
 COPY_TO_READ = "state = 'suspect' OR (state = 'verified' AND proof = 'unproven')"
+# What the store may hold for us, likewise.
+COPY_LOCKED = "lock IS NOT NULL"
+# What was found bad and has not been collected: its store may still need another copy of the chunk.
+COPY_DAMAGED = "state = 'bad' AND bad_at IS NOT NULL"
 
 
 class Copy(Table):
@@ -288,12 +323,18 @@ class Copy(Table):
     storage_class: Mapped[str | None] = mapped_column(Text)  # null: the bucket's default, or a filesystem
     thaw_requested_at: Mapped[datetime | None] = mapped_column(Moment)
     readable_until: Mapped[datetime | None] = mapped_column(Moment)  # a thawed copy is cold again afterwards
-    lock: Mapped[dict[str, Any] | None] = mapped_column(Document)  # what the store was told to hold (Object Lock)
+    # A CopyLock, what the store was told of a hold (Object Lock); null: nothing. What may be locked is not deleted.
+    lock: Mapped[str | None] = mapped_column(Text)
+    # Once good and then found bad: when and what. Null for an upload that never arrived as announced.
+    bad_at: Mapped[datetime | None] = mapped_column(Moment)
+    finding: Mapped[str | None] = mapped_column(Text)
     __table_args__ = (
         UniqueConstraint("chunk_id", "store_id", "generation"),
         Index("ix_copies_project_id_state", "project_id", "state"),
         Index("ix_copies_store_id_state_verified_at", "store_id", "state", "verified_at"),
         Index("ix_copies_to_read", "id", sqlite_where=text(COPY_TO_READ), postgresql_where=text(COPY_TO_READ)),
+        Index("ix_copies_locked", "id", sqlite_where=text(COPY_LOCKED), postgresql_where=text(COPY_LOCKED)),
+        Index("ix_copies_damaged", "id", sqlite_where=text(COPY_DAMAGED), postgresql_where=text(COPY_DAMAGED)),
     )
 
 

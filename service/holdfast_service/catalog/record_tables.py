@@ -1,0 +1,70 @@
+"""The catalog's tables for what lies beside the data: which records are due, and which are written where (rule 30).
+
+checkpoints, record_subjects ── written_records ── stores
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, Text, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from holdfast_service.catalog.columns import Moment
+from holdfast_service.catalog.tables import Table
+
+# Whose record is older than what it speaks of. A query that says exactly this can use the partial index.
+SUBJECT_TO_RECORD = "recorded_version < version"
+
+
+class RecordSubject(Table):
+    """A project or a run that has a record beside the data. Checkpoints keep their version in their own row.
+
+    It stands apart from `projects` and `runs`: every write of a training job holds the run's row in share mode, so
+    nothing that happens often may write there.
+    """
+
+    __tablename__ = "record_subjects"
+    kind: Mapped[str] = mapped_column(Text, primary_key=True)  # project or run
+    subject_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    version: Mapped[int] = mapped_column(Integer, default=1)
+    recorded_version: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    __table_args__ = (
+        Index(
+            "ix_record_subjects_to_record",
+            "subject_id",
+            sqlite_where=text(SUBJECT_TO_RECORD),
+            postgresql_where=text(SUBJECT_TO_RECORD),
+        ),
+    )
+
+
+class WrittenRecord(Table):
+    """Which version of a record one store has. A row is made before the first write, so what may be there is known.
+
+    `name`: the newest document, to be taken away once a newer one is there. `removed_at`: the record is gone from the
+    store, and a later write of it counts for nothing.
+    """
+
+    __tablename__ = "written_records"
+    kind: Mapped[str] = mapped_column(Text, primary_key=True)  # project, run or checkpoint
+    subject_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    store_id: Mapped[int] = mapped_column(ForeignKey("stores.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    name: Mapped[str | None] = mapped_column(Text)
+    leased_until: Mapped[datetime | None] = mapped_column(Moment)
+    removed_at: Mapped[datetime | None] = mapped_column(Moment)
+    __table_args__ = (Index("ix_written_records_store_id_kind", "store_id", "kind"),)
+
+
+class FoundEncoding(Table):
+    """Only while a catalog is rebuilt: how an object of this size holds this chunk, as the records tell it. The store's
+    listing, which comes afterwards, knows sizes and no codecs."""
+
+    __tablename__ = "found_encodings"
+    project_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    digest: Mapped[str] = mapped_column(Text, primary_key=True)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    codec: Mapped[str] = mapped_column(Text)
+    stored_digest: Mapped[str] = mapped_column(Text)

@@ -1,0 +1,18 @@
+"""Every kind of operation, and the handler that carries it out. A verb registers its own by one line.
+
+A handler is `handler(context, run) -> dict`: it moves bytes outside of transactions, calls `run.progress` between two
+steps, may be begun again by another worker at any point, and returns the result as JSON values. What it raises becomes
+the operation's reason: a ProblemError or a StoreError says what to do, anything else is told as a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast_service.catalog.operation_run import OperationRun
+from holdfast_service.context import ServiceContext
+
+Handler = Callable[[ServiceContext, OperationRun], dict[str, Any]]
+
+OPERATION_KINDS: dict[str, Handler] = {}

@@ -1,0 +1,27 @@
+"""How fast a process reads copies back: trainers need the stores more than this does.
+
+One pace is shared by all who read in this process (proving, scrubbing, healing). Each piece takes its turn, so whoever
+reads gets the same share; a slower pace of one's own comes on top.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+
+class ReadingPace:
+    """Thread-safe. `spend` returns when the pieces so far would have taken this long at `bytes_per_second`."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._lock = threading.Lock()
+        self._free_at = float("-inf")
+
+    def spend(self, read_bytes: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            # Time that nobody used is not saved up: after a pause there is no burst.
+            self._free_at = max(self._free_at, now) + read_bytes / self._bytes_per_second
+            ahead = self._free_at - now
+        time.sleep(ahead)
