@@ -200,7 +200,7 @@ class TierPlanRow(Reply):
     moves_at: datetime | None = Field(description="From when on; in the past: it is due.")
     stays: str | None = Field(description="Why it stays hot.")
     moves_bytes: int = Field(
-        description="In the store, that move when this one does: of its chunks those that no other one keeps hot longer."
+        description="In the store, that move when this one does: of chunks that no other one keeps hot longer."
     )
 
 

@@ -364,6 +364,8 @@ def downgrade() -> None:
     for name, _ in COPY_COLUMNS:
         op.drop_column("copies", name)
     op.drop_index("ix_checkpoints_to_forget", table_name="checkpoints")
+    op.drop_index("ix_checkpoints_thawed", table_name="checkpoints")
+    op.drop_index("ix_checkpoints_to_cool", table_name="checkpoints")
     op.drop_index("ix_checkpoints_to_record", table_name="checkpoints")
     op.drop_index("ix_checkpoints_trashed_purge", table_name="checkpoints")
     for name in (*(name for name, _ in CHECKPOINT_COLUMNS), "recorded_version"):

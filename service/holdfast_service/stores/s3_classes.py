@@ -10,19 +10,15 @@ import base64
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
 from xml.etree import ElementTree
 
 from holdfast_protocol.tiers import ARCHIVED, StorageClass, ThawSpeed
 from holdfast_service.stores.base import (
     ObjectArchived,
-    ObjectFacts,
     ObjectKey,
-    ObjectMissing,
     StoreRefused,
     StoreUnavailable,
 )
