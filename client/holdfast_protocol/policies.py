@@ -21,6 +21,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.copies import CopyPolicy
 from holdfast_protocol.retention import RetentionPolicy
 
 
@@ -32,6 +33,7 @@ class PolicyKind(StrEnum):
 
 POLICY_MODELS: dict[PolicyKind, type[Request]] = {
     PolicyKind.RETENTION: RetentionPolicy,
+    PolicyKind.COPIES: CopyPolicy,
 }
 
 _SHOWN_ERRORS = 5

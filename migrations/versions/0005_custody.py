@@ -17,8 +17,9 @@ DOCUMENT = sa.JSON().with_variant(JSONB(), "postgresql")
 ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 TRASHED = sa.text("state = 'trashed'")
 LOCKED = sa.text("lock IS NOT NULL")
-DAMAGED = sa.text("state = 'bad' AND bad_at IS NOT NULL")
+DAMAGED = sa.text("state = 'bad' AND bad_at IS NOT NULL AND healed_at IS NULL")
 TO_COOL = sa.text("tier_wanted IS NOT NULL AND state = 'committed'")
+TO_COPY = sa.text("wanted AND complete_at IS NULL")
 THAWED = sa.text("thawed_until IS NOT NULL")
 TO_RECORD = sa.text("recorded_version < version AND state IN ('committed', 'trashed')")
 TO_FORGET = sa.text("state IN ('aborted', 'deleted') AND forgotten_at IS NULL")
@@ -69,6 +70,7 @@ COPY_COLUMNS = (
     ("lock", sa.Text()),
     ("bad_at", MOMENT),
     ("finding", sa.Text()),
+    ("healed_at", MOMENT),
 )
 
 
@@ -107,6 +109,7 @@ def upgrade() -> None:
     _holds()
     _operations()
     _audit_events()
+    _checkpoint_copies()
     _price_lists()
     _records()
     _scrub_totals()
@@ -246,6 +249,31 @@ def _audit_events() -> None:
         )
 
 
+def _checkpoint_copies() -> None:
+    op.create_table(
+        "checkpoint_copies",
+        sa.Column("checkpoint_id", sa.Text(), nullable=False),
+        sa.Column("store_id", ROW_ID, nullable=False),
+        sa.Column("wanted", sa.Boolean(), nullable=False),
+        sa.Column("policy_at", MOMENT, nullable=True),
+        sa.Column("checkpoint_version", sa.Integer(), nullable=False),
+        sa.Column("missing_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("complete_at", MOMENT, nullable=True),
+        sa.Column("retry_at", MOMENT, nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(["checkpoint_id"], ["checkpoints.id"], name="fk_checkpoint_copies_checkpoint_id"),
+        sa.ForeignKeyConstraint(["store_id"], ["stores.id"], name="fk_checkpoint_copies_store_id"),
+        sa.PrimaryKeyConstraint("checkpoint_id", "store_id", name="pk_checkpoint_copies"),
+    )
+    op.create_index(
+        "ix_checkpoint_copies_to_copy",
+        "checkpoint_copies",
+        ["store_id", "checkpoint_id"],
+        sqlite_where=TO_COPY,
+        postgresql_where=TO_COPY,
+    )
+
+
 def _price_lists() -> None:
     op.create_table(
         "price_lists",
@@ -349,6 +377,7 @@ def downgrade() -> None:
         op.drop_column("stores", name)
     for name in ("place", "rebuilding_from"):
         op.drop_column("catalog_identity", name)
+    op.drop_table("checkpoint_copies")
     # The version before cannot read what is cold, and never purges: what is in the trash stays there.
     op.drop_table("store_care")
     op.drop_table("collect_candidates")

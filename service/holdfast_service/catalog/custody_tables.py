@@ -201,6 +201,35 @@ class StoreCare(Table):
     sweep_token: Mapped[str | None] = mapped_column(Text)
 
 
+# What a second store lacks. A query that says exactly this can use the partial index.
+TO_COPY = "wanted AND complete_at IS NULL"
+
+
+class CheckpointCopy(Table):
+    """Whether one checkpoint is whole in one store beside the primary. A row is made soon after the commit, where a
+    policy asks for copies; `policy_at` and `checkpoint_version` say by which policy and which state it was judged."""
+
+    __tablename__ = "checkpoint_copies"
+    checkpoint_id: Mapped[str] = mapped_column(ForeignKey("checkpoints.id"), primary_key=True)
+    store_id: Mapped[int] = mapped_column(ForeignKey("stores.id"), primary_key=True)
+    wanted: Mapped[bool] = mapped_column(Boolean)
+    policy_at: Mapped[datetime | None] = mapped_column(Moment)
+    checkpoint_version: Mapped[int] = mapped_column(Integer)
+    missing_bytes: Mapped[int] = mapped_column(BigInteger)  # of its chunks, when it was last looked at
+    complete_at: Mapped[datetime | None] = mapped_column(Moment)
+    retry_at: Mapped[datetime | None] = mapped_column(Moment)  # not before: the last try failed
+    error: Mapped[str | None] = mapped_column(Text)
+    __table_args__ = (
+        Index(
+            "ix_checkpoint_copies_to_copy",
+            "store_id",
+            "checkpoint_id",
+            sqlite_where=text(TO_COPY),
+            postgresql_where=text(TO_COPY),
+        ),
+    )
+
+
 class PriceList(Table):
     """What a byte costs, by kind of store and storage class. The newest row counts; there are defaults without any."""
 
