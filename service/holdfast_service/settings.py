@@ -75,11 +75,11 @@ class ServiceSettings(BaseSettings):
         "`hold_` + 16 random hex digits + `_` + 64 random hex digits. For services that are not embedded.",
     )
     ticket_seconds: int = Field(
-        default=900, ge=10, le=7 * 86400, description="How long a ticket to upload or to read can be used."
+        default=900, ge=2, le=7 * 86400, description="How long a ticket to upload or to read can be used."
     )
     longest_upload_seconds: int = Field(
         default=3600,
-        ge=60,
+        ge=1,
         description="No upload that has begun takes longer; what nobody references is kept so long after its ticket.",
     )
     upload_idle_seconds: int = Field(
@@ -92,7 +92,7 @@ class ServiceSettings(BaseSettings):
         default=600.0, gt=0, description="The recommended time between two saves while nothing better is known."
     )
     read_lease_seconds: int = Field(
-        default=3600, ge=60, description="Nothing that is being read is purged for so long after the last ticket."
+        default=3600, ge=1, description="Nothing that is being read is purged for so long after the last ticket."
     )
     controller_interval_seconds: float = Field(
         default=5.0, gt=0, description="The pause between two rounds of background work."
@@ -105,6 +105,23 @@ class ServiceSettings(BaseSettings):
         default=120,
         ge=1,
         description="After so long without a sign of a killed process, another one goes on with its round or operation.",
+    )
+    collect_full_look_seconds: float = Field(
+        default=6 * 3600,
+        gt=0,
+        description="How often the collector looks at every copy; in between it looks at what lost a reference.",
+    )
+    sweep_interval_seconds: float = Field(
+        default=86400.0,
+        gt=0,
+        description="How often each store is listed and compared with the catalog, for objects that no row knows.",
+    )
+    sweep_most_percent: float = Field(
+        default=5.0,
+        ge=0,
+        le=100,
+        description="A sweep that would delete more than this share of a store or of a project deletes nothing and "
+        "says so; up to 20 objects and 1 GiB go in any case.",
     )
     prove_bytes_per_second: int = Field(
         default=100 * 1024 * 1024,

@@ -294,8 +294,8 @@ class Chunk(Table):
 COPY_TO_READ = "state = 'suspect' OR (state = 'verified' AND proof = 'unproven')"
 # What the store may hold for us, likewise.
 COPY_LOCKED = "lock IS NOT NULL"
-# What was found bad and has not been collected: its store may still need another copy of the chunk.
-COPY_DAMAGED = "state = 'bad' AND bad_at IS NOT NULL"
+# What was found bad and is not healed: its store may need another copy of the chunk.
+COPY_DAMAGED = "state = 'bad' AND bad_at IS NOT NULL AND healed_at IS NULL"
 
 
 class Copy(Table):
@@ -325,9 +325,11 @@ class Copy(Table):
     readable_until: Mapped[datetime | None] = mapped_column(Moment)  # a thawed copy is cold again afterwards
     # A CopyLock, what the store was told of a hold (Object Lock); null: nothing. What may be locked is not deleted.
     lock: Mapped[str | None] = mapped_column(Text)
-    # Once good and then found bad: when and what. Null for an upload that never arrived as announced.
+    # Once good and then found bad: when, what, and since when its store has another copy that was read. Null for an
+    # upload that never arrived as announced.
     bad_at: Mapped[datetime | None] = mapped_column(Moment)
     finding: Mapped[str | None] = mapped_column(Text)
+    healed_at: Mapped[datetime | None] = mapped_column(Moment)
     __table_args__ = (
         UniqueConstraint("chunk_id", "store_id", "generation"),
         Index("ix_copies_project_id_state", "project_id", "state"),
