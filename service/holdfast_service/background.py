@@ -15,9 +15,10 @@ import structlog
 
 import holdfast_service.collect.tick
 import holdfast_service.operations.tick
-import holdfast_service.prove.heal
-import holdfast_service.prove.tick
 import holdfast_service.reap.tick
+import holdfast_service.scrub.heal
+import holdfast_service.scrub.prove
+import holdfast_service.scrub.rescrub
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
@@ -45,8 +46,9 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
     return (
         Round("reap", interval, holdfast_service.reap.tick.tick),
         Round("stores", interval, _watch_stores),
-        Round("prove", interval, holdfast_service.prove.tick.tick),
-        Round("heal", interval * _HEAL_EVERY_ROUNDS, holdfast_service.prove.heal.tick),
+        Round("prove", interval, holdfast_service.scrub.prove.tick),
+        Round("scrub", interval, holdfast_service.scrub.rescrub.tick),
+        Round("heal", interval * _HEAL_EVERY_ROUNDS, holdfast_service.scrub.heal.tick),
         Round("operations", interval, holdfast_service.operations.tick.tick),
         Round("collect", interval * _COLLECT_EVERY_ROUNDS, holdfast_service.collect.tick.tick),
     )

@@ -14,9 +14,10 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
-import holdfast_service.prove.heal
-import holdfast_service.prove.tick
+import holdfast_service.scrub.heal
+import holdfast_service.scrub.prove
 from holdfast_protocol.states import CopyState, Proof, Scope
+from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.reread import Finding, claim, settle
 from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy, ReadLease
@@ -28,6 +29,7 @@ from tests.support.rank import Job, Refused, Save, answer, digest_of
 from tests.support.service import RunningService
 
 CONTENT = b"weights of rank 0" * 1000
+ACTOR = Actor.controller("test")
 
 
 def reads(service: RunningService, checkpoint_id: str, *contents: bytes, **body: Any) -> Any:
@@ -227,7 +229,7 @@ def test_two_reports_at_once_read_once(service: RunningService, saved: dict[str,
         report(service, saved["id"], CONTENT)
     assert refused.value.code == "busy"
     assert reads(service, saved["id"], CONTENT)["chunks"][0]["kind"] == "http", "a suspect copy can still be read"
-    assert settle(service.context, held, Finding.GOOD) == []
+    assert settle(service.context, held, Finding.GOOD, ACTOR) == []
     assert report(service, saved["id"], CONTENT)["readable"] is True
 
 
@@ -238,7 +240,7 @@ def test_a_lease_that_was_lost_settles_nothing(service: RunningService, saved: d
         slow = claim(session, chunk, copy, database_now(session) + timedelta(seconds=60), suspect=True)
     clock.advance(61)
     assert report(service, saved["id"], CONTENT)["readable"] is True
-    assert settle(service.context, slow, Finding.WRONG_BYTES) is None
+    assert settle(service.context, slow, Finding.WRONG_BYTES, ACTOR) is None
     assert health_of(service, saved["id"])[0] == "ok"
 
 
@@ -252,12 +254,12 @@ def test_the_prover_reads_what_nobody_has_hashed(service: RunningService, job: J
     good, bad = job.save(100, content=b"good bytes"), job.save(200, content=CONTENT)
     make_unproven(service)
     flip_a_byte(object_file(service, CONTENT))
-    found = holdfast_service.prove.tick.tick(service.context)
+    found = holdfast_service.scrub.prove.tick(service.context)
     assert (found.good, found.bad, found.corrupt_checkpoints) == (3, 1, (bad["id"],))
     assert copies_of(service, b"good bytes") == [(CopyState.VERIFIED, Proof.READ)]
     assert copies_of(service, CONTENT) == [(CopyState.BAD, Proof.UNPROVEN)]
     assert health_of(service, good["id"])[0] == "ok"
-    assert holdfast_service.prove.tick.tick(service.context) == holdfast_service.prove.tick.ProveReport()
+    assert holdfast_service.scrub.prove.tick(service.context) == holdfast_service.scrub.prove.ProveReport()
 
 
 @pytest.mark.rule("protocol-14")
@@ -267,7 +269,7 @@ def test_another_attempt_relies_on_a_copy_only_after_the_service_has_read_it(
     make_unproven(service)
     later = Job(service.http(), after=1).begin(200)
     assert later.negotiate(0, [CONTENT])["chunks"][0]["status"] == "upload"
-    holdfast_service.prove.tick.tick(service.context)
+    holdfast_service.scrub.prove.tick(service.context)
     newest = Job(service.http(), after=2).begin(300)
     assert newest.negotiate(0, [CONTENT])["chunks"][0]["status"] == "present"
     assert saved["state"] == "committed"
@@ -287,11 +289,11 @@ def test_the_prover_puts_off_what_the_store_cannot_give(
         return real(key)
 
     monkeypatch.setattr(service.context.store, "open_read", first_one_fails)
-    with pytest.raises(StoreUnavailable):
-        holdfast_service.prove.tick.tick(service.context)
-    assert holdfast_service.prove.tick.tick(service.context).good == 1, "the other one is not held up"
+    put_off = holdfast_service.scrub.prove.tick(service.context)
+    assert (put_off.done, put_off.failed, put_off.error) == (0, 1, "primary store: no answer")
+    assert holdfast_service.scrub.prove.tick(service.context).good == 1, "the other one is not held up"
     clock.advance(31)
-    assert holdfast_service.prove.tick.tick(service.context).good == 1
+    assert holdfast_service.scrub.prove.tick(service.context).good == 1
 
 
 def test_a_corrupt_checkpoint_is_healed_by_the_same_bytes_sent_anew(service: RunningService, job: Job) -> None:
@@ -299,9 +301,9 @@ def test_a_corrupt_checkpoint_is_healed_by_the_same_bytes_sent_anew(service: Run
     object_file(service, CONTENT).unlink()
     report(service, lost["id"], CONTENT, "missing")
     assert health_of(service, lost["id"])[0] == "corrupt"
-    assert holdfast_service.prove.heal.tick(service.context).healed == ()
+    assert holdfast_service.scrub.heal.tick(service.context).healed_checkpoints == ()
     assert job.save(200, content=CONTENT)["state"] == "committed"
-    assert holdfast_service.prove.heal.tick(service.context).healed == (lost["id"],)
+    assert holdfast_service.scrub.heal.tick(service.context).healed_checkpoints == (lost["id"],)
     assert health_of(service, lost["id"]) == ("ok", None)
     assert reads(service, lost["id"], CONTENT)["chunks"][0]["kind"] == "http"
 
@@ -314,7 +316,7 @@ def test_what_was_in_quarantine_goes_back_there_when_it_is_whole_again(service: 
     object_file(service, CONTENT).unlink()
     assert report(service, lost["id"], CONTENT, "missing")["corrupt_checkpoints"] == [lost["id"]]
     job.save(200, content=CONTENT)
-    holdfast_service.prove.heal.tick(service.context)
+    holdfast_service.scrub.heal.tick(service.context)
     assert health_of(service, lost["id"]) == ("quarantined", "loss spike (see #12)")
 
 
@@ -360,7 +362,7 @@ def test_a_checkpoint_that_commits_while_its_chunk_is_found_lost_is_marked_too(s
     with ThreadPoolExecutor(1) as other:
         with service.context.database.transaction() as committing:
             row = committing.execute(select(Checkpoint).where(Checkpoint.id == save.id).with_for_update()).scalar_one()
-            settled = other.submit(settle, service.context, claimed, Finding.MISSING)
+            settled = other.submit(settle, service.context, claimed, Finding.MISSING, ACTOR)
             # It usually comes to wait for the lock meanwhile; the outcome is the same if it does not.
             wait([settled], timeout=0.5)
             row.state, row.committed_at, row.digest = "committed", database_now(committing), "0" * 64

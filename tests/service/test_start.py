@@ -11,7 +11,7 @@ from sqlalchemy import select, text
 from sqlalchemy.pool import QueuePool
 
 import holdfast_service.collect.tick
-import holdfast_service.prove.tick
+import holdfast_service.scrub.prove
 from holdfast_protocol.states import CopyState
 from holdfast_service.catalog.epoch import NotCheckedError, adopt_store, raise_epoch
 from holdfast_service.catalog.store_row import MARKER_NAME
@@ -118,7 +118,7 @@ def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and
         assert holdfast_service.collect.tick.tick(service.context).deleted_copies == 0
         with pytest.raises(NotCheckedError):
             adopt_store(service.context.database, service.context.store, service.context.store_id)
-        holdfast_service.prove.tick.tick(service.context)
+        holdfast_service.scrub.prove.tick(service.context)
         adopt_store(service.context.database, service.context.store, service.context.store_id)
         with service.context.database.read() as session:
             assert CopyState.SUSPECT not in set(session.scalars(select(Copy.state)))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from sqlalchemy import CompoundSelect, exists, select, union
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, CompoundSelect, exists, or_, select, union
+from sqlalchemy.orm import Session, aliased
 
-from holdfast_protocol.states import CheckpointState, Health
+from holdfast_protocol.states import CheckpointState, Health, Proof
+from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.copies import keeps_whole
-from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk
+from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
 
 _NEEDING = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 _COVERED = re.compile(r" \(Before that: (?P<health>diverged|quarantined): (?P<reason>.*)\)\Z", re.DOTALL)
@@ -54,7 +55,7 @@ def lock_users(session: Session, chunk_id: int) -> set[str]:
     return ids
 
 
-def mark_users(session: Session, chunk_id: int, store_ids: Collection[int], why: str) -> list[str]:
+def mark_users(session: Session, chunk_id: int, store_ids: Collection[int], why: str, *, actor: Actor) -> list[str]:
     """Marks each committed checkpoint that needs the chunk and has no copy to rely on in any of these stores; the ids
     of those marked so.
 
@@ -74,9 +75,8 @@ def mark_users(session: Session, chunk_id: int, store_ids: Collection[int], why:
     ).all()
     for checkpoint in rows:
         if checkpoint.health != Health.CORRUPT:
-            checkpoint.health_reason = corrupt_reason(why, Health(checkpoint.health), checkpoint.health_reason)
-            checkpoint.health = Health.CORRUPT
-            checkpoint.version += 1
+            reason = corrupt_reason(why, Health(checkpoint.health), checkpoint.health_reason)
+            _set_health(session, checkpoint, Health.CORRUPT, reason, actor=actor, action="checkpoint.mark_corrupt")
     return [checkpoint.id for checkpoint in rows]
 
 
@@ -94,15 +94,20 @@ def _users(chunk_id: int) -> CompoundSelect[tuple[str]]:
     return union(sealed, negotiated)
 
 
-def heal_if_whole(session: Session, checkpoint_id: str, store_ids: Collection[int]) -> bool:
-    """Takes the mark away if every chunk has a copy to rely on. Whether it did."""
+def heal_if_whole(session: Session, checkpoint_id: str, store_ids: Collection[int], *, actor: Actor) -> bool:
+    """Takes the mark away if every chunk has a copy to rely on, one that was read since damage was found. Whether it
+    did."""
     checkpoint = session.execute(
         select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
         execution_options={"populate_existing": True},
     ).scalar_one()
     if checkpoint.health != Health.CORRUPT or checkpoint.state not in _NEEDING:
         return False
-    kept = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, keeps_whole(store_ids, checkpoint.attempt_id))
+    kept = exists().where(
+        Copy.chunk_id == ChunkListEntry.chunk_id,
+        keeps_whole(store_ids, checkpoint.attempt_id),
+        read_since_damage(),
+    )
     lost = session.scalar(
         select(ChunkListEntry.chunk_id)
         .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
@@ -112,6 +117,48 @@ def heal_if_whole(session: Session, checkpoint_id: str, store_ids: Collection[in
     if lost is not None:
         return False
     health, reason = health_once_whole(checkpoint.health_reason)
+    _set_health(session, checkpoint, health, reason, actor=actor, action="checkpoint.heal")
+    return True
+
+
+def read_since_damage(copy: type[Copy] = Copy) -> ColumnElement[bool]:
+    """Over `copies`: its chunk was never found damaged, or the service has read this copy since the last time.
+
+    A copy that was sent anew is good enough for its own checkpoint at once, as ever; but others are only said to be
+    whole again when its bytes were seen.
+    """
+    damaged = aliased(Copy)
+    return ~exists().where(
+        damaged.chunk_id == copy.chunk_id,
+        damaged.bad_at.is_not(None),
+        or_(copy.proof.is_(None), copy.proof != Proof.READ, copy.verified_at <= damaged.bad_at),
+    )
+
+
+def needed_by_a_checkpoint(copy: type[Copy] = Copy) -> ColumnElement[bool]:
+    """Over `copies`: a checkpoint that is there, in the trash, or about to commit needs the chunk."""
+    return exists().where(
+        ChunkListEntry.chunk_id == copy.chunk_id,
+        ChunkListEntry.chunk_list_id == Shard.chunk_list_id,
+        Shard.checkpoint_id == Checkpoint.id,
+        Checkpoint.state.in_((*_NEEDING, CheckpointState.UPLOADING)),
+    )
+
+
+def _set_health(
+    session: Session, checkpoint: Checkpoint, health: Health, reason: str | None, *, actor: Actor, action: str
+) -> None:
+    before = {"health": checkpoint.health, "health_reason": checkpoint.health_reason}
     checkpoint.health, checkpoint.health_reason = health.value, reason
     checkpoint.version += 1
-    return True
+    record_event(
+        session,
+        actor,
+        action,
+        project_id=session.scalar(select(Run.project_id).where(Run.id == checkpoint.run_id)),
+        run_id=checkpoint.run_id,
+        checkpoint_id=checkpoint.id,
+        reason=reason,
+        before=before,
+        after={"health": checkpoint.health, "health_reason": reason},
+    )

@@ -1,10 +1,12 @@
-"""The service reads a copy's bytes itself: after a client's report, and for copies that nobody has hashed yet.
+"""The service reads a copy's bytes itself: after a client's report, where nobody has hashed it yet, and to scrub.
 
     claim (a lease on the copy's row) -> read_back (no transaction, 1 MiB at a time) -> settle (only with that lease)
 
-What is stored encoded is decoded on the way, as a reader would: only that proves that it is the chunk.
+A copy is read from its own store. What is stored encoded is decoded on the way, as a reader would: only that proves
+that it is the chunk.
 
-A store that does not answer proves nothing: then the lease is given back and nothing is marked (protocol rule 22).
+A store that does not answer, or is not this catalog's, proves nothing: then the lease is given back and nothing is
+marked (protocol rule 22).
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.decoding import DecodeError, decode
 from holdfast_protocol.states import CopyState, Proof
+from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.corruption import lock_users, mark_users, users_of
 from holdfast_service.catalog.store_row import ForeignStoreError, read_marker
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
-from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, StoreUnavailable
+from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store, StoreUnavailable
+
+READABLE = (CopyState.VERIFIED, CopyState.SUSPECT)
+"""What can be read back. What is cold must be thawed first."""
 
 
 class Finding(StrEnum):
@@ -45,10 +51,12 @@ class Claim:
 
     copy_id: int
     chunk_id: int
+    store_id: int
     digest: str
     chunk_bytes: int
     key: ObjectKey
     codec: Codec
+    stored_digest: str
     stored_bytes: int
     state_before: CopyState
     leased_until: datetime
@@ -64,10 +72,12 @@ def claim(session: Session, chunk: Chunk, copy: Copy, leased_until: datetime, *,
     return Claim(
         copy_id=copy.id,
         chunk_id=chunk.id,
+        store_id=copy.store_id,
         digest=chunk.digest,
         chunk_bytes=chunk.bytes,
         key=object_key(copy.project_id, chunk.digest, copy),
         codec=Codec(copy.codec),
+        stored_digest=copy.stored_digest,
         stored_bytes=copy.stored_bytes,
         state_before=before,
         leased_until=leased_until,
@@ -75,15 +85,44 @@ def claim(session: Session, chunk: Chunk, copy: Copy, leased_until: datetime, *,
 
 
 def read_back(context: ServiceContext, claimed: Claim, on_bytes: Callable[[int], None] = lambda _: None) -> Finding:
-    """Reads the copy and compares size and SHA-256. Raises StoreError if the store cannot tell.
+    """Reads the copy and compares size and SHA-256. Raises StoreError if its store cannot tell, or is not attached.
 
     `on_bytes` is told of each piece's size, and may slow the reading down.
     """
+    store = store_of_copy(context, claimed)
+    finding = _read(store, claimed, on_bytes)
+    if finding is not Finding.GOOD:
+        refuse_wrong_store(context, store)
+    return finding
+
+
+def store_of_copy(context: ServiceContext, claimed: Claim) -> Store:
+    """Raises StoreUnavailable for a store that this process does not have."""
+    store = context.store_of(claimed.store_id)
+    if store is None:
+        raise StoreUnavailable("the copy's store is not attached to this service")
+    return store
+
+
+def refuse_wrong_store(context: ServiceContext, store: Store) -> None:
+    """Nothing is in an unmounted folder, and other bytes are in another's bucket: that is no finding about a copy.
+
+    Raises StoreUnavailable.
+    """
+    try:
+        ours = read_marker(store).catalog_id == context.catalog_id
+    except (ObjectMissing, ForeignStoreError):
+        ours = False
+    if not ours:
+        raise StoreUnavailable("the store does not hold this catalog's marker: is its disk or bucket mounted?")
+
+
+def _read(store: Store, claimed: Claim, on_bytes: Callable[[int], None]) -> Finding:
     digest, size = hashlib.sha256(), 0
 
     def stored() -> Iterator[bytes]:
         nonlocal size
-        for piece in context.store.open_read(claimed.key):
+        for piece in store.open_read(claimed.key):
             size += len(piece)
             on_bytes(len(piece))
             yield piece
@@ -100,7 +139,6 @@ def read_back(context: ServiceContext, claimed: Claim, on_bytes: Callable[[int],
     except DecodeError:
         return Finding.NOT_DECODABLE
     except ObjectMissing:
-        _refuse_wrong_store(context)
         return Finding.MISSING
     except ObjectMismatch:
         return Finding.WRONG_SIZE
@@ -109,14 +147,14 @@ def read_back(context: ServiceContext, claimed: Claim, on_bytes: Callable[[int],
     return Finding.GOOD if digest.hexdigest() == claimed.digest else Finding.WRONG_BYTES
 
 
-def settle(context: ServiceContext, claimed: Claim, finding: Finding) -> list[str] | None:
+def settle(context: ServiceContext, claimed: Claim, finding: Finding, actor: Actor) -> list[str] | None:
     """Writes down what was found; the ids of the checkpoints that are corrupt by it. None: the lease was lost.
 
     Where a chunk has several copies, the good ones are settled first: they keep its checkpoints from being marked.
     """
     while True:
         try:
-            return context.database.run(lambda session: _settle(session, context, claimed, finding))
+            return context.database.run(lambda session: _settle(session, context, claimed, finding, actor=actor))
         except _UsedMeanwhileError:
             continue
 
@@ -135,31 +173,34 @@ class _UsedMeanwhileError(Exception):
     """Somebody began to use the chunk before it was locked. Now it is known who; the next try locks them too."""
 
 
-def _settle(session: Session, context: ServiceContext, claimed: Claim, finding: Finding) -> list[str] | None:
+def _settle(
+    session: Session, context: ServiceContext, claimed: Claim, finding: Finding, *, actor: Actor
+) -> list[str] | None:
     users = lock_users(session, claimed.chunk_id) if finding is not Finding.GOOD else set()
     session.execute(select(Chunk.id).where(Chunk.id == claimed.chunk_id).with_for_update())
     copy = session.execute(
         select(Copy).where(Copy.id == claimed.copy_id).with_for_update(),
         execution_options={"populate_existing": True},
     ).scalar_one()
-    if copy.leased_until != claimed.leased_until:
+    if copy.leased_until != claimed.leased_until or copy.state not in READABLE:
         return None
     copy.leased_until = None
+    now = database_now(session)
     if finding is Finding.GOOD:
-        copy.state, copy.proof, copy.verified_at = CopyState.VERIFIED, Proof.READ, database_now(session)
+        copy.state, copy.proof, copy.verified_at = CopyState.VERIFIED, Proof.READ, now
         return []
     if users_of(session, claimed.chunk_id) - users:
         raise _UsedMeanwhileError
-    copy.state = CopyState.BAD
+    copy.state, copy.bad_at, copy.finding = CopyState.BAD, now, finding.value
+    record_event(
+        session,
+        actor,
+        "copy.bad",
+        project_id=copy.project_id,
+        reason=f"The copy {finding.value}.",
+        before={"state": claimed.state_before.value},
+        after={"state": copy.state, "chunk": claimed.digest, "copy": copy.id, "store": copy.store_id},
+    )
     session.flush()
-    return mark_users(session, claimed.chunk_id, context.store_ids, f"The chunk {claimed.digest} {finding.value}.")
-
-
-def _refuse_wrong_store(context: ServiceContext) -> None:
-    """Nothing is in an unmounted folder or in another's bucket: that is no finding about this object."""
-    try:
-        ours = read_marker(context.store).catalog_id == context.catalog_id
-    except (ObjectMissing, ForeignStoreError):
-        ours = False
-    if not ours:
-        raise StoreUnavailable("the store does not hold this catalog's marker: is its disk or bucket mounted?")
+    why = f"The chunk {claimed.digest} {finding.value}."
+    return mark_users(session, claimed.chunk_id, context.store_ids, why, actor=actor)

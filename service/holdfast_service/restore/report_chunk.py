@@ -12,6 +12,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restore import ChunkVerdict, ReportChunk
 from holdfast_protocol.states import CopyState
 from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.corruption import lock_users, mark_users
 from holdfast_service.catalog.readable import refuse_unless_whole
 from holdfast_service.catalog.reread import Claim, Finding, claim, let_go, read_back, settle
@@ -39,7 +40,7 @@ def report_chunk(context: ServiceContext, caller: Principal, checkpoint_id: str,
     findings = _read_back_all(context, claims)
     corrupt: set[str] = set()
     for claimed, finding in sorted(findings.items(), key=lambda item: item[1] is not Finding.GOOD):
-        corrupt.update(settle(context, claimed, finding) or [])
+        corrupt.update(settle(context, claimed, finding, Actor.person(caller)) or [])
     if not claims:
         corrupt.update(_mark_without_copies(context, caller, checkpoint_id, digest))
     readable = Finding.GOOD in findings.values()
@@ -99,6 +100,7 @@ def _mark_without_copies(context: ServiceContext, caller: Principal, checkpoint_
         project, _, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
         chunk = chunks_of_checkpoint(session, project.id, checkpoint, [digest])[digest]
         lock_users(session, chunk.id)
-        return mark_users(session, chunk.id, context.store_ids, f"The chunk {digest} has no copy left.")
+        why = f"The chunk {digest} has no copy left."
+        return mark_users(session, chunk.id, context.store_ids, why, actor=Actor.person(caller))
 
     return context.database.run(mark)

@@ -1,0 +1,197 @@
+"""A round of healing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
+
+What is bad is healed from any store that has a good copy (mend_chunk.py), or by whoever sends the same digest anew. A
+mark is taken back only when every chunk of the checkpoint that was ever found damaged has a copy that was read since.
+The rotten copy itself is left to the collector.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import structlog
+from sqlalchemy import func, select, text, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CopyState
+from holdfast_service.catalog.copies import keeps_whole
+from holdfast_service.catalog.copying import LeaseOverError, StoreFailedError
+from holdfast_service.catalog.corruption import heal_if_whole, needed_by_a_checkpoint, read_since_damage
+from holdfast_service.catalog.reread import Claim, claim, let_go
+from holdfast_service.catalog.rounds import Backlog, RoundReport
+from holdfast_service.catalog.tables import COPY_DAMAGED, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.scrub.mend_chunk import HEAL, Damaged, Mended, claim_damaged, mend
+from holdfast_service.scrub.read_copies import BATCH, LEASE, is_free, read_one
+from holdfast_service.scrub.tally import Tally, keep_totals, total_of
+from holdfast_service.stores.base import StoreError
+
+# What cannot be healed now is looked at again, and does not hold up the others.
+_AGAIN_AFTER = timedelta(minutes=1)
+
+_log = structlog.get_logger("holdfast.scrub")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealReport(RoundReport):
+    """`lost_copies`: no store has a good one to heal them from now."""
+
+    healed_copies: int = 0
+    lost_copies: int = 0
+    read_bytes: int = 0
+    healed_checkpoints: tuple[str, ...] = ()
+    corrupt_checkpoints: tuple[str, ...] = ()
+
+
+@dataclass
+class _Round:
+    by_store: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    lost: int = 0
+    failed: int = 0
+    error: str | None = None
+
+    def fail(self, error: Exception) -> None:
+        self.failed += 1
+        self.error = str(error)
+        _log.warning("not_healed", reason=str(error))
+
+
+def tick(context: ServiceContext) -> HealReport:
+    """Heals for about one interval, or until nothing is due."""
+    doing = _Round()
+    healed: list[str] = []
+    try:
+        _mend_what_is_due(context, doing)
+        for checkpoint_id in _corrupt(context):
+            if context.stopping.is_set():
+                break
+            if _unmark(context, checkpoint_id, doing):
+                healed.append(checkpoint_id)
+    finally:
+        keep_totals(context.database, doing.by_store)
+    total = total_of(doing.by_store)
+    return HealReport(
+        done=total.healed + len(healed),
+        failed=doing.failed,
+        error=doing.error,
+        healed_copies=total.healed,
+        lost_copies=doing.lost,
+        read_bytes=total.read_bytes,
+        healed_checkpoints=tuple(healed),
+        corrupt_checkpoints=tuple(sorted(total.marked)),
+    )
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    free = is_free(database_now(session))
+    due, leased, oldest = session.execute(
+        select(func.count().filter(free), func.count().filter(~free), func.min(Copy.bad_at)).where(
+            text(f"({COPY_DAMAGED})"), Copy.store_id.in_(context.store_ids), needed_by_a_checkpoint()
+        )
+    ).one()
+    return Backlog(due, leased, oldest)
+
+
+def _mend_what_is_due(context: ServiceContext, doing: _Round) -> None:
+    ends_at = time.monotonic() + context.settings.controller_interval_seconds
+    store_ids = set(context.store_ids)
+    while store_ids and time.monotonic() < ends_at and not context.stopping.is_set():
+        damaged = context.database.run(lambda session: _claim_one(session, store_ids))
+        if damaged is None:
+            return
+        try:
+            mended = mend(context, damaged, context.reading_pace.spend, doing.by_store[damaged.store_id])
+        except StoreFailedError as error:
+            doing.fail(error)
+            store_ids.discard(error.store_id)
+        except StoreError as error:
+            doing.fail(error)
+            store_ids.discard(damaged.store_id)
+        except LeaseOverError as error:
+            doing.fail(error)
+        else:
+            if mended is Mended.HEALED:
+                continue
+            doing.lost += mended is Mended.LOST
+        _put_off(context, damaged)
+
+
+def _claim_one(session: Session, store_ids: set[int]) -> Damaged | None:
+    copy = session.scalars(
+        select(Copy)
+        .where(
+            # The text of the partial index, so that it is used.
+            text(f"({COPY_DAMAGED})"),
+            Copy.store_id.in_(store_ids),
+            is_free(database_now(session)),
+            needed_by_a_checkpoint(),
+        )
+        .order_by(Copy.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    ).one_or_none()
+    return None if copy is None else claim_damaged(session, copy)
+
+
+def _put_off(context: ServiceContext, damaged: Damaged) -> None:
+    with context.database.transaction() as session:
+        session.execute(
+            update(Copy)
+            .where(Copy.id == damaged.copy_id, Copy.leased_until == damaged.leased_until)
+            .values(leased_until=database_now(session) + _AGAIN_AFTER)
+        )
+
+
+def _corrupt(context: ServiceContext) -> list[str]:
+    with context.database.read() as session:
+        # The text of the partial index, so that it is used.
+        return list(
+            session.scalars(select(Checkpoint.id).where(text("health = 'corrupt'")).order_by(Checkpoint.id)).all()
+        )
+
+
+def _unmark(context: ServiceContext, checkpoint_id: str, doing: _Round) -> bool:
+    """Reads what keeps its damaged chunks and was not read since, then takes the mark away if all of them are there."""
+    while claims := context.database.run(lambda session: _claim_unread(session, context, checkpoint_id)):
+        for position, claimed in enumerate(claims):
+            try:
+                doing.by_store[claimed.store_id].add(read_one(context, claimed, HEAL, context.reading_pace.spend))
+            except StoreError as error:
+                for left in claims[position:]:
+                    let_go(context, left)
+                doing.fail(error)
+                return False
+    with context.database.transaction() as session:
+        return heal_if_whole(session, checkpoint_id, context.store_ids, actor=HEAL)
+
+
+def _claim_unread(session: Session, context: ServiceContext, checkpoint_id: str) -> list[Claim]:
+    """A batch of the copies that would keep it whole if only they were read: of chunks that have no other that was."""
+    attempt_id = session.scalar(select(Checkpoint.attempt_id).where(Checkpoint.id == checkpoint_id))
+    if attempt_id is None:
+        return []
+    lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
+    chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
+    whole = keeps_whole(context.store_ids, attempt_id)
+    read = select(Copy.chunk_id).where(Copy.chunk_id.in_(chunks), whole, read_since_damage()).correlate(None)
+    now = database_now(session)
+    rows = session.execute(
+        select(Copy, Chunk)
+        .join(Chunk, Chunk.id == Copy.chunk_id)
+        .where(
+            Copy.chunk_id.in_(chunks),
+            Copy.state == CopyState.VERIFIED,
+            whole,
+            ~read_since_damage(),
+            Copy.chunk_id.not_in(read),
+            is_free(now),
+        )
+        .order_by(Copy.id)
+        .limit(BATCH)
+        .with_for_update(of=Copy, skip_locked=True)
+    ).all()
+    return [claim(session, chunk, copy, now + LEASE, suspect=False) for copy, chunk in rows]

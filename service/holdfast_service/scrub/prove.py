@@ -1,0 +1,49 @@
+"""A round of proving: reads the copies that nobody but their client has hashed, and those that were left suspect
+(protocol rule 14).
+
+Afterwards a copy is `read`, and other attempts may rely on it; or it is bad, and the checkpoints that need it and have
+no other are marked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from holdfast_service.catalog.audit import Actor
+from holdfast_service.catalog.rounds import Backlog, RoundReport
+from holdfast_service.catalog.tables import COPY_TO_READ, Copy
+from holdfast_service.context import ServiceContext
+from holdfast_service.scrub.read_copies import Due, backlog_of, read_due
+from holdfast_service.scrub.tally import total_of
+
+# The text of the partial index, so that it is used.
+_DUE = Due(lambda _now: text(f"({COPY_TO_READ})"), Copy.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProveReport(RoundReport):
+    good: int = 0
+    bad: int = 0
+    read_bytes: int = 0
+    corrupt_checkpoints: tuple[str, ...] = ()
+
+
+def tick(context: ServiceContext) -> ProveReport:
+    reading = read_due(context, Actor.controller("prove"), _DUE, context.reading_pace.spend)
+    total = total_of(reading.by_store)
+    return ProveReport(
+        done=total.settled,
+        failed=reading.failed,
+        error=reading.error,
+        good=total.good,
+        bad=total.bad + total.missing,
+        read_bytes=total.read_bytes,
+        corrupt_checkpoints=tuple(sorted(total.marked)),
+    )
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    return backlog_of(session, context, _DUE)

@@ -1,0 +1,102 @@
+"""A round of scrubbing: reads and hashes again what was proven long ago, the longest unread first.
+
+Every copy is read once in HOLDFAST_SCRUB_DAYS, at HOLDFAST_SCRUB_BYTES_PER_SECOND at most, and within what the process
+reads back at all. A copy comes due a little before its time, by up to a fifth and by its number: so what was written in
+one burst does not come due in one burst, and each day has its share.
+
+Cold copies cannot be read and are left out, and so is what was thawed and is cold again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CopyState
+from holdfast_service.catalog.audit import Actor
+from holdfast_service.catalog.copies import PROVEN
+from holdfast_service.catalog.rounds import Backlog, RoundReport
+from holdfast_service.catalog.tables import Copy
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.reading_pace import ReadingPace
+from holdfast_service.scrub.read_copies import Due, backlog_of, read_due
+from holdfast_service.scrub.tally import total_of
+
+_SLOTS = 8
+_EARLIEST = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScrubReport(RoundReport):
+    good: int = 0
+    bad: int = 0
+    missing: int = 0
+    read_bytes: int = 0
+    corrupt_checkpoints: tuple[str, ...] = ()
+    oldest_seconds: float | None = None
+
+
+def tick(context: ServiceContext) -> ScrubReport:
+    if not context.settings.scrub_days:
+        return ScrubReport()
+    own = ReadingPace(context.settings.scrub_bytes_per_second)
+
+    def spend(count: int) -> None:
+        own.spend(count)
+        context.reading_pace.spend(count)
+
+    reading = read_due(context, Actor.controller("scrub"), _due(context), spend)
+    total = total_of(reading.by_store)
+    with context.database.read() as session:
+        oldest = oldest_seconds(session, context)
+    return ScrubReport(
+        done=total.settled,
+        failed=reading.failed,
+        error=reading.error,
+        good=total.good,
+        bad=total.bad,
+        missing=total.missing,
+        read_bytes=total.read_bytes,
+        corrupt_checkpoints=tuple(sorted(total.marked)),
+        oldest_seconds=max(oldest.values(), default=None),
+    )
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    if not context.settings.scrub_days:
+        return Backlog(0)
+    return backlog_of(session, context, _due(context), timedelta(days=context.settings.scrub_days))
+
+
+def oldest_seconds(session: Session, context: ServiceContext) -> dict[int, float]:
+    """By store id: how long ago the copy was read, or proven by its upload, that has waited the longest."""
+    now = database_now(session)
+    rows = session.execute(
+        select(Copy.store_id, func.min(Copy.verified_at))
+        .where(Copy.store_id.in_(context.store_ids), Copy.state == CopyState.VERIFIED)
+        .group_by(Copy.store_id)
+    )
+    return {store_id: max(0.0, (now - oldest).total_seconds()) for store_id, oldest in rows if oldest is not None}
+
+
+def _due(context: ServiceContext) -> Due:
+    whole = timedelta(days=context.settings.scrub_days)
+
+    def condition(now: datetime) -> ColumnElement[bool]:
+        slots = [
+            and_(Copy.id % _SLOTS == slot, Copy.verified_at <= now - whole * (1 - _EARLIEST * slot / (_SLOTS - 1)))
+            for slot in range(_SLOTS)
+        ]
+        return and_(
+            Copy.state == CopyState.VERIFIED,
+            Copy.proof.in_(PROVEN),
+            Copy.verified_at <= now - whole * (1 - _EARLIEST),  # what the index can be asked
+            or_(*slots),
+            or_(Copy.readable_until.is_(None), Copy.readable_until > now),
+        )
+
+    return Due(condition, Copy.verified_at)
