@@ -8,6 +8,8 @@ newest healthy checkpoint stays.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -89,3 +91,45 @@ PRESETS: dict[str, RetentionPolicy] = {
         keep_within="6h", keep_within_daily="7d", keep_within_weekly="3m", keep_labels=["milestone"]
     ),
 }
+
+
+class ReasonKind(StrEnum):
+    """Why a checkpoint stays or expires. Those of rules have the rule's name."""
+
+    KEEP_LAST = "keep_last"
+    KEEP_HOURLY = "keep_hourly"
+    KEEP_DAILY = "keep_daily"
+    KEEP_WEEKLY = "keep_weekly"
+    KEEP_MONTHLY = "keep_monthly"
+    KEEP_YEARLY = "keep_yearly"
+    KEEP_WITHIN = "keep_within"
+    KEEP_WITHIN_HOURLY = "keep_within_hourly"
+    KEEP_WITHIN_DAILY = "keep_within_daily"
+    KEEP_WITHIN_WEEKLY = "keep_within_weekly"
+    KEEP_WITHIN_MONTHLY = "keep_within_monthly"
+    KEEP_WITHIN_YEARLY = "keep_within_yearly"
+    KEEP_EVERY_STEPS = "keep_every_steps"
+    KEEP_BEST = "keep_best"
+    KEEP_LABELS = "keep_labels"
+    METRIC_MISSING = "metric_missing"
+    """A metric of keep_best is missing or not finite: it cannot be judged."""
+    UPLOADING = "uploading"
+    RESTORE_POINT = "restore_point"
+    NEWEST_HEALTHY = "newest_healthy"
+    RESUMED_FROM = "resumed_from"
+    BEING_READ = "being_read"
+    PINNED = "pinned"
+    HELD = "held"
+    NO_POLICY = "no_policy"
+    NO_RULE = "no_rule"
+    """The only reason to expire."""
+    CHANGED = "changed"
+    """It was changed between the look at it and its lock; look again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """For programs, and in words."""
+
+    kind: ReasonKind
+    detail: str

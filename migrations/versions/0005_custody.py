@@ -106,6 +106,7 @@ def upgrade() -> None:
     op.create_index("ix_copies_damaged", "copies", ["id"], sqlite_where=DAMAGED, postgresql_where=DAMAGED)
     _workers()
     _policies()
+    _retention_marks()
     _holds()
     _operations()
     _audit_events()
@@ -146,6 +147,20 @@ def _policies() -> None:
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name="fk_policies_project_id"),
         sa.PrimaryKeyConstraint("id", name="pk_policies"),
         sa.UniqueConstraint("project_id", "run_id", "kind", name="uq_policies_project_id_run_id_kind"),
+    )
+
+
+def _retention_marks() -> None:
+    op.create_table(
+        "retention_marks",
+        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("looked_at", MOMENT, nullable=True),
+        sa.Column("policy_digest", sa.Text(), nullable=True),
+        sa.Column("newest_at", MOMENT, nullable=True),
+        sa.Column("leased_until", MOMENT, nullable=True),
+        sa.Column("lease_token", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_retention_marks_run_id"),
+        sa.PrimaryKeyConstraint("run_id", name="pk_retention_marks"),
     )
 
 
@@ -381,8 +396,9 @@ def downgrade() -> None:
     # The version before cannot read what is cold, and never purges: what is in the trash stays there.
     op.drop_table("store_care")
     op.drop_table("collect_candidates")
-    for table in ("scrub_totals", "price_lists", "audit_events", "operations", "holds", "policies", "workers"):
+    for table in ("scrub_totals", "price_lists", "audit_events", "operations", "holds", "retention_marks", "policies"):
         op.drop_table(table)
+    op.drop_table("workers")
     if op.get_bind().dialect.name == "postgresql":
         op.execute("DROP FUNCTION refuse_change_of_event()")
     op.execute("UPDATE copies SET state = 'suspect' WHERE state IN ('cold', 'thawing')")

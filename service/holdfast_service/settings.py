@@ -106,6 +106,25 @@ class ServiceSettings(BaseSettings):
         ge=1,
         description="After so long without a sign of a killed process, another one goes on with its round or operation.",
     )
+    retention_interval_seconds: float = Field(
+        default=300.0, gt=0, description="How often retention policies are applied by themselves."
+    )
+    trash_policy_seconds: float = Field(
+        default=3600.0, ge=0, description="What a policy expired can be taken back from the trash for so long."
+    )
+    trash_person_seconds: float = Field(default=72 * 3600.0, ge=0, description="The same for what a person deleted.")
+    trash_disk_percent: float = Field(
+        default=90.0,
+        ge=0,
+        le=100,
+        description="What a policy expired is purged at once while the disk of a posix store is fuller than this.",
+    )
+    trash_quota_percent: float = Field(
+        default=90.0,
+        ge=0,
+        le=100,
+        description="The same while a project uses more than this share of its quota.",
+    )
     collect_full_look_seconds: float = Field(
         default=6 * 3600,
         gt=0,
@@ -138,6 +157,17 @@ class ServiceSettings(BaseSettings):
         default=50 * 1024 * 1024,
         ge=1,
         description="How fast scheduled scrubbing reads, at most, within HOLDFAST_PROVE_BYTES_PER_SECOND.",
+    )
+    copy_bytes_per_second: int = Field(
+        default=100 * 1024 * 1024,
+        ge=1,
+        description="How fast a process copies to the second store, at most.",
+    )
+    store_away_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="After so long without an answer from the first store, an older checkpoint that is whole in the "
+        "second one is restored rather than waited for. Chunks that both have are read from the second at once.",
     )
     shutdown_seconds: int = Field(default=20, ge=0, description="How long requests in flight may go on after SIGTERM.")
 

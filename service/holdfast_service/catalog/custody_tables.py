@@ -1,6 +1,6 @@
 """The catalog's tables for those who keep it: what is wanted, who works on it, and who changed what.
 
-projects ── policies       checkpoints ── holds
+projects ── policies       runs ── retention_marks       checkpoints ── holds
 stores ── store_care
 controllers, workers, operations, audit_events, collect_candidates and price_lists stand by themselves
 """
@@ -77,6 +77,18 @@ class Policy(Table):
     updated_at: Mapped[datetime] = mapped_column(Moment)
     updated_by: Mapped[str] = mapped_column(Text)
     __table_args__ = (UniqueConstraint("project_id", "run_id", "kind"),)
+
+
+class RetentionMark(Table):
+    """How far the controller `retention` has come with a run. Beside `runs`, whose rows every save locks."""
+
+    __tablename__ = "retention_marks"
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    looked_at: Mapped[datetime | None] = mapped_column(Moment)
+    policy_digest: Mapped[str | None] = mapped_column(Text)  # by which policy
+    newest_at: Mapped[datetime | None] = mapped_column(Moment)  # the newest commit that it has seen
+    leased_until: Mapped[datetime | None] = mapped_column(Moment)
+    lease_token: Mapped[str | None] = mapped_column(Text)
 
 
 class Hold(Table):

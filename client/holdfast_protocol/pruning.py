@@ -1,0 +1,152 @@
+"""What expires, what people delete and take back, and what they pin.
+
+`POST   /v1/projects/{project}/runs/{run}/retention/plan`    PlanRetention      -> RetentionPlan
+`POST   /v1/projects/{project}/runs/{run}/retention/apply`   ApplyRetention     -> Pruned
+`POST   /v1/projects/{project}/runs/{run}/prune`             PruneCheckpoints   -> Pruned
+`POST   /v1/checkpoints/{id}/undelete`                       UndeleteCheckpoint -> CheckpointView
+`PUT    /v1/checkpoints/{id}/pin`                            PinCheckpoint      -> CheckpointView
+`DELETE /v1/checkpoints/{id}/pin`                                               -> CheckpointView
+
+What goes is in the trash first, and can be taken back from there until its purge begins (protocol rule 26).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from holdfast_protocol.base import Label, Reply, Request
+from holdfast_protocol.checkpoints import Step
+from holdfast_protocol.policies import PolicyView
+from holdfast_protocol.retention import Reason
+from holdfast_protocol.states import CheckpointState, Health
+
+MAX_AT_ONCE = 2000
+"""Checkpoints that one call moves to the trash, under one lock; a client sends more in portions."""
+MAX_SECONDS = 100 * 366 * 86400
+
+CheckpointId = Annotated[str, StringConstraints(pattern=r"^ck_[0-9a-f]{32}$")]
+Why = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+class PlanRetention(Request):
+    policy: dict[str, Any] | None = Field(
+        default=None, description="What if this were the policy? Null: the one that holds. Only that can be applied."
+    )
+    show: Literal["all", "keep", "expire", "none"] = Field(
+        default="all", description="Which checkpoints are listed. The figures are those of all of them."
+    )
+
+
+class FreedBytes(Reply):
+    """What the stores would have less, once everything of it is purged and collected. Net of sharing: only chunks that
+    nothing else needs which stays, in this run or another of the project. What is in the trash already is going, unless
+    it is held or pinned."""
+
+    bytes: int = Field(description="As they are stored, in all stores.")
+    by_store: dict[str, int] = Field(default_factory=dict, description="The same by the stores' URLs.")
+
+
+class PlannedCheckpoint(Reply):
+    checkpoint_id: str
+    step: int
+    attempt: int
+    at: datetime = Field(description="When it was committed; of one that uploads, when it was begun.")
+    state: CheckpointState
+    health: Health
+    labels: list[str]
+    logical_bytes: int
+    keep: bool
+    reasons: list[Reason] = Field(description="Every one.")
+
+
+class RetentionPlan(Reply):
+    project: str
+    run: str
+    policy: PolicyView | None = Field(description="The policy that holds; null: there is none.")
+    policy_digest: str | None = Field(description="What `apply` needs; null where there is nothing to apply.")
+    rules: dict[str, Any] | None = Field(description="The rules that the plan was made by.")
+    planned_at: datetime
+    kept: int
+    expired: int
+    freed: FreedBytes
+    notes: list[str] = Field(description="What a person should know about this plan.")
+    checkpoints: list[PlannedCheckpoint] = Field(description="The newest first.")
+
+
+class ApplyRetention(Request):
+    """Expires what was shown and what the state under the run's lock allows too (protocol rule 27)."""
+
+    policy_digest: str = Field(min_length=1, max_length=100, description="Of the plan that was shown.")
+    checkpoint_ids: list[CheckpointId] = Field(
+        max_length=MAX_AT_ONCE, description="Those that the plan was seen to expire."
+    )
+
+
+class PruneFilter(Request):
+    """A checkpoint matches if it meets every condition that is given."""
+
+    before_step: Step | None = Field(default=None, description="Steps below this one.")
+    from_step: Step | None = Field(default=None, description="Steps from this one on.")
+    labels: list[Label] = Field(default_factory=list, max_length=50, description="It has one of these.")
+    health: list[Health] = Field(default_factory=list, description="It has one of these.")
+    older_than_seconds: int | None = Field(default=None, ge=0, le=MAX_SECONDS, description="Committed longer ago.")
+    attempt: int | None = Field(default=None, ge=1, le=2**31 - 1)
+
+
+class PruneCheckpoints(Request):
+    """A person's deletion. With a filter, what must stay is left out and told; of those that are only named each must
+    go, or none does."""
+
+    filter: PruneFilter | None = None
+    checkpoint_ids: list[CheckpointId] | None = Field(
+        default=None, max_length=MAX_AT_ONCE, description="Only these; with a filter, those that were shown."
+    )
+    reason: str = Field(default="", max_length=1000, description="For those who look for it later.")
+    all_of_run: bool = Field(
+        default=False,
+        description="Also the last two healthy points: only of a run of which no attempt is active.",
+    )
+    dry_run: bool = False
+
+
+class PrunedCheckpoint(Reply):
+    checkpoint_id: str
+    step: int
+    attempt: int
+    health: Health
+    logical_bytes: int
+
+
+class LeftCheckpoint(Reply):
+    """It was asked for and stays, for each of these reasons."""
+
+    checkpoint_id: str
+    step: int
+    attempt: int
+    reasons: list[Reason]
+
+
+class Pruned(Reply):
+    dry_run: bool = False
+    trashed: list[PrunedCheckpoint] = Field(description="In the trash now; in a dry run, what would be.")
+    left: list[LeftCheckpoint] = Field(description="What stays, and why.")
+    purge_at: datetime | None = Field(description="Until then it can be taken back; null where nothing went.")
+    freed: FreedBytes
+    more: bool = Field(default=False, description="There is more of it: call again.")
+
+
+class UndeleteCheckpoint(Request):
+    pin: bool | None = Field(
+        default=None,
+        description="Keep it from expiring again. Null: for a while, if a policy had expired it.",
+    )
+
+
+class PinCheckpoint(Request):
+    reason: Why = Field(description="For those who ask why it is still there.")
+    expires_in_seconds: int | None = Field(
+        default=None, ge=1, le=MAX_SECONDS, description="Null: until it is unpinned."
+    )
