@@ -17,6 +17,7 @@ from holdfast_client.chunks.mount import MountAccess
 from holdfast_client.chunks.pool import TransferPool
 from holdfast_client.operations.attempts import AttemptOperations
 from holdfast_client.operations.checkpoints import CheckpointOperations
+from holdfast_client.operations.holds import HoldOperations
 from holdfast_client.operations.operations import LongOperations
 from holdfast_client.operations.policies import PolicyOperations
 from holdfast_client.operations.restore import RestoreOperations
@@ -31,6 +32,7 @@ from holdfast_protocol.server import ServerInfo
 class Client(
     AttemptOperations,
     CheckpointOperations,
+    HoldOperations,
     LongOperations,
     PolicyOperations,
     RestoreOperations,

@@ -16,6 +16,7 @@ import holdfast_service.auth.endpoints
 import holdfast_service.browse.endpoints
 import holdfast_service.browse.health
 import holdfast_service.commit.endpoints
+import holdfast_service.holds.endpoints
 import holdfast_service.metrics.endpoints
 import holdfast_service.operations.endpoints
 import holdfast_service.policies.endpoints
@@ -40,6 +41,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.commit.endpoints.router,
     holdfast_service.restore.endpoints.router,
     holdfast_service.browse.endpoints.router,
+    holdfast_service.holds.endpoints.router,
     holdfast_service.operations.endpoints.router,
     holdfast_service.policies.endpoints.router,
     holdfast_service.auth.endpoints.router,

@@ -11,7 +11,17 @@ import typer
 import typer.core
 from pydantic import ValidationError
 
-from holdfast_client.cli import attempts, checkpoints, operations, policies, projects, restore_point, runs, tokens
+from holdfast_client.cli import (
+    attempts,
+    checkpoints,
+    holds,
+    operations,
+    policies,
+    projects,
+    restore_point,
+    runs,
+    tokens,
+)
 from holdfast_client.cli.doctor import command as doctor
 from holdfast_client.cli.exit_codes import ExitCode, exit_code_of
 from holdfast_client.cli.plugins import load_plugin, plugin_names
@@ -103,7 +113,7 @@ def _options(
     """The service is HOLDFAST_URL, the token HOLDFAST_TOKEN; a service on this machine needs neither."""
 
 
-for noun in (runs, attempts, checkpoints, restore_point, spool, operations, policies, projects, tokens, doctor):
+for noun in (runs, attempts, checkpoints, restore_point, spool, holds, operations, policies, projects, tokens, doctor):
     noun.register(app)
 
 

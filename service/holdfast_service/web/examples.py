@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from pydantic import BaseModel
 
 from holdfast_protocol.attempts import EndAttempt, Heartbeat, OpenAttempt, ResumedFrom
@@ -17,6 +19,7 @@ from holdfast_protocol.checkpoints import (
 )
 from holdfast_protocol.chunks import ChunkOffer, NegotiateChunks
 from holdfast_protocol.digests import chunk_digest, shard_digest
+from holdfast_protocol.holds import ExtendHold, PlaceHold, ReleaseHold
 from holdfast_protocol.policies import PutPolicy
 from holdfast_protocol.restore import ReadChunks, ReportChunk
 from holdfast_protocol.runs import EditProject
@@ -49,6 +52,9 @@ EXAMPLES: tuple[BaseModel, ...] = (
     ReadChunks(digests=[_WEIGHTS]),
     ReportChunk(digest=_WEIGHTS, problem="mismatch", detail="read twice from node-17"),
     PutPolicy(document={"keep_last": 3, "keep_within": "6h", "keep_within_daily": "7d"}),
+    PlaceHold(reason="evidence for the audit of 2026", retain_until=datetime(2033, 12, 31, tzinfo=UTC)),
+    ExtendHold(retain_until=datetime(2036, 12, 31, tzinfo=UTC)),
+    ReleaseHold(reason="the audit is closed"),
     EditProject(quota_bytes=10 * 1024**4),
     CreateToken(name="demo trainers", project="demo", scopes=[Scope.TRAIN, Scope.READ]),
 )

@@ -1,0 +1,237 @@
+"""The controller `holds`: tells the stores which copies are held, and takes it back when nobody holds them any more.
+
+It compares what is wanted with what the store was told, copy by copy, so it needs no history: a new copy of a held
+chunk is locked like the first one, and a hold that was released, or has ended, frees what no other mirrored hold needs.
+
+    claim: `changing`, under a lease (committed) -> the store is told (no transaction) -> settle: `locked`, or nothing
+
+Whatever may be locked says so in the catalog before the store is told, so a process that dies in between leaves no lock
+that nobody knows of: when its lease has run out the copy is told again what is wanted then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from sqlalchemy import exists, func, select, text, update
+from sqlalchemy.orm import Session
+
+from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.copies import object_key
+from holdfast_service.catalog.custody_tables import Hold
+from holdfast_service.catalog.held import CopyLock
+from holdfast_service.catalog.rounds import Backlog, RoundReport
+from holdfast_service.catalog.tables import COPY_LOCKED, Checkpoint, Chunk, Copy, Run
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.holds.locks import is_chunk_of, mirrored, to_lock, to_unlock, worth_locking
+from holdfast_service.stores.base import ObjectKey, StoreError
+from holdfast_service.stores.object_lock import LockingStore
+
+NAME = "holds"
+_BATCH = 100
+_BATCHES_PER_ROUND = 100
+_AT_ONCE = 8
+_LEASE = timedelta(minutes=10)
+# What the store refused is not the first one again in this round, or it would hold up the others.
+_AFTER_FAILURE = timedelta(minutes=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorReport(RoundReport):
+    """`done` copies were locked or unlocked."""
+
+    locked: int = 0
+    unlocked: int = 0
+
+
+@dataclass(frozen=True)
+class _Told:
+    copy_id: int
+    project_id: str
+    store_id: int
+    key: ObjectKey
+    version_id: str | None
+    leased_until: datetime
+
+
+@dataclass
+class _Round:
+    stores: dict[int, LockingStore] = field(default_factory=dict)
+    changed: Counter[bool] = field(default_factory=Counter)
+    failures: dict[int, str] = field(default_factory=dict)  # by copy
+    error: str | None = None
+
+
+def tick(context: ServiceContext) -> MirrorReport:
+    with context.database.read() as session:
+        if not _anything_to_do(session):
+            return MirrorReport()
+    work = _Round()
+    for attached in context.stores:
+        if isinstance(attached.store, LockingStore):
+            try:
+                if attached.store.has_object_lock():
+                    work.stores[attached.store_id] = attached.store
+            except StoreError as error:
+                work.error = str(error)
+    for on in (True, False):
+        _tell_all(context, work, on=on)
+    _settle_holds(context, work)
+    return MirrorReport(
+        done=work.changed.total(),
+        failed=len(work.failures),
+        error=work.error,
+        locked=work.changed[True],
+        unlocked=work.changed[False],
+    )
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    """Holds that are not mirrored yet, and copies that are locked for nobody."""
+    now = database_now(session)
+    waiting, oldest = session.execute(
+        select(func.count(), func.min(Hold.placed_at)).where(mirrored(now), Hold.mirrored_at.is_(None))
+    ).one()
+    idle = session.scalar(select(func.count()).select_from(Copy).where(to_unlock(context.store_ids, now)))
+    leased = session.scalar(
+        select(func.count())
+        .select_from(Copy)
+        .where(text(COPY_LOCKED), Copy.lock == CopyLock.CHANGING, Copy.leased_until > now)
+    )
+    return Backlog(due=waiting + int(idle or 0), leased=int(leased or 0), oldest_due_at=oldest)
+
+
+def _anything_to_do(session: Session) -> bool:
+    wanted = select(exists().where(mirrored(database_now(session))))
+    return bool(session.scalar(wanted) or session.scalar(select(exists().where(text(COPY_LOCKED)).select_from(Copy))))
+
+
+def _tell_all(context: ServiceContext, work: _Round, *, on: bool) -> None:
+    for _ in range(_BATCHES_PER_ROUND):
+        if not work.stores:
+            return
+        claimed = context.database.run(lambda session: _claim(session, tuple(work.stores), on=on))
+        if not claimed:
+            return
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            failures = list(threads.map(lambda each: _tell(work.stores[each.store_id], each, on=on), claimed))
+        _settle(context, work, claimed, failures, on=on)
+
+
+def _claim(session: Session, store_ids: Sequence[int], *, on: bool) -> list[_Told]:
+    now = database_now(session)
+    rows = session.execute(
+        select(Copy, Chunk.digest)
+        .join(Chunk, Chunk.id == Copy.chunk_id)
+        .where(to_lock(store_ids, now) if on else to_unlock(store_ids, now))
+        .order_by(Copy.id)
+        .limit(_BATCH)
+        .with_for_update(of=Copy, skip_locked=True)
+    ).all()
+    claimed = []
+    for copy, digest in rows:
+        copy.lock, copy.leased_until = CopyLock.CHANGING, now + _LEASE
+        key = object_key(copy.project_id, digest, copy)
+        claimed.append(_Told(copy.id, copy.project_id, copy.store_id, key, copy.version_id, copy.leased_until))
+    session.flush()
+    return claimed
+
+
+def _tell(store: LockingStore, told: _Told, *, on: bool) -> StoreError | None:
+    try:
+        store.set_legal_hold(told.key, told.version_id, on=on)
+    except StoreError as error:
+        return error
+    return None
+
+
+def _settle(
+    context: ServiceContext, work: _Round, claimed: list[_Told], failures: list[StoreError | None], *, on: bool
+) -> None:
+    """Only with the lease: whoever has it meanwhile tells the store anew."""
+    by_project: Counter[str] = Counter()
+    with context.database.transaction() as session:
+        later = database_now(session) + _AFTER_FAILURE
+        for each, failure in zip(claimed, failures, strict=True):
+            settled = (
+                {"lock": CopyLock.LOCKED if on else None, "leased_until": None}
+                if failure is None
+                else {"leased_until": later}
+            )
+            found = session.scalars(
+                update(Copy)
+                .where(Copy.id == each.copy_id, Copy.leased_until == each.leased_until)
+                .values(**settled)
+                .returning(Copy.id),
+                execution_options={"synchronize_session": False},
+            ).all()
+            if failure is not None:
+                work.failures[each.copy_id] = work.error = str(failure)
+            elif found:
+                by_project[each.project_id] += 1
+        for project_id, copies in sorted(by_project.items()):
+            record_event(
+                session,
+                Actor.controller(NAME),
+                "copy.lock" if on else "copy.unlock",
+                project_id=project_id,
+                after={"copies": copies},
+            )
+    work.changed[on] += by_project.total()
+    for store_id in {
+        each.store_id for each, failure in zip(claimed, failures, strict=True) if failure and failure.retryable
+    }:
+        # It is away: another hundred time-outs would tell no more.
+        del work.stores[store_id]
+
+
+def _settle_holds(context: ServiceContext, work: _Round) -> None:
+    """Says of each mirrored hold whether it is in the store, and if not, why."""
+    with context.database.transaction() as session:
+        now = database_now(session)
+        rows = session.execute(
+            select(Hold, Checkpoint.run_id, Run.project_id)
+            .join(Checkpoint, Checkpoint.id == Hold.checkpoint_id)
+            .join(Run, Run.id == Checkpoint.run_id)
+            .where(mirrored(now))
+            .order_by(Hold.id)
+            .with_for_update(of=Hold)
+        ).all()
+        for hold, run_id, project_id in rows:
+            whole, error = _state_of(session, work, hold.id)
+            hold.mirror_error = error
+            if not whole:
+                hold.mirrored_at = None
+            elif hold.mirrored_at is None:
+                hold.mirrored_at = now
+                record_event(
+                    session,
+                    Actor.controller(NAME),
+                    "hold.mirror",
+                    project_id=project_id,
+                    run_id=run_id,
+                    checkpoint_id=hold.checkpoint_id,
+                    after={"hold": hold.id},
+                )
+
+
+def _state_of(session: Session, work: _Round, hold_id: str) -> tuple[bool, str | None]:
+    if not work.stores:
+        return False, work.error or "no attached store has Object Lock"
+    copies, locked = session.execute(
+        select(func.count(), func.count().filter(Copy.lock == CopyLock.LOCKED)).where(
+            worth_locking(tuple(work.stores)), is_chunk_of(hold_id)
+        )
+    ).one()
+    if not copies:
+        return False, "no store with Object Lock has a copy of it"
+    failed = session.scalar(
+        select(func.min(Copy.id)).where(Copy.id.in_(tuple(work.failures)), is_chunk_of(hold_id)).limit(1)
+    )
+    error = work.failures[failed] if failed is not None else work.error if locked < copies else None
+    return locked == copies and error is None, error
