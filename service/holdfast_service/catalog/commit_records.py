@@ -1,23 +1,123 @@
-"""Where the commit record of a checkpoint lies beside its data, and how it is taken away (protocol rule 30).
+"""Takes a checkpoint's record away, for good and before any chunk of it goes (protocol rule 30).
 
-The record is written after the commit and after every change of state, health, pin or hold, and removed before any
-chunk: so a catalog that is rebuilt from the bucket neither loses a commit nor raises the dead.
+A document that says `removed` is written first and outdoes all the others, so what a slow writer leaves later raises
+nobody from the dead, and a crash between two steps leaves either a checkpoint in the trash with all of its bytes or one
+that is gone. It goes itself when no write from before can come any more.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+import structlog
+from sqlalchemy import delete, select, update
+
+from holdfast_protocol.states import CheckpointState, StoreRole
+from holdfast_service.attached_store import AttachedStore
+from holdfast_service.catalog.record_documents import RemovedRecord, encode
+from holdfast_service.catalog.record_names import RecordKind, Subject, checkpoint_subject
+from holdfast_service.catalog.record_tables import WrittenRecord
+from holdfast_service.catalog.record_writing import is_subject
+from holdfast_service.catalog.tables import Checkpoint, Run
+from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
-from holdfast_service.stores.base import validated_project_id
+from holdfast_service.stores.base import StoreError
 
-FOLDER = "manifests"
+# Far longer than a writer's lease: one that was suspended with its request half sent is long cut off.
+_REMOVED_FOR = timedelta(days=1)
+_GOING = (CheckpointState.DELETING, CheckpointState.DELETED)
+_ROWS = 200
 
-
-def record_name(project_id: str, checkpoint_id: str) -> str:
-    """The name of the small object, in every store that holds a record of the checkpoint."""
-    return f"{validated_project_id(project_id)}/{FOLDER}/{checkpoint_id}.json"
+_log = structlog.get_logger("holdfast.records")
 
 
 def remove_record(context: ServiceContext, project_id: str, checkpoint_id: str) -> None:
-    """From every attached store. Repeatable. Raises StoreError: then the checkpoint's chunks must stay."""
+    """From every store that may have it, once the checkpoint is `deleting` for good. Repeatable.
+
+    Raises StoreError where the primary store is away: then the checkpoint's chunks must stay. In another store that is
+    away the removal stays due, and `remove_due_records` does it before anything is deleted there.
+    """
+    subject = checkpoint_subject(project_id, checkpoint_id)
+    with context.database.read() as session:
+        due = set(
+            session.scalars(
+                select(WrittenRecord.store_id).where(*is_subject(subject), WrittenRecord.removed_at.is_(None))
+            )
+        )
     for attached in context.stores:
-        attached.store.delete_named(record_name(project_id, checkpoint_id))
+        if attached.store_id not in due:
+            continue
+        try:
+            _remove(context, attached, subject)
+        except StoreError as error:
+            if attached.role is StoreRole.PRIMARY:
+                raise
+            _log.warning("a record is removed later", store=attached.role.value, name=subject.folder, error=str(error))
+
+
+def remove_due_records(context: ServiceContext, attached: AttachedStore) -> int:
+    """What `remove_record` could not do in this store; how many. Whoever deletes chunks in a store calls this first,
+    and deletes nothing where it raises StoreError."""
+    removed = 0
+    while True:
+        with context.database.read() as session:
+            due = session.execute(
+                select(Run.project_id, Checkpoint.id)
+                .join(Run, Run.id == Checkpoint.run_id)
+                .join(WrittenRecord, WrittenRecord.subject_id == Checkpoint.id)
+                .where(
+                    WrittenRecord.kind == RecordKind.CHECKPOINT,
+                    WrittenRecord.store_id == attached.store_id,
+                    WrittenRecord.removed_at.is_(None),
+                    Checkpoint.state.in_(_GOING),
+                )
+                .limit(_ROWS)
+            ).all()
+        for project_id, checkpoint_id in due:
+            _remove(context, attached, checkpoint_subject(project_id, checkpoint_id))
+        removed += len(due)
+        if len(due) < _ROWS:
+            return removed
+
+
+def forget_removed(context: ServiceContext, attached: AttachedStore) -> int:
+    """Takes away what says `removed`, a day later; how many. Raises StoreError."""
+    with context.database.read() as session:
+        over = session.execute(
+            select(Run.project_id, Checkpoint.id)
+            .join(Run, Run.id == Checkpoint.run_id)
+            .join(WrittenRecord, WrittenRecord.subject_id == Checkpoint.id)
+            .where(
+                WrittenRecord.kind == RecordKind.CHECKPOINT,
+                WrittenRecord.store_id == attached.store_id,
+                WrittenRecord.removed_at < database_now(session) - _REMOVED_FOR,
+                Checkpoint.state == CheckpointState.DELETED,
+            )
+            .limit(_ROWS)
+        ).all()
+    for project_id, checkpoint_id in over:
+        subject = checkpoint_subject(project_id, checkpoint_id)
+        # The word itself last: until then it outdoes whatever else a late writer has left here.
+        for name in sorted(attached.store.list_named(subject.folder), key=lambda name: name == subject.removed_name):
+            attached.store.delete_named(name)
+        with context.database.transaction() as session:
+            session.execute(
+                delete(WrittenRecord).where(*is_subject(subject), WrittenRecord.store_id == attached.store_id),
+                execution_options={"synchronize_session": False},
+            )
+    return len(over)
+
+
+def _remove(context: ServiceContext, attached: AttachedStore, subject: Subject) -> None:
+    removed = RemovedRecord(catalog_id=context.catalog_id, checkpoint_id=subject.subject_id)
+    attached.store.write_named(subject.removed_name, encode(removed))
+    for name in list(attached.store.list_named(subject.folder)):
+        if name != subject.removed_name:
+            attached.store.delete_named(name)
+    with context.database.transaction() as session:
+        session.execute(
+            update(WrittenRecord)
+            .where(*is_subject(subject), WrittenRecord.store_id == attached.store_id)
+            .values(removed_at=database_now(session)),
+            execution_options={"synchronize_session": False},
+        )

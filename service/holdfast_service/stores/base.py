@@ -10,12 +10,13 @@ Every error that leaves a store is one of:
       StoreUnavailable    no answer, or "later": retry
       StoreFull           no room, or over its quota: an operator must act
       StoreRefused        credentials, permissions or configuration: an operator must act
+      StoreNotOurs        it does not say that it is this catalog's, in this epoch: nothing in it is changed
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -59,6 +60,10 @@ class StoreFull(StoreError):  # noqa: N818
 
 class StoreRefused(StoreError):  # noqa: N818
     """The store refuses the service. Check its credentials, permissions and URL."""
+
+
+class StoreNotOurs(StoreError):  # noqa: N818
+    """The store does not say that it belongs to this catalog in this epoch (protocol rule 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +206,13 @@ class Store(Protocol):
 
     def delete_named(self, name: str) -> None:
         """Removes a small object beside the chunks. Its absence is fine."""
+
+    def list_named(self, folder: str) -> Iterator[str]:
+        """The name of every small object below `folder`, in no order. Raises rather than leave one out."""
+
+    def guard_changes(self, guard: Callable[[], None]) -> None:
+        """From now on `guard` is called before the service itself writes or deletes anything, and may raise
+        StoreNotOurs. What clients upload under a new key is not held up by it."""
 
     def probe(self) -> Capabilities:
         """Finds out by trying, wrong bytes among it; keeps the result in `capabilities`; leaves nothing behind."""

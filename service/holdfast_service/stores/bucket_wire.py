@@ -10,7 +10,7 @@ import json
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from xml.etree import ElementTree
 
 import urllib3
@@ -36,6 +36,7 @@ _CONNECTIONS = 64
 _MISMATCH = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "CrcMismatch"}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}
 _ARCHIVED = {"InvalidObjectState", "ObjectNotInActiveTierError"}
+_READING = {"GET", "HEAD"}
 _LATER = {"SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "ConditionalRequestConflict"}
 
 
@@ -54,6 +55,7 @@ class BucketWire(ABC):
         self._name = name
         self._remedy = remedy
         self.pool = new_pool() if pool is None else pool
+        self.guard: Callable[[], None] = lambda: None
 
     def request(
         self,
@@ -68,6 +70,8 @@ class BucketWire(ABC):
         tries: int = _TRIES,
     ) -> urllib3.BaseHTTPResponse:
         """The answer if its status is accepted, with its body read unless `stream`; else a StoreError."""
+        if method not in _READING:
+            self.guard()
         for tried in range(1, tries + 1):
             # Signed anew each time: a signature and a token have an end.
             signed = self._signed(method, path, query=query, headers=headers or {}, body=body)

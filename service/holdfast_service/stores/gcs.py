@@ -179,6 +179,13 @@ class GcsStore:
     def delete_named(self, name: str) -> None:
         self._delete(validated_name(name), None)
 
+    def list_named(self, folder: str) -> Iterator[str]:
+        for entry in self._listed([("prefix", f"{self.location.key_prefix}{validated_name(folder)}/")], "name"):
+            yield _field(entry, "name").removeprefix(self.location.key_prefix)
+
+    def guard_changes(self, guard: Callable[[], None]) -> None:
+        self.wire.guard = guard
+
     def probe(self) -> Capabilities:
         self.capabilities = probe_gcs(self)
         return self.capabilities

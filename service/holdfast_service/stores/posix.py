@@ -18,7 +18,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from io import FileIO
@@ -65,6 +65,7 @@ class PosixStore:
         self.root = root
         self.capabilities = capabilities
         self._signer = signer
+        self._guard: Callable[[], None] = lambda: None
 
     def prepare(self) -> None:
         """Makes the folders. Not done at every start: where a mount is absent it would make a second, empty store."""
@@ -152,6 +153,7 @@ class PosixStore:
         return self.root / key.path
 
     def sweep_incoming(self, *, older_than_seconds: float) -> int:
+        self._guard()
         removed = mount_proof.sweep_mount_proofs(self.root)
         oldest = self._filesystem_now() - older_than_seconds
         with store_errors(self.root), os.scandir(self.root / INCOMING) as entries:
@@ -192,11 +194,13 @@ class PosixStore:
     def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
         if storage_class is not None:
             raise StoreRefused(f"a filesystem has no storage class {storage_class}; name a second folder instead")
+        self._guard()
         with self.stage() as staged:
             staged.write(data)
             return self.publish_staged(staged, key)
 
     def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
+        self._guard()
         path = self.object_path(key)
         with store_errors(self.root):
             for name in (_proof_path(path), path):
@@ -222,6 +226,7 @@ class PosixStore:
             yield StoredObject(key, facts.st_size, datetime.fromtimestamp(facts.st_mtime, UTC))
 
     def write_named(self, name: str, data: bytes) -> None:
+        self._guard()
         path = self.root / validated_name(name)
         with self.stage() as staged:
             staged.write(data)
@@ -236,9 +241,27 @@ class PosixStore:
             return (self.root / validated_name(name)).read_bytes()
 
     def delete_named(self, name: str) -> None:
-        with store_errors(self.root):
-            (self.root / validated_name(name)).unlink(missing_ok=True)
+        self._guard()
+        path = self.root / validated_name(name)
+        with store_errors(self.root), suppress(FileNotFoundError):
+            path.unlink()
+        with suppress(OSError):  # what else is in the folder stays
+            path.parent.rmdir()
         self.ping()
+
+    def list_named(self, folder: str) -> Iterator[str]:
+        waiting = [self.root / validated_name(folder)]
+        with store_errors(self.root):
+            while waiting:
+                for path in _entries(waiting.pop()):
+                    if path.is_dir():
+                        waiting.append(path)
+                    else:
+                        yield path.relative_to(self.root).as_posix()
+        self.ping()  # as in list_objects
+
+    def guard_changes(self, guard: Callable[[], None]) -> None:
+        self._guard = guard
 
     def probe(self) -> Capabilities:
         self.prepare()

@@ -29,13 +29,14 @@ from holdfast_service.stores.credentials import CredentialSource
 from holdfast_service.stores.s3_classes import S3StorageClasses
 from holdfast_service.stores.s3_facts import facts_of
 from holdfast_service.stores.s3_location import S3Location
+from holdfast_service.stores.s3_object_lock import S3ObjectLock
 from holdfast_service.stores.s3_probe import probe_s3
 from holdfast_service.stores.s3_wire import S3Wire
 from holdfast_service.stores.sigv4 import LONGEST_URL_SECONDS, SigV4Signer
 
 
-class S3Store(S3StorageClasses):
-    """A Store and a ClassedStore."""
+class S3Store(S3StorageClasses, S3ObjectLock):
+    """A Store, a ClassedStore and a LockingStore."""
 
     kind = "s3"
 
@@ -135,12 +136,14 @@ class S3Store(S3StorageClasses):
         return [_text(entry, "VersionId") for entry in entries if _text(entry, "Key") == wanted]
 
     def list_objects(self, project_id: str) -> Iterator[StoredObject]:
-        prefix = f"{self.location.key_prefix}{validated_project_id(project_id)}/{CHUNKS}/"
-        query = [("list-type", "2"), ("prefix", prefix)]
+        for entry in self._entries(f"{validated_project_id(project_id)}/{CHUNKS}/"):
+            yield from self._described(entry)
+
+    def _entries(self, folder: str) -> Iterator[ElementTree.Element]:
+        query = [("list-type", "2"), ("prefix", self.location.key_prefix + folder)]
         page = self._listing(query)
         while True:
-            for entry in page.iterfind("{*}Contents"):
-                yield from self._described(entry)
+            yield from page.iterfind("{*}Contents")
             if _text(page, "IsTruncated") != "true":
                 return
             page = self._listing([*query, ("continuation-token", _text(page, "NextContinuationToken"))])
@@ -170,7 +173,15 @@ class S3Store(S3StorageClasses):
     def delete_named(self, name: str) -> None:
         self._delete(validated_name(name))
 
+    def list_named(self, folder: str) -> Iterator[str]:
+        for entry in self._entries(f"{validated_name(folder)}/"):
+            yield _text(entry, "Key").removeprefix(self.location.key_prefix)
+
+    def guard_changes(self, guard: Callable[[], None]) -> None:
+        self.wire.guard = guard
+
     def probe(self) -> Capabilities:
+        self.refuse_default_retention()
         self.capabilities = probe_s3(self)
         return self.capabilities
 

@@ -1,0 +1,167 @@
+"""What a record says, read from the catalog (protocol rule 30). Called within one transaction per document, so that
+what belongs together is from one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, aliased
+
+from holdfast_protocol.codecs import Codec
+from holdfast_protocol.states import CopyState
+from holdfast_service.catalog.custody_tables import Hold, Policy
+from holdfast_service.catalog.record_documents import (
+    AttemptFacts,
+    CheckpointFacts,
+    CheckpointRecord,
+    HoldFacts,
+    ListRecord,
+    ManifestRecord,
+    PolicyFacts,
+    ProjectFacts,
+    ProjectRecord,
+    Record,
+    RunFacts,
+    RunRecord,
+    ShardFacts,
+)
+from holdfast_service.catalog.tables import (
+    Attempt,
+    Checkpoint,
+    Chunk,
+    ChunkListEntry,
+    Copy,
+    Project,
+    Run,
+    Shard,
+)
+from holdfast_service.context import ServiceContext
+
+_ENCODED_STATES = (CopyState.VERIFIED, CopyState.SUSPECT, CopyState.COLD, CopyState.THAWING)
+
+
+def project_record(session: Session, context: ServiceContext, project_id: str, version: int) -> ProjectRecord:
+    project = session.get_one(Project, project_id)
+    policies = session.scalars(
+        select(Policy).where(Policy.project_id == project_id).order_by(Policy.run_id, Policy.kind)
+    )
+    return ProjectRecord(
+        catalog_id=context.catalog_id,
+        epoch=context.epoch,
+        version=version,
+        project=ProjectFacts(id=project.id, name=project.name),
+        quota_bytes=project.quota_bytes,
+        created_at=project.created_at,
+        policies=[_facts(PolicyFacts, row) for row in policies],
+    )
+
+
+def run_record(session: Session, context: ServiceContext, run_id: str, version: int) -> RunRecord:
+    run = session.get_one(Run, run_id)
+    project = session.get_one(Project, run.project_id)
+    attempts = session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.number)).all()
+    return RunRecord(
+        catalog_id=context.catalog_id,
+        epoch=context.epoch,
+        version=version,
+        project=ProjectFacts(id=project.id, name=project.name),
+        run=RunFacts(id=run.id, name=run.name),
+        latest_attempt=run.latest_attempt,
+        created_at=run.created_at,
+        attempts=_attempts(session, attempts),
+    )
+
+
+def checkpoint_record(session: Session, context: ServiceContext, checkpoint: Checkpoint) -> CheckpointRecord:
+    """Of the version that the row has now."""
+    run = session.get_one(Run, checkpoint.run_id)
+    project = session.get_one(Project, run.project_id)
+    holds = session.scalars(select(Hold).where(Hold.checkpoint_id == checkpoint.id).order_by(Hold.placed_at, Hold.id))
+    return CheckpointRecord(
+        catalog_id=context.catalog_id,
+        epoch=context.epoch,
+        version=checkpoint.version,
+        project=ProjectFacts(id=project.id, name=project.name),
+        run=RunFacts(id=run.id, name=run.name),
+        attempt=_attempts(session, [session.get_one(Attempt, checkpoint.attempt_id)])[0],
+        checkpoint=_checkpoint_facts(checkpoint),
+        holds=[_facts(HoldFacts, row) for row in holds],
+        **{name: getattr(checkpoint, name) for name in CHANGING},
+    )
+
+
+# The columns that a checkpoint's record has beside what never changes.
+CHANGING = tuple(
+    name
+    for name in CheckpointRecord.model_fields
+    if name not in {"kind", "catalog_id", "epoch", "version", "project", "run", "attempt", "checkpoint", "holds"}
+)
+
+
+def manifest_record(session: Session, context: ServiceContext, checkpoint: Checkpoint) -> ManifestRecord:
+    run = session.get_one(Run, checkpoint.run_id)
+    project = session.get_one(Project, run.project_id)
+    shards = session.scalars(select(Shard).where(Shard.checkpoint_id == checkpoint.id).order_by(Shard.rank))
+    return ManifestRecord(
+        catalog_id=context.catalog_id,
+        project=ProjectFacts(id=project.id, name=project.name),
+        run=RunFacts(id=run.id, name=run.name),
+        attempt=_attempts(session, [session.get_one(Attempt, checkpoint.attempt_id)])[0],
+        checkpoint=_checkpoint_facts(checkpoint),
+        shards=[_facts(ShardFacts, row) for row in shards],
+    )
+
+
+def list_record(session: Session, chunk_list_id: int, digest: str) -> ListRecord:
+    entries = (
+        select(ChunkListEntry.ordinal, Chunk.id, Chunk.digest, Chunk.bytes)
+        .join(Chunk, Chunk.id == ChunkListEntry.chunk_id)
+        .where(ChunkListEntry.chunk_list_id == chunk_list_id)
+        .order_by(ChunkListEntry.ordinal)
+    )
+    encoded = (
+        select(ChunkListEntry.ordinal, Copy.codec, Copy.stored_bytes, Copy.stored_digest)
+        .join(Copy, Copy.chunk_id == ChunkListEntry.chunk_id)
+        .where(
+            ChunkListEntry.chunk_list_id == chunk_list_id,
+            Copy.codec != Codec.RAW,
+            Copy.state.in_(_ENCODED_STATES),
+        )
+        .order_by(ChunkListEntry.ordinal, Copy.codec, Copy.stored_bytes, Copy.stored_digest)
+        .distinct()
+    )
+    return ListRecord(
+        digest=digest,
+        chunks=[(row.digest, row.bytes) for row in session.execute(entries)],
+        encoded=[(row.ordinal, row.codec, row.stored_bytes, row.stored_digest) for row in session.execute(encoded)],
+    )
+
+
+def _attempts(session: Session, attempts: Sequence[Attempt]) -> list[AttemptFacts]:
+    parent = aliased(Checkpoint)
+    parents = {
+        row.id: (row.attempt_number, row.step)
+        for row in session.execute(
+            select(parent.id, parent.attempt_number, parent.step).where(
+                parent.id.in_({each.resumed_from_id for each in attempts if each.resumed_from_id})
+            )
+        )
+    }
+    facts = []
+    for each in attempts:
+        number, step = parents.get(each.resumed_from_id or "", (None, None))
+        extra = {"resumed_from_attempt": number, "resumed_from_step": step}
+        facts.append(_facts(AttemptFacts, each, **extra))
+    return facts
+
+
+def _checkpoint_facts(row: Checkpoint) -> CheckpointFacts:
+    return _facts(CheckpointFacts, row, attempt=row.attempt_number)
+
+
+def _facts(model: type[Record], row: object, **extra: object) -> Record:
+    """The columns that the model names."""
+    named = {name: getattr(row, name) for name in model.model_fields if name not in extra}
+    return model.model_validate(named | extra)

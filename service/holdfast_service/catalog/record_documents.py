@@ -1,0 +1,237 @@
+"""The documents beside the data, as they are written and read back (protocol rule 30). Pure.
+
+Each is canonical JSON with a digest over itself, so that a torn or altered one is known. A field that a later version
+adds is passed over; a format that this version does not know is refused with its number.
+
+The state, the lists and what never changes stand apart: an edit of a label writes a few hundred bytes, however many
+chunks there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from datetime import datetime
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from holdfast_protocol.canonical_json import DocumentError, canonical_bytes, parse
+from holdfast_protocol.codecs import Codec
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health, Tier
+
+FORMAT = "holdfast-record"
+FORMAT_VERSION = 1
+
+
+class DamagedRecordError(ValueError):
+    """The document is not what was written. The message says how, for people."""
+
+
+class Document(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ProjectFacts(Document):
+    id: str
+    name: str
+
+
+class RunFacts(Document):
+    id: str
+    name: str
+
+
+class AttemptFacts(Document):
+    """`resumed_from_attempt` and `resumed_from_step` are those of the checkpoint `resumed_from_id`."""
+
+    number: int
+    launch_id: str
+    world_size: int
+    host: str
+    environment: dict[str, str]
+    opened_at: datetime
+    ended_at: datetime | None
+    outcome: AttemptOutcome | None
+    outcome_detail: str | None
+    last_step: int | None
+    resumed_from_id: str | None
+    resumed_from_attempt: int | None
+    resumed_from_step: int | None
+    cut_at: datetime | None
+
+
+class PolicyFacts(Document):
+    kind: str
+    run_id: str
+    document: dict[str, Any]
+    version: int
+    updated_at: datetime
+    updated_by: str
+
+
+class HoldFacts(Document):
+    id: str
+    kind: str
+    reason: str
+    retain_until: datetime | None
+    mirror: bool
+    mirrored_at: datetime | None
+    placed_at: datetime
+    placed_by_token: str
+    placed_by: str
+    released_at: datetime | None
+    released_by: str | None
+    release_reason: str | None
+
+
+class ProjectRecord(Document):
+    kind: Literal["project"] = "project"
+    catalog_id: str
+    epoch: int
+    version: int
+    project: ProjectFacts
+    quota_bytes: int | None
+    created_at: datetime
+    policies: list[PolicyFacts]
+
+
+class RunRecord(Document):
+    kind: Literal["run"] = "run"
+    catalog_id: str
+    epoch: int
+    version: int
+    project: ProjectFacts
+    run: RunFacts
+    latest_attempt: int
+    created_at: datetime
+    attempts: list[AttemptFacts]
+
+
+class CheckpointFacts(Document):
+    """What never changes of a committed checkpoint."""
+
+    id: str
+    attempt: int
+    step: int
+    kind: CheckpointKind
+    world_size: int
+    digest: str
+    logical_bytes: int
+    chunk_bytes: int
+    uploaded_bytes: int
+    deduplicated_bytes: int
+    metrics: dict[str, Any]
+    components: dict[str, Any]
+    pushed_by: int | None
+    off_line: bool
+    created_at: datetime
+    committed_at: datetime
+
+
+class CheckpointRecord(Document):
+    """What changes, with all that is needed to place the checkpoint in its run."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    catalog_id: str
+    epoch: int
+    version: int
+    project: ProjectFacts
+    run: RunFacts
+    attempt: AttemptFacts
+    checkpoint: CheckpointFacts
+    state: CheckpointState
+    health: Health
+    health_reason: str | None
+    tier: Tier
+    labels: list[str]
+    pinned_at: datetime | None
+    pinned_by: str | None
+    pin_reason: str | None
+    pinned_until: datetime | None
+    trashed_at: datetime | None
+    trashed_by: str | None
+    trash_reason: str | None
+    purge_at: datetime | None
+    holds: list[HoldFacts]
+
+
+class ShardFacts(Document):
+    """`digest` is that of its chunk list, which stands in a document of its own."""
+
+    rank: int
+    digest: str
+    index_ordinal: int | None
+    layout_ordinal: int | None
+    logical_bytes: int
+    uploaded_bytes: int
+    deduplicated_bytes: int
+    components: dict[str, Any]
+    metrics: dict[str, Any] | None
+    finite: bool
+    sealed_at: datetime | None
+
+
+class ManifestRecord(Document):
+    """Written once. It names its run and attempt too: the checkpoint can be placed where its record is damaged."""
+
+    kind: Literal["manifest"] = "manifest"
+    catalog_id: str
+    project: ProjectFacts
+    run: RunFacts
+    attempt: AttemptFacts
+    checkpoint: CheckpointFacts
+    shards: list[ShardFacts]
+
+
+class ListRecord(Document):
+    """The chunks of one shard, or of several that have the very same: digest and bytes of each, in order.
+
+    `encoded`: ordinal, codec, stored bytes and stored digest of the copies that are not the raw bytes. Where each copy
+    lies is not here: healing and copying change that, and the store's own listing knows it better.
+    """
+
+    kind: Literal["list"] = "list"
+    digest: str
+    chunks: list[tuple[str, int]]
+    encoded: list[tuple[int, Codec, int, str]]
+
+
+class RemovedRecord(Document):
+    kind: Literal["removed"] = "removed"
+    catalog_id: str
+    checkpoint_id: str
+
+
+Record = TypeVar("Record", bound=Document)
+
+
+def encode(document: Document) -> bytes:
+    body = document.model_dump(mode="json")
+    outer = {"format": FORMAT, "format_version": FORMAT_VERSION, "record": body, "sha256": _digest(body)}
+    return canonical_bytes(outer) + b"\n"
+
+
+def decode(data: bytes, model: type[Record]) -> Record:
+    """Raises DamagedRecordError."""
+    try:
+        outer = parse(data)
+        if not isinstance(outer, dict) or outer.get("format") != FORMAT:
+            raise DamagedRecordError("it is no record of Holdfast")
+        if outer.get("format_version") != FORMAT_VERSION:
+            raise DamagedRecordError(
+                f"it has the format {outer.get('format_version')!r}, and this version of Holdfast reads "
+                f"{FORMAT_VERSION}; install a newer one"
+            )
+        if not hmac.compare_digest(_digest(outer.get("record")), str(outer.get("sha256"))):
+            raise DamagedRecordError("its bytes are not those that were written")
+        return model.model_validate(outer["record"])
+    except (DocumentError, UnicodeDecodeError):
+        raise DamagedRecordError("it is cut short, or no JSON") from None
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"]) or "it"
+        raise DamagedRecordError(f"{where} is not as a record has it") from None
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(canonical_bytes(body)).hexdigest()

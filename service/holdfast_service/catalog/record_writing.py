@@ -1,0 +1,228 @@
+"""Writes the record of a checkpoint, a run or a project beside the data (protocol rule 30).
+
+    claim (a row in written_records, with a lease) -> write (no transaction) -> settle (only with that lease)
+
+The record is written after the commit and after every change of state, health, labels, pin or hold: so a catalog that
+is rebuilt from the bucket loses no commit. The lists come first, then the manifest that names them, then the version
+that makes them count. Nothing is written into a store that is not this catalog's in this epoch: the store itself asks
+(`stores.base.Store.guard_changes`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CheckpointState, StoreRole
+from holdfast_service.attached_store import AttachedStore
+from holdfast_service.catalog.insert import insert_absent
+from holdfast_service.catalog.record_content import (
+    checkpoint_record,
+    list_record,
+    manifest_record,
+    project_record,
+    run_record,
+)
+from holdfast_service.catalog.record_documents import (
+    CheckpointRecord,
+    ProjectRecord,
+    RunRecord,
+    encode,
+)
+from holdfast_service.catalog.record_names import RecordKind, Subject
+from holdfast_service.catalog.record_tables import RecordSubject, WrittenRecord
+from holdfast_service.catalog.tables import Checkpoint, ChunkList, Shard
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.stores.base import StoreError
+
+LEASE_SECONDS = 600
+RECORDED_STATES = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
+# Every checkpoint has its record in the primary store; in the second one as soon as it is whole there.
+_SUBJECT_ROLES = (StoreRole.PRIMARY, StoreRole.SECOND)
+
+_log = structlog.get_logger("holdfast.records")
+
+
+@dataclass(frozen=True)
+class RecordTask:
+    """A version that this process writes until `leased_until`, the lease's token; `ends_at` is the same moment by this
+    process's monotonic clock. `whole`: the store has no manifest yet."""
+
+    subject: Subject
+    attached: AttachedStore
+    record: ProjectRecord | RunRecord | CheckpointRecord
+    older_name: str | None
+    whole: bool
+    leased_until: datetime
+    ends_at: float
+
+
+class RecordLeaseOverError(Exception):
+    """It took longer than the lease; somebody else may be at it."""
+
+
+def claim_records(session: Session, context: ServiceContext, subject: Subject) -> list[RecordTask]:
+    """One task per store that has an older version and is nobody else's now. Called in a transaction of its own."""
+    record = _record(session, context, subject)
+    if record is None:
+        return []
+    now = database_now(session)
+    leased_until, ends_at = now + timedelta(seconds=LEASE_SECONDS), time.monotonic() + LEASE_SECONDS
+    stores = {each.store_id: each for each in context.stores}
+    always = [
+        each.store_id
+        for each in context.stores
+        if each.role is StoreRole.PRIMARY or (subject.kind is not RecordKind.CHECKPOINT and each.role in _SUBJECT_ROLES)
+    ]
+    insert_absent(session, WrittenRecord, [_key(subject) | {"store_id": each, "version": 0} for each in sorted(always)])
+    rows = session.scalars(
+        select(WrittenRecord)
+        .where(
+            *is_subject(subject),
+            WrittenRecord.store_id.in_(stores),
+            WrittenRecord.version < record.version,
+            WrittenRecord.removed_at.is_(None),
+            or_(WrittenRecord.leased_until.is_(None), WrittenRecord.leased_until < now),
+        )
+        .order_by(WrittenRecord.store_id)
+        .with_for_update(skip_locked=True),
+        execution_options={"populate_existing": True},
+    ).all()
+    for row in rows:
+        row.leased_until = leased_until
+    return [
+        RecordTask(subject, stores[row.store_id], record, row.name, row.version == 0, leased_until, ends_at)
+        for row in rows
+    ]
+
+
+def write_record(context: ServiceContext, task: RecordTask) -> None:
+    """Outside of any transaction. Raises StoreError and RecordLeaseOverError."""
+    if isinstance(task.record, CheckpointRecord) and task.whole:
+        _write_manifest(context, task)
+    _write(task, task.subject.version_name(task.record.epoch, task.record.version), encode(task.record))
+
+
+def settle_record(context: ServiceContext, task: RecordTask) -> bool:
+    """Whether the lease still was this process's. What was written before is taken away afterwards."""
+    name = task.subject.version_name(task.record.epoch, task.record.version)
+    with context.database.transaction() as session:
+        settled = session.scalar(
+            update(WrittenRecord)
+            .where(
+                *is_subject(task.subject),
+                WrittenRecord.store_id == task.attached.store_id,
+                WrittenRecord.leased_until == task.leased_until,
+                WrittenRecord.version < task.record.version,
+            )
+            .values(version=task.record.version, name=name, leased_until=None)
+            .returning(WrittenRecord.version)
+        )
+        if settled is None:
+            return False
+        note_recorded(session, task.subject)
+    if task.older_name not in (None, name):
+        try:
+            task.attached.store.delete_named(str(task.older_name))
+        except StoreError as error:
+            # It is outdone by the newer one, and goes with the folder at the latest.
+            _log.info("an older record stays", name=task.older_name, error=str(error))
+    return True
+
+
+def let_go(context: ServiceContext, task: RecordTask) -> None:
+    """Gives the lease back with nothing settled."""
+    with context.database.transaction() as session:
+        session.execute(
+            update(WrittenRecord)
+            .where(
+                *is_subject(task.subject),
+                WrittenRecord.store_id == task.attached.store_id,
+                WrittenRecord.leased_until == task.leased_until,
+            )
+            .values(leased_until=None),
+            execution_options={"synchronize_session": False},
+        )
+
+
+def note_recorded(session: Session, subject: Subject) -> None:
+    """Sets the subject's recorded version to what every store that has its record has at least."""
+    written = select(func.min(WrittenRecord.version)).where(*is_subject(subject), WrittenRecord.removed_at.is_(None))
+    everywhere = session.scalar(written) or 0
+    unsynchronized = {"synchronize_session": False}
+    if subject.kind is RecordKind.CHECKPOINT:
+        session.execute(
+            update(Checkpoint).where(Checkpoint.id == subject.subject_id).values(recorded_version=everywhere),
+            execution_options=unsynchronized,
+        )
+        return
+    session.execute(
+        update(RecordSubject)
+        .where(RecordSubject.kind == subject.kind, RecordSubject.subject_id == subject.subject_id)
+        .values(recorded_version=everywhere),
+        execution_options=unsynchronized,
+    )
+
+
+def is_subject(subject: Subject) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Over `written_records`."""
+    return WrittenRecord.kind == subject.kind, WrittenRecord.subject_id == subject.subject_id
+
+
+def _key(subject: Subject) -> dict[str, object]:
+    return {"kind": subject.kind, "subject_id": subject.subject_id}
+
+
+def _record(
+    session: Session, context: ServiceContext, subject: Subject
+) -> ProjectRecord | RunRecord | CheckpointRecord | None:
+    """What the catalog says now; None if there is nothing to write any more."""
+    if subject.kind is RecordKind.CHECKPOINT:
+        # FOR KEY SHARE: whoever purges takes the row FOR UPDATE, and then either sees the row that is made here, or
+        # this sees that the checkpoint is going.
+        checkpoint = session.scalar(
+            select(Checkpoint)
+            .where(Checkpoint.id == subject.subject_id, Checkpoint.state.in_(RECORDED_STATES))
+            .with_for_update(read=True, key_share=True),
+            execution_options={"populate_existing": True},
+        )
+        return None if checkpoint is None else checkpoint_record(session, context, checkpoint)
+    version = session.scalar(
+        select(RecordSubject.version).where(
+            RecordSubject.kind == subject.kind, RecordSubject.subject_id == subject.subject_id
+        )
+    )
+    if version is None:
+        return None
+    read = project_record if subject.kind is RecordKind.PROJECT else run_record
+    return read(session, context, subject.subject_id, version)
+
+
+def _write_manifest(context: ServiceContext, task: RecordTask) -> None:
+    """One list at a time: a shard may have 200,000 chunks, and a checkpoint a thousand shards."""
+    with context.database.read() as session:
+        checkpoint = session.get_one(Checkpoint, task.subject.subject_id)
+        manifest = manifest_record(session, context, checkpoint)
+        lists = session.execute(
+            select(ChunkList.id, ChunkList.digest)
+            .join(Shard, Shard.chunk_list_id == ChunkList.id)
+            .where(Shard.checkpoint_id == checkpoint.id)
+            .distinct()
+        ).all()
+    for list_id, digest in lists:
+        with context.database.read() as session:
+            document = list_record(session, list_id, digest)
+        _write(task, task.subject.list_name(digest), encode(document))
+    _write(task, task.subject.manifest_name, encode(manifest))
+
+
+def _write(task: RecordTask, name: str, data: bytes) -> None:
+    if time.monotonic() > task.ends_at:
+        raise RecordLeaseOverError(f"writing {name} took longer than its lease")
+    task.attached.store.write_named(name, data)
