@@ -170,6 +170,13 @@ class Rows:
         ]
         quiet = "; ".join(f"{found.label.removeprefix('training, ')} {found.value:.3f}" for found in rates)
         worst = min((found.value for found in rates if found.value is not None), default=None)
+        beside = [
+            found.value
+            for label in self._measures
+            if label.startswith("training, ")
+            and (found := self._median(label, _of("rate_beside_hashing"))).value is not None
+        ]
+        neighbour = "" if not beside else f"; beside a process that only copies and hashes {min(beside):.3f}"
         why = "; ".join(
             one.why
             for label, ones in self._measures.items()
@@ -194,7 +201,7 @@ class Rows:
                 "no save in flight",
                 1.0 if worst is not None else None,
                 worst,
-                f"the lower of: {quiet}; training on a core of its own, save and servers on the others"
+                f"the lower of: {quiet}{neighbour}; training on a core of its own, save and servers on the others"
                 if worst is not None
                 else f"could not be measured: {why}",
             ),

@@ -3,13 +3,19 @@
 Training has a core of its own; the save's threads and the servers have the others. So what is lost is what the save
 takes from training by other ways than the CPU: the interpreter's lock, and the memory's bandwidth. The stall of save()
 itself is another figure and not in this one.
+
+The same training beside a process of its own that only copies and hashes, on the same other cores, tells how much of it
+the machine takes whoever does that work: no saving that hashes can be below it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
@@ -22,17 +28,18 @@ from benchmarks.state import build
 from holdfast import Checkpointer
 
 _STEPS_TO_WARM_UP = 100
+_BLOCK_BYTES = 64 * 1024 * 1024
 
 
 def run(spec: Spec) -> dict[str, Any]:
-    """Figures: `rate`, the median ratio; `quiet_steps_per_s`, `save_seconds`."""
+    """Figures: `rate`, the median ratio; `rate_beside_hashing`; `quiet_steps_per_s`, `save_seconds`."""
     training_cores, other_cores = set(spec.options["training_cores"]), set(spec.options["other_cores"])
     quiet_seconds = float(spec.options["quiet_seconds"])
     torch.set_num_threads(1)
     os.sched_setaffinity(0, other_cores)  # what is started from here on stays there
     state = build(spec.size_bytes)
     step = _small_training()
-    ratios, quiet_rates, saves = [], [], []
+    ratios, beside_hashing, quiet_rates, saves = [], [], [], []
     with Checkpointer(RUN, create=True, strict=True) as checkpointer:
         os.sched_setaffinity(0, training_cores)  # this thread only
         for _ in range(_STEPS_TO_WARM_UP):
@@ -50,7 +57,17 @@ def run(spec: Spec) -> dict[str, Any]:
                 quiet_rates.append((before + after) / 2)
                 ratios.append(during / quiet_rates[-1])
                 saves.append(seconds)
-    return {"rate": median(ratios), "quiet_steps_per_s": median(quiet_rates), "save_seconds": median(saves)}
+    for _ in range(spec.rounds):
+        before = _steps_per_second(step, lambda began: time.perf_counter() - began < quiet_seconds)
+        with _hashing_on(other_cores):
+            beside = _steps_per_second(step, lambda began: time.perf_counter() - began < quiet_seconds)
+        beside_hashing.append(beside / before)
+    return {
+        "rate": median(ratios),
+        "rate_beside_hashing": median(beside_hashing),
+        "quiet_steps_per_s": median(quiet_rates),
+        "save_seconds": median(saves),
+    }
 
 
 def _steps_per_second(step: Callable[[], None], goes_on: Callable[[float], bool]) -> float:
@@ -59,6 +76,31 @@ def _steps_per_second(step: Callable[[], None], goes_on: Callable[[float], bool]
         step()
         steps += 1
     return steps / (time.perf_counter() - began)
+
+
+@contextmanager
+def _hashing_on(cores: set[int]) -> Iterator[None]:
+    """While a process on these cores copies and hashes; entered when it has begun."""
+    context = multiprocessing.get_context("spawn")
+    has_begun = context.Event()
+    process = context.Process(target=_copy_and_hash, args=(cores, has_begun), daemon=True)
+    process.start()
+    try:
+        has_begun.wait()
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _copy_and_hash(cores: set[int], has_begun: Any) -> None:
+    os.sched_setaffinity(0, cores)
+    source = bytes(_BLOCK_BYTES)
+    target = bytearray(_BLOCK_BYTES)
+    while True:
+        target[:] = source
+        hashlib.sha256(target)
+        has_begun.set()
 
 
 def _small_training() -> Callable[[], None]:
