@@ -86,6 +86,11 @@ class StoreWatch:
         return overdue or self.problem is not None or self._silent is not None
 
     @property
+    def reason(self) -> str | None:
+        """Why it is away, as far as is known."""
+        return self.problem or self._silent or ("The store takes long to answer." if self.away else None)
+
+    @property
     def away_seconds(self) -> float:
         """For how long it has not answered, as far as this process knows; 0 if it answers."""
         since = self._silent_since or self._asking_since

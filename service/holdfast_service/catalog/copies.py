@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import ColumnElement, and_, or_
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy import ColumnElement, and_, exists, or_
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.catalog.tables import Copy
@@ -40,6 +40,14 @@ def keeps_whole(store_ids: Collection[int], attempt_id: int | InstrumentedAttrib
         Copy.store_id.in_(store_ids),
         Copy.state.in_(KEPT),
         or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id),
+    )
+
+
+def is_in(store_id: int, chunk_id: InstrumentedAttribute[int]) -> ColumnElement[bool]:
+    """Whether a store holds a copy of the chunk that is good for everybody, though it may have to be thawed first."""
+    kept = aliased(Copy)
+    return exists().where(
+        kept.chunk_id == chunk_id, kept.store_id == store_id, kept.state.in_(KEPT), kept.proof.in_(PROVEN)
     )
 
 

@@ -27,6 +27,7 @@ def put_policy(
     with context.database.transaction() as session:
         target = target_of(session, caller, name)
         row = locked_policy(session, target, kind)
+        now = database_now(session)
         if row is not None and row.document == document:
             return target.view(StoredPolicy.of(row))
         before = None if row is None else {"document": dict(row.document), "version": row.version}
@@ -38,7 +39,7 @@ def put_policy(
             refuse_unless_seen(row, if_match, target)
             row.version += 1
         row.document = document
-        row.updated_at = database_now(session)
+        row.updated_at = now
         row.updated_by = caller.name
         session.flush()
         record_event(

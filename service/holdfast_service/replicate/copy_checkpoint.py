@@ -1,0 +1,155 @@
+"""One checkpoint's missing chunks go to a second store, chunk by chunk under leases: any number of workers share it.
+
+The checkpoint is whole there when the catalog says so of each of its chunks, asked again after the last one: what this
+process believes to have written counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import StoreRole
+from holdfast_service.attached_store import AttachedStore
+from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.copying import (
+    LeaseOverError,
+    SourceBadError,
+    StoreFailedError,
+    TargetBadError,
+    begin_copy,
+    copy_now,
+)
+from holdfast_service.catalog.custody_tables import CheckpointCopy
+from holdfast_service.catalog.tables import Checkpoint, Run
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.replicate.missing import chunks_to_take, missing_bytes
+
+_CHUNKS_AT_ONCE = 64
+# Each holds a stored chunk in memory.
+_THREADS = 4
+# What could not be copied is not tried in each round: it would be told again and again, and hold up the others.
+RETRY_SECONDS = 60
+ACTOR = Actor.controller("replicate")
+
+_log = structlog.get_logger("holdfast.replicate")
+
+
+@dataclass
+class Copied:
+    """`target_failed`: the second store did not take a chunk; nothing else is to be tried there now."""
+
+    chunks: int = 0
+    bytes: int = 0
+    failed: int = 0
+    error: str | None = None
+    target_failed: bool = False
+    whole: bool = False
+
+    def add(self, other: Copied) -> None:
+        self.chunks += other.chunks
+        self.bytes += other.bytes
+        self.failed += other.failed
+        self.error = other.error or self.error
+        self.target_failed = self.target_failed or other.target_failed
+
+
+def copy_checkpoint(
+    context: ServiceContext,
+    target: AttachedStore,
+    checkpoint_id: str,
+    *,
+    on_bytes: Callable[[int], None],
+    go_on: Callable[[], bool],
+) -> Copied:
+    """Until nothing is left that this process can take, or `go_on` says no. Settles the checkpoint's row."""
+    copied = Copied()
+    passed: set[int] = set()
+
+    def take(chunk_id: int) -> Copied:
+        return _copy_chunk(context, target, chunk_id, on_bytes) if go_on() and not copied.target_failed else Copied()
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-copy") as threads:
+        while go_on() and not copied.target_failed:
+            with context.database.read() as session:
+                now = database_now(session)
+                chunk_ids = chunks_to_take(
+                    session, checkpoint_id, target.store_id, now, passed=passed, most=_CHUNKS_AT_ONCE
+                )
+            if not chunk_ids:
+                break
+            passed.update(chunk_ids)
+            for each in threads.map(take, chunk_ids):
+                copied.add(each)
+    context.database.run(lambda session: _settle(session, target, checkpoint_id, copied))
+    return copied
+
+
+def _copy_chunk(
+    context: ServiceContext, target: AttachedStore, chunk_id: int, on_bytes: Callable[[int], None]
+) -> Copied:
+    task = context.database.run(lambda session: begin_copy(session, context, chunk_id, target.store_id))
+    if task is None:
+        return Copied()  # somebody is at it, or no copy of it can be read now
+    try:
+        settled = copy_now(context, task, on_bytes)
+    except LeaseOverError as failure:
+        _log.warning("copy_too_slow", digest=task.digest, store=target.role.value)
+        return Copied(error=str(failure))
+    except (SourceBadError, TargetBadError) as failure:
+        _log.warning("copy_failed", digest=task.digest, store=target.role.value, reason=str(failure))
+        return Copied(failed=1, error=str(failure))
+    except StoreFailedError as failure:
+        for attached in context.stores:
+            if attached.store_id == failure.store_id:
+                attached.watch.doubt()
+        return Copied(failed=1, error=str(failure), target_failed=failure.store_id == target.store_id)
+    return Copied(chunks=1, bytes=task.stored_bytes) if settled else Copied()
+
+
+def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied: Copied) -> None:
+    count, size = missing_bytes(session, checkpoint_id, target.store_id)
+    row = session.execute(
+        select(CheckpointCopy)
+        .where(CheckpointCopy.checkpoint_id == checkpoint_id, CheckpointCopy.store_id == target.store_id)
+        .with_for_update(),
+        execution_options={"populate_existing": True},
+    ).scalar_one_or_none()
+    if row is None:
+        return  # the checkpoint is gone
+    row.missing_bytes = size
+    row.error = copied.error
+    if count:
+        # Where nothing could be taken, others may be at it, or no copy can be read: not again at once.
+        row.retry_at = None if copied.chunks else database_now(session) + timedelta(seconds=RETRY_SECONDS)
+        return
+    row.retry_at = None
+    copied.whole = True
+    if row.complete_at is None:
+        row.complete_at = database_now(session)
+        _say_whole(session, checkpoint_id, target.role)
+
+
+def _say_whole(session: Session, checkpoint_id: str, role: StoreRole) -> None:
+    run_id, project_id, step = session.execute(
+        select(Run.id, Run.project_id, Checkpoint.step)
+        .join(Checkpoint, Checkpoint.run_id == Run.id)
+        .where(Checkpoint.id == checkpoint_id)
+    ).one()
+    record_event(
+        session,
+        ACTOR,
+        "checkpoint.copy",
+        project_id=project_id,
+        run_id=run_id,
+        checkpoint_id=checkpoint_id,
+        reason=f"a policy asks for a copy of step {step} in the {role.value} store",
+        after={"store": role.value},
+    )
