@@ -1,112 +1,102 @@
-"""Marks copies as `deleting`, deletes their bytes, settles them as `gone` (protocol rule 24).
+"""Deletes the bytes of marked copies, and settles them as `gone`.
 
-The order is the guard: the chunks are locked FOR UPDATE, which waits for nobody and which a writer's FOR KEY SHARE
-excludes; references are asked for again in a LATER statement, which sees what the writer committed; the mark is
-committed; only then do bytes go, by exact key. A process that dies in between leaves `deleting` rows, which are taken
-up again when their lease has run out: deleting twice is fine, for a key is never used again.
+No transaction is open meanwhile. A process that dies in between leaves `deleting` rows, which are taken up again when
+their lease has run out: deleting twice is fine, for a key is never used again. What a store does not delete now stays
+marked: while it is away, it alone is waited for; what it refuses (Object Lock) is tried again later.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import timedelta
 
-from sqlalchemy import or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import update
 
 from holdfast_protocol.states import CopyState
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.tables import Chunk, Copy
+from holdfast_service.catalog.custody_tables import CollectCandidate
+from holdfast_service.catalog.tables import Copy
 from holdfast_service.clock import database_now
-from holdfast_service.collect.garbage import may_go
+from holdfast_service.collect.mark import Doomed
 from holdfast_service.context import ServiceContext
-from holdfast_service.stores.base import ObjectKey, StoreError
+from holdfast_service.stores.base import StoreError
 
-BATCH = 200
-_LEASE = timedelta(minutes=10)
+_AT_ONCE = 8
+_AGAIN_IF_AWAY = timedelta(seconds=30)
+# A lock ends by a date or by a person: neither is a matter of seconds.
+_AGAIN_IF_REFUSED = timedelta(hours=1)
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Doomed:
-    copy_id: int
-    key: ObjectKey
-    version_id: str | None
-    stored_bytes: int
+@dataclass
+class Deleted:
+    """What went, and what did not: `problems` by store, the last reason of each."""
+
+    copies: int = 0
+    bytes: int = 0
+    kept: int = 0
+    problems: dict[int, str] = field(default_factory=dict)
+    away: dict[int, StoreError] = field(default_factory=dict)
+
+    def add(self, other: Deleted) -> None:
+        self.copies += other.copies
+        self.bytes += other.bytes
+        self.kept += other.kept
+        self.problems |= other.problems
+        self.away |= other.away
 
 
-def delete_garbage(context: ServiceContext) -> tuple[int, int]:
-    """How many copies of at most BATCH went, and their bytes. What the store does not delete now is tried again."""
+def delete_marked(context: ServiceContext, doomed: Sequence[Doomed]) -> Deleted:
+    """All of them, as far as their stores let them go now."""
+    result = Deleted()
+    if not doomed:
+        return result
+    with ThreadPoolExecutor(min(_AT_ONCE, len(doomed)), thread_name_prefix="holdfast-delete") as threads:
+        failures = list(threads.map(lambda each: _delete(context, each, result.away), doomed))
+    gone = [each for each, failure in zip(doomed, failures, strict=True) if failure is None]
+    left = [(each, failure) for each, failure in zip(doomed, failures, strict=True) if failure is not None]
+    result.copies, result.bytes, result.kept = len(gone), sum(each.stored_bytes for each in gone), len(left)
+    result.problems = {each.store_id: str(failure) for each, failure in left}
+    _settle(context, gone, left)
+    return result
+
+
+def _delete(context: ServiceContext, doomed: Doomed, away: dict[int, StoreError]) -> StoreError | None:
+    store = context.store_of(doomed.store_id)
+    assert store is not None  # only what is attached is marked
+    if doomed.store_id in away:
+        return away[doomed.store_id]
+    try:
+        store.delete(doomed.key, doomed.version_id)
+    except StoreError as error:
+        if error.retryable:
+            away[doomed.store_id] = error
+        _log.warning("the store does not delete %s: %s", doomed.key.path, error)
+        return error
+    return None
+
+
+def _settle(context: ServiceContext, gone: Sequence[Doomed], left: Sequence[tuple[Doomed, StoreError]]) -> None:
     with context.database.transaction() as session:
-        doomed = _mark(session, context) + _take_up(session, context)
-    gone = [each for each in doomed if _delete(context, each)]
-    if gone:
-        with context.database.transaction() as session:
+        now = database_now(session)
+        # Deleted twice is deleted: whoever took it up after this lease ended finds it gone, and does no harm.
+        session.execute(
+            update(Copy)
+            .where(Copy.id.in_([each.copy_id for each in gone]), Copy.state == CopyState.DELETING)
+            .values(state=CopyState.GONE, leased_until=None)
+        )
+        session.execute(
+            update(CollectCandidate)
+            .where(CollectCandidate.chunk_id.in_({each.chunk_id for each in gone}))
+            .values(due_at=now)
+        )
+        for each, failure in left:
+            again = _AGAIN_IF_AWAY if failure.retryable else _AGAIN_IF_REFUSED
             session.execute(
                 update(Copy)
-                .where(Copy.id.in_([each.copy_id for each in gone]), Copy.state == CopyState.DELETING)
-                .values(state=CopyState.GONE, leased_until=None)
+                .where(Copy.id == each.copy_id, Copy.leased_until == each.leased_until)
+                .values(leased_until=now + again)
             )
-    return len(gone), sum(each.stored_bytes for each in gone)
-
-
-def _mark(session: Session, context: ServiceContext) -> list[_Doomed]:
-    now = database_now(session)
-    condition = may_go(context.store_id, now, timedelta(seconds=context.settings.longest_upload_seconds))
-    chunk_ids = session.scalars(select(Copy.chunk_id).where(condition).order_by(Copy.id).limit(BATCH)).unique().all()
-    if not chunk_ids:
-        return []
-    locked = session.scalars(
-        select(Chunk.id).where(Chunk.id.in_(chunk_ids)).order_by(Chunk.digest).with_for_update(skip_locked=True)
-    ).all()
-    # A statement of its own: the one above may have taken its snapshot before the last reference was committed.
-    rows = _copies(session, Copy.chunk_id.in_(locked) & condition)
-    return _claim(session, rows)
-
-
-def _take_up(session: Session, context: ServiceContext) -> list[_Doomed]:
-    """What a process that died had marked."""
-    now = database_now(session)
-    rows = _copies(
-        session,
-        (Copy.store_id == context.store_id)
-        & (Copy.state == CopyState.DELETING)
-        & or_(Copy.leased_until.is_(None), Copy.leased_until < now),
-    )
-    return _claim(session, rows)
-
-
-def _copies(session: Session, condition: object) -> Sequence[tuple[Copy, str]]:
-    statement = (
-        select(Copy, Chunk.digest)
-        .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(condition)  # type: ignore[arg-type]
-        .order_by(Copy.id)
-        .limit(BATCH)
-        .with_for_update(of=Copy, skip_locked=True)
-    )
-    return [(row.Copy, row.digest) for row in session.execute(statement)]
-
-
-def _claim(session: Session, rows: Sequence[tuple[Copy, str]]) -> list[_Doomed]:
-    leased_until = database_now(session) + _LEASE
-    doomed = []
-    for copy, digest in rows:
-        copy.state = CopyState.DELETING
-        copy.leased_until = leased_until
-        key = object_key(copy.project_id, digest, copy)
-        doomed.append(_Doomed(copy.id, key, copy.version_id, copy.stored_bytes))
-    session.flush()
-    return doomed
-
-
-def _delete(context: ServiceContext, doomed: _Doomed) -> bool:
-    try:
-        context.store.delete(doomed.key, doomed.version_id)
-    except StoreError as error:
-        _log.warning("the store does not delete %s: %s", doomed.key.path, error)
-        return False
-    return True

@@ -1,37 +1,85 @@
-"""Which copies may go (protocol rules 24 and 25). Asked twice: to find candidates, and again under the chunk's lock.
+"""Which copies may go (protocol rules 24, 25, 28 and 29). Asked twice: to find candidates, and again under the chunk's
+lock.
 
-A copy may go when no PUT into it can land any more, no upload relies on it, and either nothing refers to its chunk or
-another copy of the chunk serves everybody.
+A copy may go when no PUT into it can land any more, no upload relies on it, nobody is at work on its chunk, the store
+was told of no hold on it, and either nothing needs its chunk or another copy in the same store serves everybody.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, and_, exists, or_
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
-from holdfast_protocol.states import CheckpointState, CopyState
+from holdfast_protocol.states import CheckpointState, CopyState, Proof
 from holdfast_service.catalog.copies import PROVEN
+from holdfast_service.catalog.held import is_held, store_lets_go
 from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
 
-# What is in the trash can come back, so its chunks stay.
-LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED, CheckpointState.TRASHED)
-_COLLECTABLE = (CopyState.PENDING, CopyState.VERIFIED, CopyState.SUSPECT, CopyState.BAD)
-
-
-def may_go(store_id: int, now: datetime, longest_upload: timedelta) -> ColumnElement[bool]:
-    """Over `copies`. A late PUT lands after an abort, so a copy waits out its last ticket and the longest upload."""
-    return and_(
-        Copy.store_id == store_id,
-        Copy.state.in_(_COLLECTABLE),
-        Copy.ticket_expires_at < now - longest_upload,
-        ~_relied_on_by_an_upload(),
-        or_(~_chunk_is_needed(), Copy.state == CopyState.PENDING, _another_serves_everybody()),
-    )
+# What is in the trash can come back, so its chunks stay; and until a purge has removed the checkpoint's record from
+# every store, a catalog that is rebuilt from one of them would promise the chunks again (protocol rule 30).
+LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED, CheckpointState.TRASHED, CheckpointState.DELETING)
+# Still to be written: good for nobody but the one who writes it.
+UNWRITTEN = (CopyState.PENDING, CopyState.COPYING)
+THERE = (*UNWRITTEN, CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING, CopyState.SUSPECT, CopyState.BAD)
 
 
-def _relied_on_by_an_upload() -> ColumnElement[bool]:
+@dataclass(frozen=True)
+class Question:
+    """What is asked at one moment of the database's clock, of these stores."""
+
+    session: Session
+    store_ids: Collection[int]
+    now: datetime
+    longest_upload: timedelta
+
+    @classmethod
+    def now_of(cls, session: Session, context: ServiceContext, store_ids: Collection[int]) -> Question:
+        seconds = context.settings.longest_upload_seconds
+        return cls(session, store_ids, database_now(session), timedelta(seconds=seconds))
+
+    def may_go(self) -> ColumnElement[bool]:
+        """Over `copies`."""
+        return and_(
+            Copy.store_id.in_(self.store_ids),
+            Copy.state.in_(THERE),
+            self.waited_out(),
+            ~self.worked_on(),
+            store_lets_go(),
+            ~relied_on_by_an_upload(),
+            or_(Copy.state.in_(UNWRITTEN), ~self.chunk_is_needed(), another_serves_everybody()),
+        )
+
+    def waited_out(self) -> ColumnElement[bool]:
+        """A late PUT lands after an abort, so a copy waits out its last ticket and the longest upload."""
+        return Copy.ticket_expires_at < self.now - self.longest_upload
+
+    def worked_on(self) -> ColumnElement[bool]:
+        """A lease is in force on this copy or on another of its chunk: it is read again, or one is made from another.
+        The collector's own leases count for nothing."""
+        leased = aliased(Copy)
+        return exists().where(
+            leased.chunk_id == Copy.chunk_id, leased.leased_until > self.now, leased.state != CopyState.DELETING
+        )
+
+    def chunk_is_needed(self, chunk_id: InstrumentedAttribute[int] = Copy.chunk_id) -> ColumnElement[bool]:
+        """By a checkpoint that is there or may come back. A hold is a promise of its own: what is held keeps its chunks
+        whatever state another part gave it."""
+        return exists().where(
+            ChunkListEntry.chunk_id == chunk_id,
+            ChunkListEntry.chunk_list_id == Shard.chunk_list_id,
+            Shard.checkpoint_id == Checkpoint.id,
+            or_(Checkpoint.state.in_(LIVE), is_held(self.session)),
+        )
+
+
+def relied_on_by_an_upload() -> ColumnElement[bool]:
+    """Over `copies`."""
     return exists().where(
         ShardChunk.copy_id == Copy.id,
         ShardChunk.shard_id == Shard.id,
@@ -40,18 +88,10 @@ def _relied_on_by_an_upload() -> ColumnElement[bool]:
     )
 
 
-def _chunk_is_needed() -> ColumnElement[bool]:
-    return exists().where(
-        ChunkListEntry.chunk_id == Copy.chunk_id,
-        ChunkListEntry.chunk_list_id == Shard.chunk_list_id,
-        Shard.checkpoint_id == Checkpoint.id,
-        Checkpoint.state.in_(LIVE),
-    )
-
-
-def _another_serves_everybody() -> ColumnElement[bool]:
-    """The oldest verified copy that is proven stays; an unproven one goes only beside it. A suspect one is looked at
-    first."""
+def another_serves_everybody() -> ColumnElement[bool]:
+    """Over `copies`. The oldest verified copy that is proven stays; an unproven one goes only beside it. A suspect one
+    is looked at first; and one that was found bad is the sign that its chunk must be seen whole before anybody is told
+    so, hence it goes only beside a copy that was read since."""
     other = aliased(Copy)
     return and_(
         Copy.state.in_((CopyState.VERIFIED, CopyState.BAD)),
@@ -60,11 +100,13 @@ def _another_serves_everybody() -> ColumnElement[bool]:
             other.store_id == Copy.store_id,
             other.id != Copy.id,
             other.state == CopyState.VERIFIED,
+            other.readable_until.is_(None),  # a thawed one is cold again afterwards
             other.proof.in_(PROVEN),
-            or_(
-                Copy.state != CopyState.VERIFIED,
-                Copy.proof.not_in(PROVEN),
-                other.id < Copy.id,
-            ),
+            or_(Copy.state == CopyState.VERIFIED, Copy.bad_at.is_(None), _read_since(other)),
+            or_(Copy.state != CopyState.VERIFIED, Copy.proof.not_in(PROVEN), other.id < Copy.id),
         ),
     )
+
+
+def _read_since(other: type[Copy]) -> ColumnElement[bool]:
+    return and_(other.proof == Proof.READ, other.verified_at > Copy.bad_at)

@@ -1,0 +1,148 @@
+"""Marks copies as `deleting` and drops chunks that are gone, in one transaction (protocol rule 24).
+
+The order is the guard: the chunks are locked FOR UPDATE, which waits for nobody and which a writer's FOR KEY SHARE
+excludes; then their copies, which holds off whoever reads one again; what may go is asked in a LATER statement, which
+sees what the others committed; the mark is committed; only then do bytes go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, delete, exists, or_, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CopyState
+from holdfast_service.catalog.candidates import leave_candidates
+from holdfast_service.catalog.copies import object_key
+from holdfast_service.catalog.custody_tables import CollectCandidate
+from holdfast_service.catalog.tables import Chunk, ChunkListEntry, Copy, ShardChunk
+from holdfast_service.collect.garbage import UNWRITTEN, Question
+from holdfast_service.context import ServiceContext
+from holdfast_service.stores.base import ObjectKey
+
+BATCH = 200
+# What is not needed and cannot go yet (its ticket, a lease, a store that is away) is looked at again after so long.
+_AGAIN = timedelta(seconds=60)
+_UNSYNCHRONIZED = {"synchronize_session": False}
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """A copy that this process deletes until `leased_until`, which is the lease's token."""
+
+    copy_id: int
+    chunk_id: int
+    store_id: int
+    key: ObjectKey
+    version_id: str | None
+    stored_bytes: int
+    leased_until: datetime
+
+
+@dataclass(frozen=True)
+class Marked:
+    doomed: list[Doomed]
+    forgotten_chunks: int = 0
+    looked_at: int = 0
+
+
+def mark(session: Session, context: ServiceContext, store_ids: Collection[int]) -> Marked:
+    """Of at most BATCH candidates and BATCH uploads that nobody finished; and what a process that died had marked."""
+    question = Question.now_of(session, context, store_ids)
+    candidates = _due_candidates(session, question)
+    wanted = {*candidates, *_unwritten(session, question)}
+    locked = session.scalars(
+        select(Chunk.id).where(Chunk.id.in_(wanted)).order_by(Chunk.digest).with_for_update(skip_locked=True)
+    ).all()
+    # A report that reads one of them again decides about the others too: it comes before this, or after.
+    session.execute(select(Copy.id).where(Copy.chunk_id.in_(locked)).order_by(Copy.id).with_for_update()).all()
+    # A statement of its own: the ones above may have taken their snapshot before the last reference was committed.
+    rows = _copies(session, Copy.chunk_id.in_(locked) & question.may_go())
+    doomed = _claim(session, context, question, rows)
+    forgotten = _settle_candidates(session, question, candidates, locked)
+    doomed += _claim(session, context, question, _left_by_the_dead(session, question))
+    leave_candidates(session, {each.chunk_id for each in doomed})
+    return Marked(doomed, forgotten, len(candidates))
+
+
+def _due_candidates(session: Session, question: Question) -> list[int]:
+    return list(
+        session.scalars(
+            select(CollectCandidate.chunk_id)
+            .where(CollectCandidate.due_at <= question.now)
+            .order_by(CollectCandidate.due_at, CollectCandidate.chunk_id)
+            .limit(BATCH)
+            .with_for_update(skip_locked=True)
+        )
+    )
+
+
+def _unwritten(session: Session, question: Question) -> list[int]:
+    """There are never many of them: those of uploads and copies under way, and of those that were given up."""
+    condition = question.may_go() & Copy.state.in_(UNWRITTEN)
+    return list(session.scalars(select(Copy.chunk_id).where(condition).order_by(Copy.id).limit(BATCH)).unique())
+
+
+def _left_by_the_dead(session: Session, question: Question) -> Sequence[tuple[Copy, str]]:
+    over = or_(Copy.leased_until.is_(None), Copy.leased_until < question.now)
+    return _copies(session, Copy.store_id.in_(question.store_ids) & (Copy.state == CopyState.DELETING) & over)
+
+
+def _copies(session: Session, condition: ColumnElement[bool]) -> Sequence[tuple[Copy, str]]:
+    statement = (
+        select(Copy, Chunk.digest)
+        .join(Chunk, Chunk.id == Copy.chunk_id)
+        .where(condition)
+        .order_by(Copy.id)
+        .limit(BATCH)
+        .with_for_update(of=Copy, skip_locked=True)
+    )
+    return [(row.Copy, row.digest) for row in session.execute(statement)]
+
+
+def _claim(
+    session: Session, context: ServiceContext, question: Question, rows: Sequence[tuple[Copy, str]]
+) -> list[Doomed]:
+    leased_until = question.now + timedelta(seconds=context.settings.lease_seconds)
+    doomed = []
+    for copy, digest in rows:
+        copy.state = CopyState.DELETING
+        copy.leased_until = leased_until
+        key = object_key(copy.project_id, digest, copy)
+        doomed.append(
+            Doomed(copy.id, copy.chunk_id, copy.store_id, key, copy.version_id, copy.stored_bytes, leased_until)
+        )
+    session.flush()
+    return doomed
+
+
+def _settle_candidates(session: Session, question: Question, candidates: Sequence[int], locked: Sequence[int]) -> int:
+    """A candidate that is needed is none any more, and a chunk of which nothing is left goes. How many chunks went."""
+    used_up = exists().where(ShardChunk.copy_id == Copy.id)
+    session.execute(
+        delete(Copy).where(Copy.chunk_id.in_(locked), Copy.state == CopyState.GONE, ~used_up),
+        execution_options=_UNSYNCHRONIZED,
+    )
+    bare = ~(
+        exists().where(Copy.chunk_id == Chunk.id)
+        | exists().where(ShardChunk.chunk_id == Chunk.id)
+        | exists().where(ChunkListEntry.chunk_id == Chunk.id)
+    )
+    # Behind the lock: a negotiation takes the row FOR KEY SHARE before it refers to it.
+    forgotten = session.scalars(select(Chunk.id).where(Chunk.id.in_(locked), bare)).all()
+    session.execute(delete(Chunk).where(Chunk.id.in_(forgotten)), execution_options=_UNSYNCHRONIZED)
+    needed = session.scalars(select(Chunk.id).where(Chunk.id.in_(locked), question.chunk_is_needed(Chunk.id))).all()
+    there = session.scalars(select(Chunk.id).where(Chunk.id.in_(candidates))).all()
+    over = (set(candidates) - set(there)) | set(needed)
+    session.execute(
+        delete(CollectCandidate).where(CollectCandidate.chunk_id.in_(over)), execution_options=_UNSYNCHRONIZED
+    )
+    later = set(candidates) - over
+    session.execute(
+        update(CollectCandidate).where(CollectCandidate.chunk_id.in_(later)).values(due_at=question.now + _AGAIN),
+        execution_options=_UNSYNCHRONIZED,
+    )
+    return len(forgotten)
