@@ -19,6 +19,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from holdfast_protocol.states import StoreRole
+from holdfast_service.stores.sigv4 import Credentials
 
 PREFIX = "HOLDFAST_"
 # Client and trainer read these; on one machine they share the service's environment, so they are no mistake here.
@@ -53,6 +54,14 @@ class ServiceSettings(BaseSettings):
         default=None,
         description="A further store, as HOLDFAST_STORE: another region, another cloud or a mounted filesystem, for "
         "copies that outlive the first. Projects say what is copied there.",
+    )
+    second_store_access_key_id: str | None = Field(
+        default=None,
+        description="The second store's own S3 key, where it is not the one that the environment gives (AWS_…). Or "
+        "name a profile of the AWS configuration in the URL: `?profile=…`.",
+    )
+    second_store_secret_access_key: SecretStr | None = Field(
+        default=None, description="The secret that belongs to HOLDFAST_SECOND_STORE_ACCESS_KEY_ID."
     )
     cold_store: str | None = Field(
         default=None,
@@ -214,6 +223,18 @@ class ServiceSettings(BaseSettings):
         """By role, the primary store first; only those that are set."""
         urls = {StoreRole.PRIMARY: self.store_url, StoreRole.SECOND: self.second_store, StoreRole.COLD: self.cold_store}
         return {role: url for role, url in urls.items() if url is not None}
+
+    def store_credentials(self, role: StoreRole) -> Credentials | None:
+        """The keys that the settings themselves give for a store. Raises SettingsError for half of a pair."""
+        key, secret = self.second_store_access_key_id, self.second_store_secret_access_key
+        if role is not StoreRole.SECOND or (key is None and secret is None):
+            return None
+        if key is None or secret is None:
+            raise SettingsError(
+                "HOLDFAST_SECOND_STORE_ACCESS_KEY_ID and HOLDFAST_SECOND_STORE_SECRET_ACCESS_KEY belong together. Give "
+                "both, or neither."
+            )
+        return Credentials(key, secret.get_secret_value())
 
     @property
     def token_file(self) -> Path:

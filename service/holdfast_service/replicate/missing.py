@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import Select, exists, func, or_, select, text
 from sqlalchemy.orm import Session, aliased
@@ -15,7 +14,7 @@ from holdfast_service.catalog.custody_tables import TO_COPY, CheckpointCopy
 from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 
 
-def due(store_id: int, now: datetime) -> Select[Any]:
+def due(store_id: int, now: datetime) -> Select[CheckpointCopy, Checkpoint]:
     """Newest commit first, so that what would be lost shrinks fastest. A corrupt one has nothing to copy from."""
     return (
         select(CheckpointCopy, Checkpoint)
@@ -58,7 +57,7 @@ def missing_bytes(session: Session, checkpoint_id: str, store_id: int) -> tuple[
     return int(count), int(size or 0)
 
 
-def _lacking(checkpoint_id: str, store_id: int) -> Select[Any]:
+def _lacking(checkpoint_id: str, store_id: int) -> Select[int]:
     lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
     needed = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
     return select(Chunk.id).where(Chunk.id.in_(needed), ~is_in(store_id, Chunk.id))

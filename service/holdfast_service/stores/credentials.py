@@ -25,16 +25,17 @@ class FixedCredentials:
 
 
 class DefaultChainCredentials:
-    """Whatever botocore finds; temporary ones are refreshed by it."""
+    """Whatever botocore finds, or what it finds in the `profile` that is named; temporary ones are refreshed by it."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: str | None = None) -> None:
         # Imported here because it takes 0.2 s and a service with a posix store never needs it.
         from botocore.exceptions import BotoCoreError
         from botocore.session import Session
 
         self._refresh_failure = BotoCoreError
         try:
-            found = Session().get_credentials()
+            # A profile that is named comes before the environment's keys, which may be another store's.
+            found = Session(profile=profile).get_credentials()
         except BotoCoreError as error:
             raise StoreRefused(f"reading the AWS credentials failed: {error}") from error
         if found is None:

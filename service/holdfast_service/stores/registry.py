@@ -54,7 +54,7 @@ def open_store(
             location = s3_location.parse_s3_url(url)
         except ValueError as error:
             raise StoreUrlError(url, str(error), s3_location.EXAMPLE) from error
-        source = FixedCredentials(credentials) if credentials else DefaultChainCredentials()
+        source = FixedCredentials(credentials) if credentials else DefaultChainCredentials(location.profile)
         return S3Store(location, source, capabilities=capabilities)
     if scheme == "gs":
         return _open_gcs(url, capabilities)

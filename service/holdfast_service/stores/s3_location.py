@@ -1,4 +1,5 @@
-"""`s3://bucket/prefix?endpoint=...&public_endpoint=...&region=...&path_style=...` -> where requests go. Pure."""
+"""`s3://bucket/prefix?endpoint=...&public_endpoint=...&region=...&path_style=...&profile=...` -> where requests go, and
+whose keys they are signed with. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ from holdfast_service.stores.bucket_location import BucketLocation, origin_optio
 
 EXAMPLE = "s3://my-bucket/checkpoints?region=eu-central-1, or with &endpoint=https://s3.example.org for other stores"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_OPTIONS = ("endpoint", "public_endpoint", "region", "path_style")
+_PROFILE = re.compile(r"[0-9A-Za-z._-]{1,100}")
+_OPTIONS = ("endpoint", "public_endpoint", "region", "path_style", "profile")
 
 
 @dataclass(frozen=True, slots=True)
 class S3Location(BucketLocation):
-    """A bucket with the region that its requests are signed for."""
+    """A bucket with the region that its requests are signed for. `profile`: the section of the AWS configuration that
+    has its keys; None: the environment's."""
 
     region: str
+    profile: str | None = None
 
     def copy_source(self, relative_key: str) -> str:
         """As `x-amz-copy-source` has it: the bucket is always named."""
@@ -38,9 +42,12 @@ def parse_s3_url(url: str) -> S3Location:
     path_style = _flag(options.get("path_style"), default=endpoint is not None or "." in bucket)
     internal = endpoint or f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
     public = origin_option(options, "public_endpoint") or internal
+    profile = options.get("profile")
+    if profile is not None and not _PROFILE.fullmatch(profile):
+        raise ValueError(f"its profile {profile!r} is no name of a section of the AWS configuration")
     if path_style:
-        return S3Location(bucket, prefix, internal, public, f"/{quote(bucket)}", region)
-    return S3Location(bucket, prefix, _with_bucket(internal, bucket), _with_bucket(public, bucket), "", region)
+        return S3Location(bucket, prefix, internal, public, f"/{quote(bucket)}", region, profile)
+    return S3Location(bucket, prefix, _with_bucket(internal, bucket), _with_bucket(public, bucket), "", region, profile)
 
 
 def _with_bucket(origin: str, bucket: str) -> str:
