@@ -1,4 +1,4 @@
-"""The service's commands: `holdfast serve`, and `holdfast admin …`, which works on the database itself.
+"""The service's commands: `holdfast serve`, `holdfast worker`, and `holdfast admin …`, which works on the database.
 
 The client's CLI finds them as a plug-in (see pyproject.toml) and never imports the service.
 """
@@ -37,6 +37,9 @@ StoreUrl = Annotated[
 
 def register(app: typer.Typer) -> None:
     app.command("serve", help="Run the service. Without options: for this machine, in ~/.holdfast.")(serve_command)
+    app.command("worker", help="Do background work for a service on Postgres; any number of processes share it.")(
+        worker_command
+    )
     admin = typer.Typer(
         help="Work on the catalog's database itself, with HOLDFAST_DATABASE_URL.",
         no_args_is_help=True,
@@ -72,6 +75,15 @@ def serve_command(  # noqa: PLR0917 (typer calls it by keyword)
         serve(settings, _say_where)
 
 
+def worker_command(database_url: DatabaseUrl = None, store: StoreUrl = None) -> None:
+    with _failures_said():
+        settings = _settings(database_url=database_url, store=store)
+        configure_logging(settings)
+        from holdfast_service.worker import work
+
+        work(settings, _say_who)
+
+
 def token_command(  # noqa: PLR0917 (typer calls it by keyword)
     name: Annotated[str, typer.Option(help="What it is for.")] = "bootstrap",
     scope: Annotated[list[Scope] | None, typer.Option(help="May be repeated; without it: every scope.")] = None,
@@ -81,6 +93,8 @@ def token_command(  # noqa: PLR0917 (typer calls it by keyword)
     database_url: DatabaseUrl = None,
 ) -> None:
     from holdfast_service.auth.make_token import insert_token, new_token_text
+    from holdfast_service.auth.token_view import token_facts
+    from holdfast_service.catalog.audit import Actor, record_event
     from holdfast_service.catalog.make_run import ensure_project
     from holdfast_service.clock import database_now
     from holdfast_service.service import open_database
@@ -90,11 +104,13 @@ def token_command(  # noqa: PLR0917 (typer calls it by keyword)
         text = new_token_text()
         try:
             with database.transaction() as session:
-                project_id = ensure_project(session, project).id if project else None
+                actor = Actor.at_the_database()
+                project_id = ensure_project(session, project, actor).id if project else None
                 expires_at = database_now(session) + timedelta(days=days) if days else None
-                insert_token(
+                made = insert_token(
                     session, text, name=name, scopes=scope or Scope, project_id=project_id, expires_at=expires_at
                 )
+                record_event(session, actor, "token.create", project_id=project_id, after=token_facts(made))
         finally:
             database.dispose()
     sys.stdout.write(f"{text}\n")
@@ -150,6 +166,15 @@ def _say_where(context: ServiceContext, url: str) -> None:
     else:
         lines.append("  token    make the first one with `holdfast admin token`")
     sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def _say_who(context: ServiceContext) -> None:
+    sys.stdout.write(
+        f"Holdfast {VERSION} works as {context.process_id}\n"
+        f"  catalog  {context.database.url.render_as_string(hide_password=True)}\n"
+        f"  store    {redacted(context.settings.store_url)}\n"
+    )
     sys.stdout.flush()
 
 

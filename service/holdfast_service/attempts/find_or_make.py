@@ -13,6 +13,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
 from holdfast_service.attempts.similar_names import similar_names
 from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.make_run import ensure_project, ensure_run
 from holdfast_service.catalog.resolve import project_named, run_named
 from holdfast_service.catalog.tables import Checkpoint, Project, Run
@@ -34,7 +35,7 @@ def find_or_make_run(session: Session, caller: Principal, project_name: str, run
         project = _make_project(session, caller, project_name, create)
     if create is False:
         return run_named(session, caller, project_name, run_name)[1]
-    return ensure_run(session, project, run_name)
+    return ensure_run(session, project, run_name, Actor.person(caller))
 
 
 def _run_of(session: Session, project: Project, run_name: str) -> Run | None:
@@ -44,7 +45,7 @@ def _run_of(session: Session, project: Project, run_name: str) -> Run | None:
 def _make_project(session: Session, caller: Principal, name: str, create: bool | None) -> Project:
     """Only for tokens that may make projects; for any other the name is wrong."""
     if create is not False and caller.project_id is None and Scope.ADMIN in caller.scopes:
-        return ensure_project(session, name)
+        return ensure_project(session, name, Actor.person(caller))
     return project_named(session, caller, name)
 
 

@@ -8,7 +8,8 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.tokens import CreateToken, TokenCreated
 from holdfast_service.auth.make_token import insert_token, new_token_text
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.token_view import token_view
+from holdfast_service.auth.token_view import token_facts, token_view
+from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.resolve import project_named
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
@@ -38,6 +39,9 @@ def create_token(context: ServiceContext, caller: Principal, request: CreateToke
             scopes=request.scopes,
             project_id=project.id if project else None,
             expires_at=expires_at,
+        )
+        record_event(
+            session, Actor.person(caller), "token.create", project_id=token.project_id, after=token_facts(token)
         )
         view = token_view(token, request.project)
     return TokenCreated(**view.model_dump(), token=text)

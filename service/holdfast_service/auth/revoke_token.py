@@ -7,7 +7,8 @@ from sqlalchemy import select
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.tokens import TokenView
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.token_view import token_view
+from holdfast_service.auth.token_view import token_facts, token_view
+from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.tables import Project, Token
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
@@ -31,4 +32,7 @@ def revoke_token(context: ServiceContext, caller: Principal, token_id: str) -> T
         token, project_name = row
         if token.revoked_at is None:
             token.revoked_at = database_now(session)
+            record_event(
+                session, Actor.person(caller), "token.revoke", project_id=token.project_id, before=token_facts(token)
+            )
         return token_view(token, project_name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from holdfast_protocol.states import Scope
 from holdfast_protocol.tokens import TokenView
 from holdfast_service.catalog.tables import Token
@@ -17,3 +19,13 @@ def token_view(token: Token, project_name: str | None) -> TokenView:
         expires_at=token.expires_at,
         revoked_at=token.revoked_at,
     )
+
+
+def token_facts(token: Token) -> dict[str, Any]:
+    """What an audit event says of it."""
+    return {
+        "token": token.id,
+        "name": token.name,
+        "scopes": list(token.scopes),
+        "expires_at": None if token.expires_at is None else token.expires_at.isoformat(),
+    }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import select
 
 from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.resolve import checkpoint_by_id
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.catalog.views import current_checkpoint_view
@@ -32,6 +35,7 @@ def edit_checkpoint(
                 "The checkpoint was changed since it was read. Read it again and decide anew.",
                 etag=f'"{checkpoint.version}"',
             )
+        before = _edited(checkpoint)
         if request.health is not None:
             _refuse_unfit_health(checkpoint)
             checkpoint.health = request.health
@@ -39,8 +43,29 @@ def edit_checkpoint(
         if request.labels is not None:
             checkpoint.labels = sorted(set(request.labels))
         checkpoint.version += 1
+        after = _edited(checkpoint)
+        changed = [name for name in after if after[name] != before[name]]
+        record_event(
+            session,
+            Actor.person(caller),
+            "checkpoint.edit",
+            project_id=project.id,
+            run_id=run.id,
+            checkpoint_id=checkpoint.id,
+            reason=request.health_reason,
+            before={name: before[name] for name in changed},
+            after={name: after[name] for name in changed},
+        )
         session.flush()
         return current_checkpoint_view(session, project.name, run.name, checkpoint)
+
+
+def _edited(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "labels": list(checkpoint.labels),
+        "health": str(checkpoint.health),
+        "health_reason": checkpoint.health_reason,
+    }
 
 
 def _refuse_senseless(request: EditCheckpoint, if_match: str | None) -> None:

@@ -12,6 +12,7 @@ from holdfast_protocol.runs import RunView
 from holdfast_protocol.selectors import Latest
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.cursors import cut_page, decode_cursor, moment_from_text, moment_to_text
 from holdfast_service.catalog.make_run import ensure_run
 from holdfast_service.catalog.resolve import project_named, run_named
@@ -50,7 +51,7 @@ def put_run(context: ServiceContext, caller: Principal, project: str, run: str) 
     """Makes it; the same again is fine. Raises `forbidden` and `project_not_found`."""
     with context.database.transaction() as session:
         owner = project_named(session, caller, project)
-        return _run_views(session, owner, [ensure_run(session, owner, run)])[0]
+        return _run_views(session, owner, [ensure_run(session, owner, run, Actor.person(caller))])[0]
 
 
 def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[RunView]:

@@ -28,6 +28,11 @@ class Actor:
         return cls("person", caller.name, caller.token_id)
 
     @classmethod
+    def at_the_database(cls) -> Actor:
+        """Who runs `holdfast admin …`: a person that has the database's address, and no token."""
+        return cls("person", "holdfast admin")
+
+    @classmethod
     def controller(cls, name: str) -> Actor:
         return cls("controller", name)
 

@@ -14,6 +14,8 @@ from sqlalchemy import select
 
 from holdfast_protocol.states import Scope
 from holdfast_service.auth.make_token import insert_token, new_token_text, parse_token, token_row
+from holdfast_service.auth.token_view import token_facts
+from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.tables import CatalogIdentity, Token
 from holdfast_service.clock import database_now
@@ -22,6 +24,7 @@ from holdfast_service.database import Database
 _ONLY_ROW = 1
 _SIGNING_KEY_BYTES = 32
 BOOTSTRAP_NAME = "bootstrap"
+_START = Actor.controller("start")
 
 
 def ensure_identity(database: Database) -> CatalogIdentity:
@@ -62,7 +65,8 @@ def ensure_token_file(database: Database, path: Path) -> bool:
             file.flush()
             os.fsync(file.fileno())
         with database.transaction() as session:
-            insert_token(session, text, name="embedded", scopes=Scope, project_id=None, expires_at=None)
+            made = insert_token(session, text, name="embedded", scopes=Scope, project_id=None, expires_at=None)
+            record_event(session, _START, "token.create", after=token_facts(made))
         os.replace(fresh, path)
     except BaseException:
         fresh.unlink(missing_ok=True)
@@ -81,6 +85,7 @@ def ensure_bootstrap_token(database: Database, text: str) -> bool:
             return False
         row = token_row(session, text, name=BOOTSTRAP_NAME, scopes=Scope, project_id=None, expires_at=None)
         insert_absent(session, Token, [row])
+        record_event(session, _START, "token.create", after=token_facts(Token(**row)))
         return True
 
 

@@ -7,6 +7,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AbortCause, CheckpointState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
+from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.views import current_checkpoint_view
 from holdfast_service.catalog.writing import begin_writing
 from holdfast_service.clock import database_now
@@ -23,6 +24,15 @@ def abort_checkpoint(
         checkpoint = writing.checkpoint
         if checkpoint.state == CheckpointState.UPLOADING:
             abort(checkpoint, request.reason, database_now(session), cause=AbortCause.JOB)
+            record_event(
+                session,
+                Actor.person(caller),
+                "checkpoint.abort",
+                project_id=writing.project.id,
+                run_id=writing.run.id,
+                checkpoint_id=checkpoint_id,
+                reason=request.reason,
+            )
             session.flush()
         elif checkpoint.state != CheckpointState.ABORTED:
             raise ProblemError(

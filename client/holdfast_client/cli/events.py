@@ -1,0 +1,151 @@
+"""`holdfast events [PROJECT[/RUN[@WHICH]]]`: who changed what, and why."""
+
+from __future__ import annotations
+
+import itertools
+import json as json_lines
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from holdfast_client.cli.arguments import JsonOption, read_run, read_selector
+from holdfast_client.cli.connect import connect
+from holdfast_client.cli.show import NOTHING, as_time, show_json, show_line, show_table
+from holdfast_client.cli.tokens import read_duration
+from holdfast_client.client import Client
+from holdfast_client.operations.pages import all_items
+from holdfast_protocol.base import Page
+from holdfast_protocol.events import ActorKind, EventView
+
+_FOLLOW_SECONDS = 2.0
+# A transaction may commit after one that was begun later, so what is new is told by id, and not by "after the last".
+_REMEMBERED = 5000
+
+
+def register(app: typer.Typer) -> None:
+    app.command("events")(events)
+
+
+def events(
+    what: Annotated[
+        str | None, typer.Argument(metavar="[PROJECT[/RUN[@WHICH]]]", help="Only of this project, run or checkpoint.")
+    ] = None,
+    *,
+    actor: Annotated[str | None, typer.Option(help="Only by this token's name or controller.")] = None,
+    people: Annotated[bool, typer.Option("--people", help="Only what people did, no controllers.")] = False,
+    action: Annotated[str | None, typer.Option(help="Only what begins so: hold., checkpoint.trash.")] = None,
+    since: Annotated[str | None, typer.Option(help="From then on: 2h, 7d, 2026-11-01 (UTC).")] = None,
+    until: Annotated[str | None, typer.Option(help="Before then, likewise.")] = None,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="So many at most, the newest.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as events come, the oldest first.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show who changed what and why, the newest first."""
+    with connect() as client:
+        chosen = _chosen(client, what)
+        kind: ActorKind | None = "person" if people else None
+        begins, ends = _moment(since), _moment(until)
+
+        def page(cursor: str | None) -> Page[EventView]:
+            return client.events(
+                **chosen,
+                actor=actor,
+                actor_kind=kind,
+                action=action,
+                since=begins,
+                until=ends,
+                cursor=cursor,
+                limit=min(number, 500),
+            )
+
+        if follow:
+            for event in _followed(page, number):
+                show_line(json_lines.dumps(event.model_dump(mode="json")) if json else _line(event))
+            return
+        found = list(itertools.islice(all_items(page), number))
+    if json:
+        show_json(found)
+        return
+    show_table(
+        ["when (UTC)", "who", "what", "of", "why", "changed"],
+        (
+            (as_time(one.at), one.actor, one.action, _of(one) or NOTHING, one.reason or NOTHING, _changed(one))
+            for one in found
+        ),
+        nothing="There are no such events.",
+    )
+
+
+def _chosen(client: Client, what: str | None) -> dict[str, Any]:
+    if what is None:
+        return {}
+    if "/" not in what:
+        return {"project": what}
+    if "@" not in what:
+        name = read_run(what)
+        return {"project": name.project, "run": name.run}
+    name, point = read_selector(what)
+    return {"checkpoint": client.selected_checkpoint(name.project, name.run, str(point)).id}
+
+
+def _followed(read_page: Callable[[str | None], Page[EventView]], number: int) -> Iterator[EventView]:
+    """First the newest ones, then each that is new, the oldest first; until the user has enough."""
+    first = list(itertools.islice(all_items(read_page), number))
+    seen = dict.fromkeys(event.id for event in reversed(first))
+    begin = min(seen, default=0)
+    yield from reversed(first)
+    while True:
+        time.sleep(_FOLLOW_SECONDS)
+        fresh: list[EventView] = []
+        cursor: str | None = None
+        while True:
+            page = read_page(cursor)
+            new = [event for event in page.items if event.id > begin and event.id not in seen]
+            fresh += new
+            cursor = page.next_cursor
+            if not new or cursor is None:
+                break
+        for event in reversed(fresh):
+            seen[event.id] = None
+            yield event
+        while len(seen) > _REMEMBERED:
+            del seen[next(iter(seen))]
+        begin = max(begin, min(seen, default=0))
+
+
+def _moment(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        seconds = read_duration(text)
+        return None if seconds is None else datetime.now(UTC) - timedelta(seconds=seconds)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _of(event: EventView) -> str:
+    name = "/".join(part for part in (event.project, event.run) if part)
+    return f"{name}@{event.step}" if event.step is not None else name
+
+
+def _changed(event: EventView) -> str:
+    before, after = event.before or {}, event.after or {}
+    return (
+        ", ".join(
+            f"{name}: {before[name]} -> {after[name]}"
+            if name in before and name in after
+            else f"{name}: {after.get(name, before.get(name))}"
+            for name in {**before, **after}
+            if before.get(name) != after.get(name)
+        )
+        or NOTHING
+    )
+
+
+def _line(event: EventView) -> str:
+    parts = (f"{event.at:%Y-%m-%d %H:%M:%S}", event.actor, event.action, _of(event), _changed(event), event.reason)
+    return "  ".join(part for part in parts if part and part != NOTHING)

@@ -1,0 +1,109 @@
+"""The events that the caller may know of, the newest first. A project's token sees its project's and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.events import ActorKind, EventView
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.cursors import cut_page, decode_cursor
+from holdfast_service.catalog.custody_tables import AuditEvent
+from holdfast_service.catalog.resolve import checkpoint_by_id, project_named, run_named
+from holdfast_service.catalog.tables import Checkpoint, Project, Run
+from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
+
+_CURSOR = "events"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventFilter:
+    """None: whatever. `action` is a prefix, `since` is inclusive and `until` is not."""
+
+    project: str | None = None
+    run: str | None = None
+    checkpoint_id: str | None = None
+    actor: str | None = None
+    actor_kind: ActorKind | None = None
+    action: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+def list_events(
+    context: ServiceContext, caller: Principal, wanted: EventFilter, *, cursor: str | None, limit: int
+) -> Page[EventView]:
+    """Raises what the names raise."""
+    with context.database.read() as session:
+        query = _query(session, caller, wanted)
+        if cursor is not None:
+            (before,) = decode_cursor(_CURSOR, cursor, int)
+            query = query.where(AuditEvent.id < before)
+        events = session.scalars(query.order_by(AuditEvent.id.desc()).limit(limit + 1)).all()
+        shown, next_cursor = cut_page(_CURSOR, events, limit, lambda event: (event.id,))
+        return Page(items=_views(session, shown), next_cursor=next_cursor)
+
+
+def _query(session: Session, caller: Principal, wanted: EventFilter) -> Select[tuple[AuditEvent]]:
+    query = select(AuditEvent)
+    if caller.project_id is not None:
+        query = query.where(AuditEvent.project_id == caller.project_id)
+    if wanted.run is not None:
+        if wanted.project is None:
+            raise ProblemError(ProblemCode.INVALID_REQUEST, "A run is named with its project. Give `project` as well.")
+        query = query.where(AuditEvent.run_id == run_named(session, caller, wanted.project, wanted.run)[1].id)
+    if wanted.project is not None:
+        query = query.where(AuditEvent.project_id == project_named(session, caller, wanted.project).id)
+    if wanted.checkpoint_id is not None:
+        checkpoint_by_id(session, caller, wanted.checkpoint_id)
+        query = query.where(AuditEvent.checkpoint_id == wanted.checkpoint_id)
+    if wanted.actor is not None:
+        query = query.where(AuditEvent.actor == wanted.actor)
+    if wanted.actor_kind is not None:
+        query = query.where(AuditEvent.actor_kind == wanted.actor_kind)
+    if wanted.action is not None:
+        query = query.where(AuditEvent.action.startswith(wanted.action, autoescape=True))
+    if wanted.since is not None:
+        query = query.where(AuditEvent.at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(AuditEvent.at < wanted.until)
+    return query
+
+
+def _views(session: Session, events: Sequence[AuditEvent]) -> list[EventView]:
+    """With today's names; what an event speaks of may be gone, and it is told all the same."""
+    projects = _by_id(session, select(Project.id, Project.name), Project.id, {event.project_id for event in events})
+    runs = _by_id(session, select(Run.id, Run.name), Run.id, {event.run_id for event in events})
+    steps = _by_id(
+        session, select(Checkpoint.id, Checkpoint.step), Checkpoint.id, {event.checkpoint_id for event in events}
+    )
+    return [
+        EventView(
+            id=event.id,
+            at=event.at,
+            actor_kind=event.actor_kind,  # type: ignore[arg-type]  (pydantic checks it)
+            actor=event.actor,
+            token_id=event.token_id,
+            action=event.action,
+            project=projects.get(event.project_id),
+            run=runs.get(event.run_id),
+            checkpoint_id=event.checkpoint_id,
+            step=steps.get(event.checkpoint_id),
+            reason=event.reason,
+            before=event.before,
+            after=event.after,
+        )
+        for event in events
+    ]
+
+
+def _by_id(session: Session, query: Select[Any], column: Any, ids: set[str | None]) -> dict[str | None, Any]:
+    return dict(session.execute(query.where(column.in_(ids - {None}))).all())
