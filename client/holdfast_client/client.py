@@ -17,6 +17,8 @@ from holdfast_client.chunks.mount import MountAccess
 from holdfast_client.chunks.pool import TransferPool
 from holdfast_client.operations.attempts import AttemptOperations
 from holdfast_client.operations.checkpoints import CheckpointOperations
+from holdfast_client.operations.controllers import ControllerOperations
+from holdfast_client.operations.events import EventOperations
 from holdfast_client.operations.holds import HoldOperations
 from holdfast_client.operations.operations import LongOperations
 from holdfast_client.operations.policies import PolicyOperations
@@ -32,6 +34,8 @@ from holdfast_protocol.server import ServerInfo
 class Client(
     AttemptOperations,
     CheckpointOperations,
+    ControllerOperations,
+    EventOperations,
     HoldOperations,
     LongOperations,
     PolicyOperations,

@@ -18,6 +18,7 @@ HoldfastError
 ├── Conflict                    look again, then decide
 │   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  OffLineBranch  ManifestConflict
 │   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
+│   ├── ControllerPaused
 │   └── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
 ├── QuotaExceeded               prune, or raise the quota
 ├── IntegrityError              the bytes are not what they should be
@@ -223,6 +224,10 @@ class ShardSealed(Conflict):
 
 class EditConflict(Conflict):
     code = ProblemCode.EDIT_CONFLICT
+
+
+class ControllerPaused(Conflict):
+    code = ProblemCode.CONTROLLER_PAUSED
 
 
 class PolicyChanged(Conflict):

@@ -47,6 +47,7 @@ class ProblemCode(StrEnum):
     SHARD_SEALED = "shard_sealed"
     EDIT_CONFLICT = "edit_conflict"
     POLICY_CHANGED = "policy_changed"
+    CONTROLLER_PAUSED = "controller_paused"
     CHECKPOINT_PROTECTED = "checkpoint_protected"
     CHECKPOINT_HELD = "checkpoint_held"
     CHECKPOINT_COLD = "checkpoint_cold"
@@ -102,6 +103,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CHUNK_GONE: ProblemKind(409, "A chunk is not readable any more"),
     ProblemCode.SHARD_SEALED: ProblemKind(409, "This shard is sealed already"),
     ProblemCode.EDIT_CONFLICT: ProblemKind(412, "It was edited in between"),
+    ProblemCode.CONTROLLER_PAUSED: ProblemKind(409, "This controller is paused"),
     ProblemCode.POLICY_CHANGED: ProblemKind(409, "The policy is not the one that was shown"),
     ProblemCode.CHECKPOINT_PROTECTED: ProblemKind(409, "This checkpoint must stay"),
     ProblemCode.CHECKPOINT_HELD: ProblemKind(409, "A hold keeps this checkpoint"),

@@ -16,6 +16,7 @@ import holdfast_service.auth.endpoints
 import holdfast_service.browse.endpoints
 import holdfast_service.browse.health
 import holdfast_service.commit.endpoints
+import holdfast_service.controllers.endpoints
 import holdfast_service.holds.endpoints
 import holdfast_service.metrics.endpoints
 import holdfast_service.operations.endpoints
@@ -24,6 +25,7 @@ import holdfast_service.restore.endpoints
 import holdfast_service.uploads.endpoints
 from holdfast_protocol.problems import Problem
 from holdfast_service.context import ServiceContext
+from holdfast_service.controllers.numbers import ControllerNumbers
 from holdfast_service.metrics.catalog_numbers import CatalogNumbers
 from holdfast_service.metrics.request_meter import RequestMeter
 from holdfast_service.release import VERSION
@@ -43,6 +45,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.browse.endpoints.router,
     holdfast_service.holds.endpoints.router,
     holdfast_service.operations.endpoints.router,
+    holdfast_service.controllers.endpoints.router,
     holdfast_service.policies.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.browse.health.router,
@@ -72,6 +75,7 @@ def create_app(context: ServiceContext) -> FastAPI:
     # One registry per application, not the library's global one: several can live in one process.
     app.state.metrics = CollectorRegistry()
     app.state.metrics.register(CatalogNumbers(context.database))
+    app.state.metrics.register(ControllerNumbers(context))
     for router in ROUTERS:
         app.include_router(router)
     if isinstance(context.store, PosixStore):

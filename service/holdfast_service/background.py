@@ -1,93 +1,124 @@
-"""Runs the controllers beside the requests: one plain thread for each, in every process, stoppable.
+"""Every controller, and the threads that run them: beside the requests, or in a `holdfast worker`.
 
 The catalog's rows are the work, so nothing is queued here and nothing is lost with a process. A controller's round is
-`tick(context)`. A failed one is logged and the next comes at its time. Each has a thread of its own because a long
-round of one (reading bytes, deleting) would look like downtime to the reaper.
+`tick(context)`; whether one begins, and what becomes of it, is in `controllers/round.py`. Each has a thread of its own
+in every process, because a long round of one (reading bytes, deleting) would look like downtime to the reaper.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
 import holdfast_service.collect.tick
+import holdfast_service.holds.mirror
+import holdfast_service.operations.claim
 import holdfast_service.operations.tick
 import holdfast_service.reap.tick
+import holdfast_service.replicate.tick
 import holdfast_service.scrub.heal
 import holdfast_service.scrub.prove
 import holdfast_service.scrub.rescrub
+from holdfast_service.catalog.processes import ProcessKind
+from holdfast_service.catalog.rounds import Round, RoundReport
 from holdfast_service.context import ServiceContext
+from holdfast_service.controllers.presence import Presence
+from holdfast_service.controllers.round import run_round
 from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.stores.base import StoreError
 
 _log = structlog.get_logger("holdfast.background")
 
 # Garbage is no hurry, and looking for it reads more of the catalog than anything else.
 _COLLECT_EVERY_ROUNDS = 12
 _HEAL_EVERY_ROUNDS = 12
-
-
-@dataclass(frozen=True)
-class Round:
-    """One controller: its `tick` is called, then `interval_seconds` pass."""
-
-    name: str
-    interval_seconds: float
-    tick: Callable[[ServiceContext], object]
+_HOLDS_EVERY_ROUNDS = 6
+# A drill of an hour must not keep a prune of a second waiting.
+_OPERATION_THREADS = 4
 
 
 def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
     """Every controller of the service."""
     interval = settings.controller_interval_seconds
     return (
-        Round("reap", interval, holdfast_service.reap.tick.tick),
-        Round("stores", interval, _watch_stores),
+        Round("reap", interval, holdfast_service.reap.tick.tick, holdfast_service.reap.tick.backlog),
+        Round("stores", interval, _watch_stores, own=True),
         Round("prove", interval, holdfast_service.scrub.prove.tick),
         Round("scrub", interval, holdfast_service.scrub.rescrub.tick),
         Round("heal", interval * _HEAL_EVERY_ROUNDS, holdfast_service.scrub.heal.tick),
-        Round("operations", interval, holdfast_service.operations.tick.tick),
+        Round("holds", interval * _HOLDS_EVERY_ROUNDS, holdfast_service.holds.mirror.tick),
+        Round("replicate", interval, holdfast_service.replicate.tick.tick, holdfast_service.replicate.tick.backlog),
+        Round(
+            "operations",
+            interval,
+            holdfast_service.operations.tick.tick,
+            holdfast_service.operations.claim.backlog,
+            threads=_OPERATION_THREADS,
+        ),
         Round("collect", interval * _COLLECT_EVERY_ROUNDS, holdfast_service.collect.tick.tick),
     )
 
 
-def _watch_stores(context: ServiceContext) -> dict[str, str | None]:
-    return {attached.role.value: attached.watch.tick() for attached in context.stores}
+@dataclass(frozen=True, kw_only=True)
+class StoresReport(RoundReport):
+    """`away`: the roles whose store this process cannot use now."""
+
+    away: tuple[str, ...] = ()
+
+
+def _watch_stores(context: ServiceContext) -> StoresReport:
+    problems = {attached.role.value: attached.watch.tick() for attached in context.stores}
+    away = tuple(role for role, problem in problems.items() if problem is not None)
+    return StoresReport(away=away, error=next((f"{role}: {problems[role]}" for role in away), None))
 
 
 class Background:
-    """Start once, stop once."""
+    """Start once, stop once. A process that leaves the controllers to others still looks after itself."""
 
-    def __init__(self, context: ServiceContext, rounds: Sequence[Round]) -> None:
+    def __init__(
+        self, context: ServiceContext, rounds: Sequence[Round], kind: ProcessKind, *, controllers: bool = True
+    ) -> None:
         self._context = context
-        self._stopping = threading.Event()
+        self._presence = Presence(context, kind)
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name=f"holdfast-{each.name}", daemon=True)
             for each in rounds
+            if controllers or each.own
+            for _ in range(each.threads)
         ]
 
     def start(self) -> None:
+        """Raises ProblemError if the database is away."""
+        self._presence.enter()
         for thread in self._threads:
             thread.start()
 
     def stop(self, *, timeout_seconds: float) -> bool:
-        """Lets rounds under way end, waiting so long for each. False if one still runs: it may be cut off, for every
-        step of a round may run twice."""
-        self._stopping.set()
+        """Lets the steps in hand end, waiting so long for all together. False if one still runs: it may be cut off, for
+        every step of a round may run twice."""
+        self._context.stopping.set()
+        deadline = time.monotonic() + timeout_seconds
         for thread in self._threads:
-            thread.join(timeout_seconds)
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._presence.leave()
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, each: Round) -> None:
-        while not self._stopping.is_set():
+        stopping = self._context.stopping
+        # Rounds are further apart, but somebody may want one now. When a sole round is due the catalog says.
+        look_every = min(each.interval_seconds, self._context.settings.controller_interval_seconds)
+        due_at = float("-inf")
+        while not stopping.is_set():
             try:
-                report = each.tick(self._context)
-                _log.debug("round", controller=each.name, report=str(report))
-            except (ProblemError, StoreError) as error:  # database or store are away
-                _log.warning("round_failed", controller=each.name, error=str(error))
+                due = each.sole or time.monotonic() >= due_at
+                if run_round(self._context, each, due=due, keeping=self._presence.keeping) is not None:
+                    due_at = time.monotonic() + each.interval_seconds
+            except ProblemError as error:  # the database is away
+                _log.warning("round_failed", controller=each.name, error=error.detail)
             except Exception:
                 _log.exception("round_failed", controller=each.name)
-            self._stopping.wait(each.interval_seconds)
+            stopping.wait(look_every)

@@ -14,6 +14,7 @@ from holdfast_service.background import Background, rounds_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.worker import refuse_sqlite
 
 # Longer than a trainer pauses between two calls, so that its connections are not closed under it.
 _KEEP_ALIVE_SECONDS = 75
@@ -31,8 +32,10 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
     """
     listening = _listen(settings.host, settings.port)
     with contextlib.closing(listening):
+        if not settings.serve_controllers:
+            refuse_sqlite(settings, "HOLDFAST_SERVE_CONTROLLERS=false leaves background work to other processes")
         context = open_service(settings)
-        background = Background(context, rounds_of(settings))
+        background = Background(context, rounds_of(settings), "serve", controllers=settings.serve_controllers)
         server = uvicorn.Server(
             uvicorn.Config(
                 create_app(context),

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from holdfast_client.cli import (
     attempts,
     checkpoints,
+    controllers,
+    events,
     holds,
     operations,
     policies,
@@ -113,7 +115,21 @@ def _options(
     """The service is HOLDFAST_URL, the token HOLDFAST_TOKEN; a service on this machine needs neither."""
 
 
-for noun in (runs, attempts, checkpoints, restore_point, spool, holds, operations, policies, projects, tokens, doctor):
+for noun in (
+    runs,
+    attempts,
+    checkpoints,
+    restore_point,
+    spool,
+    events,
+    holds,
+    operations,
+    controllers,
+    policies,
+    projects,
+    tokens,
+    doctor,
+):
     noun.register(app)
 
 

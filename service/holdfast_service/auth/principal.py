@@ -22,6 +22,15 @@ class Principal:
     def sees_project(self, project_id: str) -> bool:
         return self.project_id is None or self.project_id == project_id
 
+    def check_every_project(self) -> None:
+        """For what concerns all projects at once."""
+        if self.project_id is not None:
+            raise ProblemError(
+                ProblemCode.FORBIDDEN,
+                f"The token {self.name!r} belongs to the project {self.project_name!r}, and this concerns every "
+                "project. Use a token that is good for all of them.",
+            )
+
     def check_scope(self, scope: Scope) -> None:
         if scope not in self.scopes:
             raise ProblemError(

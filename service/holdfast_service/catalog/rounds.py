@@ -1,25 +1,39 @@
-"""What every controller shares: the report of a round, and how much work is waiting.
+"""What every controller shares: its round, the report of one, and how much work is waiting.
 
 A controller is a module with `tick(context) -> RoundReport`, and, where rows of the catalog are its work, with
 `backlog(session, context) -> Backlog`. It is registered by one line in `background.rounds_of`.
+
+A tick may run in several processes at once, may be killed after any step, and runs again. A long one looks at
+`context.stopping` between two steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from holdfast_service.context import ServiceContext
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What one round did. A controller adds fields of its own: numbers, texts and tuples of them.
+    """What one round did. A controller adds fields of its own: numbers, texts and tuples of them, each with a default
+    that says that nothing was done.
 
-    `failed` rows stay due; `error` is the last reason, for people.
+    `done` rows are settled, `failed` ones stay due; `error` is the last reason, for people.
     """
 
     done: int = 0
     failed: int = 0
     error: str | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing was due."""
+        return self == type(self)()
 
 
 @dataclass(frozen=True)
@@ -30,3 +44,22 @@ class Backlog:
     due: int
     leased: int = 0
     oldest_due_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """One controller: its `tick` is called, then `interval_seconds` pass.
+
+    Rows that are claimed one by one are worked on in all processes at once, and in `threads` of each. A `sole` round is
+    under way in one process at a time, which holds the controller's lease: that spares work, and is no guard, for a
+    process that hangs may go on when its lease is over. An `own` round looks after its own process: every one does it,
+    and nobody pauses it.
+    """
+
+    name: str
+    interval_seconds: float
+    tick: Callable[[ServiceContext], RoundReport]
+    backlog: Callable[[Session, ServiceContext], Backlog] | None = None
+    sole: bool = False
+    own: bool = False
+    threads: int = 1

@@ -1,7 +1,8 @@
 """Deadlines leave out the service's own downtime and jumps of the clock (protocol rule 31).
 
 While the service was away no rank could call, so silence meant nothing. The row in `controllers` says when the last
-round was; if that is far longer ago than the pause between two rounds, all deadlines move by the gap instead.
+round was; if that is far longer ago than the pause between two rounds, all deadlines move by the gap instead. Workers
+may go on while no process serves: their rounds reap nothing, and are not counted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.catalog.custody_tables import Controller
 from holdfast_service.catalog.insert import insert_absent
+from holdfast_service.catalog.processes import SILENT_AFTER, last_served_at
 from holdfast_service.catalog.tables import Attempt, Checkpoint
 from holdfast_service.clock import database_now
 from holdfast_service.settings import ServiceSettings
@@ -23,14 +25,19 @@ _SHORTEST_GAP = timedelta(seconds=60)
 _ROUNDS = 5
 
 
-def leave_out_downtime(session: Session, settings: ServiceSettings) -> timedelta:
-    """Notes this round and returns by how much the deadlines were moved; zero in the ordinary case.
+def leave_out_downtime(session: Session, settings: ServiceSettings) -> timedelta | None:
+    """Notes this round and returns by how much the deadlines were moved; zero in the ordinary case. None while no
+    process serves.
 
     A clock that went back moves nothing: deadlines are further away then, which is safe.
     """
     now = database_now(session)
     insert_absent(session, Controller, [{"name": NAME, "ticked_at": now}])
     row = session.execute(select(Controller).where(Controller.name == NAME).with_for_update()).scalar_one()
+    served_at = last_served_at(session)
+    if served_at is not None and now - served_at > SILENT_AFTER:
+        row.ticked_at = min(row.ticked_at, served_at)
+        return None
     gap = now - row.ticked_at
     row.ticked_at = now
     if gap <= max(_SHORTEST_GAP, timedelta(seconds=settings.controller_interval_seconds) * _ROUNDS):

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState
 from holdfast_service.catalog.aborting import abort
-from holdfast_service.catalog.tables import Attempt, Checkpoint
+from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.rounds import Backlog, RoundReport
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 from holdfast_service.catalog.views import seal_progress
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
-from holdfast_service.reap.downtime import leave_out_downtime
+from holdfast_service.reap.downtime import NAME, leave_out_downtime
 from holdfast_service.reap.reasons import ended, silent
 
 # An attempt that has missed so many heartbeats is lost. It comes back by calling again.
 MISSED_HEARTBEATS = 10
 
 
-@dataclass(frozen=True)
-class ReapReport:
+@dataclass(frozen=True, kw_only=True)
+class ReapReport(RoundReport):
     aborted: tuple[str, ...] = ()
     lost_attempts: int = 0
     deadlines_moved_seconds: float = 0.0
@@ -32,6 +35,8 @@ def tick(context: ServiceContext) -> ReapReport:
     """After a gap nothing is reaped in this round: the ranks get the time to call again."""
     with context.database.transaction() as session:
         moved = leave_out_downtime(session, context.settings)
+    if moved is None:
+        return ReapReport(error="No process serves, so no rank can call: nothing is given up meanwhile.")
     if moved:
         return ReapReport(deadlines_moved_seconds=moved.total_seconds())
     with context.database.transaction() as session:
@@ -39,7 +44,18 @@ def tick(context: ServiceContext) -> ReapReport:
     with context.database.read() as session:
         due = _due(session, database_now(session))
     aborted = tuple(checkpoint_id for checkpoint_id in due if _give_up(context, checkpoint_id))
-    return ReapReport(aborted, lost)
+    return ReapReport(done=lost + len(aborted), aborted=aborted, lost_attempts=lost)
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    """Checkpoints that are to be given up, by their deadlines."""
+    del context
+    due, oldest = session.execute(
+        select(func.count(), func.min(Checkpoint.deadline_at))
+        .join(Attempt, Attempt.id == Checkpoint.attempt_id)
+        .where(_is_due(database_now(session)))
+    ).one()
+    return Backlog(due, oldest_due_at=oldest)
 
 
 def _mark_lost(session: Session, context: ServiceContext) -> int:
@@ -52,8 +68,27 @@ def _mark_lost(session: Session, context: ServiceContext) -> int:
         .values(ended_at=now, outcome=AttemptOutcome.LOST, outcome_detail=f"no heartbeat for {seconds:.0f} seconds")
         .returning(Attempt.id),
         execution_options={"synchronize_session": False},
-    )
-    return len(lost.all())
+    ).all()
+    _record_lost(session, lost)
+    return len(lost)
+
+
+def _record_lost(session: Session, attempt_ids: Sequence[int]) -> None:
+    for number, detail, run_id, project_id in session.execute(
+        select(Attempt.number, Attempt.outcome_detail, Run.id, Run.project_id)
+        .join(Run, Run.id == Attempt.run_id)
+        .where(Attempt.id.in_(attempt_ids))
+        .order_by(Attempt.id)
+    ):
+        record_event(
+            session,
+            Actor.controller(NAME),
+            "attempt.lost",
+            project_id=project_id,
+            run_id=run_id,
+            reason=detail,
+            after={"attempt": number},
+        )
 
 
 def _due(session: Session, now: datetime) -> list[str]:
@@ -61,13 +96,18 @@ def _due(session: Session, now: datetime) -> list[str]:
         session.scalars(
             select(Checkpoint.id)
             .join(Attempt, Attempt.id == Checkpoint.attempt_id)
-            .where(
-                Checkpoint.state == CheckpointState.UPLOADING,
-                # A late save outlives the attempts that staged and pushed it: only its own silence ends it.
-                or_(Checkpoint.deadline_at <= now, Attempt.ended_at.is_not(None) & Checkpoint.pushed_by.is_(None)),
-            )
+            .where(_is_due(now))
             .order_by(Checkpoint.id)
         )
+    )
+
+
+def _is_due(now: datetime) -> ColumnElement[bool]:
+    """Over `checkpoints` with their `attempts`."""
+    return and_(
+        Checkpoint.state == CheckpointState.UPLOADING,
+        # A late save outlives the attempts that staged and pushed it: only its own silence ends it.
+        or_(Checkpoint.deadline_at <= now, Attempt.ended_at.is_not(None) & Checkpoint.pushed_by.is_(None)),
     )
 
 
@@ -92,5 +132,14 @@ def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:
             abort(checkpoint, reason, now, cause=AbortCause.SILENT, rank=missing[0])
         else:
             return False
+        record_event(
+            session,
+            Actor.controller(NAME),
+            "checkpoint.abort",
+            project_id=session.execute(select(Run.project_id).where(Run.id == checkpoint.run_id)).scalar_one(),
+            run_id=checkpoint.run_id,
+            checkpoint_id=checkpoint.id,
+            reason=checkpoint.abort_reason,
+        )
     context.notifier.notify(checkpoint_id)
     return True

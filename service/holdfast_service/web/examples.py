@@ -18,6 +18,7 @@ from holdfast_protocol.checkpoints import (
     SealShard,
 )
 from holdfast_protocol.chunks import ChunkOffer, NegotiateChunks
+from holdfast_protocol.controllers import PauseController
 from holdfast_protocol.digests import chunk_digest, shard_digest
 from holdfast_protocol.holds import ExtendHold, PlaceHold, ReleaseHold
 from holdfast_protocol.policies import PutPolicy
@@ -55,6 +56,7 @@ EXAMPLES: tuple[BaseModel, ...] = (
     PlaceHold(reason="evidence for the audit of 2026", retain_until=datetime(2033, 12, 31, tzinfo=UTC)),
     ExtendHold(retain_until=datetime(2036, 12, 31, tzinfo=UTC)),
     ReleaseHold(reason="the audit is closed"),
+    PauseController(reason="the store is being moved"),
     EditProject(quota_bytes=10 * 1024**4),
     CreateToken(name="demo trainers", project="demo", scopes=[Scope.TRAIN, Scope.READ]),
 )
