@@ -95,6 +95,17 @@ class StoreContract:
         backend.store.delete(key, backend.store.head(key).version_id)
         _nothing_is_readable(backend, key)
 
+    @pytest.mark.rule("protocol-25")
+    def test_the_stores_clock_is_the_one_that_dates_its_objects(self, backend):
+        data = secrets.token_bytes(100)
+        key = chunk_key(data)
+        before = backend.store.clock()
+        backend.hand_in(key, data)
+        (listed,) = [found for found in backend.store.list_objects(key.project_id) if found.key == key]
+        a_second = timedelta(seconds=1)  # as fine as a Date header says it
+        assert before - a_second <= listed.modified_at <= backend.store.clock() + a_second
+        backend.store.delete(key)
+
     def test_a_listing_has_each_object_of_the_project_and_no_other(self, backend):
         project, other = f"p{secrets.token_hex(6)}", f"p{secrets.token_hex(6)}"
         assert list(backend.store.list_objects(project)) == []

@@ -217,6 +217,9 @@ class Store(Protocol):
     def probe(self) -> Capabilities:
         """Finds out by trying, wrong bytes among it; keeps the result in `capabilities`; leaves nothing behind."""
 
+    def clock(self) -> datetime:
+        """The time by the clock that dates its objects: ours may be off."""
+
     def ping(self) -> None:
         """Returns if the store answers and lets the service in; raises what a real call would raise."""
 

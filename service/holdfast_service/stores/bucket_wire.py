@@ -11,6 +11,8 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from xml.etree import ElementTree
 
 import urllib3
@@ -141,6 +143,14 @@ class BucketWire(ABC):
         if code in _LATER or answer.status in {408, 409, 429} or (answer.status >= 500 and answer.status != 501):
             return StoreUnavailable(f"{self._name} asks to come back later ({what})")
         return StoreRefused(f"{self._name} refuses the service ({what}); {self._remedy}")
+
+
+def date_of(answer: urllib3.BaseHTTPResponse) -> datetime:
+    """When the store says that it answered."""
+    try:
+        return parsedate_to_datetime(answer.headers["date"]).astimezone(UTC)
+    except (KeyError, ValueError):
+        raise StoreUnavailable("the store does not say what time it is; try again") from None
 
 
 def error_code(body: bytes) -> str:

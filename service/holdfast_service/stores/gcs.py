@@ -30,6 +30,7 @@ from holdfast_service.stores.base import (
     validated_name,
     validated_project_id,
 )
+from holdfast_service.stores.bucket_wire import date_of
 from holdfast_service.stores.gcs_location import GcsLocation
 from holdfast_service.stores.gcs_probe import probe_gcs
 from holdfast_service.stores.gcs_signing import RsaSigner, presign
@@ -189,6 +190,10 @@ class GcsStore:
     def probe(self) -> Capabilities:
         self.capabilities = probe_gcs(self)
         return self.capabilities
+
+    def clock(self) -> datetime:
+        query = [("maxResults", "1"), ("prefix", self.location.key_prefix)]
+        return date_of(self.wire.request("GET", f"/storage/v1/b/{self.location.bucket}/o", query=query))
 
     def ping(self) -> None:
         self._listing([("maxResults", "1"), ("prefix", self.location.key_prefix)], tries=1)

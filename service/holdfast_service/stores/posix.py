@@ -268,6 +268,9 @@ class PosixStore:
         self.capabilities = probe_posix(self)
         return self.capabilities
 
+    def clock(self) -> datetime:
+        return datetime.fromtimestamp(self._filesystem_now(), UTC)
+
     def ping(self) -> None:
         with store_errors(self.root):
             if not os.access(self.root / INCOMING, os.R_OK | os.W_OK | os.X_OK):

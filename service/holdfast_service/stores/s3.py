@@ -25,6 +25,7 @@ from holdfast_service.stores.base import (
     validated_name,
     validated_project_id,
 )
+from holdfast_service.stores.bucket_wire import date_of
 from holdfast_service.stores.credentials import CredentialSource
 from holdfast_service.stores.s3_classes import S3StorageClasses
 from holdfast_service.stores.s3_facts import facts_of
@@ -184,6 +185,10 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         self.refuse_default_retention()
         self.capabilities = probe_s3(self)
         return self.capabilities
+
+    def clock(self) -> datetime:
+        query = [("list-type", "2"), ("max-keys", "1"), ("prefix", self.location.key_prefix)]
+        return date_of(self.wire.request("GET", self.location.bucket_path + "/", query=query))
 
     def ping(self) -> None:
         self._listing([("list-type", "2"), ("max-keys", "1"), ("prefix", self.location.key_prefix)], tries=1)
