@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -29,6 +29,7 @@ class SeaweedFS:
     """One server on one data folder; `stop` and `start` again stand for an outage."""
 
     bucket = "holdfast"
+    locking_bucket = "holdfast-locked"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,8 +55,17 @@ class SeaweedFS:
         """Without credentials: they come from the environment (`environment`) or are given explicitly."""
         return self.store_url_for("checkpoints")
 
-    def store_url_for(self, prefix: str) -> str:
-        return f"s3://{self.bucket}/{prefix}?endpoint={quote(self.endpoint, safe=':/')}&region={_REGION}"
+    def store_url_for(self, prefix: str, bucket: str = "") -> str:
+        where = f"endpoint={quote(self.endpoint, safe=':/')}&region={_REGION}"
+        return f"s3://{bucket or self.bucket}/{prefix}?{where}"
+
+    def locking_store_url_for(self, prefix: str, bucket: str = "") -> str:
+        """In a bucket with Object Lock, and so with versions; made if need be."""
+        name = bucket or self.locking_bucket
+        if self.signed("HEAD", f"/{name}").status != 200:
+            made = self.signed("PUT", f"/{name}", headers={"x-amz-bucket-object-lock-enabled": "true"})
+            assert made.status == 200, made.data
+        return self.store_url_for(prefix, name)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -108,10 +118,22 @@ class SeaweedFS:
 
     def _status(self, method: str) -> int:
         body = b"x" * 4096 if method == "PUT" else b""
-        request = AWSRequest(method, f"{self.endpoint}/{self.bucket}/is-it-ready", data=body)
+        return self.signed(method, f"/{self.bucket}/is-it-ready", body=body, timeout_seconds=2).status
+
+    def signed(
+        self,
+        method: str,
+        path_and_query: str,
+        *,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        timeout_seconds: float = 60,
+    ) -> urllib3.BaseHTTPResponse:
+        """A request of the bucket's owner, whatever its answer."""
+        request = AWSRequest(method, f"{self.endpoint}{path_and_query}", data=body, headers=dict(headers or {}))
         S3SigV4Auth(Credentials(self.access_key, self.secret_key), "s3", _REGION).add_auth(request)
-        headers = dict(request.headers.items())
-        return urllib3.request(method, request.url, headers=headers, body=body, timeout=2, retries=False).status
+        sent = dict(request.headers.items())
+        return urllib3.request(method, request.url, headers=sent, body=body, timeout=timeout_seconds, retries=False)
 
 
 @contextmanager
