@@ -17,13 +17,16 @@ from holdfast_client.chunks.mount import MountAccess
 from holdfast_client.chunks.pool import TransferPool
 from holdfast_client.operations.attempts import AttemptOperations
 from holdfast_client.operations.checkpoints import CheckpointOperations
+from holdfast_client.operations.collection import CollectionOperations
 from holdfast_client.operations.controllers import ControllerOperations
 from holdfast_client.operations.events import EventOperations
 from holdfast_client.operations.holds import HoldOperations
 from holdfast_client.operations.operations import LongOperations
 from holdfast_client.operations.policies import PolicyOperations
 from holdfast_client.operations.restore import RestoreOperations
+from holdfast_client.operations.retention import RetentionOperations
 from holdfast_client.operations.runs import RunOperations
+from holdfast_client.operations.scrub import ScrubOperations
 from holdfast_client.operations.server import ServerOperations
 from holdfast_client.settings import ClientSettings
 from holdfast_client.transport import Transport
@@ -34,13 +37,16 @@ from holdfast_protocol.server import ServerInfo
 class Client(
     AttemptOperations,
     CheckpointOperations,
+    CollectionOperations,
     ControllerOperations,
     EventOperations,
     HoldOperations,
     LongOperations,
     PolicyOperations,
     RestoreOperations,
+    RetentionOperations,
     RunOperations,
+    ScrubOperations,
     ServerOperations,
 ):
     """`transfers` and `mount` are what the data plane needs; every uploader and fetcher of a client shares them."""

@@ -12,9 +12,11 @@ from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 
 import holdfast_service.attempts.endpoints
+import holdfast_service.audit.endpoints
 import holdfast_service.auth.endpoints
 import holdfast_service.browse.endpoints
 import holdfast_service.browse.health
+import holdfast_service.collect.endpoints
 import holdfast_service.commit.endpoints
 import holdfast_service.controllers.endpoints
 import holdfast_service.holds.endpoints
@@ -22,6 +24,8 @@ import holdfast_service.metrics.endpoints
 import holdfast_service.operations.endpoints
 import holdfast_service.policies.endpoints
 import holdfast_service.restore.endpoints
+import holdfast_service.retention.endpoints
+import holdfast_service.scrub.endpoints
 import holdfast_service.uploads.endpoints
 from holdfast_protocol.problems import Problem
 from holdfast_service.context import ServiceContext
@@ -29,8 +33,10 @@ from holdfast_service.controllers.numbers import ControllerNumbers
 from holdfast_service.metrics.catalog_numbers import CatalogNumbers
 from holdfast_service.metrics.request_meter import RequestMeter
 from holdfast_service.release import VERSION
-from holdfast_service.stores.endpoints import object_router
+from holdfast_service.scrub.numbers import ScrubNumbers
+from holdfast_service.stores.endpoints import SignedStore, object_router
 from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.signed_urls import key_of_role
 from holdfast_service.web.body_limit import BodyLimit
 from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
@@ -42,11 +48,15 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.uploads.endpoints.router,
     holdfast_service.commit.endpoints.router,
     holdfast_service.restore.endpoints.router,
+    holdfast_service.scrub.endpoints.router,
     holdfast_service.browse.endpoints.router,
     holdfast_service.holds.endpoints.router,
+    holdfast_service.collect.endpoints.router,
     holdfast_service.operations.endpoints.router,
     holdfast_service.controllers.endpoints.router,
     holdfast_service.policies.endpoints.router,
+    holdfast_service.retention.endpoints.router,
+    holdfast_service.audit.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.browse.health.router,
     holdfast_service.metrics.endpoints.router,
@@ -75,11 +85,17 @@ def create_app(context: ServiceContext) -> FastAPI:
     # One registry per application, not the library's global one: several can live in one process.
     app.state.metrics = CollectorRegistry()
     app.state.metrics.register(CatalogNumbers(context.database))
+    app.state.metrics.register(ScrubNumbers(context))
     app.state.metrics.register(ControllerNumbers(context))
     for router in ROUTERS:
         app.include_router(router)
-    if isinstance(context.store, PosixStore):
-        app.include_router(object_router(context.store, context.signing_key))
+    mounted = [
+        SignedStore(attached.store, key_of_role(context.signing_key, attached.role))
+        for attached in context.stores
+        if isinstance(attached.store, PosixStore)
+    ]
+    if mounted:
+        app.include_router(object_router(mounted))
     install_problem_replies(app)
     # The last one added is the outermost: the frame gives the id that all others use.
     app.add_middleware(BodyLimit)

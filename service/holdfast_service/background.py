@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 import structlog
 
+import holdfast_service.collect.sweep_tick
 import holdfast_service.collect.tick
 import holdfast_service.holds.mirror
 import holdfast_service.operations.claim
 import holdfast_service.operations.tick
 import holdfast_service.reap.tick
+import holdfast_service.records.due
+import holdfast_service.records.tick
 import holdfast_service.replicate.tick
 import holdfast_service.scrub.heal
 import holdfast_service.scrub.prove
@@ -47,10 +50,21 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
     return (
         Round("reap", interval, holdfast_service.reap.tick.tick, holdfast_service.reap.tick.backlog),
         Round("stores", interval, _watch_stores, own=True),
-        Round("prove", interval, holdfast_service.scrub.prove.tick),
-        Round("scrub", interval, holdfast_service.scrub.rescrub.tick),
-        Round("heal", interval * _HEAL_EVERY_ROUNDS, holdfast_service.scrub.heal.tick),
-        Round("holds", interval * _HOLDS_EVERY_ROUNDS, holdfast_service.holds.mirror.tick),
+        Round("records", interval, holdfast_service.records.tick.tick, holdfast_service.records.due.backlog),
+        Round("prove", interval, holdfast_service.scrub.prove.tick, holdfast_service.scrub.prove.backlog),
+        Round("scrub", interval, holdfast_service.scrub.rescrub.tick, holdfast_service.scrub.rescrub.backlog),
+        Round(
+            "heal",
+            interval * _HEAL_EVERY_ROUNDS,
+            holdfast_service.scrub.heal.tick,
+            holdfast_service.scrub.heal.backlog,
+        ),
+        Round(
+            "holds",
+            interval * _HOLDS_EVERY_ROUNDS,
+            holdfast_service.holds.mirror.tick,
+            holdfast_service.holds.mirror.backlog,
+        ),
         Round("replicate", interval, holdfast_service.replicate.tick.tick, holdfast_service.replicate.tick.backlog),
         Round(
             "operations",
@@ -59,7 +73,19 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
             holdfast_service.operations.claim.backlog,
             threads=_OPERATION_THREADS,
         ),
-        Round("collect", interval * _COLLECT_EVERY_ROUNDS, holdfast_service.collect.tick.tick),
+        Round(
+            "collect",
+            interval * _COLLECT_EVERY_ROUNDS,
+            holdfast_service.collect.tick.tick,
+            holdfast_service.collect.tick.backlog,
+        ),
+        Round(
+            "sweep",
+            interval * _COLLECT_EVERY_ROUNDS,
+            holdfast_service.collect.sweep_tick.tick,
+            holdfast_service.collect.sweep_tick.backlog,
+            sole=True,
+        ),
     )
 
 

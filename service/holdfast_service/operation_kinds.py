@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import holdfast_service.collect.operations
+import holdfast_service.scrub.run_scrub
 from holdfast_service.catalog.operation_run import OperationRun
 from holdfast_service.context import ServiceContext
 
 Handler = Callable[[ServiceContext, OperationRun], dict[str, Any]]
 
-OPERATION_KINDS: dict[str, Handler] = {}
+OPERATION_KINDS: dict[str, Handler] = {
+    "collect": holdfast_service.collect.operations.run_collection,
+    "sweep": holdfast_service.collect.operations.run_sweep,
+    "scrub": holdfast_service.scrub.run_scrub.run_scrub,
+}

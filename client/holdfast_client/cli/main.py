@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from holdfast_client.cli import (
     attempts,
     checkpoints,
+    collection,
     controllers,
     events,
     holds,
@@ -22,6 +23,7 @@ from holdfast_client.cli import (
     projects,
     restore_point,
     runs,
+    scrub,
     tokens,
 )
 from holdfast_client.cli.doctor import command as doctor
@@ -120,11 +122,13 @@ for noun in (
     attempts,
     checkpoints,
     restore_point,
+    scrub,
     spool,
     events,
     holds,
     operations,
     controllers,
+    collection,
     policies,
     projects,
     tokens,

@@ -3,6 +3,7 @@ this catalog's, in this epoch: a cloned staging database must never delete produ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,8 +41,11 @@ def tick(context: ServiceContext) -> CollectReport:
     return collect(context)
 
 
-def collect(context: ServiceContext, *, whole: bool = False) -> CollectReport:
-    """`whole`: with a full look at every copy first, as a person who asks for a round wants it."""
+def collect(
+    context: ServiceContext, *, whole: bool = False, on_step: Callable[[int], object] = lambda _: None
+) -> CollectReport:
+    """`whole`: with a full look at every copy first, as a person who asks for a round wants it. `on_step` is told how
+    many copies went so far, and may raise to end it."""
     ready = ready_stores(context)
     drop_past_references(context)
     for attached in ready.stores:
@@ -57,6 +61,7 @@ def collect(context: ServiceContext, *, whole: bool = False) -> CollectReport:
         marked = context.database.run(partial(mark, context=context, store_ids=able))
         deleted.add(delete_marked(context, marked.doomed))
         forgotten += marked.forgotten_chunks
+        on_step(deleted.copies)
         if not marked.doomed and not marked.looked_at:
             break
     for attached in ready.stores:

@@ -18,13 +18,14 @@ from holdfast_protocol.checkpoints import (
     SealShard,
 )
 from holdfast_protocol.chunks import ChunkOffer, NegotiateChunks
+from holdfast_protocol.collection import StartSweep
 from holdfast_protocol.controllers import PauseController
 from holdfast_protocol.digests import chunk_digest, shard_digest
 from holdfast_protocol.holds import ExtendHold, PlaceHold, ReleaseHold
 from holdfast_protocol.policies import PutPolicy
 from holdfast_protocol.restore import ReadChunks, ReportChunk
 from holdfast_protocol.runs import EditProject
-from holdfast_protocol.states import AttemptOutcome, Health, Scope
+from holdfast_protocol.states import AttemptOutcome, Health, Scope, StoreRole
 from holdfast_protocol.tokens import CreateToken
 
 _WEIGHTS, _INDEX = chunk_digest(b"weights"), chunk_digest(b"index")
@@ -57,6 +58,7 @@ EXAMPLES: tuple[BaseModel, ...] = (
     ExtendHold(retain_until=datetime(2036, 12, 31, tzinfo=UTC)),
     ReleaseHold(reason="the audit is closed"),
     PauseController(reason="the store is being moved"),
+    StartSweep(store=StoreRole.SECOND, dry_run=True),
     EditProject(quota_bytes=10 * 1024**4),
     CreateToken(name="demo trainers", project="demo", scopes=[Scope.TRAIN, Scope.READ]),
 )
