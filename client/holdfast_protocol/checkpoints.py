@@ -152,6 +152,15 @@ class CheckpointView(Reply):
     off_line: bool = Field(
         default=False, description="Pushed when the run had gone on without it: restored by name, never as latest."
     )
+    pinned_at: datetime | None = Field(default=None, description="Kept from policies and from prune since then.")
+    pinned_by: str | None = None
+    pin_reason: str | None = None
+    pinned_until: datetime | None = Field(default=None, description="Null, while pinned: until it is unpinned.")
+    trashed_at: datetime | None = Field(default=None, description="In the trash since then.")
+    trashed_by: str | None = Field(default=None, description="policy or person.")
+    trash_reason: str | None = None
+    purge_at: datetime | None = Field(default=None, description="Until then it can be taken back from the trash.")
+    deleted_at: datetime | None = None
     sealed_ranks: int
     missing_ranks: list[int] = Field(description="Ranks that have not sealed; the first 20 of them.")
     etag: str

@@ -23,6 +23,8 @@ import holdfast_service.reap.tick
 import holdfast_service.records.due
 import holdfast_service.records.tick
 import holdfast_service.replicate.tick
+import holdfast_service.retention.purge
+import holdfast_service.retention.tick
 import holdfast_service.scrub.heal
 import holdfast_service.scrub.prove
 import holdfast_service.scrub.rescrub
@@ -72,6 +74,18 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
             holdfast_service.operations.tick.tick,
             holdfast_service.operations.claim.backlog,
             threads=_OPERATION_THREADS,
+        ),
+        Round(
+            "retention",
+            settings.retention_interval_seconds,
+            holdfast_service.retention.tick.tick,
+            holdfast_service.retention.tick.backlog,
+        ),
+        Round(
+            "purge",
+            interval * holdfast_service.retention.purge.EVERY_ROUNDS,
+            holdfast_service.retention.purge.tick,
+            holdfast_service.retention.purge.backlog,
         ),
         Round(
             "collect",

@@ -23,6 +23,14 @@ from holdfast_protocol.controllers import PauseController
 from holdfast_protocol.digests import chunk_digest, shard_digest
 from holdfast_protocol.holds import ExtendHold, PlaceHold, ReleaseHold
 from holdfast_protocol.policies import PutPolicy
+from holdfast_protocol.pruning import (
+    ApplyRetention,
+    PinCheckpoint,
+    PlanRetention,
+    PruneCheckpoints,
+    PruneFilter,
+    UndeleteCheckpoint,
+)
 from holdfast_protocol.restore import ReadChunks, ReportChunk
 from holdfast_protocol.runs import EditProject
 from holdfast_protocol.states import AttemptOutcome, Health, Scope, StoreRole
@@ -59,6 +67,11 @@ EXAMPLES: tuple[BaseModel, ...] = (
     ReleaseHold(reason="the audit is closed"),
     PauseController(reason="the store is being moved"),
     StartSweep(store=StoreRole.SECOND, dry_run=True),
+    PlanRetention(policy={"keep_last": 3}, show="expire"),
+    ApplyRetention(policy_digest="4f1d0c9a2b7e6835", checkpoint_ids=[_CHECKPOINT_ID]),
+    PruneCheckpoints(filter=PruneFilter(before_step=5000, health=[Health.DIVERGED]), reason="loss spikes"),
+    UndeleteCheckpoint(pin=True),
+    PinCheckpoint(reason="figure 3 of the paper", expires_in_seconds=90 * 86400),
     EditProject(quota_bytes=10 * 1024**4),
     CreateToken(name="demo trainers", project="demo", scopes=[Scope.TRAIN, Scope.READ]),
 )

@@ -1,0 +1,90 @@
+"""Plan and apply retention, prune, take back from the trash, pin. See holdfast_protocol.pruning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from holdfast_client.operations.base import Operations
+from holdfast_client.transport import path
+from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.pruning import (
+    MAX_AT_ONCE,
+    ApplyRetention,
+    PinCheckpoint,
+    PlanRetention,
+    PruneCheckpoints,
+    Pruned,
+    RetentionPlan,
+    UndeleteCheckpoint,
+)
+
+# A run of 100,000 checkpoints takes the service many seconds to think over.
+_THINKS_SECONDS = 300
+
+
+class RetentionOperations(Operations):
+    def plan_retention(
+        self,
+        project: str,
+        run: str,
+        *,
+        policy: Mapping[str, Any] | None = None,
+        show: Literal["all", "keep", "expire", "none"] = "all",
+    ) -> RetentionPlan:
+        """Which checkpoints stay and which expire, each with every reason. `policy` asks what if that
+        were the run's; such a plan cannot be applied. Changes nothing."""
+        request = PlanRetention(policy=None if policy is None else dict(policy), show=show)
+        return self.transport.call(
+            "POST",
+            path("projects", project, "runs", run, "retention", "plan"),
+            RetentionPlan,
+            body=request,
+            waits_seconds=_THINKS_SECONDS,
+        )
+
+    def apply_retention(self, plan: RetentionPlan) -> Iterator[Pruned]:
+        """Expires what the plan was seen to expire, in portions; one result for each as it is done. `plan` lists what
+        expires (`show` is all or expire). Twice is fine. Raises PolicyChanged if the policy is another by now."""
+        shown = [each.checkpoint_id for each in plan.checkpoints if not each.keep]
+        for some in _portions(shown):
+            request = ApplyRetention(policy_digest=plan.policy_digest or "none", checkpoint_ids=some)
+            yield self.transport.call(
+                "POST",
+                path("projects", plan.project, "runs", plan.run, "retention", "apply"),
+                Pruned,
+                body=request,
+                waits_seconds=_THINKS_SECONDS,
+            )
+
+    def prune(self, project: str, run: str, request: PruneCheckpoints) -> Pruned:
+        """Moves checkpoints to the trash. Raises CheckpointHeld or CheckpointProtected where one that was named, and
+        not found by a filter, must stay."""
+        return self.transport.call(
+            "POST",
+            path("projects", project, "runs", run, "prune"),
+            Pruned,
+            body=request,
+            waits_seconds=_THINKS_SECONDS,
+        )
+
+    def undelete(self, checkpoint_id: str, *, pin: bool | None = None) -> CheckpointView:
+        """Takes a checkpoint back from the trash. `pin` None: what a policy had expired is pinned for a while, or it
+        would expire again. Raises ChunkGone once its purge has begun."""
+        return self.transport.call(
+            "POST", path("checkpoints", checkpoint_id, "undelete"), CheckpointView, body=UndeleteCheckpoint(pin=pin)
+        )
+
+    def pin(self, checkpoint_id: str, reason: str, *, expires_in_seconds: int | None = None) -> CheckpointView:
+        """Keeps a checkpoint from every policy and everybody's prune, for ever or for so long."""
+        request = PinCheckpoint(reason=reason, expires_in_seconds=expires_in_seconds)
+        return self.transport.call("PUT", path("checkpoints", checkpoint_id, "pin"), CheckpointView, body=request)
+
+    def unpin(self, checkpoint_id: str) -> CheckpointView:
+        """Takes the pin away; one that has none is left as it is."""
+        return self.transport.call("DELETE", path("checkpoints", checkpoint_id, "pin"), CheckpointView)
+
+
+def _portions(checkpoint_ids: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(checkpoint_ids), MAX_AT_ONCE):
+        yield list(checkpoint_ids[start : start + MAX_AT_ONCE])
