@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError
 from holdfast_protocol.base import Reply, Request
 from holdfast_protocol.copies import CopyPolicy
 from holdfast_protocol.retention import RetentionPolicy
+from holdfast_protocol.tiers import TierPolicy
 
 
 class PolicyKind(StrEnum):
@@ -33,6 +34,7 @@ class PolicyKind(StrEnum):
 
 POLICY_MODELS: dict[PolicyKind, type[Request]] = {
     PolicyKind.RETENTION: RetentionPolicy,
+    PolicyKind.TIERS: TierPolicy,
     PolicyKind.COPIES: CopyPolicy,
 }
 

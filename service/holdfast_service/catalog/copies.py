@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, and_, exists, or_
 from sqlalchemy.orm import InstrumentedAttribute, aliased
@@ -41,6 +42,23 @@ def keeps_whole(store_ids: Collection[int], attempt_id: int | InstrumentedAttrib
         Copy.state.in_(KEPT),
         or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id),
     )
+
+
+def is_readable(
+    store_ids: Collection[int],
+    attempt_id: int | InstrumentedAttribute[int],
+    *,
+    until: datetime | None = None,
+    copy: type[Copy] = Copy,
+) -> ColumnElement[bool]:
+    """Over `copies`: a reader of this attempt's checkpoints can read it now, from one of these stores. What is thawed
+    counts where it stays so `until` then; without a moment only what needs no thaw does.
+
+    A thawed copy stays cold in name, for nobody but a reader may rely on it."""
+    there: ColumnElement[bool] = copy.state.in_((CopyState.VERIFIED, CopyState.SUSPECT))
+    if until is not None:
+        there = or_(there, and_(copy.state == CopyState.COLD, copy.readable_until >= until))
+    return and_(copy.store_id.in_(store_ids), there, or_(copy.proof.in_(PROVEN), copy.attempt_id == attempt_id))
 
 
 def is_in(store_id: int, chunk_id: InstrumentedAttribute[int]) -> ColumnElement[bool]:

@@ -34,21 +34,21 @@ def health_once_whole(reason: str | None) -> tuple[Health, str | None]:
     return (Health(match["health"]), match["reason"] or None) if match else (Health.OK, None)
 
 
-def users_of(session: Session, chunk_id: int) -> set[str]:
-    """The ids of the checkpoints that need the chunk, or that negotiated it and may come to."""
-    return set(session.scalars(_users(chunk_id)))
+def users_of(session: Session, *chunk_ids: int) -> set[str]:
+    """The ids of the checkpoints that need one of the chunks, or that negotiated it and may come to."""
+    return set(session.scalars(_users(chunk_ids)))
 
 
-def lock_users(session: Session, chunk_id: int) -> set[str]:
+def lock_users(session: Session, *chunk_ids: int) -> set[str]:
     """Locks them, in order, and gives their ids.
 
     Those that upload are among them: a commit holds its checkpoint's lock from its look at the copies to its end, so
     once all of them are held, each has either committed, and is seen, or will look at the copies later.
     """
-    ids = users_of(session, chunk_id)
+    ids = users_of(session, *chunk_ids)
     session.execute(
         select(Checkpoint.id)
-        .where(Checkpoint.id.in_(_users(chunk_id)), Checkpoint.state.in_((*_NEEDING, CheckpointState.UPLOADING)))
+        .where(Checkpoint.id.in_(_users(chunk_ids)), Checkpoint.state.in_((*_NEEDING, CheckpointState.UPLOADING)))
         .order_by(Checkpoint.id)
         .with_for_update()
     ).all()
@@ -80,16 +80,16 @@ def mark_users(session: Session, chunk_id: int, store_ids: Collection[int], why:
     return [checkpoint.id for checkpoint in rows]
 
 
-def _users(chunk_id: int) -> CompoundSelect[tuple[str]]:
+def _users(chunk_ids: Collection[int]) -> CompoundSelect[tuple[str]]:
     sealed = (
         select(Shard.checkpoint_id)
         .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
-        .where(ChunkListEntry.chunk_id == chunk_id)
+        .where(ChunkListEntry.chunk_id.in_(chunk_ids))
     )
     negotiated = (
         select(Shard.checkpoint_id)
         .join(ShardChunk, ShardChunk.shard_id == Shard.id)
-        .where(ShardChunk.chunk_id == chunk_id)
+        .where(ShardChunk.chunk_id.in_(chunk_ids))
     )
     return union(sealed, negotiated)
 

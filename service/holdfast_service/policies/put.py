@@ -8,6 +8,9 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.custody_tables import Policy
 from holdfast_service.catalog.policies import StoredPolicy
+from holdfast_service.catalog.policy_fits import refuse_unfit
+from holdfast_service.catalog.record_names import RecordKind
+from holdfast_service.catalog.record_outbox import subject_changed
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
@@ -21,9 +24,11 @@ def put_policy(
     `edit_conflict`, and what finding the target raises."""
     kind = name.kind
     try:
-        document = read_policy(kind, request.document).model_dump(mode="json", exclude_defaults=True)
+        policy = read_policy(kind, request.document)
     except PolicyError as error:
         raise ProblemError(ProblemCode.INVALID_REQUEST, f"{error} Correct the policy.", kind=kind.value) from None
+    document = policy.model_dump(mode="json", exclude_defaults=True)
+    refuse_unfit(context, policy)
     with context.database.transaction() as session:
         target = target_of(session, caller, name)
         row = locked_policy(session, target, kind)
@@ -51,6 +56,7 @@ def put_policy(
             before=before,
             after={"kind": kind.value, "document": document, "version": row.version},
         )
+        subject_changed(session, RecordKind.PROJECT, target.project_id, target.project_id)
         return target.view(StoredPolicy.of(row))
 
 

@@ -1,0 +1,112 @@
+"""Of which chunks a hotter copy may go: a chunk is as hot as its hottest user (protocol rules 15, 21 and 29).
+
+Asked twice: to find work, and again under the locks of the chunk and of all its users.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, exists, or_
+from sqlalchemy.orm import aliased
+
+from holdfast_protocol.states import CheckpointState, CopyState, StoreRole
+from holdfast_protocol.tiers import COLD_STORE, StorageClass, coldness, must_be_thawed
+from holdfast_service.catalog.copies import KEPT, PROVEN
+from holdfast_service.catalog.held import store_lets_go
+from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, ReadLease, Shard, ShardChunk
+from holdfast_service.context import ServiceContext
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where chunks move to: a storage class of the primary store, or the cold store."""
+
+    target: str
+    store_id: int
+    storage_class: StorageClass | None
+
+    @property
+    def is_cold(self) -> bool:
+        """What is there cannot be read before a thaw."""
+        return must_be_thawed(self.target)
+
+    def holds(self, copy: type[Copy]) -> ColumnElement[bool]:
+        """Over copies: it is settled in this place, and proven."""
+        return and_(
+            copy.store_id == self.store_id,
+            copy.storage_class.is_(None) if self.storage_class is None else copy.storage_class == self.storage_class,
+            copy.state.in_(KEPT),
+            copy.proof.in_(PROVEN),
+        )
+
+
+def place_of(context: ServiceContext, target: str) -> Place | None:
+    """None if the cold store is not attached (any more)."""
+    if target != COLD_STORE:
+        return Place(target, context.store_id, StorageClass(target))
+    cold = context.attached(StoreRole.COLD)
+    return None if cold is None else Place(target, cold.store_id, None)
+
+
+def hotter_copy(context: ServiceContext, place: Place) -> ColumnElement[bool]:
+    """Over `copies`: in the primary store and hotter than the place, good for everybody, and nobody's at work."""
+    colder = [each.value for each in StorageClass if coldness(each) >= coldness(place.target)]
+    return and_(
+        Copy.store_id == context.store_id,
+        Copy.state == CopyState.VERIFIED,
+        Copy.proof.in_(PROVEN),
+        or_(Copy.storage_class.is_(None), Copy.storage_class.not_in(colder)),
+    )
+
+
+def may_be_left(place: Place, now: datetime) -> ColumnElement[bool]:
+    """Over `copies` that are hotter: the place has the chunk, the store was told of no hold on this copy, and nobody is
+    reading it again. Never the last good copy."""
+    other = aliased(Copy)
+    return and_(
+        exists().where(other.chunk_id == Copy.chunk_id, other.id != Copy.id, place.holds(other)),
+        store_lets_go(),
+        or_(Copy.leased_until.is_(None), Copy.leased_until <= now),
+    )
+
+
+def wanted_hotter(place: Place) -> ColumnElement[bool]:
+    """Over `chunks`: a committed checkpoint that belongs somewhere hotter needs it."""
+    at_least = [each for each in (*StorageClass, COLD_STORE) if coldness(each) >= coldness(place.target)]
+    return _used_by(
+        Checkpoint.state == CheckpointState.COMMITTED,
+        or_(Checkpoint.tier_wanted.is_(None), Checkpoint.tier_wanted.not_in(at_least)),
+    )
+
+
+def in_use(place: Place, now: datetime) -> ColumnElement[bool]:
+    """Over `chunks`: for the time being it must stay where it is. An upload relies on it; and, where it would have to
+    be thawed afterwards, somebody reads a checkpoint that needs it, or a person wants one to be readable."""
+    negotiated = exists().where(
+        ShardChunk.chunk_id == Chunk.id,
+        Shard.id == ShardChunk.shard_id,
+        Checkpoint.id == Shard.checkpoint_id,
+        Checkpoint.state == CheckpointState.UPLOADING,
+    )
+    uses = [negotiated, _used_by(Checkpoint.state == CheckpointState.UPLOADING)]
+    if place.is_cold:
+        reading = exists().where(ReadLease.checkpoint_id == Checkpoint.id, ReadLease.expires_at > now)
+        uses.append(_used_by(reading))
+        uses.append(_used_by(Checkpoint.state == CheckpointState.COMMITTED, Checkpoint.thawed_until.is_not(None)))
+    return or_(*uses)
+
+
+def _used_by(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    return exists().where(
+        ChunkListEntry.chunk_id == Chunk.id,
+        Shard.chunk_list_id == ChunkListEntry.chunk_list_id,
+        Checkpoint.id == Shard.checkpoint_id,
+        *conditions,
+    )
+
+
+def needed_by(checkpoint_id: str) -> ColumnElement[bool]:
+    """Over `chunks`."""
+    return _used_by(Checkpoint.id == checkpoint_id)
