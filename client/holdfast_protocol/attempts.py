@@ -42,6 +42,7 @@ class AttemptOpened(Reply):
     restore_point: RestorePoint | None
     passed_over: list[PassedOver] = Field(description="Newer checkpoints that were not taken, and why.")
     ever_committed: bool = Field(description="False only if nothing was ever committed in this run.")
+    note: str = Field(default="", description="A sentence for people, where a store does not answer.")
     save_interval_seconds: float = Field(description="The recommended time between two saves.")
     heartbeat_interval_seconds: float
 

@@ -55,11 +55,13 @@ class MountProof(Request):
 
 
 class MountProofOffer(Reply):
-    """`path` is null where the store is not a mounted filesystem."""
+    """`path` is null where the primary store is not a mounted filesystem."""
 
     proof_id: str | None
     path: str | None
     expires_in_seconds: int
+    away: bool = Field(default=False, description="The primary store does not answer; ask again (since 1.2).")
+    others: list[MountProofOffer] = Field(default_factory=list, description="Of further stores, for reading.")
 
 
 class NegotiateChunks(Fence):

@@ -17,6 +17,7 @@ from pydantic import Field
 from holdfast_protocol.base import Digest, Reply, Request
 from holdfast_protocol.chunks import MAX_BATCH, MountProof
 from holdfast_protocol.codecs import Codec
+from holdfast_protocol.states import StoreRole
 
 
 class RestorePoint(Reply):
@@ -38,6 +39,8 @@ class PassedOverReason(StrEnum):
     COLD = "cold"
     TRASHED = "trashed"
     OFF_LINE = "off_line"
+    AWAY = "away"
+    """Not whole in the stores that answer now (since 1.2)."""
 
 
 class PassedOver(Reply):
@@ -52,12 +55,21 @@ class RestoreDecision(Reply):
     restore_point: RestorePoint | None
     passed_over: list[PassedOver]
     ever_committed: bool
+    note: str = Field(default="", description="A sentence for people, where a store does not answer.")
 
 
 class ReadChunks(Request):
     digests: list[Digest] = Field(min_length=1, max_length=MAX_BATCH)
     lease_id: str | None = Field(default=None, description="Renews this lease; null opens one (protocol rule 21).")
     mount_proof: MountProof | None = None
+    other_mount_proofs: list[MountProof] = Field(
+        default_factory=list, max_length=4, description="Of the stores beside the primary (since 1.2)."
+    )
+    avoid_stores: list[StoreRole] = Field(
+        default_factory=list,
+        max_length=4,
+        description="Stores that do not answer this reader: taken only where no other has the chunk (since 1.2).",
+    )
 
 
 class ReadTicket(Reply):
@@ -72,6 +84,8 @@ class ReadTicket(Reply):
     headers: dict[str, str] = Field(default_factory=dict)
     path: str = ""
     expires_in_seconds: int
+    store: StoreRole = Field(default=StoreRole.PRIMARY, description="Where it is read from.")
+    elsewhere: bool = Field(default=False, description="Another store has it too: ask again with `avoid_stores`.")
 
 
 class ChunkReads(Reply):

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast_service.stores.endpoints import object_router
+from holdfast_service.stores.endpoints import SignedStore, object_router
 from holdfast_service.stores.posix import PosixStore
 from holdfast_service.stores.signed_urls import UrlSigner
 from holdfast_service.web.problem_reply import install_problem_replies
@@ -55,7 +55,7 @@ def object_server(root: Path, signing_key: bytes, log: Path) -> Iterator[ObjectS
 def _application(root: Path, signing_key: bytes) -> ASGIApp:
     app = FastAPI()
     install_problem_replies(app)
-    app.include_router(object_router(PosixStore(root, UrlSigner(signing_key)), signing_key))
+    app.include_router(object_router([SignedStore(PosixStore(root, UrlSigner(signing_key)), signing_key)]))
 
     async def with_request_id(scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["request_id"] = "test"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Header, Path, Query
 
 from holdfast_protocol.attempts import (
     AttemptOpened,
@@ -18,6 +18,7 @@ from holdfast_protocol.attempts import (
 from holdfast_protocol.base import Name, Page
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
+from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, minor_of
 from holdfast_service.attempts.end import end_attempt
 from holdfast_service.attempts.heartbeat import take_heartbeat
 from holdfast_service.attempts.open import open_attempt
@@ -25,6 +26,7 @@ from holdfast_service.attempts.read import list_attempts, read_attempt
 from holdfast_service.attempts.resumed_from import record_resumed_from
 from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
+from holdfast_service.catalog.restore_choice import known_to
 from holdfast_service.context import Context
 from holdfast_service.errors import ProblemError
 
@@ -35,8 +37,17 @@ Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
 @router.post("", summary="Open an attempt; every older one is fenced")
-def open_(project: Name, run: Name, body: OpenAttempt, context: Context, caller: Trainer) -> AttemptOpened:
-    return open_attempt(context, caller, project, run, body)
+def open_(
+    *,
+    project: Name,
+    run: Name,
+    body: OpenAttempt,
+    context: Context,
+    caller: Trainer,
+    spoken: Annotated[str, Header(alias=PROTOCOL_HEADER, description="The client's version.")] = PROTOCOL_VERSION,
+) -> AttemptOpened:
+    opened = open_attempt(context, caller, project, run, body)
+    return opened.model_copy(update={"passed_over": known_to(opened.passed_over, minor_of(spoken))})
 
 
 @router.get("", summary="List the attempts of a run, the newest first")

@@ -21,6 +21,9 @@ from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState
 from holdfast_service.attempts.find_or_make import find_or_make_run
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
+from holdfast_service.catalog.reach import Reach, reach_of
+from holdfast_service.catalog.record_names import RecordKind
+from holdfast_service.catalog.record_outbox import subject_changed
 from holdfast_service.catalog.restore_choice import choose_restore_point
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 from holdfast_service.clock import database_now
@@ -42,7 +45,8 @@ def open_attempt(
     """The same launch gets its number back. Raises `attempt_conflict` if another attempt was opened since `after`,
     `stale_attempt` for a launch that was fenced meanwhile, and what finding or making the run raises.
     """
-    opened = context.database.run(lambda session: _open(session, caller, project_name, run_name, request))
+    reach = reach_of(context)
+    opened = context.database.run(lambda session: _open(session, caller, project_name, run_name, request, reach=reach))
     for checkpoint_id in opened.aborted:
         context.notifier.notify(checkpoint_id)
     return AttemptOpened(
@@ -52,16 +56,26 @@ def open_attempt(
         restore_point=opened.decision.restore_point,
         passed_over=opened.decision.passed_over,
         ever_committed=opened.decision.ever_committed,
+        note=opened.decision.note,
         save_interval_seconds=context.settings.save_interval_seconds,
         heartbeat_interval_seconds=context.settings.heartbeat_interval_seconds,
     )
 
 
-def _open(session: Session, caller: Principal, project_name: str, run_name: str, request: OpenAttempt) -> _Opened:
+def _open(
+    session: Session,
+    caller: Principal,
+    project_name: str,
+    run_name: str,
+    request: OpenAttempt,
+    *,
+    reach: Reach | None,
+) -> _Opened:
     run = find_or_make_run(session, caller, project_name, run_name, request.create)
     run = session.execute(
         select(Run).where(Run.id == run.id).with_for_update(), execution_options={"populate_existing": True}
     ).scalar_one()
+    known = run.latest_attempt
     attempt = session.scalar(select(Attempt).where(Attempt.run_id == run.id, Attempt.launch_id == request.launch_id))
     aborted: list[str] = []
     if attempt is None:
@@ -76,7 +90,9 @@ def _open(session: Session, caller: Principal, project_name: str, run_name: str,
             latest_attempt=run.latest_attempt,
         )
     # A later statement than the lock: it sees every commit that the lock has waited for.
-    decision = choose_restore_point(session, run.id, Latest())
+    decision = choose_restore_point(session, run.id, Latest(), reach=reach)
+    if run.latest_attempt != known:
+        subject_changed(session, RecordKind.RUN, run.id, run.project_id)
     return _Opened(attempt.number, run.id, decision, aborted)
 
 

@@ -7,7 +7,7 @@ do. `choose_restore_point` feeds it from the catalog.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -20,11 +20,13 @@ from holdfast_protocol.restore import PassedOver, PassedOverReason, RestoreDecis
 from holdfast_protocol.selectors import AtStep, Best, ById, Latest, Point
 from holdfast_protocol.states import CheckpointState, Health, Tier
 from holdfast_service.catalog.line import AttemptNode, Line, line_of_descent
+from holdfast_service.catalog.reach import Reach, whole_in
 from holdfast_service.catalog.tables import Attempt, Checkpoint
 from holdfast_service.errors import ProblemError
 
 PASSED_OVER_SHOWN = 50
 _ROWS_PER_FETCH = 200
+_KNOWS_AWAY = 2
 
 
 @dataclass(frozen=True)
@@ -45,28 +47,50 @@ class Candidate:
     abort_reason: str | None = None
     health_reason: str | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+    away: str | None = None
+    """A sentence, where it cannot be read now because a store does not answer."""
 
 
 def choose_restore_point(
-    session: Session, run_id: str, point: Point, *, before_step: int | None = None
+    session: Session, run_id: str, point: Point, *, before_step: int | None = None, reach: Reach | None = None
 ) -> RestoreDecision:
     """Only steps below `before_step` count, if it is given. `latest` and `best` may find nothing: then the restore
     point is None. A step or an id that was named and cannot be restored is `no_restore_point` or
     `checkpoint_not_found`: never another step instead.
+
+    With a `reach`, `latest` and `best` are what is whole in the stores that answer; where nothing is, what they would
+    be if all did, for that can be waited for.
     """
     line = line_of_run(session, run_id)
-    candidates = _candidates(session, run_id, before_step)
     chosen: Candidate | None
     passed_over: list[PassedOver] = []
+    note = ""
     if isinstance(point, AtStep | ById):
-        chosen = _named(candidates, line, point)
+        chosen = _named(_candidates(session, run_id, before_step), line, point)
     else:
-        chosen, passed_over = choose(candidates, line, point)
+        chosen, passed_over = choose(_candidates(session, run_id, before_step, reach), line, point)
+        if reach is not None and chosen is not None:
+            note = f"{reach.reason} Step {chosen.step} is whole in the stores that answer, and is read from there."
+        elif reach is not None:
+            chosen, passed_over = choose(_candidates(session, run_id, before_step), line, point)
+            note = f"{reach.reason} No checkpoint is whole in the stores that answer." if chosen is not None else ""
     return RestoreDecision(
+        note=note,
         restore_point=None if chosen is None else _restore_point(chosen),
         passed_over=passed_over,
         ever_committed=_ever_committed(session, run_id),
     )
+
+
+def known_to(passed_over: Sequence[PassedOver], protocol_minor: int) -> list[PassedOver]:
+    """With the reasons that a client of this minor version has a word for: to an older one, what no store that answers
+    holds is not readable now, as what is cold. The sentence says which it is. Pure."""
+    if protocol_minor >= _KNOWS_AWAY:
+        return list(passed_over)
+    return [
+        each.model_copy(update={"reason": PassedOverReason.COLD}) if each.reason is PassedOverReason.AWAY else each
+        for each in passed_over
+    ]
 
 
 def choose(
@@ -112,6 +136,8 @@ def not_restorable(candidate: Candidate, line: Line | None) -> PassedOver | None
         reason, detail = PassedOverReason.QUARANTINED, f"{name} is in quarantine{why}"
     elif candidate.tier != Tier.HOT:
         reason, detail = PassedOverReason.COLD, f"{name} is {candidate.tier}; thaw it before it can be read."
+    elif candidate.away is not None:
+        reason, detail = PassedOverReason.AWAY, f"{name} is not whole in the stores that answer. {candidate.away}"
     if reason is None:
         return None
     return PassedOver(
@@ -185,7 +211,9 @@ def line_of_run(session: Session, run_id: str) -> Line:
     )
 
 
-def _candidates(session: Session, run_id: str, before_step: int | None) -> Iterator[Candidate]:
+def _candidates(
+    session: Session, run_id: str, before_step: int | None, reach: Reach | None = None
+) -> Iterator[Candidate]:
     """Newest step first; fetched in portions, for the choice mostly needs the first few of many thousands."""
     statement: Select[Any] = (
         select(Checkpoint)
@@ -212,9 +240,17 @@ def _candidates(session: Session, run_id: str, before_step: int | None) -> Itera
                 abort_reason=row.abort_reason,
                 health_reason=row.health_reason,
                 metrics=row.metrics,
+                away=_away(session, row, reach),
             )
     finally:
         rows.close()
+
+
+def _away(session: Session, row: Checkpoint, reach: Reach | None) -> str | None:
+    """Asked only of what could be restored otherwise: it looks at every chunk."""
+    if reach is None or (row.state, row.health) != (CheckpointState.COMMITTED, Health.OK):
+        return None
+    return None if whole_in(session, row.id, row.attempt_id, reach.store_ids) else reach.reason
 
 
 def _ever_committed(session: Session, run_id: str) -> bool:

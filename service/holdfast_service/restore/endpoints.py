@@ -12,6 +12,7 @@ from holdfast_protocol.states import Scope
 from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, minor_of
 from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
+from holdfast_service.catalog.restore_choice import known_to
 from holdfast_service.context import Context
 from holdfast_service.restore.read_chunks import read_chunks
 from holdfast_service.restore.release_lease import release_lease
@@ -38,8 +39,10 @@ def restore_point(
         str, Query(max_length=200, description="latest, 1200, 1200#3, best:loss:min or ck_…", examples=["latest"])
     ] = "latest",
     before_step: Annotated[Step | None, Query(description="Only steps below this one count.")] = None,
+    spoken: ProtocolSpoken = PROTOCOL_VERSION,
 ) -> RestoreDecision:
-    return find_restore_point(context, caller, project, run, selector=selector, before_step=before_step)
+    decision = find_restore_point(context, caller, project, run, selector=selector, before_step=before_step)
+    return decision.model_copy(update={"passed_over": known_to(decision.passed_over, minor_of(spoken))})
 
 
 @router.post("/v1/checkpoints/{checkpoint_id}/reads", summary="Tickets to read chunks, under a lease")

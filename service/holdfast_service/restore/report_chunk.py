@@ -10,18 +10,19 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restore import ChunkVerdict, ReportChunk
-from holdfast_protocol.states import CopyState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.corruption import lock_users, mark_users
+from holdfast_service.catalog.reach import ask_stores
 from holdfast_service.catalog.readable import refuse_unless_whole
-from holdfast_service.catalog.reread import Claim, Finding, claim, let_go, read_back, settle
+from holdfast_service.catalog.reread import READABLE, Claim, Finding, claim, let_go, read_back, settle
 from holdfast_service.catalog.resolve import checkpoint_by_id
 from holdfast_service.catalog.tables import Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.restore.chunks_of_checkpoint import chunks_of_checkpoint
+from holdfast_service.stores.base import StoreError
 
 # A re-read of the largest chunk takes less; a process that was killed in the middle holds the copy no longer.
 _LEASE_SECONDS = 600
@@ -30,12 +31,13 @@ _log = structlog.get_logger("holdfast.reports")
 
 
 def report_chunk(context: ServiceContext, caller: Principal, checkpoint_id: str, request: ReportChunk) -> ChunkVerdict:
-    """Reads every copy of the chunk again, and marks what cannot be read.
+    """Reads every copy of the chunk again, in each store that answers, and marks what cannot be read.
 
     Raises `checkpoint_not_found`, `chunk_not_found`, `busy` while another report of this chunk is looked into, and
-    `store_unavailable`, which proves nothing and marks nothing.
+    `store_unavailable` where no store could tell, which proves nothing and marks nothing.
     """
     digest = request.digest
+    ask_stores(context)
     claims = context.database.run(lambda session: _claim_copies(session, context, caller, checkpoint_id, digest))
     findings = _read_back_all(context, claims)
     corrupt: set[str] = set()
@@ -63,12 +65,25 @@ def report_chunk(context: ServiceContext, caller: Principal, checkpoint_id: str,
 
 
 def _read_back_all(context: ServiceContext, claims: list[Claim]) -> dict[Claim, Finding]:
+    """By copy; those that their store could not give are let go. Raises StoreError if that is all of them."""
+    findings: dict[Claim, Finding] = {}
+    failures: list[StoreError] = []
     try:
-        return {claimed: read_back(context, claimed) for claimed in claims}
+        for claimed in claims:
+            try:
+                findings[claimed] = read_back(context, claimed)
+            except StoreError as error:
+                failures.append(error)
+        if failures and not findings:
+            raise failures[0]
     except BaseException:
         for claimed in claims:
             let_go(context, claimed)
         raise
+    for claimed in claims:
+        if claimed not in findings:
+            let_go(context, claimed)
+    return findings
 
 
 def _claim_copies(
@@ -81,8 +96,8 @@ def _claim_copies(
         select(Copy)
         .where(
             Copy.chunk_id == chunk.id,
-            Copy.store_id == context.store_id,
-            Copy.state.in_((CopyState.VERIFIED, CopyState.SUSPECT)),
+            Copy.store_id.in_(_worth_asking(context)),
+            Copy.state.in_(READABLE),
         )
         .order_by(Copy.id)
         .with_for_update(),
@@ -93,6 +108,12 @@ def _claim_copies(
         raise ProblemError(ProblemCode.BUSY, "This chunk is being read again at this moment. Ask again in a second.")
     until = now + timedelta(seconds=_LEASE_SECONDS)
     return [claim(session, chunk, copy, until, suspect=True) for copy in copies]
+
+
+def _worth_asking(context: ServiceContext) -> list[int]:
+    """Those that are known to be away are not waited for, unless there is no other."""
+    answering = [attached.store_id for attached in context.stores if not attached.watch.away]
+    return answering or list(context.store_ids)
 
 
 def _mark_without_copies(context: ServiceContext, caller: Principal, checkpoint_id: str, digest: str) -> list[str]:

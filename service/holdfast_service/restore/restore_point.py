@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast_protocol.restore import RestoreDecision
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.points import point_of
+from holdfast_service.catalog.reach import reach_of
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.catalog.restore_choice import choose_restore_point
 from holdfast_service.context import ServiceContext
@@ -17,6 +18,7 @@ def find_restore_point(
     `checkpoint_not_found` and `no_restore_point`.
     """
     point = point_of(selector)
+    reach = reach_of(context)
     with context.database.read() as session:
         _, found = run_named(session, caller, project, run)
-        return choose_restore_point(session, found.id, point, before_step=before_step)
+        return choose_restore_point(session, found.id, point, before_step=before_step, reach=reach)

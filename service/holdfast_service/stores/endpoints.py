@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, Response
@@ -28,15 +29,23 @@ class _ObjectFile(FileResponse):
     chunk_size = _PIECE_BYTES
 
 
-def object_router(store: PosixStore, signing_key: bytes) -> APIRouter:
-    """The routes that `store`'s tickets point at; `signing_key` is the one that the store was opened with. A StoreError
-    or ProblemError is left to the application's handlers."""
-    signer = UrlSigner(signing_key)
+@dataclass(frozen=True)
+class SignedStore:
+    """A posix store with the key that it was opened with."""
+
+    store: PosixStore
+    signing_key: bytes
+
+
+def object_router(stores: Sequence[SignedStore]) -> APIRouter:
+    """The routes that the tickets of these stores point at. A StoreError or ProblemError is left to the application's
+    handlers."""
+    signers = [(each.store, UrlSigner(each.signing_key)) for each in stores]
     router = APIRouter(tags=["objects"])
 
     @router.put(OBJECTS_PATH + "/{payload}", status_code=201, summary="Upload one object with a signed URL")
     async def put_object(payload: str, request: Request, signature: str = Query()) -> Response:
-        grant = _granted(signer, "PUT", payload, signature)
+        store, grant = _granted(signers, "PUT", payload, signature)
         try:
             await _receive(store, grant, request)
         except ClientDisconnect:
@@ -45,7 +54,8 @@ def object_router(store: PosixStore, signing_key: bytes) -> APIRouter:
 
     @router.get(OBJECTS_PATH + "/{payload}", response_class=Response, summary="Read one object with a signed URL")
     async def get_object(payload: str, signature: str = Query()) -> Response:
-        path = store.object_path(_granted(signer, "GET", payload, signature).key)
+        store, grant = _granted(signers, "GET", payload, signature)
+        path = store.object_path(grant.key)
         with store_errors(store.root):
             facts = await asyncio.to_thread(os.stat, path)
         return _ObjectFile(path, stat_result=facts, media_type="application/octet-stream")
@@ -53,13 +63,17 @@ def object_router(store: PosixStore, signing_key: bytes) -> APIRouter:
     return router
 
 
-def _granted(signer: UrlSigner, method: str, payload: str, signature: str) -> Grant:
-    try:
-        return signer.verify(method, payload, signature)
-    except SignatureInvalid as error:
-        raise ProblemError(ProblemCode.SIGNATURE_INVALID, str(error)) from error
-    except TicketExpired as error:
-        raise ProblemError(ProblemCode.TICKET_EXPIRED, str(error)) from error
+def _granted(
+    signers: Sequence[tuple[PosixStore, UrlSigner]], method: str, payload: str, signature: str
+) -> tuple[PosixStore, Grant]:
+    for store, signer in signers:
+        try:
+            return store, signer.verify(method, payload, signature)
+        except SignatureInvalid:
+            continue
+        except TicketExpired as error:
+            raise ProblemError(ProblemCode.TICKET_EXPIRED, str(error)) from error
+    raise ProblemError(ProblemCode.SIGNATURE_INVALID, str(SignatureInvalid()))
 
 
 async def _receive(store: PosixStore, grant: Grant, request: Request) -> None:

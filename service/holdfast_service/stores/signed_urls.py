@@ -2,6 +2,7 @@
 
 `/v1/objects/<payload>?signature=<signature>`: the payload says what is allowed (base64url of compact JSON), the
 signature is HMAC-SHA256 over the payload as it stands, so there is nothing to canonicalise and nothing to alter.
+Each posix store has a key of its own: which of them a URL leads to is whose signature it bears.
 """
 
 from __future__ import annotations
@@ -15,10 +16,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from holdfast_protocol.states import StoreRole
 from holdfast_service.stores.base import ObjectKey
 
 OBJECTS_PATH = "/v1/objects"
 _SHORTEST_KEY_BYTES = 32
+
+
+def key_of_role(signing_key: bytes, role: StoreRole) -> bytes:
+    """The primary store's is the service's own key, the others' are made from it."""
+    if role is StoreRole.PRIMARY:
+        return signing_key
+    return hmac.digest(signing_key, f"store {role.value}".encode(), hashlib.sha256)
 
 
 class SignatureInvalid(Exception):  # noqa: N818
