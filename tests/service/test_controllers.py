@@ -240,7 +240,10 @@ def test_a_lease_is_kept_while_its_round_is_under_way(
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (StoreUnavailable("https://store/x?X-Amz-Signature=abc does not answer"), "https://store/x?*** does not answer"),
+        (
+            StoreUnavailable("https://store/x?X-Amz-Signature=abc does not answer"),
+            "https://store/x?*** does not answer",
+        ),
         (ProblemError(ProblemCode.DATABASE_UNAVAILABLE, "The database did not answer. Try again."), "did not answer"),
         (RuntimeError("password=hunter2"), "A bug (RuntimeError); the log of "),
     ],
