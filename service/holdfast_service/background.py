@@ -28,6 +28,7 @@ import holdfast_service.retention.tick
 import holdfast_service.scrub.heal
 import holdfast_service.scrub.prove
 import holdfast_service.scrub.rescrub
+import holdfast_service.tiers.tick
 from holdfast_service.catalog.processes import ProcessKind
 from holdfast_service.catalog.rounds import Round, RoundReport
 from holdfast_service.context import ServiceContext
@@ -87,6 +88,7 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
             holdfast_service.retention.purge.tick,
             holdfast_service.retention.purge.backlog,
         ),
+        Round("tiers", interval, holdfast_service.tiers.tick.tick, holdfast_service.tiers.tick.backlog),
         Round(
             "collect",
             interval * _COLLECT_EVERY_ROUNDS,

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.decoding import DecodeError, decode
-from holdfast_protocol.states import CopyState, Proof
+from holdfast_protocol.states import CopyState, Proof, StoreRole
 from holdfast_service.catalog.copies import KEPT, PROVEN, object_key
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.catalog.verification import proof_of
@@ -161,11 +161,17 @@ def begin_copy(
 
 def best_source(context: ServiceContext, copies: Sequence[Copy]) -> Copy | None:
     """The copy to read: verified and readable now, in a store that is attached and not known to be away; proven before
-    unproven, the primary store before the others."""
+    unproven, the primary store before the others. The service reads what is in the cold store, if nothing else is."""
     answering = {
         attached.store_id: position for position, attached in enumerate(context.stores) if not attached.watch.away
     }
-    readable = [each for each in copies if each.state == CopyState.VERIFIED and each.store_id in answering]
+    cold = {attached.store_id for attached in context.stores if attached.role is StoreRole.COLD}
+    readable = [
+        each
+        for each in copies
+        if each.store_id in answering
+        and (each.state == CopyState.VERIFIED or (each.state == CopyState.COLD and each.store_id in cold))
+    ]
     return min(readable, key=lambda each: (each.proof not in PROVEN, answering[each.store_id], each.id), default=None)
 
 

@@ -19,9 +19,11 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restore import PassedOver, PassedOverReason, RestoreDecision, RestorePoint
 from holdfast_protocol.selectors import AtStep, Best, ById, Latest, Point
 from holdfast_protocol.states import CheckpointState, Health, Tier
+from holdfast_service.catalog.cold_words import cold_problem, how_to_thaw, selector_of
 from holdfast_service.catalog.line import AttemptNode, Line, line_of_descent
 from holdfast_service.catalog.reach import Reach, whole_in
 from holdfast_service.catalog.tables import Attempt, Checkpoint
+from holdfast_service.clock import database_now
 from holdfast_service.errors import ProblemError
 
 PASSED_OVER_SHOWN = 50
@@ -49,6 +51,8 @@ class Candidate:
     metrics: dict[str, Any] = field(default_factory=dict)
     away: str | None = None
     """A sentence, where it cannot be read now because a store does not answer."""
+    thaw: str = ""
+    """What to do, where it is cold."""
 
 
 def choose_restore_point(
@@ -66,7 +70,7 @@ def choose_restore_point(
     passed_over: list[PassedOver] = []
     note = ""
     if isinstance(point, AtStep | ById):
-        chosen = _named(_candidates(session, run_id, before_step), line, point)
+        chosen = _named(session, _candidates(session, run_id, before_step), line, point)
     else:
         chosen, passed_over = choose(_candidates(session, run_id, before_step, reach), line, point)
         if reach is not None and chosen is not None:
@@ -135,7 +139,7 @@ def not_restorable(candidate: Candidate, line: Line | None) -> PassedOver | None
     elif candidate.health == Health.QUARANTINED:
         reason, detail = PassedOverReason.QUARANTINED, f"{name} is in quarantine{why}"
     elif candidate.tier != Tier.HOT:
-        reason, detail = PassedOverReason.COLD, f"{name} is {candidate.tier}; thaw it before it can be read."
+        reason, detail = PassedOverReason.COLD, f"{name} is {candidate.tier}. {candidate.thaw}".strip()
     elif candidate.away is not None:
         reason, detail = PassedOverReason.AWAY, f"{name} is not whole in the stores that answer. {candidate.away}"
     if reason is None:
@@ -168,7 +172,7 @@ def _best(newest_first: Iterable[Candidate], line: Line, point: Best) -> tuple[C
     return None if chosen is None else chosen[1], [seen for _, seen in better[:PASSED_OVER_SHOWN]]
 
 
-def _named(newest_first: Iterable[Candidate], line: Line, point: AtStep | ById) -> Candidate:
+def _named(session: Session, newest_first: Iterable[Candidate], line: Line, point: AtStep | ById) -> Candidate:
     """Exactly that one, or a problem. A step alone means the one on the line; an attempt or an id may lie off it."""
     if isinstance(point, ById):
         matching = [each for each in newest_first if each.checkpoint_id == point.checkpoint_id]
@@ -188,6 +192,9 @@ def _named(newest_first: Iterable[Candidate], line: Line, point: AtStep | ById) 
             f"This run has no checkpoint {point}. `holdfast checkpoints` lists those that it has.",
             selector=str(point),
         )
+    for reason in reasons:
+        if reason.reason is PassedOverReason.COLD:
+            raise cold_problem(session, session.get_one(Checkpoint, reason.checkpoint_id))
     raise ProblemError(
         ProblemCode.NO_RESTORE_POINT,
         f"The checkpoint {point} cannot be restored. {' '.join(reason.detail for reason in reasons[:5])} "
@@ -232,7 +239,8 @@ def _candidates(
                 world_size=row.world_size,
                 state=CheckpointState(row.state),
                 health=Health(row.health),
-                tier=Tier(row.tier),
+                tier=_tier(session, row),
+                thaw=_thaw(session, row),
                 digest=row.digest,
                 logical_bytes=row.logical_bytes,
                 committed_at=row.committed_at,
@@ -244,6 +252,19 @@ def _candidates(
             )
     finally:
         rows.close()
+
+
+def _tier(session: Session, row: Checkpoint) -> Tier:
+    """What is thawed is hot until its end, also where nobody is there to write that down."""
+    over = row.readable_until is not None and row.readable_until <= database_now(session)
+    return Tier.COLD if row.tier == Tier.HOT and over else Tier(row.tier)
+
+
+def _thaw(session: Session, row: Checkpoint) -> str:
+    tier = _tier(session, row)
+    if tier is Tier.HOT or row.state != CheckpointState.COMMITTED:
+        return ""
+    return how_to_thaw(tier, row.cold_class, selector_of(session, row), row.thaw_expected_at)
 
 
 def _away(session: Session, row: Checkpoint, reach: Reach | None) -> str | None:

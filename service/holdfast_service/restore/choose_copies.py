@@ -15,7 +15,8 @@ from holdfast_protocol.restore import ReadChunks
 from holdfast_protocol.states import CopyState
 from holdfast_protocol.version import PROTOCOL_MAJOR, PROTOCOL_VERSION
 from holdfast_service.attached_store import AttachedStore
-from holdfast_service.catalog.copies import PROVEN, is_readable
+from holdfast_service.catalog.cold_words import cold_problem
+from holdfast_service.catalog.copies import PROVEN, is_readable, keeps_whole
 from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
@@ -47,7 +48,8 @@ def choose_copies(
     be fresh.
 
     A reader checks every byte, so a suspect copy does no harm, while a wrong report must not stop a restore. Raises
-    `unsupported_protocol` where the client could decode no copy of a chunk.
+    `unsupported_protocol` where the client could decode no copy of a chunk, and `checkpoint_cold` where one has to be
+    thawed first.
     """
     stores = {attached.store_id: (place, attached) for place, attached in enumerate(context.stores)}
     decodable = codecs_of_minor(protocol_minor)
@@ -77,7 +79,15 @@ def choose_copies(
         found.setdefault(copy.chunk_id, []).append((rank, copy))
     if encoded - found.keys():
         raise _too_old(protocol_minor)
+    _refuse_cold(session, context, checkpoint, {chunk.id for chunk in chunks} - found.keys())
     return {chunk_id: _best(ranked, stores) for chunk_id, ranked in found.items()}
+
+
+def _refuse_cold(session: Session, context: ServiceContext, checkpoint: Checkpoint, chunk_ids: set[int]) -> None:
+    """What is there and cannot be read now is not gone: no other restore point has to be taken for ever."""
+    cold = select(Copy.id).where(Copy.chunk_id.in_(chunk_ids), keeps_whole(context.store_ids, checkpoint.attempt_id))
+    if chunk_ids and session.scalar(cold.limit(1)) is not None:
+        raise cold_problem(session, checkpoint)
 
 
 def _best(ranked: list[tuple[_Rank, Copy]], stores: dict[int, tuple[int, AttachedStore]]) -> ChosenCopy:
