@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import structlog
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
@@ -25,13 +24,10 @@ from holdfast_service.catalog.rounds import Backlog, RoundReport
 from holdfast_service.catalog.tables import COPY_DAMAGED, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
-from holdfast_service.scrub.mend_chunk import HEAL, Damaged, Mended, claim_damaged, mend
+from holdfast_service.scrub.mend_chunk import HEAL, Damaged, Mended, claim_damaged, mend, put_off
 from holdfast_service.scrub.read_copies import BATCH, LEASE, is_free, read_one
 from holdfast_service.scrub.tally import Tally, keep_totals, total_of
 from holdfast_service.stores.base import StoreError
-
-# What cannot be healed now is looked at again, and does not hold up the others.
-_AGAIN_AFTER = timedelta(minutes=1)
 
 _log = structlog.get_logger("holdfast.scrub")
 
@@ -69,8 +65,11 @@ def tick(context: ServiceContext) -> HealReport:
         for checkpoint_id in _corrupt(context):
             if context.stopping.is_set():
                 break
-            if _unmark(context, checkpoint_id, doing):
-                healed.append(checkpoint_id)
+            try:
+                if unmark(context, checkpoint_id, doing.by_store):
+                    healed.append(checkpoint_id)
+            except StoreError as error:
+                doing.fail(error)
     finally:
         keep_totals(context.database, doing.by_store)
     total = total_of(doing.by_store)
@@ -117,7 +116,7 @@ def _mend_what_is_due(context: ServiceContext, doing: _Round) -> None:
             if mended is Mended.HEALED:
                 continue
             doing.lost += mended is Mended.LOST
-        _put_off(context, damaged)
+        put_off(context, damaged)
 
 
 def _claim_one(session: Session, store_ids: set[int]) -> Damaged | None:
@@ -137,15 +136,6 @@ def _claim_one(session: Session, store_ids: set[int]) -> Damaged | None:
     return None if copy is None else claim_damaged(session, copy)
 
 
-def _put_off(context: ServiceContext, damaged: Damaged) -> None:
-    with context.database.transaction() as session:
-        session.execute(
-            update(Copy)
-            .where(Copy.id == damaged.copy_id, Copy.leased_until == damaged.leased_until)
-            .values(leased_until=database_now(session) + _AGAIN_AFTER)
-        )
-
-
 def _corrupt(context: ServiceContext) -> list[str]:
     with context.database.read() as session:
         # The text of the partial index, so that it is used.
@@ -154,17 +144,18 @@ def _corrupt(context: ServiceContext) -> list[str]:
         )
 
 
-def _unmark(context: ServiceContext, checkpoint_id: str, doing: _Round) -> bool:
-    """Reads what keeps its damaged chunks and was not read since, then takes the mark away if all of them are there."""
+def unmark(context: ServiceContext, checkpoint_id: str, by_store: dict[int, Tally]) -> bool:
+    """Reads what keeps its damaged chunks and was not read since, then takes the mark away if all of them are there.
+    Raises StoreError if a store cannot tell."""
     while claims := context.database.run(lambda session: _claim_unread(session, context, checkpoint_id)):
         for position, claimed in enumerate(claims):
             try:
-                doing.by_store[claimed.store_id].add(read_one(context, claimed, HEAL, context.reading_pace.spend))
-            except StoreError as error:
+                tally = read_one(context, claimed, HEAL, context.reading_pace.spend)
+            except StoreError:
                 for left in claims[position:]:
                     let_go(context, left)
-                doing.fail(error)
-                return False
+                raise
+            by_store.setdefault(claimed.store_id, Tally()).add(tally)
     with context.database.transaction() as session:
         return heal_if_whole(session, checkpoint_id, context.store_ids, actor=HEAL)
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState, Proof
@@ -33,6 +33,7 @@ from holdfast_service.stores.base import StoreError
 
 # Each try meets another rotten copy, or another's work that ended meanwhile.
 _TRIES = 8
+_AGAIN_AFTER = timedelta(minutes=1)
 
 HEAL = Actor.controller("heal")
 
@@ -84,6 +85,16 @@ def mend(context: ServiceContext, damaged: Damaged, spend: Callable[[int], None]
             continue  # the one is suspect and the other bad now: the next try takes another
         tally.read_bytes += task.stored_bytes
     return context.database.run(lambda session: _give_up(session, damaged))
+
+
+def put_off(context: ServiceContext, damaged: Damaged) -> None:
+    """Gives the claim back: it is due again, but does not hold up the others."""
+    with context.database.transaction() as session:
+        session.execute(
+            update(Copy)
+            .where(Copy.id == damaged.copy_id, Copy.leased_until == damaged.leased_until)
+            .values(leased_until=database_now(session) + _AGAIN_AFTER)
+        )
 
 
 def _read(context: ServiceContext, claimed: Claim, spend: Callable[[int], None], tally: Tally) -> None:

@@ -4,7 +4,7 @@ Every copy is read once in HOLDFAST_SCRUB_DAYS, at HOLDFAST_SCRUB_BYTES_PER_SECO
 reads back at all. A copy comes due a little before its time, by up to a fifth and by its number: so what was written in
 one burst does not come due in one burst, and each day has its share.
 
-Cold copies cannot be read and are left out, and so is what was thawed and is cold again.
+Cold copies cannot be read and are left out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class ScrubReport(RoundReport):
     missing: int = 0
     read_bytes: int = 0
     corrupt_checkpoints: tuple[str, ...] = ()
-    oldest_seconds: float | None = None
 
 
 def tick(context: ServiceContext) -> ScrubReport:
@@ -51,8 +50,6 @@ def tick(context: ServiceContext) -> ScrubReport:
 
     reading = read_due(context, Actor.controller("scrub"), _due(context), spend)
     total = total_of(reading.by_store)
-    with context.database.read() as session:
-        oldest = oldest_seconds(session, context)
     return ScrubReport(
         done=total.settled,
         failed=reading.failed,
@@ -62,7 +59,6 @@ def tick(context: ServiceContext) -> ScrubReport:
         missing=total.missing,
         read_bytes=total.read_bytes,
         corrupt_checkpoints=tuple(sorted(total.marked)),
-        oldest_seconds=max(oldest.values(), default=None),
     )
 
 
@@ -96,7 +92,6 @@ def _due(context: ServiceContext) -> Due:
             Copy.proof.in_(PROVEN),
             Copy.verified_at <= now - whole * (1 - _EARLIEST),  # what the index can be asked
             or_(*slots),
-            or_(Copy.readable_until.is_(None), Copy.readable_until > now),
         )
 
     return Due(condition, Copy.verified_at)

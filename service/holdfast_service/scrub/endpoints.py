@@ -1,0 +1,57 @@
+"""Routes of scrubbing on demand, and of what a bad chunk means."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from holdfast_protocol.base import Digest, Page
+from holdfast_protocol.operations import OperationView
+from holdfast_protocol.scrub import BadCopy, Impact, StartScrub
+from holdfast_protocol.states import Scope
+from holdfast_service.auth.principal import Principal
+from holdfast_service.auth.require import require
+from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.context import Context
+from holdfast_service.scrub.bad_copies import list_bad_copies
+from holdfast_service.scrub.impact import impact_of_checkpoint, impact_of_chunk
+from holdfast_service.scrub.start_scrub import scrub_checkpoint, scrub_run
+
+router = APIRouter(tags=["scrub"])
+
+Reader = Annotated[Principal, require(Scope.READ)]
+Operator = Annotated[Principal, require(Scope.OPERATE)]
+
+
+@router.post("/v1/projects/{project}/runs/{run}/scrub", summary="Read every copy of a run's chunks again, now")
+def start_for_run(project: str, run: str, body: StartScrub, context: Context, caller: Operator) -> OperationView:
+    return scrub_run(context, caller, project, run, body)
+
+
+@router.post("/v1/checkpoints/{checkpoint_id}/scrub", summary="Read every copy of a checkpoint's chunks again, now")
+def start_for_checkpoint(checkpoint_id: str, body: StartScrub, context: Context, caller: Operator) -> OperationView:
+    return scrub_checkpoint(context, caller, checkpoint_id, body)
+
+
+@router.get("/v1/chunks/{digest}/impact", summary="A chunk's copies, and which checkpoints and runs need it")
+def of_chunk(
+    digest: Annotated[Digest, Path(description="The chunk's SHA-256.")], context: Context, caller: Reader
+) -> Impact:
+    return impact_of_chunk(context, caller, digest)
+
+
+@router.get("/v1/checkpoints/{checkpoint_id}/impact", summary="Its bad chunks, and who else needs them")
+def of_checkpoint(checkpoint_id: str, context: Context, caller: Reader) -> Impact:
+    return impact_of_checkpoint(context, caller, checkpoint_id)
+
+
+@router.get("/v1/projects/{project}/bad-copies", summary="List every copy that is bad or suspect")
+def bad_copies(
+    project: str,
+    context: Context,
+    caller: Reader,
+    cursor: Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items of a page, at most.")] = DEFAULT_PAGE,
+) -> Page[BadCopy]:
+    return list_bad_copies(context, caller, project, cursor=cursor, limit=limit)

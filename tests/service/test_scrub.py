@@ -1,0 +1,225 @@
+"""Scrubbing on its schedule, per store: what is due, what is found, and what is never taken for a finding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+import holdfast_service.scrub.prove
+from holdfast_protocol.states import CopyState, Proof, StoreRole
+from holdfast_service.catalog.store_row import MARKER_NAME
+from holdfast_service.catalog.tables import Checkpoint, Copy
+from holdfast_service.scrub import heal, rescrub
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.posix import PosixStore
+from tests.service.conftest import Clock
+from tests.support.rank import Job
+from tests.support.rot import ROT, attached, copies_of, copy_to_second, cut, flip, key_of, overwrite, remove
+from tests.support.service import RunningService
+
+DAY = 86400
+CONTENT = b"weights of rank 0" * 1000
+
+
+@pytest.fixture
+def settings(settings: ServiceSettings, tmp_path: Path) -> ServiceSettings:
+    return settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}", "scrub_days": 30.0})
+
+
+@pytest.fixture
+def job(service: RunningService) -> Job:
+    return Job(service.http())
+
+
+def health_of(service: RunningService, checkpoint_id: str) -> str:
+    with service.context.database.read() as session:
+        return session.get_one(Checkpoint, checkpoint_id).health
+
+
+def posix_root(service: RunningService, role: StoreRole) -> PosixStore:
+    store = attached(service, role).store
+    assert isinstance(store, PosixStore)
+    return store
+
+
+def test_every_copy_is_read_once_in_so_many_days_and_not_before(
+    service: RunningService, job: Job, clock: Clock
+) -> None:
+    for step in range(1, 5):
+        job.save(step)
+    copy_to_second(service)
+    assert rescrub.tick(service.context).idle
+    clock.advance(0.8 * 30 * DAY - 60)
+    assert rescrub.tick(service.context).idle
+    read = []
+    for _ in range(7):
+        clock.advance(DAY)
+        read.append(rescrub.tick(service.context).done)
+    assert sum(read) == 16, "8 chunks in two stores, each once"
+    assert max(read) < 8, "what came in one burst does not come due in one burst"
+    assert rescrub.tick(service.context).idle
+    with service.context.database.read() as session:
+        assert set(session.scalars(select(Copy.proof))) == {Proof.READ}
+        assert rescrub.backlog(session, service.context).due == 0
+        assert max(rescrub.oldest_seconds(session, service.context).values()) < 8 * DAY
+
+
+def test_the_copy_that_was_not_read_for_longest_comes_first(
+    service: RunningService, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = [b"first", b"second", b"third"]
+    for step, content in enumerate(contents, start=1):
+        job.save(step, content=content)
+        clock.advance(DAY)
+    clock.advance(40 * DAY)
+    asked: list[str] = []
+    real = service.context.store.open_read
+
+    def noting(key: Any) -> Any:
+        asked.append(key.digest)
+        return real(key)
+
+    monkeypatch.setattr(service.context.store, "open_read", noting)
+    rescrub.tick(service.context)
+    first, second, third = (asked.index(copies_of(service, content)[0].stored_digest) for content in contents)
+    assert first < second < third
+
+
+def test_zero_days_switch_it_off(settings: ServiceSettings, service: RunningService, job: Job, clock: Clock) -> None:
+    job.save(1)
+    clock.advance(400 * DAY)
+    object.__setattr__(service.context, "settings", settings.model_copy(update={"scrub_days": 0.0}))
+    assert rescrub.tick(service.context).idle
+    with service.context.database.read() as session:
+        assert rescrub.backlog(session, service.context).due == 0
+
+
+@pytest.mark.rule("protocol-28")
+@pytest.mark.parametrize("rot", ROT)
+def test_rot_in_one_store_marks_nothing_while_another_keeps_the_chunk(
+    service: RunningService, job: Job, clock: Clock, rot: str
+) -> None:
+    saved = job.save(100, content=CONTENT)
+    copy_to_second(service)
+    clock.advance(31 * DAY)
+    ROT[rot](service.context.store, key_of(service, CONTENT))
+    report = rescrub.tick(service.context)
+    assert (report.bad + report.missing, report.corrupt_checkpoints) == (1, ())
+    (copy,) = copies_of(service, CONTENT)
+    assert (copy.state, copy.bad_at is not None) == (CopyState.BAD, True)
+    assert copy.finding is not None
+    assert [each.state for each in copies_of(service, CONTENT, StoreRole.SECOND)] == [CopyState.VERIFIED]
+    assert health_of(service, saved["id"]) == "ok"
+
+
+@pytest.mark.rule("protocol-28")
+def test_a_chunk_is_lost_when_the_last_store_has_lost_it(service: RunningService, job: Job, clock: Clock) -> None:
+    older, newer = job.save(100, content=b"older"), job.save(200, content=CONTENT)
+    copy_to_second(service)
+    for role, damage in ((StoreRole.PRIMARY, flip), (StoreRole.SECOND, cut)):
+        damage(attached(service, role).store, key_of(service, CONTENT, role))
+    clock.advance(31 * DAY)
+    assert rescrub.tick(service.context).corrupt_checkpoints == (newer["id"],)
+    assert [health_of(service, each["id"]) for each in (older, newer)] == ["ok", "corrupt"]
+    assert heal.tick(service.context).lost_copies == 2
+
+
+@pytest.mark.rule("protocol-22")
+@pytest.mark.parametrize("role", [StoreRole.PRIMARY, StoreRole.SECOND])
+def test_a_store_that_is_away_stops_only_its_own_part(
+    service: RunningService, job: Job, clock: Clock, role: StoreRole
+) -> None:
+    saved = job.save(100, content=CONTENT)
+    copy_to_second(service)
+    clock.advance(31 * DAY)
+    root = posix_root(service, role).root
+    root.rename(root.with_name("unmounted"))
+    report = rescrub.tick(service.context)
+    assert (report.good, report.bad, report.missing, report.failed) == (2, 0, 0, 1)
+    assert report.error is not None
+    assert report.error.startswith(f"{role} store: ")
+    assert health_of(service, saved["id"]) == "ok"
+    root.with_name("unmounted").rename(root)
+    clock.advance(60)
+    assert rescrub.tick(service.context).good == 2
+
+
+@pytest.mark.rule("protocol-22")
+@pytest.mark.parametrize("what", ["nothing", "another catalog's"])
+def test_a_wrong_mount_is_no_finding_about_a_copy(
+    service: RunningService, job: Job, clock: Clock, tmp_path: Path, what: str
+) -> None:
+    saved = job.save(100, content=CONTENT)
+    key = key_of(service, CONTENT)
+    clock.advance(31 * DAY)
+    store = posix_root(service, StoreRole.PRIMARY)
+    store.root.rename(store.root.with_name("elsewhere"))
+    store.prepare()
+    if what == "another catalog's":
+        (store.root / MARKER_NAME).write_text(json.dumps({"catalog_id": "f" * 32, "epoch": 1, "store_id": 1}))
+        store.object_path(key).parent.mkdir(parents=True)
+        store.object_path(key).write_bytes(b"another's")
+    report = rescrub.tick(service.context)
+    assert (report.bad, report.missing, report.failed) == (0, 0, 1)
+    assert health_of(service, saved["id"]) == "ok"
+    assert {copy.state for copy in copies_of(service, CONTENT)} == {CopyState.VERIFIED}
+
+
+def test_a_cold_copy_is_not_read(service: RunningService, job: Job, clock: Clock) -> None:
+    job.save(100, content=CONTENT)
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).values(state=CopyState.COLD))
+    clock.advance(400 * DAY)
+    assert rescrub.tick(service.context).idle
+    assert holdfast_service.scrub.prove.tick(service.context).idle
+
+
+@pytest.mark.rule("protocol-14")
+def test_copies_of_the_second_store_are_proven_there(service: RunningService, job: Job) -> None:
+    job.save(100, content=CONTENT)
+    copy_to_second(service)
+    with service.context.database.transaction() as session:
+        second = attached(service, StoreRole.SECOND).store_id
+        session.execute(update(Copy).where(Copy.store_id == second).values(proof=Proof.UNPROVEN))
+    remove(attached(service, StoreRole.SECOND).store, key_of(service, CONTENT, StoreRole.SECOND))
+    report = holdfast_service.scrub.prove.tick(service.context)
+    assert (report.good, report.bad) == (1, 1)
+    assert [copy.state for copy in copies_of(service, CONTENT)] == [CopyState.VERIFIED], "read from its own store"
+    assert [copy.state for copy in copies_of(service, CONTENT, StoreRole.SECOND)] == [CopyState.BAD]
+
+
+def test_a_lease_that_another_took_over_settles_nothing(service: RunningService, job: Job, clock: Clock) -> None:
+    """It was marked for deletion meanwhile: whoever reads it then must not bring it back."""
+    job.save(100, content=CONTENT)
+    clock.advance(31 * DAY)
+    real = service.context.store.open_read
+
+    def reads_while_it_is_collected(key: Any) -> Any:
+        with service.context.database.transaction() as session:
+            session.execute(update(Copy).values(state=CopyState.DELETING))
+        return real(key)
+
+    service.context.store.open_read = reads_while_it_is_collected  # type: ignore[method-assign]
+    assert rescrub.tick(service.context).done == 0
+    assert {copy.state for copy in copies_of(service, CONTENT)} == {CopyState.DELETING}
+
+
+def test_what_is_found_is_written_down_as_an_event(service: RunningService, job: Job, clock: Clock) -> None:
+    saved = job.save(100, content=CONTENT)
+    overwrite(service.context.store, key_of(service, CONTENT), b"x" * len(CONTENT))
+    clock.advance(31 * DAY)
+    rescrub.tick(service.context)
+    events = service.http().get("/v1/events", params={"project": "demo"})
+    found = {each["action"]: each for each in events.json()["items"]}
+    assert found["copy.bad"]["actor"] == "scrub"
+    assert found["copy.bad"]["reason"] == "The copy has other bytes in the store."
+    marked = found["checkpoint.mark_corrupt"]
+    assert (marked["checkpoint_id"], marked["before"]["health"], marked["after"]["health"]) == (
+        saved["id"],
+        "ok",
+        "corrupt",
+    )
