@@ -22,9 +22,11 @@ from holdfast_client.cli import (
     policies,
     projects,
     restore_point,
+    retention,
     runs,
     scrub,
     tokens,
+    trash,
 )
 from holdfast_client.cli.doctor import command as doctor
 from holdfast_client.cli.exit_codes import ExitCode, exit_code_of
@@ -130,6 +132,8 @@ for noun in (
     controllers,
     collection,
     policies,
+    retention,
+    trash,
     projects,
     tokens,
     doctor,

@@ -1,0 +1,222 @@
+"""`holdfast retention plan | apply | policy | presets`: what stays of a run, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+from holdfast_client.cli.arguments import JsonOption, RunArgument, read_run
+from holdfast_client.cli.connect import connect
+from holdfast_client.cli.exit_codes import ExitCode
+from holdfast_client.cli.policies import TargetArgument, checked_policy, own_policy, put_own, read_target, show_policy
+from holdfast_client.cli.rule_options import with_rules
+from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_line, show_table
+from holdfast_client.errors import PolicyNotFound
+from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.pruning import PlannedCheckpoint, Pruned, RetentionPlan
+from holdfast_protocol.retention import PRESETS, Reason
+
+Preset = StrEnum("Preset", {name.replace("-", "_").upper(): name for name in PRESETS})  # type: ignore[misc]
+PresetOption = Annotated[
+    Preset | None, typer.Option(help="The rules of a preset; what else is given is added to them.")
+]
+
+
+class PresetShown(BaseModel):
+    name: str
+    rules: dict[str, Any]
+
+
+class Show(StrEnum):
+    ALL = "all"
+    KEEP = "keep"
+    EXPIRE = "expire"
+    NONE = "none"
+
+
+ShowOption = Annotated[Show, typer.Option(help="Which checkpoints are listed.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="What stays of a run, and why.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("plan")(with_rules(plan))
+    group.command("apply")(apply)
+    group.command("policy")(with_rules(policy))
+    group.command("presets")(presets)
+    app.add_typer(group, name="retention")
+
+
+def plan(
+    run: RunArgument,
+    *,
+    preset: PresetOption = None,
+    show: ShowOption = Show.ALL,
+    json: JsonOption = False,
+    rules: dict[str, Any],
+) -> None:
+    """Show which checkpoints stay and which expire, with every reason. With rules or a preset: what if these held."""
+    name = read_run(run)
+    asked = _document(preset, rules)
+    with connect() as client:
+        found = client.plan_retention(name.project, name.run, policy=asked, show=show.value)
+    if json:
+        show_json(found)
+        return
+    if found.checkpoints:
+        _show_checkpoints(found.checkpoints)
+    _tell(found)
+
+
+def apply(
+    run: RunArgument,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only show what would expire.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would expire.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Expire what the run's policy does not keep. The service does this by itself, too; this does it now."""
+    name = read_run(run)
+    with connect() as client:
+        found = client.plan_retention(name.project, name.run, show="expire")
+        if not yes or dry_run or found.policy_digest is None:
+            results = None
+        else:
+            results = []
+            for part in client.apply_retention(found):
+                results.append(part)
+                if not json and len(found.checkpoints) > len(part.trashed):
+                    sys.stderr.write(f"{sum(len(one.trashed) for one in results)} of {found.expired} expired\n")
+    if results is None:
+        _only_shown(found, dry_run=dry_run, json=json)
+        return
+    if json:
+        show_json(results)
+        return
+    show_pruned(results, nothing=f"{name} has nothing that expires.")
+
+
+def policy(
+    target: TargetArgument,
+    *,
+    preset: PresetOption = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the target's own policy.")] = False,
+    json: JsonOption = False,
+    rules: dict[str, Any],
+) -> None:
+    """Show the retention policy that holds; with rules or a preset, put these in its place."""
+    project, run = read_target(target)
+    document = _document(preset, rules)
+    if delete and document is not None:
+        raise typer.BadParameter("--delete goes without rules.")
+    with connect() as client:
+        if delete:
+            own = own_policy(client, PolicyKind.RETENTION, project, run)
+            if own is None:
+                raise PolicyNotFound(f"{target} has no retention policy of its own.")
+            view = client.delete_policy(PolicyKind.RETENTION, project, run, etag=own.etag)
+        elif document is not None:
+            view = put_own(client, PolicyKind.RETENTION, project, run, document)
+        else:
+            view = client.policy(PolicyKind.RETENTION, project, run)
+    show_policy(view, json=json)
+    if document is not None and not json:
+        of_run = f"holdfast retention plan {target}" if run else f"holdfast retention plan {target}/RUN"
+        sys.stderr.write(f"It holds from now on. `{of_run}` shows what will expire.\n")
+
+
+def presets(json: JsonOption = False) -> None:
+    """List the presets and their rules."""
+    if json:
+        show_json(PresetShown(name=name, rules=each.rules()) for name, each in PRESETS.items())
+        return
+    show_table(
+        ["preset", "rules"],
+        (
+            (name, " ".join(_option(rule, value) for rule, value in each.rules().items()))
+            for name, each in PRESETS.items()
+        ),
+        nothing="There are no presets.",
+    )
+
+
+def show_pruned(results: Sequence[Pruned], *, nothing: str) -> None:
+    """What went, what stays and why, and the bytes."""
+    trashed = [each for one in results for each in one.trashed]
+    left = [each for one in results for each in one.left]
+    for each in left:
+        sys.stderr.write(f"step {each.step} of attempt {each.attempt} stays: {words(each.reasons)}\n")
+    if not trashed:
+        sys.stderr.write(nothing + "\n")
+        return
+    freed = sum(one.freed.bytes for one in results)
+    dry = any(one.dry_run for one in results)
+    until = min((one.purge_at for one in results if one.purge_at is not None), default=None)
+    show_line(
+        f"{len(trashed)} checkpoints {'would go to' if dry else 'are in'} the trash"
+        + (f" until {as_time(until)} UTC" if until is not None else "")
+        + f"; {as_bytes(freed)} ({freed} bytes) {'would be' if dry else 'will be'} freed."
+    )
+
+
+def words(reasons: Sequence[Reason]) -> str:
+    return "; ".join(f"{reason.kind.replace('_', ' ')}: {reason.detail}" for reason in reasons)
+
+
+def _document(preset: Preset | None, rules: dict[str, Any]) -> dict[str, Any] | None:
+    """None where neither was given."""
+    document = ({} if preset is None else PRESETS[preset.value].rules()) | rules
+    if not document:
+        return None
+    checked_policy(PolicyKind.RETENTION, document)
+    return document
+
+
+def _option(rule: str, value: Any) -> str:
+    if rule == "keep_best":
+        return " ".join(f"--keep-best {one['metric']}:{one.get('mode', 'min')}:{one.get('n', 1)}" for one in value)
+    if rule == "keep_labels":
+        return " ".join(f"--keep-label {one}" for one in value)
+    return f"--{rule.replace('_', '-')} {value}"
+
+
+def _show_checkpoints(checkpoints: Sequence[PlannedCheckpoint]) -> None:
+    show_table(
+        [">step", ">attempt", "committed (UTC)", "", "reasons"],
+        (
+            (
+                str(one.step),
+                str(one.attempt),
+                as_time(one.at),
+                "keep" if one.keep else "expire",
+                "; ".join(reason.detail for reason in one.reasons),
+            )
+            for one in checkpoints
+        ),
+        nothing=NOTHING,
+    )
+
+
+def _tell(found: RetentionPlan) -> None:
+    for note in found.notes:
+        sys.stderr.write(note + "\n")
+    show_line(
+        f"{found.kept} stay, {found.expired} expire; {as_bytes(found.freed.bytes)} ({found.freed.bytes} bytes) would "
+        "be freed, net of what others share."
+    )
+
+
+def _only_shown(found: RetentionPlan, *, dry_run: bool, json: bool) -> None:
+    if json:
+        show_json(found)
+    else:
+        if found.checkpoints:
+            _show_checkpoints(found.checkpoints)
+        _tell(found)
+    if found.expired and not dry_run:
+        sys.stderr.write("Nothing was expired. Say --yes if you mean it.\n")
+        raise typer.Exit(ExitCode.USAGE)

@@ -1,0 +1,199 @@
+"""`holdfast prune` deletes, `holdfast trash list | restore` takes back, `holdfast pin | unpin` keeps."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from holdfast_client.cli.arguments import JsonOption, SelectorArgument, read_run, read_selector
+from holdfast_client.cli.connect import connect
+from holdfast_client.cli.exit_codes import ExitCode
+from holdfast_client.cli.retention import show_pruned
+from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_line, show_table
+from holdfast_client.cli.tokens import read_duration
+from holdfast_client.client import Client
+from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.pruning import MAX_AT_ONCE, FreedBytes, PruneCheckpoints, Pruned, PruneFilter
+from holdfast_protocol.selectors import RunName
+from holdfast_protocol.states import CheckpointState, Health
+
+
+def register(app: typer.Typer) -> None:
+    app.command("prune")(prune)
+    group = typer.Typer(help="What was deleted and can be taken back.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("list")(list_trash)
+    group.command("restore")(restore)
+    app.add_typer(group, name="trash")
+    app.command("pin")(pin)
+    app.command("unpin")(unpin)
+
+
+def prune(
+    selector: SelectorArgument,
+    *,
+    before_step: Annotated[int | None, typer.Option(min=0, help="Steps below this one.")] = None,
+    from_step: Annotated[int | None, typer.Option(min=0, help="Steps from this one on.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="With this label; several mean any of them.")] = None,
+    health: Annotated[list[Health] | None, typer.Option(help="Of this health; several mean any of them.")] = None,
+    older_than: Annotated[str | None, typer.Option(help="Committed longer ago than this, such as 12h or 30d.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt.")] = None,
+    all_of_run: Annotated[
+        bool, typer.Option("--all-of-run", help="Also the last healthy points, of a run that has ended.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="For those who look for it later.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would go.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete one checkpoint by its name, or those of a run that meet every condition. They go to the trash first.
+
+    What is held, pinned or being read stays, and so do the restore point and the two newest healthy points.
+    """
+    wanted = PruneFilter(
+        before_step=before_step,
+        from_step=from_step,
+        labels=label or [],
+        health=health or [],
+        older_than_seconds=None if older_than is None else read_duration(older_than),
+        attempt=attempt,
+    )
+    filtered = wanted != PruneFilter()
+    with connect() as client:
+        name, request = _what(client, selector, wanted if filtered or all_of_run else None)
+        request = request.model_copy(update={"reason": reason, "all_of_run": all_of_run})
+        results = [client.prune(name.project, name.run, request.model_copy(update={"dry_run": True}))]
+        if yes and not dry_run:
+            results = _delete(client, name, request, results[0])
+    if json:
+        show_json(results)
+    else:
+        show_pruned(results, nothing=f"{name} has nothing of that to delete.")
+    if not (yes or dry_run) and results[0].trashed:
+        sys.stderr.write("Nothing was deleted. Say --yes if you mean it.\n")
+        raise typer.Exit(ExitCode.USAGE)
+
+
+def list_trash(
+    target: Annotated[str, typer.Argument(metavar="PROJECT[/RUN]", help="A run, or a project for all its runs.")],
+    json: JsonOption = False,
+) -> None:
+    """List what is in the trash, and until when it can be taken back."""
+    with connect() as client:
+        if "/" in target:
+            names = [read_run(target)]
+        else:
+            names = [RunName(run.project, run.name) for run in client.all_runs(target)]
+        found = [
+            one
+            for name in names
+            for one in client.all_checkpoints(name.project, name.run, state=CheckpointState.TRASHED)
+        ]
+    if json:
+        show_json(found)
+        return
+    show_table(
+        ["run", ">step", ">attempt", ">size", "until (UTC)", "by", "why"],
+        (
+            (
+                f"{one.project}/{one.run}",
+                str(one.step),
+                str(one.attempt),
+                as_bytes(one.logical_bytes),
+                as_time(one.purge_at),
+                one.trashed_by or NOTHING,
+                one.trash_reason or NOTHING,
+            )
+            for one in found
+        ),
+        nothing="The trash is empty.",
+    )
+
+
+def restore(
+    selector: SelectorArgument,
+    *,
+    pin: Annotated[
+        bool | None,
+        typer.Option(help="Keep it from expiring again. Left out: for a while, if a policy had expired it."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Take a checkpoint back from the trash, as long as its purge has not begun."""
+    name, point = read_selector(selector)
+    with connect() as client:
+        found = client.selected_checkpoint(name.project, name.run, str(point))
+        view = client.undelete(found.id, pin=pin)
+    if json:
+        show_json(view)
+        return
+    show_line(f"{name} step {view.step} of attempt {view.attempt} is {view.state}{_pinned(view)}.")
+
+
+def pin(
+    selector: SelectorArgument,
+    reason: Annotated[str, typer.Option(help="For those who ask why it is still there.")],
+    until: Annotated[str, typer.Option(help="For so long, such as 30d, or never to end.")] = "never",
+    json: JsonOption = False,
+) -> None:
+    """Keep a checkpoint from every policy and from prune."""
+    name, point = read_selector(selector)
+    with connect() as client:
+        found = client.selected_checkpoint(name.project, name.run, str(point))
+        view = client.pin(found.id, reason, expires_in_seconds=read_duration(until))
+    if json:
+        show_json(view)
+        return
+    show_line(f"{name} step {view.step} of attempt {view.attempt}{_pinned(view)}.")
+
+
+def unpin(selector: SelectorArgument, json: JsonOption = False) -> None:
+    """Take a checkpoint's pin away."""
+    name, point = read_selector(selector)
+    with connect() as client:
+        found = client.selected_checkpoint(name.project, name.run, str(point))
+        view = client.unpin(found.id)
+    if json:
+        show_json(view)
+        return
+    show_line(f"{name} step {view.step} of attempt {view.attempt} is not pinned.")
+
+
+def _what(client: Client, selector: str, wanted: PruneFilter | None) -> tuple[RunName, PruneCheckpoints]:
+    """One checkpoint by its name, or a filter over a run; a run without either would be all of it, by mistake."""
+    name, point = read_selector(selector)
+    if "@" in selector:
+        if wanted is not None and wanted != PruneFilter():
+            raise typer.BadParameter("A checkpoint that is named needs no conditions. Leave them out, or the @.")
+        found = client.selected_checkpoint(name.project, name.run, str(point))
+        return name, PruneCheckpoints(checkpoint_ids=[found.id])
+    if wanted is None:
+        raise typer.BadParameter(
+            f"Say which checkpoints of {name}: a condition such as --before-step 5000, a name such as {name}@1200, or "
+            "--all-of-run."
+        )
+    return name, PruneCheckpoints(filter=wanted)
+
+
+def _delete(client: Client, name: RunName, request: PruneCheckpoints, shown: Pruned) -> list[Pruned]:
+    """What was shown, and nothing that came in between; in portions."""
+    if request.filter is None:
+        return [client.prune(name.project, name.run, request)]
+    ids = [one.checkpoint_id for one in shown.trashed]
+    results = [
+        client.prune(
+            name.project,
+            name.run,
+            request.model_copy(update={"checkpoint_ids": ids[start : start + MAX_AT_ONCE]}),
+        )
+        for start in range(0, len(ids), MAX_AT_ONCE)
+    ]
+    return [*results, shown.model_copy(update={"trashed": [], "dry_run": False, "freed": FreedBytes(bytes=0)})]
+
+
+def _pinned(view: CheckpointView) -> str:
+    if view.pinned_at is None:
+        return ""
+    until = "" if view.pinned_until is None else f" until {as_time(view.pinned_until)} UTC"
+    return f" is pinned{until} ({view.pin_reason})" if view.state == CheckpointState.COMMITTED else ""
