@@ -8,13 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
-from holdfast_protocol.states import CopyState, Proof
+from holdfast_protocol.states import CheckpointState, CopyState, Proof
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.custody_tables import AuditEvent
 from holdfast_service.catalog.held import CopyLock
-from holdfast_service.catalog.tables import Chunk, Copy
+from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy
+from holdfast_service.collect.tick import tick as collect_tick
 from holdfast_service.holds import mirror
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
@@ -118,6 +119,29 @@ def test_every_copy_is_locked_while_one_of_the_checkpoints_that_share_it_is_held
         ).all()
     assert told == ["copy.lock", "hold.mirror", "hold.mirror", "copy.unlock"]
     assert alone["state"] == "committed"
+
+
+def test_nothing_is_deleted_that_the_store_still_holds_and_then_no_version_stays(
+    locking: RunningService, seaweedfs: SeaweedFS, clock: Clock
+) -> None:
+    """Deleting first would be refused for ever; deleting without the version would only hide the bytes."""
+    saved = Job(locking.http()).save(100)
+    hold = place(locking, saved["id"])
+    mirror.tick(locking.context)
+    release(locking, hold)
+    with locking.context.database.transaction() as session:
+        session.execute(update(Checkpoint).values(state=CheckpointState.DELETED))
+    clock.advance(86400)
+    collect_tick(locking.context)
+    assert {copy.state for copy, _ in copies(locking)} == {CopyState.VERIFIED}
+    mirror.tick(locking.context)
+    collect_tick(locking.context)
+    assert {copy.state for copy, _ in copies(locking)} <= {CopyState.GONE}
+    store = locking.context.store
+    assert isinstance(store, S3Store)
+    query = f"/{seaweedfs.locking_bucket}?prefix={store.location.key_prefix}&versions="
+    left = seaweedfs.signed("GET", query).data.decode()
+    assert "/chunks/" not in left
 
 
 def test_a_new_copy_of_a_held_chunk_is_locked_too(locking: RunningService) -> None:

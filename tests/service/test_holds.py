@@ -16,6 +16,7 @@ from tests.support.interleave import refused
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService
 
+pytestmark = pytest.mark.rule("protocol-29")
 DAY = 86400
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import exists, func, select, text, update
 from sqlalchemy.orm import Session
 
 from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.candidates import leave_candidates
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.custody_tables import Hold
 from holdfast_service.catalog.held import CopyLock
@@ -52,6 +53,7 @@ class MirrorReport(RoundReport):
 @dataclass(frozen=True)
 class _Told:
     copy_id: int
+    chunk_id: int
     project_id: str
     store_id: int
     key: ObjectKey
@@ -137,7 +139,9 @@ def _claim(session: Session, store_ids: Sequence[int], *, on: bool) -> list[_Tol
     for copy, digest in rows:
         copy.lock, copy.leased_until = CopyLock.CHANGING, now + _LEASE
         key = object_key(copy.project_id, digest, copy)
-        claimed.append(_Told(copy.id, copy.project_id, copy.store_id, key, copy.version_id, copy.leased_until))
+        claimed.append(
+            _Told(copy.id, copy.chunk_id, copy.project_id, copy.store_id, key, copy.version_id, copy.leased_until)
+        )
     session.flush()
     return claimed
 
@@ -174,6 +178,8 @@ def _settle(
                 work.failures[each.copy_id] = work.error = str(failure)
             elif found:
                 by_project[each.project_id] += 1
+        if not on:  # the collector has passed over what was locked
+            leave_candidates(session, (each.chunk_id for each in claimed))
         for project_id, copies in sorted(by_project.items()):
             record_event(
                 session,
