@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from holdfast_protocol.base import Digest, Reply, Request
 from holdfast_protocol.chunks import MAX_BATCH, MountProof
@@ -70,6 +70,15 @@ class ReadChunks(Request):
         max_length=4,
         description="Stores that do not answer this reader: taken only where no other has the chunk (since 1.2).",
     )
+
+    @model_serializer(mode="wrap")
+    def _as_an_older_service_takes_it(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """It refuses fields that it does not know, and needs none that say nothing."""
+        document: dict[str, Any] = write(self)
+        return {name: value for name, value in document.items() if name not in _SINCE_MINOR_2 or value}
+
+
+_SINCE_MINOR_2 = ("other_mount_proofs", "avoid_stores")
 
 
 class ReadTicket(Reply):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,7 @@ from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import ChunkNotFound
 from holdfast_protocol.restore import PassedOver, RestoreDecision, RestorePoint
 from holdfast_protocol.selectors import SelectorError, parse_point
+from holdfast_protocol.states import StoreRole
 
 log = logging.getLogger("holdfast")
 
@@ -56,10 +59,11 @@ class _Planned:
 
 @dataclass(frozen=True)
 class _Read:
-    """By one rank: `from_host_bytes` of the `bytes` lay on its host already."""
+    """By one rank: `from_host_bytes` of the `bytes` lay on its host already; `from_stores` is what else it fetched."""
 
     bytes: int
     from_host_bytes: int
+    from_stores: dict[StoreRole, int]
 
 
 class Restorer:
@@ -98,6 +102,8 @@ class Restorer:
                 f"restore(at={at!r}) comes too late: this job has begun already. Launch it again to go back."
             )
         decision = self._decide(at)
+        if decision.note and self._ranks.is_first:
+            log.warning("%s: %s", self._session.run, decision.note)
         while decision.restore_point is not None:
             point = decision.restore_point
             try:
@@ -130,6 +136,7 @@ class Restorer:
                 restore_point=opened.restore_point,
                 passed_over=opened.passed_over,
                 ever_committed=opened.ever_committed,
+                note=opened.note,
             )
         try:
             selector = str(parse_point(at or "latest"))
@@ -163,12 +170,13 @@ class Restorer:
         self._session.has_whole_state()
         if self._ranks.is_first:
             log.info(
-                "resumed %s from step %d%s: %s read and verified%s in %.1f s%s",
+                "resumed %s from step %d%s: %s read and verified%s%s in %.1f s%s",
                 self._session.run,
                 point.step,
                 self._other_world(documents),
                 readable_bytes(sum(each.bytes for each in read)),
                 _from_hosts(sum(each.from_host_bytes for each in read)),
+                _from_others(each.from_stores for each in read),
                 time.monotonic() - began,
                 _newer(passed_over),
             )
@@ -192,7 +200,7 @@ class Restorer:
                     shared=shared,
                     on_bytes=lambda count: self._say_progress(meter.advance(count)),
                 )
-                return _Read(count, 0 if shared is None else shared.host.taken_bytes)
+                return _Read(count, 0 if shared is None else shared.host.taken_bytes, source.bytes_from)
 
             # Nobody leaves before all have read: the folder that they share goes with the block.
             return self._ranks.together(read)
@@ -267,6 +275,14 @@ class Restorer:
 
 def _from_hosts(count: int) -> str:
     return f" ({readable_bytes(count)} of it found on the hosts)" if count else ""
+
+
+def _from_others(read: Iterable[dict[StoreRole, int]]) -> str:
+    counted: Counter[StoreRole] = Counter()
+    for from_stores in read:
+        counted.update(from_stores)
+    parts = [f"{readable_bytes(counted[role])} from the {role} store" for role in StoreRole if counted[role]]
+    return f" ({', '.join(parts)})" if set(counted) - {StoreRole.PRIMARY} else ""
 
 
 def _newer(passed_over: list[PassedOver]) -> str:

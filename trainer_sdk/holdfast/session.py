@@ -175,6 +175,7 @@ class Session:
                 "restore_point": decision.restore_point,
                 "passed_over": decision.passed_over,
                 "ever_committed": decision.ever_committed,
+                "note": decision.note,
             }
         )
 

@@ -27,6 +27,7 @@ from holdfast_protocol.canonical_json import MAX_STORED_DOCUMENT_BYTES
 from holdfast_protocol.checkpoints import Manifest
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, ShardIndex
+from holdfast_protocol.states import StoreRole
 
 ChunkLists = Mapping[int, Sequence[str]]
 """Stored rank -> the digests of its chunks, by ordinal."""
@@ -131,6 +132,11 @@ class CheckpointSource:
         else:
             self._fetcher.fetch(shared.order, receive, in_place, shared.host, sizes=sizes)
         return sum(fetched)
+
+    @property
+    def bytes_from(self) -> dict[StoreRole, int]:
+        """Of all that was fetched by a ticket, by the store that gave it."""
+        return self._fetcher.bytes_from
 
     def close(self) -> None:
         self._fetcher.close()

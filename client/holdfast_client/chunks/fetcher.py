@@ -5,14 +5,16 @@
                                                                          -> not readable: ChunkLost
 
 Memory is taken for a chunk only if the size that its ticket names is what the checkpoint's layout says.
-A few tickets are asked for at a time: signed all up front, the last ones would be dead when their turn comes.
-What the host has already (host_chunks.py) needs no ticket. A file of a mounted store is read where it is: the host's
-processes share it, and the kernel's copy of it, without our doing.
+A few tickets are asked for at a time: signed all up front, the last ones would be dead when their turn comes. Where a
+store does not answer and another has the chunk, the next tickets are for that one. What the host has already
+(host_chunks.py) needs no ticket. A file of a mounted store is read where it is: the host's processes share it, and the
+kernel's copy of it, without our doing.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import queue
 import threading
 import time
@@ -34,16 +36,22 @@ from holdfast_client.errors import (
     DirectFileRefused,
     HoldfastError,
     IntegrityError,
+    ServiceUnavailable,
     StoreRefused,
     TicketProblem,
     UnexpectedReply,
 )
 from holdfast_protocol.chunks import MAX_CHUNK_BYTES
 from holdfast_protocol.restore import ReadChunks, ReadTicket, ReportChunk
+from holdfast_protocol.states import StoreRole
+
+log = logging.getLogger("holdfast.client")
 
 TICKETS_AT_ONCE = 64
 TICKETS_PER_CHUNK = 4
 _RENEW_LEASE_AT = 0.5
+ELSEWHERE_AFTER_SECONDS = 2.0
+"""How long a transfer is tried again where another store has the chunk too."""
 
 Receive = Callable[[str, memoryview], None]
 
@@ -74,6 +82,15 @@ class ShardFetcher:
         self._stop = threading.Event()
         self._lease_id: str | None = None
         self._renew_lease_at = 0.0
+        self._avoided: list[StoreRole] = []
+        self._lock = threading.Lock()
+        self._bytes_from: Counter[StoreRole] = Counter()
+
+    @property
+    def bytes_from(self) -> dict[StoreRole, int]:
+        """Of the chunks that came by a ticket, by the store that gave them."""
+        with self._lock:
+            return dict(self._bytes_from)
 
     def stop(self) -> None:
         """From any thread: the fetch ends with TransferStopped, within a block or a socket's time-out."""
@@ -152,6 +169,7 @@ class ShardFetcher:
         over_http: set[str] = set()
         not_on_host: set[str] = set()
         running: set[str] = set()
+        tickets: dict[str, ReadTicket] = {}
         threads = self._workers.transfers
         try:
             while waiting or running:
@@ -171,6 +189,7 @@ class ShardFetcher:
                                 f"Chunk {ticket.digest[:12]} has {ticket.bytes} bytes, which is not what its "
                                 "checkpoint's layout says"
                             )
+                        tickets[ticket.digest] = ticket
                         life = TicketLife(ticket.expires_in_seconds)
                         jobs.start(
                             threads, ticket.digest, functools.partial(self._receive, ticket, life, deliver, host)
@@ -184,7 +203,8 @@ class ShardFetcher:
                     not_on_host.add(done.key)
                     waiting.append(done.key)
                 elif done.error is not None:
-                    self._mend(done, done.error, refused, over_http)
+                    if not self._goes_elsewhere(tickets[done.key], done.error):
+                        self._mend(done, done.error, refused, over_http)
                     waiting.append(done.key)
         except BaseException:
             jobs.drain()
@@ -202,8 +222,19 @@ class ShardFetcher:
             raise ChunkCorrupt(ticket.digest, "missing", "the service has no readable copy")
 
         def get(buffer: memoryview) -> None:
+            patience = ELSEWHERE_AFTER_SECONDS if ticket.elsewhere else None
             with life.used():
-                get_chunk(ticket, buffer, ticket.digest, buffer.nbytes, self._client.transfers, stop=self._stop)
+                get_chunk(
+                    ticket,
+                    buffer,
+                    ticket.digest,
+                    buffer.nbytes,
+                    self._client.transfers,
+                    stop=self._stop,
+                    retry_seconds=patience,
+                )
+            with self._lock:
+                self._bytes_from[ticket.store] += buffer.nbytes
 
         def fill(buffer: memoryview) -> None:
             if host is not None and ticket.kind == "http":
@@ -219,9 +250,15 @@ class ShardFetcher:
 
     def _read(self, digests: list[str], *, with_mount: bool) -> list[ReadTicket]:
         asked_at = time.monotonic()
-        proof = self._client.mount.proof() if with_mount else None
         reads = self._client.read_chunks(
-            self._checkpoint_id, ReadChunks(digests=digests, lease_id=self._lease_id, mount_proof=proof)
+            self._checkpoint_id,
+            ReadChunks(
+                digests=digests,
+                lease_id=self._lease_id,
+                mount_proof=self._client.mount.proof() if with_mount else None,
+                other_mount_proofs=self._client.mount.other_proofs() if with_mount else [],
+                avoid_stores=self._avoided,
+            ),
         )
         self._lease_id = reads.lease_id
         self._renew_lease_at = asked_at + reads.lease_expires_in_seconds * _RENEW_LEASE_AT
@@ -233,6 +270,15 @@ class ShardFetcher:
     def _renew_lease(self, digest: str) -> None:
         """Transfers are slow: asking for any ticket again keeps the lease."""
         self._read([digest], with_mount=False)
+
+    def _goes_elsewhere(self, ticket: ReadTicket, error: BaseException) -> bool:
+        """Whether the chunk is to be had from another store, since this one does not answer."""
+        if not ticket.elsewhere or not isinstance(error, ServiceUnavailable):
+            return False
+        if ticket.store not in self._avoided:
+            self._avoided.append(ticket.store)
+            log.warning("the %s store does not answer (%s): reading from another one", ticket.store, error.detail)
+        return True
 
     def _mend(
         self, done: Done[str, None], error: BaseException, refused: Counter[tuple[str, bool]], over_http: set[str]

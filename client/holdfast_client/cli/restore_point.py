@@ -26,6 +26,8 @@ def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
     with connect() as client:
         decision = client.restore_point(name.project, name.run, str(point))
     found = decision.restore_point
+    if decision.note and not json:
+        sys.stderr.write(f"holdfast: {decision.note}\n")
     if json:
         show_json(decision)
     elif found is not None:

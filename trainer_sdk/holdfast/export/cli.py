@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json as json_module
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,6 +59,7 @@ def pull(
             force=force,
             on_total=lambda total: progress.update(task, total=total),
             on_bytes=lambda count: progress.advance(task, count),
+            on_note=lambda note: sys.stderr.write(f"holdfast: {note}\n"),
         )
     if json:
         show_line(json_module.dumps(summary, indent=2))

@@ -18,14 +18,17 @@ from holdfast.export.safetensors_files import check_safetensors, write_safetenso
 from holdfast.export.state_dicts import state_dict_of
 from holdfast.export.tensors import bytes_to_read, read_tensors
 from holdfast.export.torch_files import write_torch_file
+from holdfast.readable import readable_bytes
 from holdfast.source import CheckpointSource
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError, IntegrityError, NoRestorePoint
 from holdfast_protocol.selectors import Point, RunName
+from holdfast_protocol.states import StoreRole
 
 OnTotal = Callable[[int], None]
 OnBytes = Callable[[int], None]
+OnNote = Callable[[str], object]
 
 
 class Format(StrEnum):
@@ -45,14 +48,19 @@ def pull(
     force: bool = False,
     on_total: OnTotal = lambda count: None,
     on_bytes: OnBytes = lambda count: None,
+    on_note: OnNote = lambda note: None,
 ) -> dict[str, Any]:
     """Writes the checkpoint to the folder `target` and returns what stands in its `checkpoint.json`.
 
-    `only`: just these components. `on_total` is told once how many bytes will be fetched, `on_bytes` each part of them.
+    `only`: just these components. `on_total` is told once how many bytes will be fetched, `on_bytes` each part of them,
+    `on_note` a sentence where a store did not answer.
     Raises NoRestorePoint, ConfigurationError (`target`, `only`, or a dtype that the format lacks), DiskFull, ChunkLost.
     """
     check_target(target, force=force)
-    chosen = client.restore_point(run.project, run.run, str(point)).restore_point
+    decision = client.restore_point(run.project, run.run, str(point))
+    if decision.note:
+        on_note(decision.note)
+    chosen = decision.restore_point
     if chosen is None:
         raise NoRestorePoint(f"{run} has nothing to pull at {point}. `holdfast checkpoints {run}` lists what it has")
     with TransferWorkers() as workers, CheckpointSource(client, chosen.checkpoint_id, workers=workers) as source:
@@ -67,6 +75,9 @@ def pull(
         with published(target) as folder:
             files = _write(source, contents, units, folder, format_=format_, on_bytes=on_bytes)
             files += write_trees(folder, contents, units)
+            for role, count in source.bytes_from.items():
+                if role is not StoreRole.PRIMARY:
+                    on_note(f"{readable_bytes(count)} were read from the {role} store.")
             return write_summary(folder, contents, format_, files)
 
 
