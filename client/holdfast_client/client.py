@@ -28,6 +28,7 @@ from holdfast_client.operations.retention import RetentionOperations
 from holdfast_client.operations.runs import RunOperations
 from holdfast_client.operations.scrub import ScrubOperations
 from holdfast_client.operations.server import ServerOperations
+from holdfast_client.operations.tiers import TierOperations
 from holdfast_client.settings import ClientSettings
 from holdfast_client.transport import Transport
 from holdfast_protocol.codecs import Codec
@@ -48,6 +49,7 @@ class Client(
     RunOperations,
     ScrubOperations,
     ServerOperations,
+    TierOperations,
 ):
     """`transfers` and `mount` are what the data plane needs; every uploader and fetcher of a client shares them."""
 

@@ -26,8 +26,10 @@ import holdfast_service.policies.endpoints
 import holdfast_service.restore.endpoints
 import holdfast_service.retention.endpoints
 import holdfast_service.scrub.endpoints
+import holdfast_service.tiers.endpoints
 import holdfast_service.uploads.endpoints
 from holdfast_protocol.problems import Problem
+from holdfast_service.background import rounds_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.numbers import ControllerNumbers
 from holdfast_service.metrics.catalog_numbers import CatalogNumbers
@@ -56,6 +58,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.controllers.endpoints.router,
     holdfast_service.policies.endpoints.router,
     holdfast_service.retention.endpoints.router,
+    holdfast_service.tiers.endpoints.router,
     holdfast_service.audit.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.browse.health.router,
@@ -82,11 +85,12 @@ def create_app(context: ServiceContext) -> FastAPI:
         generate_unique_id_function=_operation_id,
     )
     app.state.context = context
+    app.state.rounds = rounds_of(context.settings)
     # One registry per application, not the library's global one: several can live in one process.
     app.state.metrics = CollectorRegistry()
     app.state.metrics.register(CatalogNumbers(context.database))
     app.state.metrics.register(ScrubNumbers(context))
-    app.state.metrics.register(ControllerNumbers(context))
+    app.state.metrics.register(ControllerNumbers(context, app.state.rounds))
     for router in ROUTERS:
         app.include_router(router)
     mounted = [

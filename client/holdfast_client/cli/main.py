@@ -25,6 +25,7 @@ from holdfast_client.cli import (
     retention,
     runs,
     scrub,
+    tiers,
     tokens,
     trash,
 )
@@ -134,6 +135,7 @@ for noun in (
     policies,
     retention,
     trash,
+    tiers,
     projects,
     tokens,
     doctor,

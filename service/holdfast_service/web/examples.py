@@ -34,6 +34,7 @@ from holdfast_protocol.pruning import (
 from holdfast_protocol.restore import ReadChunks, ReportChunk
 from holdfast_protocol.runs import EditProject
 from holdfast_protocol.states import AttemptOutcome, Health, Scope, StoreRole
+from holdfast_protocol.tiers import RequestThaw, ThawSpeed
 from holdfast_protocol.tokens import CreateToken
 
 _WEIGHTS, _INDEX = chunk_digest(b"weights"), chunk_digest(b"index")
@@ -72,6 +73,7 @@ EXAMPLES: tuple[BaseModel, ...] = (
     PruneCheckpoints(filter=PruneFilter(before_step=5000, health=[Health.DIVERGED]), reason="loss spikes"),
     UndeleteCheckpoint(pin=True),
     PinCheckpoint(reason="figure 3 of the paper", expires_in_seconds=90 * 86400),
+    RequestThaw(days=3, speed=ThawSpeed.BULK),
     EditProject(quota_bytes=10 * 1024**4),
     CreateToken(name="demo trainers", project="demo", scopes=[Scope.TRAIN, Scope.READ]),
 )

@@ -1,0 +1,37 @@
+"""Routes of tiers: the plan of a run, and thaws."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter
+
+from holdfast_protocol.states import Scope
+from holdfast_protocol.tiers import RequestThaw, ThawView, TierPlan
+from holdfast_service.auth.principal import Principal
+from holdfast_service.auth.require import require
+from holdfast_service.context import Context
+from holdfast_service.tiers.plan import plan_run
+from holdfast_service.tiers.request_thaw import request_thaw, show_thaw
+
+router = APIRouter(tags=["tiers"])
+
+Reader = Annotated[Principal, require(Scope.READ)]
+Operator = Annotated[Principal, require(Scope.OPERATE)]
+
+
+@router.get("/v1/projects/{project}/runs/{run}/tiers/plan", summary="What would get cold when; nothing moves")
+def plan(project: str, run: str, context: Context, caller: Reader) -> TierPlan:
+    return plan_run(context, caller, project, run)
+
+
+@router.post(
+    "/v1/checkpoints/{checkpoint_id}/thaw", status_code=202, summary="Make a cold checkpoint readable for some days"
+)
+def thaw(checkpoint_id: str, body: RequestThaw, context: Context, caller: Operator) -> ThawView:
+    return request_thaw(context, caller, checkpoint_id, body)
+
+
+@router.get("/v1/checkpoints/{checkpoint_id}/thaw", summary="How far a thaw is, or what one would take")
+def thaw_status(checkpoint_id: str, context: Context, caller: Reader) -> ThawView:
+    return show_thaw(context, caller, checkpoint_id)
