@@ -134,7 +134,8 @@ def test_nothing_is_deleted_that_the_store_still_holds_and_then_no_version_stays
     clock.advance(86400)
     collect_tick(locking.context)
     assert {copy.state for copy, _ in copies(locking)} == {CopyState.VERIFIED}
-    mirror.tick(locking.context)
+    assert mirror.tick(locking.context).unlocked == 2
+    clock.advance(86400)
     collect_tick(locking.context)
     assert {copy.state for copy, _ in copies(locking)} <= {CopyState.GONE}
     store = locking.context.store
