@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -35,6 +36,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.presence import Presence
 from holdfast_service.controllers.round import run_round
 from holdfast_service.errors import ProblemError
+from holdfast_service.operation_kinds import OPERATION_KINDS
 from holdfast_service.settings import ServiceSettings
 
 _log = structlog.get_logger("holdfast.background")
@@ -72,7 +74,7 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
         Round(
             "operations",
             interval,
-            holdfast_service.operations.tick.tick,
+            partial(holdfast_service.operations.tick.tick, kinds=OPERATION_KINDS),
             holdfast_service.operations.claim.backlog,
             threads=_OPERATION_THREADS,
         ),

@@ -7,15 +7,9 @@ the operation's reason: a ProblemError or a StoreError says what to do, anything
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import holdfast_service.collect.operations
 import holdfast_service.scrub.run_scrub
-from holdfast_service.catalog.operation_run import OperationRun
-from holdfast_service.context import ServiceContext
-
-Handler = Callable[[ServiceContext, OperationRun], dict[str, Any]]
+from holdfast_service.catalog.operation_run import Handler
 
 OPERATION_KINDS: dict[str, Handler] = {
     "collect": holdfast_service.collect.operations.run_collection,

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
-from holdfast_service import background
+from holdfast_service import app
+from holdfast_service.background import rounds_of
 from holdfast_service.catalog.custody_tables import AuditEvent
 from holdfast_service.catalog.processes import say_alive, say_goodbye
 from holdfast_service.catalog.rounds import Backlog, Round, RoundReport
@@ -26,11 +27,12 @@ from holdfast_service.controllers.begin import begin_round
 from holdfast_service.controllers.presence import Presence
 from holdfast_service.controllers.round import run_round
 from holdfast_service.errors import ProblemError
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
 from tests.support.interleave import Gate, in_background, refused
 from tests.support.rank import answer
-from tests.support.service import RunningService
+from tests.support.service import RunningService, running_service
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +57,21 @@ class Tried:
 
 
 @pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> Tried:
-    """Registered as `tried`, beside the real ones."""
-    made = Tried()
-    rounds_of = background.rounds_of
-
-    def with_tried(settings: Any) -> tuple[Round, ...]:
-        return (*rounds_of(settings), Round("tried", 60.0, made.tick, made.backlog))
-
-    for module in ("look", "find"):
-        monkeypatch.setattr(f"holdfast_service.controllers.{module}.rounds_of", with_tried)
-    return made
+def tried() -> Tried:
+    return Tried()
 
 
 @pytest.fixture
 def round_of(tried: Tried) -> Round:
     return Round("tried", 60.0, tried.tick, tried.backlog)
+
+
+@pytest.fixture
+def service(settings: ServiceSettings, round_of: Round, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningService]:
+    """It has the controller `tried` beside its own."""
+    monkeypatch.setattr(app, "rounds_of", lambda settings: (*rounds_of(settings), round_of))
+    with running_service(settings) as running:
+        yield running
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,15 +20,16 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import OperationState, Scope
 from holdfast_service.catalog import operation_run
 from holdfast_service.catalog.custody_tables import AuditEvent, Operation
-from holdfast_service.catalog.operation_run import LeaseLost, OperationRun
+from holdfast_service.catalog.operation_run import Handler, LeaseLost, OperationRun
 from holdfast_service.catalog.operations import start_operation
 from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.find import locked_row
 from holdfast_service.errors import ProblemError
 from holdfast_service.operation_kinds import OPERATION_KINDS
+from holdfast_service.operations import tick as operations
 from holdfast_service.operations.claim import MOST_TRIES, backlog, claim_next
 from holdfast_service.operations.settle import AGAIN_AFTER_SECONDS, settle
-from holdfast_service.operations.tick import OperationsReport, tick
+from holdfast_service.operations.tick import OperationsReport
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
 from tests.support.interleave import Gate, in_background, refused
@@ -35,7 +37,7 @@ from tests.support.rank import answer
 from tests.support.service import RunningService
 
 KIND = "count"
-Handler = Callable[[ServiceContext, OperationRun], dict[str, Any]]
+tick = partial(operations.tick, kinds=OPERATION_KINDS)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ lets these through; what it has done stays done, for every step may run twice.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -78,3 +79,7 @@ class OperationRun:
             raise LeaseLost
         if row.cancel_requested_at is not None:
             raise OperationCancelled
+
+
+Handler = Callable[[ServiceContext, OperationRun], dict[str, Any]]
+"""Carries out one kind of operation, and returns what came of it as JSON values. See `operation_kinds`."""

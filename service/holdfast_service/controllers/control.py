@@ -5,10 +5,13 @@ A pause lets rounds under way end, and begins none. A run is done once, by which
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast_protocol.controllers import ControllerView, PauseController
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.rounds import Round
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.find import find_round, locked_row
@@ -16,11 +19,13 @@ from holdfast_service.controllers.look import controller_view
 from holdfast_service.errors import ProblemError
 
 
-def pause_controller(context: ServiceContext, caller: Principal, name: str, request: PauseController) -> ControllerView:
+def pause_controller(
+    context: ServiceContext, rounds: Sequence[Round], caller: Principal, name: str, request: PauseController
+) -> ControllerView:
     """One that is paused already gets the new reason. Raises `forbidden`, `controller_not_found` and
     `invalid_request`."""
     caller.check_every_project()
-    each = find_round(context, name)
+    each = find_round(rounds, name)
     if each.own:
         raise ProblemError(
             ProblemCode.INVALID_REQUEST,
@@ -44,10 +49,10 @@ def pause_controller(context: ServiceContext, caller: Principal, name: str, requ
         return controller_view(session, context, each)
 
 
-def resume_controller(context: ServiceContext, caller: Principal, name: str) -> ControllerView:
+def resume_controller(context: ServiceContext, rounds: Sequence[Round], caller: Principal, name: str) -> ControllerView:
     """Raises `forbidden` and `controller_not_found`."""
     caller.check_every_project()
-    each = find_round(context, name)
+    each = find_round(rounds, name)
     with context.database.transaction() as session:
         row = locked_row(session, name)
         if row.paused_at is not None:
@@ -62,11 +67,11 @@ def resume_controller(context: ServiceContext, caller: Principal, name: str) -> 
         return controller_view(session, context, each)
 
 
-def run_controller(context: ServiceContext, caller: Principal, name: str) -> ControllerView:
+def run_controller(context: ServiceContext, rounds: Sequence[Round], caller: Principal, name: str) -> ControllerView:
     """Asks for a round now. `run_requested_at` of the answer is the request; `run_answered_at` reaches it when its
     round is over. Raises `forbidden`, `controller_not_found` and `controller_paused`."""
     caller.check_every_project()
-    each = find_round(context, name)
+    each = find_round(rounds, name)
     with context.database.transaction() as session:
         row = locked_row(session, name)
         if row.paused_at is not None:

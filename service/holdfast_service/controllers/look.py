@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import select
@@ -9,7 +10,6 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.controllers import ControllerView
 from holdfast_service.auth.principal import Principal
-from holdfast_service.background import rounds_of
 from holdfast_service.catalog.custody_tables import Controller
 from holdfast_service.catalog.rounds import Round
 from holdfast_service.clock import database_now
@@ -17,23 +17,23 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.find import find_round
 
 
-def list_controllers(context: ServiceContext, caller: Principal) -> list[ControllerView]:
+def list_controllers(context: ServiceContext, rounds: Sequence[Round], caller: Principal) -> list[ControllerView]:
     """Raises `forbidden` for a project's token."""
     caller.check_every_project()
     with context.database.read() as session:
-        return controller_views(session, context)
+        return controller_views(session, context, rounds)
 
 
-def show_controller(context: ServiceContext, caller: Principal, name: str) -> ControllerView:
+def show_controller(context: ServiceContext, rounds: Sequence[Round], caller: Principal, name: str) -> ControllerView:
     """Raises `forbidden` and `controller_not_found`."""
     caller.check_every_project()
-    each = find_round(context, name)
+    each = find_round(rounds, name)
     with context.database.read() as session:
         return controller_view(session, context, each)
 
 
-def controller_views(session: Session, context: ServiceContext) -> list[ControllerView]:
-    return [controller_view(session, context, each) for each in rounds_of(context.settings)]
+def controller_views(session: Session, context: ServiceContext, rounds: Sequence[Round]) -> list[ControllerView]:
+    return [controller_view(session, context, each) for each in rounds]
 
 
 def controller_view(session: Session, context: ServiceContext, each: Round) -> ControllerView:

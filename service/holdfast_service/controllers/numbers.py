@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from holdfast_protocol.controllers import ControllerView
+from holdfast_service.catalog.rounds import Round
 from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.look import controller_views
 from holdfast_service.errors import ProblemError
@@ -34,8 +35,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ControllerView], float]], ...] = (
 class ControllerNumbers(Collector):
     """Registered once per application."""
 
-    def __init__(self, context: ServiceContext) -> None:
+    def __init__(self, context: ServiceContext, rounds: Sequence[Round]) -> None:
         self._context = context
+        self._rounds = rounds
         self._lock = threading.Lock()
         self._read_at = float("-inf")
         self._views: list[ControllerView] = []
@@ -64,7 +66,7 @@ class ControllerNumbers(Collector):
             if time.monotonic() - self._read_at >= CACHE_SECONDS:
                 try:
                     with self._context.database.read() as session:
-                        self._views = controller_views(session, self._context)
+                        self._views = controller_views(session, self._context, self._rounds)
                 except ProblemError:  # the process's own metrics must still be shown
                     self._views = []
                 self._read_at = time.monotonic()

@@ -6,6 +6,7 @@ killed leaves its lease, which runs out; one that is asked to end gives its oper
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import structlog
@@ -13,12 +14,11 @@ import structlog
 from holdfast_protocol.canonical_json import canonical_bytes
 from holdfast_protocol.problems import PROBLEM_KINDS
 from holdfast_protocol.states import OperationState
-from holdfast_service.catalog.operation_run import HandlerStopped, LeaseLost, OperationCancelled, OperationRun
+from holdfast_service.catalog.operation_run import Handler, HandlerStopped, LeaseLost, OperationCancelled, OperationRun
 from holdfast_service.catalog.rounds import RoundReport
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.logging import redacted
-from holdfast_service.operation_kinds import OPERATION_KINDS
 from holdfast_service.operations.claim import MOST_TRIES, claim_next
 from holdfast_service.operations.settle import AGAIN_AFTER_SECONDS, CANCELLED, give_back, settle
 from holdfast_service.stores.base import StoreError
@@ -32,20 +32,23 @@ class OperationsReport(RoundReport):
     again: int = 0
 
 
-def tick(context: ServiceContext) -> OperationsReport:
-    """Until none is due, or the process is asked to end."""
+def tick(context: ServiceContext, *, kinds: Mapping[str, Handler]) -> OperationsReport:
+    """Until none is due, or the process is asked to end. `kinds` are those that it can carry out; others wait for a
+    process that can."""
     report = OperationsReport()
     while not context.stopping.is_set():
-        run = claim_next(context, OPERATION_KINDS, context.process_id)
+        run = claim_next(context, kinds.keys(), context.process_id)
         if run is None:
             break
-        report = _carry_out(context, run, report)
+        report = _carry_out(context, run, kinds[run.kind], report)
     return report
 
 
-def _carry_out(context: ServiceContext, run: OperationRun, report: OperationsReport) -> OperationsReport:
+def _carry_out(
+    context: ServiceContext, run: OperationRun, handler: Handler, report: OperationsReport
+) -> OperationsReport:
     try:
-        result = OPERATION_KINDS[run.kind](context, run)
+        result = handler(context, run)
         canonical_bytes(result)  # what JSON cannot say is the handler's bug, and told as one
     except OperationCancelled:
         settle(context, run, OperationState.CANCELLED, error=CANCELLED)
