@@ -49,8 +49,8 @@ def register(app: typer.Typer) -> None:
     admin.command("new-epoch", help="After a restore or a clone of the database: trust nothing from before.")(
         new_epoch_command
     )
-    admin.command("adopt-store", help="After new-epoch and a whole check: let the collector delete again.")(
-        adopt_store_command
+    admin.command("confirm-move", help="The database was moved here as a whole, and the old one is gone.")(
+        confirm_move_command
     )
     app.add_typer(admin, name="admin")
 
@@ -117,34 +117,33 @@ def token_command(  # noqa: PLR0917 (typer calls it by keyword)
 
 
 def new_epoch_command(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+    from holdfast_service.catalog.audit import Actor
     from holdfast_service.catalog.epoch import raise_epoch
     from holdfast_service.service import open_database
 
     with _failures_said():
         database = open_database(_settings(data_dir=data_dir, database_url=database_url))
         try:
-            epoch = raise_epoch(database)
+            epoch = raise_epoch(database, Actor.at_the_database())
         finally:
             database.dispose()
     sys.stdout.write(
-        f"The catalog is at epoch {epoch}. Start the service again: it reads every copy anew, and deletes nothing "
-        "until `holdfast admin adopt-store`.\n"
+        f"The catalog is at epoch {epoch}. Start the service again: it reads every copy anew, and changes nothing in "
+        "the stores until `holdfast catalog check` and `holdfast store adopt`.\n"
     )
 
 
-def adopt_store_command(data_dir: DataDir = None, database_url: DatabaseUrl = None, store: StoreUrl = None) -> None:
-    from holdfast_service.catalog.epoch import NotCheckedError, adopt_store
-    from holdfast_service.service import close_service, open_service
+def confirm_move_command(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+    from holdfast_service.catalog.place import settle_place
+    from holdfast_service.service import open_database
 
     with _failures_said():
-        context = open_service(_settings(data_dir=data_dir, database_url=database_url, store=store))
+        database = open_database(_settings(data_dir=data_dir, database_url=database_url))
         try:
-            marker = adopt_store(context.database, context.store, context.store_id)
-        except NotCheckedError as error:
-            _fail(str(error), _FAILED)
+            settle_place(database, here=True)
         finally:
-            close_service(context)
-    sys.stdout.write(f"The store is this catalog's in epoch {marker.epoch}.\n")
+            database.dispose()
+    sys.stdout.write("The catalog lives here from now on. Make sure that the old database is never served again.\n")
 
 
 def _settings(**given: Any) -> ServiceSettings:

@@ -15,6 +15,7 @@ from holdfast_service.attached_store import AttachedStore
 from holdfast_service.auth.make_token import check_entropy
 from holdfast_service.catalog.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
 from holdfast_service.catalog.notifier import CommitNotifier
+from holdfast_service.catalog.place import MOVED, settle_place
 from holdfast_service.catalog.store_row import ForeignStoreError, Marker, find_row, read_marker
 from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.context import ServiceContext
@@ -25,6 +26,8 @@ from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.store_watch import StoreWatch
 from holdfast_service.stores.base import Store, StoreError, StoreRefused
 from holdfast_service.stores.registry import StoreUrlError, open_store
+from holdfast_service.stores.signed_urls import key_of_role
+from holdfast_service.stores.sigv4 import Credentials
 
 _log = structlog.get_logger("holdfast.start")
 
@@ -38,9 +41,16 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
     database = open_database(settings)
     try:
         identity = ensure_identity(database)
+        if identity.rebuilding_from is not None:
+            raise SettingsError(
+                "HOLDFAST_DATABASE_URL names a catalog that is half rebuilt. Run `holdfast catalog rebuild --from "
+                f"{identity.rebuilding_from}` again; it goes on where it was cut off."
+            )
+        if not settle_place(database):
+            _log.warning("nothing_is_changed_in_the_stores", reason=MOVED)
         stores: list[AttachedStore] = []
         for role, url in settings.store_urls.items():
-            stores.append(_attach(database, identity, role, url))
+            stores.append(_attach(database, identity, role, url, settings.store_credentials(role)))
         _refuse_one_store_twice(stores)
         _ensure_first_token(settings, database)
     except BaseException:
@@ -103,10 +113,12 @@ _SETTING = {
 }
 
 
-def _attach(database: Database, identity: CatalogIdentity, role: StoreRole, url: str) -> AttachedStore:
+def _attach(
+    database: Database, identity: CatalogIdentity, role: StoreRole, url: str, credentials: Credentials | None
+) -> AttachedStore:
     """Opened and settled; one that is away is asked again later."""
     try:
-        store = open_store(url, identity.signing_key)
+        store = open_store(url, key_of_role(identity.signing_key, role), credentials)
     except StoreUrlError as error:
         raise SettingsError(f"{_SETTING[role]}: {error}") from None
     except StoreRefused as error:

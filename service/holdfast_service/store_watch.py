@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import structlog
 
+from holdfast_service.catalog.ownership import Ownership
 from holdfast_service.catalog.store_row import ForeignStoreError, settle
 from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.database import Database
@@ -32,6 +33,8 @@ class StoreWatch:
         self._store = store
         self._store_id = store_id
         self._identity = identity
+        self.ownership = Ownership(database, store, identity)
+        store.guard_changes(self.ownership)
         self._lock = threading.Lock()
         self.problem: str | None = "The store was not asked yet."
         self._asking = threading.Lock()
@@ -47,7 +50,8 @@ class StoreWatch:
             if self.problem is None:
                 return
             try:
-                settle(self._database, self._store, self._store_id, self._identity)
+                with self.ownership.opened():
+                    settle(self._database, self._store, self._store_id, self._identity)
             except StoreError as error:
                 self.problem = f"The store does not answer: {error}"
                 _log.warning("store_away", reason=str(error))

@@ -6,6 +6,8 @@ from holdfast_protocol.attempts import AttemptView, EndAttempt
 from holdfast_protocol.states import AttemptOutcome
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.fencing import pass_fence
+from holdfast_service.catalog.record_names import RecordKind
+from holdfast_service.catalog.record_outbox import subject_changed
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.catalog.views import attempt_view
 from holdfast_service.clock import database_now
@@ -23,4 +25,6 @@ def end_attempt(
             attempt.ended_at = database_now(session)
             attempt.outcome = request.outcome
             attempt.outcome_detail = request.detail or None
+            session.flush()
+            subject_changed(session, RecordKind.RUN, run.id, run.project_id)
         return attempt_view(attempt)

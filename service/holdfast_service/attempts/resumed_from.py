@@ -8,6 +8,8 @@ from holdfast_protocol.attempts import AttemptView, ResumedFrom
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.fencing import pass_fence
+from holdfast_service.catalog.record_names import RecordKind
+from holdfast_service.catalog.record_outbox import subject_changed
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 from holdfast_service.catalog.views import attempt_view
@@ -31,6 +33,8 @@ def record_resumed_from(
                 attempt.resumed_from_id = request.checkpoint_id
             if request.rollback and attempt.cut_at is None:
                 attempt.cut_at = database_now(session)
+            session.flush()
+            subject_changed(session, RecordKind.RUN, run.id, run.project_id)
         return attempt_view(attempt)
 
 

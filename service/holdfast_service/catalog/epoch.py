@@ -1,50 +1,84 @@
 """The catalog's epoch: what a restore of the database, a rebuild and a clone have to raise (protocol rule 5).
 
-Afterwards every attempt of the old epoch is fenced, no copy is trusted before it was read again, and nothing is deleted
-from the store until an operator adopts it: a cloned staging catalog must never delete production's chunks.
+Afterwards every attempt of the old epoch is fenced, no copy is trusted before it was read again, and nothing in a store
+is changed until an operator adopts it after a check: a cloned staging catalog must never delete production's chunks.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 
+from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CopyState
+from holdfast_service.attached_store import AttachedStore
+from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.place import settle_place
+from holdfast_service.catalog.record_tables import RecordSubject, WrittenRecord
 from holdfast_service.catalog.store_row import Marker, write_marker
-from holdfast_service.catalog.tables import CatalogIdentity, Copy
+from holdfast_service.catalog.tables import CatalogIdentity, Checkpoint, Copy
+from holdfast_service.catalog.tables import Store as StoreRow
+from holdfast_service.context import ServiceContext
 from holdfast_service.database import Database
-from holdfast_service.stores.base import Store
+from holdfast_service.errors import ProblemError
 
 
-class NotCheckedError(RuntimeError):
-    """Copies are still to be read again, so the store cannot be adopted yet."""
+class NotCheckedError(ProblemError):
+    """The store was not compared with the catalog in this epoch, or something was found that adopting would lose."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(ProblemCode.STORE_FOREIGN, detail)
 
 
-def raise_epoch(database: Database) -> int:
-    """The new epoch. A running service of the old one says so in /readyz and must be started again."""
+def raise_epoch(database: Database, actor: Actor) -> int:
+    """The new epoch. A running service of the old one says so in /readyz and must be started again.
+
+    Every record is due again: what is beside the data may be newer than a catalog that was restored, and is outdone
+    once the store is adopted.
+    """
+    settle_place(database, here=True)
+    unsynchronized = {"synchronize_session": False}
     with database.transaction() as session:
         identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
         identity.epoch += 1
         session.execute(
-            update(Copy).where(Copy.state == CopyState.VERIFIED).values(state=CopyState.SUSPECT, leased_until=None)
+            update(Copy).where(Copy.state == CopyState.VERIFIED).values(state=CopyState.SUSPECT, leased_until=None),
+            execution_options=unsynchronized,
         )
+        for table in (Checkpoint, RecordSubject):
+            session.execute(
+                update(table).where(table.recorded_version > 0).values(recorded_version=0),
+                execution_options=unsynchronized,
+            )
+        session.execute(update(WrittenRecord).values(version=0, leased_until=None), execution_options=unsynchronized)
+        record_event(session, actor, "catalog.new_epoch", after={"epoch": identity.epoch})
         return identity.epoch
 
 
-def adopt_store(database: Database, store: Store, store_id: int) -> Marker:
-    """Tells the store that it is this catalog's in this epoch; from then on the collector deletes again.
+def adopt_store(context: ServiceContext, attached: AttachedStore, actor: Actor) -> Marker:
+    """Tells the store that it is this catalog's in this epoch; from then on the service changes it again.
 
-    Raises NotCheckedError while copies are suspect, and StoreError.
+    Repeatable. Raises NotCheckedError without a check in this epoch that found nothing which adopting would lose, and
+    StoreError.
     """
-    with database.read() as session:
+    with context.database.transaction() as session:
         identity = session.execute(select(CatalogIdentity)).scalar_one()
-        unchecked = session.scalar(
-            select(func.count()).where(Copy.store_id == store_id, Copy.state == CopyState.SUSPECT)
+        row = session.execute(select(StoreRow).where(StoreRow.id == attached.store_id)).scalar_one()
+        if identity.epoch != context.epoch:
+            raise NotCheckedError(f"The catalog is at epoch {identity.epoch}. Start the service again.")
+        if row.checked_epoch != identity.epoch:
+            raise NotCheckedError(
+                f"The {attached.role} store was not compared with the catalog in epoch {identity.epoch}. Run "
+                "`holdfast catalog check` first."
+            )
+        if not row.checked_whole:
+            raise NotCheckedError(
+                f"The check of {row.checked_at:%Y-%m-%d %H:%M} UTC found in the {attached.role} store what adopting "
+                "would lose. Look at what `holdfast catalog check` says, mend it and check again."
+            )
+        record_event(
+            session, actor, "store.adopt", after={"store": attached.role, "epoch": identity.epoch, "url": row.url}
         )
-    if unchecked:
-        raise NotCheckedError(
-            f"{unchecked} copies were not read again since the epoch was raised. "
-            "Let `holdfast serve` run until they are."
-        )
-    marker = Marker(identity.catalog_id, identity.epoch, store_id)
-    write_marker(store, marker)
+    marker = Marker(context.catalog_id, context.epoch, attached.store_id)
+    with attached.watch.ownership.opened():
+        write_marker(attached.store, marker)
     return marker

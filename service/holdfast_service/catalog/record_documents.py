@@ -28,6 +28,10 @@ class DamagedRecordError(ValueError):
     """The document is not what was written. The message says how, for people."""
 
 
+class NewerRecordError(RuntimeError):
+    """A newer version of Holdfast has written it. What this one does not know must not be taken for damage."""
+
+
 class Document(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -213,15 +217,15 @@ def encode(document: Document) -> bytes:
 
 
 def decode(data: bytes, model: type[Record]) -> Record:
-    """Raises DamagedRecordError."""
+    """Raises DamagedRecordError and NewerRecordError."""
     try:
         outer = parse(data)
         if not isinstance(outer, dict) or outer.get("format") != FORMAT:
             raise DamagedRecordError("it is no record of Holdfast")
         if outer.get("format_version") != FORMAT_VERSION:
-            raise DamagedRecordError(
-                f"it has the format {outer.get('format_version')!r}, and this version of Holdfast reads "
-                f"{FORMAT_VERSION}; install a newer one"
+            raise NewerRecordError(
+                f"A record beside the data has the format {outer.get('format_version')!r}, and this version of "
+                f"Holdfast reads {FORMAT_VERSION}. Install the version that wrote it, or a newer one."
             )
         if not hmac.compare_digest(_digest(outer.get("record")), str(outer.get("sha256"))):
             raise DamagedRecordError("its bytes are not those that were written")

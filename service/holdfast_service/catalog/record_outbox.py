@@ -40,7 +40,8 @@ def subject_changed(session: Session, kind: RecordKind, subject_id: str, project
 
 def record_in_store(session: Session, checkpoint_id: str, store_id: int) -> None:
     """The checkpoint is whole in a store beside the primary one: from now on its record is kept there too. Said again,
-    it changes nothing."""
+    it changes nothing. Takes the checkpoint's lock."""
+    session.execute(select(Checkpoint.id).where(Checkpoint.id == checkpoint_id).with_for_update(key_share=True)).all()
     wanted = {"kind": RecordKind.CHECKPOINT, "subject_id": checkpoint_id, "store_id": store_id, "version": 0}
     insert_absent(session, WrittenRecord, [wanted])
     written = select(func.min(WrittenRecord.version)).where(

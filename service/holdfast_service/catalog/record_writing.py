@@ -11,11 +11,12 @@ that makes them count. Nothing is written into a store that is not this catalog'
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
-from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy import ColumnElement, or_, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState, StoreRole
@@ -43,8 +44,6 @@ from holdfast_service.stores.base import StoreError
 
 LEASE_SECONDS = 600
 RECORDED_STATES = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
-# Every checkpoint has its record in the primary store; in the second one as soon as it is whole there.
-_SUBJECT_ROLES = (StoreRole.PRIMARY, StoreRole.SECOND)
 
 _log = structlog.get_logger("holdfast.records")
 
@@ -67,19 +66,22 @@ class RecordLeaseOverError(Exception):
     """It took longer than the lease; somebody else may be at it."""
 
 
-def claim_records(session: Session, context: ServiceContext, subject: Subject) -> list[RecordTask]:
+def is_always_recorded(kind: RecordKind, role: StoreRole) -> bool:
+    """A store whose place in `written_records` nobody has to ask for."""
+    return role is StoreRole.PRIMARY or (kind is not RecordKind.CHECKPOINT and role is StoreRole.SECOND)
+
+
+def claim_records(
+    session: Session, context: ServiceContext, subject: Subject, writable: Collection[AttachedStore]
+) -> list[RecordTask]:
     """One task per store that has an older version and is nobody else's now. Called in a transaction of its own."""
     record = _record(session, context, subject)
     if record is None:
         return []
     now = database_now(session)
     leased_until, ends_at = now + timedelta(seconds=LEASE_SECONDS), time.monotonic() + LEASE_SECONDS
-    stores = {each.store_id: each for each in context.stores}
-    always = [
-        each.store_id
-        for each in context.stores
-        if each.role is StoreRole.PRIMARY or (subject.kind is not RecordKind.CHECKPOINT and each.role in _SUBJECT_ROLES)
-    ]
+    stores = {each.store_id: each for each in writable}
+    always = [each.store_id for each in writable if is_always_recorded(subject.kind, each.role)]
     insert_absent(session, WrittenRecord, [_key(subject) | {"store_id": each, "version": 0} for each in sorted(always)])
     rows = session.scalars(
         select(WrittenRecord)
@@ -126,7 +128,6 @@ def settle_record(context: ServiceContext, task: RecordTask) -> bool:
         )
         if settled is None:
             return False
-        note_recorded(session, task.subject)
     if task.older_name not in (None, name):
         try:
             task.attached.store.delete_named(str(task.older_name))
@@ -149,25 +150,6 @@ def let_go(context: ServiceContext, task: RecordTask) -> None:
             .values(leased_until=None),
             execution_options={"synchronize_session": False},
         )
-
-
-def note_recorded(session: Session, subject: Subject) -> None:
-    """Sets the subject's recorded version to what every store that has its record has at least."""
-    written = select(func.min(WrittenRecord.version)).where(*is_subject(subject), WrittenRecord.removed_at.is_(None))
-    everywhere = session.scalar(written) or 0
-    unsynchronized = {"synchronize_session": False}
-    if subject.kind is RecordKind.CHECKPOINT:
-        session.execute(
-            update(Checkpoint).where(Checkpoint.id == subject.subject_id).values(recorded_version=everywhere),
-            execution_options=unsynchronized,
-        )
-        return
-    session.execute(
-        update(RecordSubject)
-        .where(RecordSubject.kind == subject.kind, RecordSubject.subject_id == subject.subject_id)
-        .values(recorded_version=everywhere),
-        execution_options=unsynchronized,
-    )
 
 
 def is_subject(subject: Subject) -> tuple[ColumnElement[bool], ColumnElement[bool]]:

@@ -8,6 +8,7 @@ absent is not taken for an empty store. A store that is away at the start is set
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -19,7 +20,7 @@ from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.catalog.tables import Store as StoreRow
 from holdfast_service.clock import database_now
 from holdfast_service.database import Database
-from holdfast_service.stores.base import Capabilities, ObjectMissing, Store, StoreUnavailable
+from holdfast_service.stores.base import Capabilities, ObjectMissing, Store, StoreError, StoreUnavailable
 
 MARKER_NAME = "holdfast-store.json"
 
@@ -55,6 +56,8 @@ def settle(database: Database, store: Store, store_id: int, identity: CatalogIde
     with database.read() as session:
         row = session.execute(select(StoreRow).where(StoreRow.id == store_id)).scalar_one()
     if row.capabilities is None:
+        with suppress(StoreError):
+            _check(read_marker(store), identity)  # before anything is written
         capabilities = store.probe()
         try:
             marker = read_marker(store)

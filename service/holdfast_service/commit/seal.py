@@ -18,6 +18,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AbortCause, CheckpointState, CopyState, ShardState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
+from holdfast_service.catalog.chunk_lists import ensure_chunk_list
 from holdfast_service.catalog.copies import object_key, usable_by
 from holdfast_service.catalog.shard_rows import locked_shard, shard_of
 from holdfast_service.catalog.tables import ChunkList, Shard, ShardChunk
@@ -25,7 +26,6 @@ from holdfast_service.catalog.verification import Finding, Upload, Verdict, veri
 from holdfast_service.catalog.views import current_checkpoint_view
 from holdfast_service.catalog.writing import Writing, begin_writing, keep_alive, refuse_unless_uploading
 from holdfast_service.clock import database_now
-from holdfast_service.commit.chunk_lists import ensure_chunk_list
 from holdfast_service.commit.complete import complete_if_whole
 from holdfast_service.commit.negotiated import (
     Negotiated,

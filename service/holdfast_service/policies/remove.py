@@ -7,6 +7,8 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.policies import StoredPolicy
+from holdfast_service.catalog.record_names import RecordKind
+from holdfast_service.catalog.record_outbox import subject_changed
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.policies.target import PolicyName, locked_policy, refuse_unless_seen, target_of
@@ -32,4 +34,5 @@ def remove_policy(context: ServiceContext, caller: Principal, name: PolicyName, 
             run_id=target.run_id,
             before={"kind": name.kind.value, "document": removed.document, "version": removed.version},
         )
+        subject_changed(session, RecordKind.PROJECT, target.project_id, target.project_id)
         return target.view(removed)

@@ -144,11 +144,12 @@ class ObjectFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One line of a listing."""
+    """One line of a listing. `storage_class` is None for the store's default one, and where there are none."""
 
     key: ObjectKey
     bytes: int
     modified_at: datetime
+    storage_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

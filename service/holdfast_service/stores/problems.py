@@ -10,6 +10,7 @@ from holdfast_service.stores.base import (
     ObjectMissing,
     StoreError,
     StoreFull,
+    StoreNotOurs,
     StoreRefused,
     StoreUnavailable,
 )
@@ -21,6 +22,7 @@ _CODES: dict[type[StoreError], ProblemCode] = {
     StoreUnavailable: ProblemCode.STORE_UNAVAILABLE,
     StoreFull: ProblemCode.STORE_FULL,
     StoreRefused: ProblemCode.STORE_REFUSED,
+    StoreNotOurs: ProblemCode.STORE_FOREIGN,
 }
 
 

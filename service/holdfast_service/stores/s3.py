@@ -155,7 +155,13 @@ class S3Store(S3StorageClasses, S3ObjectLock):
             key = ObjectKey.from_path(_text(entry, "Key").removeprefix(self.location.key_prefix))
         except ValueError:
             return
-        yield StoredObject(key, int(_text(entry, "Size")), datetime.fromisoformat(_text(entry, "LastModified")))
+        storage_class = entry.findtext("{*}StorageClass")
+        yield StoredObject(
+            key,
+            int(_text(entry, "Size")),
+            datetime.fromisoformat(_text(entry, "LastModified")),
+            None if storage_class in {None, "STANDARD"} else storage_class,
+        )
 
     def _listing(self, query: list[tuple[str, str]], *, tries: int = 4) -> ElementTree.Element:
         answer = self.wire.request("GET", self.location.bucket_path + "/", query=query, tries=tries)

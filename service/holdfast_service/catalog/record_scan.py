@@ -1,0 +1,74 @@
+"""What records a store has, found by listing their names: for a rebuild, and for the check of a catalog (rule 30)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from holdfast_service.catalog.record_documents import DamagedRecordError, Record, decode
+from holdfast_service.catalog.record_names import FOLDER, MANIFEST, REMOVED, RecordKind, Subject, parse_name
+from holdfast_service.stores.base import ObjectMissing, Store
+
+
+@dataclass
+class FoundRecord:
+    """The documents of one subject. `versions`: epoch and version of each, the newest first."""
+
+    subject: Subject
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    manifest: bool = False
+    removed: bool = False
+
+    @property
+    def newest(self) -> tuple[int, int] | None:
+        return self.versions[0] if self.versions else None
+
+    @property
+    def newest_name(self) -> str | None:
+        return self.subject.version_name(*self.versions[0]) if self.versions else None
+
+
+@dataclass
+class FoundRecords:
+    """`strange`: names in the folder that no record has."""
+
+    by_subject: dict[Subject, FoundRecord]
+    strange: list[str]
+
+    def __iter__(self) -> Iterator[FoundRecord]:
+        """What a record builds upon comes before it: projects, runs, checkpoints."""
+        order = list(RecordKind)
+        return iter(
+            sorted(self.by_subject.values(), key=lambda each: (order.index(each.subject.kind), each.subject.folder))
+        )
+
+
+def scan_records(store: Store) -> FoundRecords:
+    """Raises StoreError rather than leave one out."""
+    found: dict[Subject, FoundRecord] = {}
+    strange: list[str] = []
+    for name in store.list_named(FOLDER):
+        named = parse_name(name)
+        if named is None:
+            strange.append(name)
+            continue
+        record = found.setdefault(named.subject, FoundRecord(named.subject))
+        if named.version is not None:
+            record.versions.append(named.version)
+        elif named.rest == MANIFEST:
+            record.manifest = True
+        elif named.rest == REMOVED:
+            record.removed = True
+        elif named.list_digest is None:
+            strange.append(name)
+    for record in found.values():
+        record.versions.sort(reverse=True)
+    return FoundRecords(found, strange)
+
+
+def read_record(store: Store, name: str, model: type[Record]) -> Record:
+    """Raises DamagedRecordError, which one that is not there any more is too, and other StoreErrors."""
+    try:
+        return decode(store.read_named(name), model)
+    except ObjectMissing:
+        raise DamagedRecordError("it is not in the store") from None

@@ -1,0 +1,17 @@
+"""A catalog from the bucket alone (protocol rules 5 and 30).
+
+    begin -> projects, runs and checkpoints from their records -> copies from the stores' listings -> finish
+
+begin.py        takes an empty database: whose catalog it is, in a higher epoch, and which stores there are
+subjects.py     projects, policies, runs, attempts
+checkpoints.py  checkpoints, shards, holds
+chunk_lists.py  chunk lists and chunks
+inventory.py    copies, by what the stores really hold
+finish.py       what is missing is marked, and the catalog may be served
+report.py       what came of it, for people and programs
+run.py          all of it, in order
+cli.py          `holdfast catalog rebuild`
+
+Each step may be cut off and done again: what is there already is left as it is, and no service opens the catalog before
+the last one.
+"""

@@ -1,0 +1,124 @@
+"""The first step: an empty database becomes this bucket's catalog, in an epoch that nobody has had (protocol rule 5).
+
+Every attempt of before is fenced by it, no copy is trusted, and the stores stay as they are until they are adopted. A
+store keeps the row's number that its marker names: two stores must never change places.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import delete, exists, func, select, text
+from sqlalchemy.orm import Session
+
+from holdfast_service.catalog.place import place_of
+from holdfast_service.catalog.store_row import ForeignStoreError, Marker, read_marker
+from holdfast_service.catalog.tables import CatalogIdentity, Chunk, Project
+from holdfast_service.catalog.tables import Store as StoreRow
+from holdfast_service.clock import database_now
+from holdfast_service.database import Database
+from holdfast_service.logging import redacted
+from holdfast_service.stores.base import ObjectMissing, Store, StoreError
+
+_ONLY_ROW = 1
+_SIGNING_KEY_BYTES = 32
+
+
+class RebuildRefusedError(RuntimeError):
+    """It cannot begin. The message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class SourceStore:
+    """A store that copies are looked for in; the first one's records are read."""
+
+    url: str
+    store: Store
+    marker: Marker
+
+
+def usable_sources(opened: Sequence[tuple[str, Store]], notes: list[str]) -> list[SourceStore]:
+    """The first store must say whose it is; the others are left out where they are not the same catalog's.
+
+    Raises RebuildRefusedError, and StoreError if the first store does not answer."""
+    (url, store), *others = opened
+    try:
+        first = SourceStore(url, store, read_marker(store))
+    except ObjectMissing:
+        raise RebuildRefusedError(
+            f"{redacted(url)} has no holdfast-store.json, so it is no store of Holdfast. Check the URL and its prefix."
+        ) from None
+    except ForeignStoreError as error:
+        raise RebuildRefusedError(f"{redacted(url)}: {error}") from None
+    sources = [first]
+    for other_url, other in others:
+        try:
+            marker = read_marker(other)
+        except (StoreError, ForeignStoreError) as error:
+            notes.append(f"{redacted(other_url)} is left out, and with it the copies there: {error}")
+            continue
+        taken = {each.marker.store_id for each in sources}
+        if marker.catalog_id != first.marker.catalog_id or marker.store_id in taken:
+            notes.append(f"{redacted(other_url)} is left out: it is not another store of the same catalog")
+            continue
+        sources.append(SourceStore(other_url, other, marker))
+    return sources
+
+
+def refuse_unless_rebuilding(session: Session) -> None:
+    """Holds the last step off until the transaction's end: what comes after it would bring back what a service that
+    runs by then has taken away."""
+    identity = session.execute(select(CatalogIdentity).with_for_update(read=True)).scalar_one()
+    if identity.rebuilding_from is None:
+        raise RebuildRefusedError("Another process has ended this rebuild meanwhile.")
+
+
+def begin(database: Database, sources: Sequence[SourceStore]) -> CatalogIdentity:
+    """Raises RebuildRefusedError for a database that holds a catalog. One that a rebuild from the same store has begun
+    is gone on with, in the epoch that it was given."""
+    url, catalog_id = sources[0].url, sources[0].marker.catalog_id
+    place = place_of(database)
+    with database.transaction() as session:
+        identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one_or_none()
+        if identity is not None and identity.rebuilding_from is not None:
+            if (identity.rebuilding_from, identity.catalog_id) != (url, catalog_id):
+                raise RebuildRefusedError(
+                    f"A rebuild from {redacted(identity.rebuilding_from)} began in this database. Go on with that one, "
+                    "or give HOLDFAST_DATABASE_URL an empty database."
+                )
+            return identity
+        if session.scalar(select(exists(select(Project.id)))) or session.scalar(select(exists(select(Chunk.id)))):
+            raise RebuildRefusedError(
+                "The database holds a catalog already. Give HOLDFAST_DATABASE_URL an empty one; nothing was changed."
+            )
+        now = database_now(session)
+        if identity is None:
+            identity = CatalogIdentity(id=_ONLY_ROW, created_at=now)
+            session.add(identity)
+        identity.catalog_id = catalog_id
+        identity.epoch = max(each.marker.epoch for each in sources) + 1
+        identity.signing_key = secrets.token_bytes(_SIGNING_KEY_BYTES)
+        identity.place = place
+        identity.rebuilding_from = url
+        session.flush()
+        session.execute(delete(StoreRow))
+        for each in sources:
+            session.add(
+                StoreRow(
+                    id=each.marker.store_id,
+                    url=each.url,
+                    kind=each.store.kind,
+                    capabilities=None,
+                    created_at=now,
+                )
+            )
+        session.flush()
+        if database.is_postgres:
+            # The next store that is attached must not be given a number that a marker names.
+            session.execute(
+                text("SELECT setval(pg_get_serial_sequence('stores', 'id'), :highest)"),
+                {"highest": session.scalar(select(func.max(StoreRow.id)))},
+            )
+        return identity

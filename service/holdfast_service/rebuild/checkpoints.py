@@ -1,0 +1,199 @@
+"""A checkpoint's rows, from its record, its manifest and its lists. What cannot be read is told by name and leaves the
+checkpoint corrupt: it is in the catalog all the same, and never a restore point.
+
+`removed` outdoes everything. Else the newest record says the state; an older one, or the manifest alone, stands in for
+a damaged one, in the direction in which nothing is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import exists, insert, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.digests import checkpoint_digest
+from holdfast_protocol.states import CheckpointState, Health, ShardState, Tier
+from holdfast_service.catalog.corruption import corrupt_reason
+from holdfast_service.catalog.custody_tables import Hold
+from holdfast_service.catalog.insert import insert_absent
+from holdfast_service.catalog.record_content import CHANGING
+from holdfast_service.catalog.record_documents import (
+    CheckpointRecord,
+    DamagedRecordError,
+    ListRecord,
+    ManifestRecord,
+    ShardFacts,
+)
+from holdfast_service.catalog.record_names import RecordKind
+from holdfast_service.catalog.record_scan import FoundRecord, read_record
+from holdfast_service.catalog.record_tables import WrittenRecord
+from holdfast_service.catalog.tables import Checkpoint, Shard
+from holdfast_service.clock import database_now
+from holdfast_service.database import Database
+from holdfast_service.rebuild.begin import SourceStore, refuse_unless_rebuilding
+from holdfast_service.rebuild.chunk_lists import put_chunk_list
+from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.rebuild.subjects import put_lineage
+
+_SHARDS_PER_STATEMENT = 500
+_KEPT_STATES = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
+
+
+@dataclass
+class ReadCheckpoint:
+    """What could be read of one. `record` None: only the manifest is left, and the checkpoint counts as committed.
+    `wrong` says why it is corrupt, in parts of a sentence."""
+
+    found: FoundRecord
+    record: CheckpointRecord | None = None
+    manifest: ManifestRecord | None = None
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def sure(self) -> bool:
+        """Its state is the one that was written last. The others are put after those: they may not take their steps."""
+        return self.record is not None and not self.wrong
+
+
+def put_checkpoint(database: Database, source: SourceStore, read: ReadCheckpoint, report: RebuildReport) -> None:
+    """Raises StoreError."""
+    found = read.found
+    base = read.record or read.manifest
+    if base is None:
+        report.damaged.append(f"{found.subject.folder}: nothing of it can be read, so it is in no run")
+        return
+    with database.read() as session:
+        if session.scalar(select(exists().where(Checkpoint.id == found.subject.subject_id))):
+            return
+    with database.transaction() as session:
+        put_lineage(session, base.project, base.run, base.attempt)
+    lists: dict[str, int] = {}
+    shards: Sequence[ShardFacts] = read.manifest.shards if read.manifest is not None else ()
+    for digest in sorted({shard.digest for shard in shards}):
+        name = found.subject.list_name(digest)
+        try:
+            record = read_record(source.store, name, ListRecord)
+            lists[digest] = put_chunk_list(
+                database, found.subject.project_id, record, digest, base.checkpoint.created_at
+            )
+        except DamagedRecordError as error:
+            report.damaged.append(f"{name}: {error}")
+            ranks = ", ".join(str(shard.rank) for shard in shards if shard.digest == digest)
+            read.wrong.append(f"the chunk list of rank {ranks} cannot be read")
+    _insert(database, source, read, lists)
+
+
+def read_checkpoint(source: SourceStore, found: FoundRecord, report: RebuildReport) -> ReadCheckpoint:
+    """Raises StoreError."""
+    read = ReadCheckpoint(found)
+    try:
+        manifest = read_record(source.store, found.subject.manifest_name, ManifestRecord)
+        _refuse_other(manifest, found)
+        shards = sorted(manifest.shards, key=lambda shard: shard.rank)
+        if checkpoint_digest([shard.digest for shard in shards]) != manifest.checkpoint.digest:
+            raise DamagedRecordError("its shards do not give the checkpoint's digest")
+        read.manifest = manifest
+    except (DamagedRecordError, ValueError) as error:
+        report.damaged.append(f"{found.subject.manifest_name}: {error}")
+        read.wrong.append("its manifest cannot be read")
+    for version in found.versions:
+        name = found.subject.version_name(*version)
+        try:
+            record = read_record(source.store, name, CheckpointRecord)
+            _refuse_other(record, found)
+            if record.state not in _KEPT_STATES:
+                raise DamagedRecordError(f"it says {record.state}, of which there is no record")
+        except DamagedRecordError as error:
+            report.damaged.append(f"{name}: {error}")
+            if not read.wrong:
+                read.wrong.append("its newest record cannot be read, and its state may be older than it was")
+        else:
+            read.record = record
+            break
+    if read.record is None and read.manifest is not None and not found.versions:
+        report.notes.append(f"{found.subject.folder}: its state was never written; it is committed")
+    return read
+
+
+def _refuse_other(document: CheckpointRecord | ManifestRecord, found: FoundRecord) -> None:
+    if (document.project.id, document.checkpoint.id) != (found.subject.project_id, found.subject.subject_id):
+        raise DamagedRecordError("it is another checkpoint's")
+
+
+def _insert(database: Database, source: SourceStore, read: ReadCheckpoint, lists: dict[str, int]) -> None:
+    base = read.record or read.manifest
+    assert base is not None
+    with database.transaction() as session:
+        refuse_unless_rebuilding(session)
+        attempt_id = put_lineage(session, base.project, base.run, base.attempt)
+        now = database_now(session)
+        row: dict[str, Any] = base.checkpoint.model_dump(exclude={"attempt"})
+        row |= {
+            "run_id": base.run.id,
+            "attempt_id": attempt_id,
+            "attempt_number": base.checkpoint.attempt,
+            "deadline_at": now,
+            "recorded_version": 0,
+            "version": 1,
+            **_NEVER_WRITTEN,
+        }
+        if read.record is not None:
+            row |= {name: getattr(read.record, name) for name in CHANGING} | {"version": read.record.version}
+        if read.wrong:
+            why = f"After the catalog was rebuilt: {'; '.join(read.wrong)}."
+            row["health_reason"] = corrupt_reason(why, Health(row["health"]), row["health_reason"])
+            row["health"] = Health.CORRUPT
+            row["version"] += 1
+        if not read.sure and row["state"] == CheckpointState.COMMITTED and _step_is_taken(session, row):
+            row |= {"state": CheckpointState.TRASHED, "trash_reason": _TAKEN, "trashed_at": now, "trashed_by": "policy"}
+        insert_absent(session, Checkpoint, [row])
+        holds = [] if read.record is None else read.record.holds
+        insert_absent(
+            session,
+            Hold,
+            [each.model_dump() | {"checkpoint_id": row["id"], "mirror_error": None} for each in holds],
+        )
+        shards = [] if read.manifest is None else [_shard_row(row["id"], each, lists) for each in read.manifest.shards]
+        for first in range(0, len(shards), _SHARDS_PER_STATEMENT):
+            session.execute(insert(Shard), shards[first : first + _SHARDS_PER_STATEMENT])
+        # A version that could not be read still counts: the next one has to outdo it.
+        newest = max((version for _, version in read.found.versions), default=0)
+        if newest > row["version"]:
+            session.get_one(Checkpoint, row["id"]).version = newest + 1
+        written = {
+            "kind": RecordKind.CHECKPOINT,
+            "subject_id": row["id"],
+            "store_id": source.marker.store_id,
+            "version": read.record.version if read.record is not None and read.sure else 0,
+            "name": read.found.newest_name,
+        }
+        insert_absent(session, WrittenRecord, [written])
+
+
+_NEVER_WRITTEN: dict[str, Any] = {
+    "state": CheckpointState.COMMITTED,
+    "health": Health.OK,
+    "health_reason": None,
+    "tier": Tier.HOT,
+    "labels": [],
+}
+
+
+_TAKEN = "Its record is damaged, and the step was saved again by the same attempt."
+
+
+def _step_is_taken(session: Session, row: dict[str, Any]) -> bool:
+    identity = {name: row[name] for name in ("run_id", "attempt_number", "step", "off_line")}
+    taken = select(Checkpoint.id).filter_by(**identity, state=CheckpointState.COMMITTED)
+    return session.scalar(select(exists(taken))) is True
+
+
+def _shard_row(checkpoint_id: str, shard: ShardFacts, lists: dict[str, int]) -> dict[str, Any]:
+    return shard.model_dump() | {
+        "checkpoint_id": checkpoint_id,
+        "state": ShardState.SEALED,
+        "chunk_list_id": lists.get(shard.digest),
+    }

@@ -1,0 +1,134 @@
+"""The last steps: what the line of descent needs, what is missing is marked, and the catalog may be served.
+
+Only the very last transaction lets a service open the catalog; until then all of it can be done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, exists, func, select
+
+from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Tier
+from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.corruption import corrupt_reason
+from holdfast_service.catalog.custody_tables import Hold
+from holdfast_service.catalog.insert import insert_absent
+from holdfast_service.catalog.record_documents import AttemptFacts
+from holdfast_service.catalog.record_tables import FoundEncoding
+from holdfast_service.catalog.tables import (
+    Attempt,
+    CatalogIdentity,
+    Checkpoint,
+    Chunk,
+    ChunkListEntry,
+    Copy,
+    Project,
+    Run,
+    Shard,
+)
+from holdfast_service.database import Database
+from holdfast_service.rebuild.begin import refuse_unless_rebuilding
+from holdfast_service.rebuild.report import RebuildReport
+
+_THERE = (CopyState.SUSPECT, CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING)
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A checkpoint that an attempt resumed from. It may have been purged, and the line leads through it all the
+    same."""
+
+    run_id: str
+    facts: AttemptFacts
+
+
+def stand_in_for_purged(database: Database, parents: Iterable[Parent]) -> None:
+    """A row, `deleted`, for each one that has none: only its attempt and step count."""
+    for parent in parents:
+        facts = parent.facts
+        with database.transaction() as session:
+            refuse_unless_rebuilding(session)
+            there = session.scalar(select(exists().where(Checkpoint.id == facts.resumed_from_id)))
+            attempt = session.scalar(
+                select(Attempt).where(Attempt.run_id == parent.run_id, Attempt.number == facts.resumed_from_attempt)
+            )
+            if there or attempt is None:
+                continue
+            row: dict[str, Any] = {
+                "id": facts.resumed_from_id,
+                "run_id": parent.run_id,
+                "attempt_id": attempt.id,
+                "attempt_number": attempt.number,
+                "step": facts.resumed_from_step,
+                "kind": CheckpointKind.PERIODIC,
+                "world_size": attempt.world_size,
+                "state": CheckpointState.DELETED,
+                "health": Health.OK,
+                "tier": Tier.HOT,
+                "logical_bytes": 0,
+                "chunk_bytes": 0,
+                "uploaded_bytes": 0,
+                "metrics": {},
+                "labels": [],
+                "components": {},
+                "created_at": attempt.opened_at,
+                "deadline_at": attempt.opened_at,
+                "committed_at": attempt.opened_at,
+                "deleted_at": facts.opened_at,
+            }
+            insert_absent(session, Checkpoint, [row])
+
+
+def mark_missing(database: Database) -> None:
+    """Every checkpoint that needs a chunk of which no store has a copy is corrupt, and says which."""
+    there = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, Copy.state.in_(_THERE))
+    with database.read() as session:
+        lost = session.execute(
+            select(Shard.checkpoint_id, func.count(Chunk.id.distinct()), func.min(Chunk.digest))
+            .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
+            .join(Chunk, Chunk.id == ChunkListEntry.chunk_id)
+            .where(~there)
+            .group_by(Shard.checkpoint_id)
+            .order_by(Shard.checkpoint_id)
+        ).all()
+    for checkpoint_id, count, digest in lost:
+        with database.transaction() as session:
+            refuse_unless_rebuilding(session)
+            checkpoint = session.get_one(Checkpoint, checkpoint_id)
+            if checkpoint.health == Health.CORRUPT:
+                continue
+            why = f"After the catalog was rebuilt: {count} of its chunks are in no store, the first is {digest}."
+            checkpoint.health_reason = corrupt_reason(why, Health(checkpoint.health), checkpoint.health_reason)
+            checkpoint.health = Health.CORRUPT
+            checkpoint.version += 1
+
+
+def finish(database: Database, report: RebuildReport) -> None:
+    """Counts what is there, and lets the catalog be served."""
+    with database.transaction() as session:
+        identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
+        for name, table in (("projects", Project), ("runs", Run), ("attempts", Attempt), ("holds", Hold)):
+            setattr(report, name, session.scalar(select(func.count()).select_from(table)))
+        states = session.execute(
+            select(Checkpoint.state, func.count().label("number"))
+            .where(Checkpoint.state != CheckpointState.DELETED)
+            .group_by(Checkpoint.state)
+        )
+        report.checkpoints = {row.state: row.number for row in states}
+        corrupt = session.execute(
+            select(Project.name, Run.name, Checkpoint.step, Checkpoint.attempt_number, Checkpoint.health_reason)
+            .join(Run, Run.id == Checkpoint.run_id)
+            .join(Project, Project.id == Run.project_id)
+            .where(Checkpoint.health == Health.CORRUPT)
+            .order_by(Project.name, Run.name, Checkpoint.attempt_number, Checkpoint.step)
+        )
+        report.corrupt = [f"{project}/{run}@{step}#{attempt}: {why}" for project, run, step, attempt, why in corrupt]
+        report.catalog_id, report.epoch = identity.catalog_id, identity.epoch
+        session.execute(delete(FoundEncoding), execution_options={"synchronize_session": False})
+        if identity.rebuilding_from is not None:
+            after = {name: value for name, value in report.document().items() if isinstance(value, int)}
+            record_event(session, Actor.at_the_database(), "catalog.rebuild", after=after)
+        identity.rebuilding_from = None

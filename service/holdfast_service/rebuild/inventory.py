@@ -1,0 +1,140 @@
+"""Copies, by what a store really holds: where each one lies is in no record, for healing, copying and tiers change it.
+
+Nothing is trusted (protocol rule 5): a copy whose size is right is `suspect`. A reader checks every byte, so restores
+work at once; no save relies on it before the service has read it. An object of another size than the record says is
+looked into here: encoded anew since, or damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.codecs import Codec
+from holdfast_protocol.decoding import DecodeError, decode
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_protocol.tiers import ARCHIVED
+from holdfast_service.catalog.insert import insert_absent
+from holdfast_service.catalog.record_tables import FoundEncoding
+from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from holdfast_service.clock import database_now
+from holdfast_service.database import Database
+from holdfast_service.rebuild.begin import SourceStore
+from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.stores.base import ObjectArchived, ObjectMissing, Store, StoredObject
+
+_OBJECTS_PER_BATCH = 1000
+# The catalog that wrote the record had it proven. The state says that it has to be read again all the same.
+_VOUCHED = Proof.READ
+
+
+def put_copies(
+    database: Database, source: SourceStore, project_id: str, report: RebuildReport, on_object: Callable[[int], None]
+) -> None:
+    """Raises StoreError: a listing that is not whole would make chunks look lost."""
+    objects = source.store.list_objects(project_id)
+    while batch := list(islice(objects, _OBJECTS_PER_BATCH)):
+        _put_batch(database, source, project_id, batch, report)
+        on_object(len(batch))
+
+
+def _put_batch(
+    database: Database, source: SourceStore, project_id: str, batch: list[StoredObject], report: RebuildReport
+) -> None:
+    digests = {each.key.digest for each in batch}
+    with database.read() as session:
+        chunks = {
+            row.digest: row
+            for row in session.execute(
+                select(Chunk.id, Chunk.digest, Chunk.bytes).where(
+                    Chunk.project_id == project_id, Chunk.digest.in_(digests)
+                )
+            )
+        }
+        attempts = _attempts(session, [row.id for row in chunks.values()])
+        encodings = {
+            (row.digest, row.stored_bytes): row
+            for row in session.scalars(
+                select(FoundEncoding).where(FoundEncoding.project_id == project_id, FoundEncoding.digest.in_(digests))
+            )
+        }
+        now = database_now(session)
+    rows = []
+    for each in sorted(batch, key=lambda found: (found.key.digest, found.key.generation)):
+        chunk = chunks.get(each.key.digest)
+        if chunk is None or chunk.id not in attempts:
+            report.orphans, report.orphan_bytes = report.orphans + 1, report.orphan_bytes + each.bytes
+            continue
+        row = _row(each, chunk.bytes, encodings.get((chunk.digest, each.bytes)), source.store)
+        if row is None:
+            continue  # deleted since it was listed
+        report.bad_objects += row["state"] == CopyState.BAD
+        report.copies, report.copied_bytes = report.copies + 1, report.copied_bytes + each.bytes
+        rows.append(
+            row
+            | {
+                "chunk_id": chunk.id,
+                "project_id": project_id,
+                "store_id": source.marker.store_id,
+                "attempt_id": attempts[chunk.id],
+                "generation": each.key.generation,
+                "stored_bytes": each.bytes,
+                "storage_class": each.storage_class,
+                "ticket_expires_at": now,
+                "created_at": each.modified_at,
+            }
+        )
+    with database.transaction() as session:
+        insert_absent(session, Copy, rows[: len(rows) // 2])
+        insert_absent(session, Copy, rows[len(rows) // 2 :])
+
+
+def _attempts(session: Session, chunk_ids: list[int]) -> dict[int, int]:
+    """By chunk, the oldest attempt whose checkpoint needs it; none for a chunk that nothing needs."""
+    rows = session.execute(
+        select(ChunkListEntry.chunk_id, func.min(Checkpoint.attempt_id).label("attempt_id"))
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
+        .where(ChunkListEntry.chunk_id.in_(chunk_ids))
+        .group_by(ChunkListEntry.chunk_id)
+    )
+    return {row.chunk_id: row.attempt_id for row in rows}
+
+
+def _row(found: StoredObject, chunk_bytes: int, encoding: FoundEncoding | None, store: Store) -> dict[str, Any] | None:
+    digest = found.key.digest
+    state = CopyState.COLD if found.storage_class in ARCHIVED else CopyState.SUSPECT
+    if found.bytes == chunk_bytes:
+        return {"state": state, "proof": _VOUCHED, "codec": Codec.RAW, "stored_digest": digest}
+    if encoding is not None:
+        codec, stored_digest = Codec(encoding.codec), encoding.stored_digest
+        return {"state": state, "proof": _VOUCHED, "codec": codec, "stored_digest": stored_digest}
+    try:
+        stored = b"".join(store.open_read(found.key))
+    except ObjectMissing:
+        return None
+    except ObjectArchived:
+        stored = b""
+    stored_digest = hashlib.sha256(stored).hexdigest()
+    for codec in Codec:
+        if codec is not Codec.RAW and _decodes(codec, chunk_bytes, stored, digest):
+            return {"state": state, "proof": _VOUCHED, "codec": codec, "stored_digest": stored_digest}
+    return {"state": CopyState.BAD, "proof": Proof.UNPROVEN, "codec": Codec.RAW, "stored_digest": stored_digest}
+
+
+def _decodes(codec: Codec, chunk_bytes: int, stored: bytes, digest: str) -> bool:
+    def pieces() -> Iterator[bytes]:
+        yield stored
+
+    hashed = hashlib.sha256()
+    try:
+        for block in decode(codec, chunk_bytes, pieces()):
+            hashed.update(block)
+    except DecodeError:
+        return False
+    return hashed.hexdigest() == digest

@@ -1,0 +1,118 @@
+"""A rebuild from beginning to end, in an empty database: see the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from holdfast_service.catalog.record_documents import DamagedRecordError, ProjectRecord, RunRecord
+from holdfast_service.catalog.record_names import RecordKind
+from holdfast_service.catalog.record_scan import FoundRecord, read_record, scan_records
+from holdfast_service.database import Database
+from holdfast_service.logging import redacted
+from holdfast_service.rebuild.begin import SourceStore, begin, refuse_unless_rebuilding, usable_sources
+from holdfast_service.rebuild.checkpoints import ReadCheckpoint, put_checkpoint, read_checkpoint
+from holdfast_service.rebuild.finish import Parent, finish, mark_missing, stand_in_for_purged
+from holdfast_service.rebuild.inventory import put_copies
+from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.rebuild.subjects import put_project, put_run
+from holdfast_service.stores.base import Store
+
+# What is done, and how much of it there is where that is known.
+Progress = Callable[[str, int, int | None], None]
+
+
+def rebuild(
+    database: Database, opened: Sequence[tuple[str, Store]], progress: Progress = lambda *_: None
+) -> RebuildReport:
+    """`opened`: the store whose records are read, and then those in which copies are looked for too, each by its URL.
+
+    Repeatable after a kill at any point. Raises RebuildRefusedError, NewerRecordError, StoreError and
+    ProblemError(`database_unavailable`).
+    """
+    report = RebuildReport()
+    sources = usable_sources(opened, report.notes)
+    source = sources[0]
+    begin(database, sources)
+    progress("looking for records", 0, None)
+    found = scan_records(source.store)
+    report.notes += [f"{name} is no record of Holdfast, and is left alone" for name in found.strange]
+    parents: dict[str, Parent] = {}
+    unsure: list[ReadCheckpoint] = []
+    total = len(found.by_subject)
+    for done, each in enumerate(found):
+        progress("records", done, total)
+        if each.subject.kind is RecordKind.PROJECT:
+            _project(database, source, each, report)
+        elif each.subject.kind is RecordKind.RUN:
+            _run(database, source, each, report, parents)
+        elif each.removed:
+            report.removed += 1
+        else:
+            read = read_checkpoint(source, each, report)
+            _note_parent(read, parents)
+            if read.sure:
+                put_checkpoint(database, source, read, report)
+            else:
+                unsure.append(read)
+    for read in unsure:
+        put_checkpoint(database, source, read, report)
+    stand_in_for_purged(database, parents.values())
+    counted = 0
+
+    def count(objects: int) -> None:
+        nonlocal counted
+        counted += objects
+        progress("objects", counted, None)
+
+    projects = sorted({each.subject.project_id for each in found})
+    for each_source in sources:
+        for project_id in projects:
+            put_copies(database, each_source, project_id, report, count)
+    progress("looking for what is missing", 0, None)
+    mark_missing(database)
+    finish(database, report)
+    if len(sources) == 1:
+        report.notes.append(
+            f"copies were looked for in {redacted(source.url)} alone. Set HOLDFAST_SECOND_STORE and "
+            "HOLDFAST_COLD_STORE before the rebuild to have theirs too"
+        )
+    return report
+
+
+def _project(database: Database, source: SourceStore, found: FoundRecord, report: RebuildReport) -> None:
+    for version in found.versions:
+        name = found.subject.version_name(*version)
+        try:
+            record = read_record(source.store, name, ProjectRecord)
+        except DamagedRecordError as error:
+            report.damaged.append(f"{name}: {error}; quota and policies of this project may be lost")
+            continue
+        with database.transaction() as session:
+            refuse_unless_rebuilding(session)
+            put_project(session, record, source.marker.store_id, name)
+        return
+
+
+def _run(
+    database: Database, source: SourceStore, found: FoundRecord, report: RebuildReport, parents: dict[str, Parent]
+) -> None:
+    for version in found.versions:
+        name = found.subject.version_name(*version)
+        try:
+            record = read_record(source.store, name, RunRecord)
+        except DamagedRecordError as error:
+            report.damaged.append(f"{name}: {error}; attempts of this run that committed nothing may be lost")
+            continue
+        with database.transaction() as session:
+            refuse_unless_rebuilding(session)
+            put_run(session, record, source.marker.store_id, name)
+        for facts in record.attempts:
+            if facts.resumed_from_id is not None and facts.resumed_from_step is not None:
+                parents[facts.resumed_from_id] = Parent(record.run.id, facts)
+        return
+
+
+def _note_parent(read: ReadCheckpoint, parents: dict[str, Parent]) -> None:
+    base = read.record or read.manifest
+    if base is not None and base.attempt.resumed_from_id is not None and base.attempt.resumed_from_step is not None:
+        parents.setdefault(base.attempt.resumed_from_id, Parent(base.run.id, base.attempt))
