@@ -151,6 +151,12 @@ class ServiceSettings(BaseSettings):
         description="A sweep that would delete more than this share of a store or of a project deletes nothing and "
         "says so; up to 20 objects and 1 GiB go in any case.",
     )
+    chunk_lease_seconds: int = Field(
+        default=600,
+        ge=2,
+        description="A process that was killed while it read or copied a chunk holds that chunk so long. Reading the "
+        "largest one takes less.",
+    )
     prove_bytes_per_second: int = Field(
         default=100 * 1024 * 1024,
         ge=1,

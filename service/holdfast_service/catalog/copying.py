@@ -34,8 +34,8 @@ from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store, StoreError
 
-_LEASE_SECONDS = 600
-# Beyond that, a second for each so many bytes: a slow store, or a low rate, must not cost a large chunk its lease.
+# Beyond the set lease, a second for each so many bytes: a slow store, or a low rate, must not cost a large chunk its
+# lease.
 _SLOWEST_BYTES_PER_SECOND = 256 * 1024
 
 
@@ -121,7 +121,7 @@ def begin_copy(
     source = best_source(context, copies)
     if source is None:
         return None
-    seconds = _LEASE_SECONDS + source.stored_bytes // _SLOWEST_BYTES_PER_SECOND
+    seconds = context.settings.chunk_lease_seconds + source.stored_bytes // _SLOWEST_BYTES_PER_SECOND
     ends_at = time.monotonic() + seconds
     target = next((each for each in there if _can_be_taken_up(each, source)), None)
     if target is None:

@@ -24,9 +24,6 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.restore.chunks_of_checkpoint import chunks_of_checkpoint
 from holdfast_service.stores.base import StoreError
 
-# A re-read of the largest chunk takes less; a process that was killed in the middle holds the copy no longer.
-_LEASE_SECONDS = 600
-
 _log = structlog.get_logger("holdfast.reports")
 
 
@@ -106,7 +103,7 @@ def _claim_copies(
     now = database_now(session)
     if any(copy.leased_until is not None and copy.leased_until > now for copy in copies):
         raise ProblemError(ProblemCode.BUSY, "This chunk is being read again at this moment. Ask again in a second.")
-    until = now + timedelta(seconds=_LEASE_SECONDS)
+    until = now + timedelta(seconds=context.settings.chunk_lease_seconds)
     return [claim(session, chunk, copy, until, suspect=True) for copy in copies]
 
 

@@ -25,7 +25,7 @@ from holdfast_service.catalog.tables import COPY_DAMAGED, Checkpoint, Chunk, Chu
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.scrub.mend_chunk import HEAL, Damaged, Mended, claim_damaged, mend, put_off
-from holdfast_service.scrub.read_copies import BATCH, LEASE, is_free, read_one
+from holdfast_service.scrub.read_copies import BATCH, is_free, lease, read_one
 from holdfast_service.scrub.tally import Tally, keep_totals, total_of
 from holdfast_service.stores.base import StoreError
 
@@ -99,7 +99,7 @@ def _mend_what_is_due(context: ServiceContext, doing: _Round) -> None:
     ends_at = time.monotonic() + context.settings.controller_interval_seconds
     store_ids = set(context.store_ids)
     while store_ids and time.monotonic() < ends_at and not context.stopping.is_set():
-        damaged = context.database.run(lambda session: _claim_one(session, store_ids))
+        damaged = context.database.run(lambda session: _claim_one(session, context, store_ids))
         if damaged is None:
             return
         try:
@@ -119,7 +119,7 @@ def _mend_what_is_due(context: ServiceContext, doing: _Round) -> None:
         put_off(context, damaged)
 
 
-def _claim_one(session: Session, store_ids: set[int]) -> Damaged | None:
+def _claim_one(session: Session, context: ServiceContext, store_ids: set[int]) -> Damaged | None:
     copy = session.scalars(
         select(Copy)
         .where(
@@ -133,7 +133,7 @@ def _claim_one(session: Session, store_ids: set[int]) -> Damaged | None:
         .limit(1)
         .with_for_update(skip_locked=True)
     ).one_or_none()
-    return None if copy is None else claim_damaged(session, copy)
+    return None if copy is None else claim_damaged(session, context, copy)
 
 
 def _corrupt(context: ServiceContext) -> list[str]:
@@ -185,4 +185,4 @@ def _claim_unread(session: Session, context: ServiceContext, checkpoint_id: str)
         .limit(BATCH)
         .with_for_update(of=Copy, skip_locked=True)
     ).all()
-    return [claim(session, chunk, copy, now + LEASE, suspect=False) for copy, chunk in rows]
+    return [claim(session, chunk, copy, now + lease(context), suspect=False) for copy, chunk in rows]

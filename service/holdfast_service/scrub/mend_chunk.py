@@ -27,7 +27,7 @@ from holdfast_service.catalog.reread import Claim, claim, let_go
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
-from holdfast_service.scrub.read_copies import LEASE, is_free, read_one
+from holdfast_service.scrub.read_copies import is_free, lease, read_one
 from holdfast_service.scrub.tally import Tally
 from holdfast_service.stores.base import StoreError
 
@@ -56,10 +56,10 @@ class Damaged:
     leased_until: datetime
 
 
-def claim_damaged(session: Session, copy: Copy) -> Damaged:
+def claim_damaged(session: Session, context: ServiceContext, copy: Copy) -> Damaged:
     """The row must be locked by the caller and free of another's lease."""
     assert copy.bad_at is not None
-    until = database_now(session) + LEASE
+    until = database_now(session) + lease(context)
     copy.leased_until = until
     session.flush()
     return Damaged(copy.id, copy.chunk_id, copy.store_id, copy.storage_class, copy.bad_at, until)
@@ -72,7 +72,7 @@ def mend(context: ServiceContext, damaged: Damaged, spend: Callable[[int], None]
         if _settle_healed(context, damaged):
             tally.healed += 1
             return Mended.HEALED
-        claimed = context.database.run(lambda session: _claim_another(session, damaged))
+        claimed = context.database.run(lambda session: _claim_another(session, context, damaged))
         if claimed is not None:
             _read(context, claimed, spend, tally)
             continue
@@ -105,7 +105,7 @@ def _read(context: ServiceContext, claimed: Claim, spend: Callable[[int], None],
         raise
 
 
-def _claim_another(session: Session, damaged: Damaged) -> Claim | None:
+def _claim_another(session: Session, context: ServiceContext, damaged: Damaged) -> Claim | None:
     """A copy in the same store that would do, once it was read."""
     row = session.execute(
         select(Copy, Chunk)
@@ -120,7 +120,8 @@ def _claim_another(session: Session, damaged: Damaged) -> Claim | None:
         .limit(1)
         .with_for_update(of=Copy, skip_locked=True)
     ).one_or_none()
-    return None if row is None else claim(session, row.Chunk, row.Copy, database_now(session) + LEASE, suspect=False)
+    until = database_now(session) + lease(context)
+    return None if row is None else claim(session, row.Chunk, row.Copy, until, suspect=False)
 
 
 def _begin(session: Session, context: ServiceContext, damaged: Damaged) -> CopyTask | None:

@@ -26,7 +26,6 @@ from holdfast_service.scrub.tally import Tally, keep_totals
 from holdfast_service.stores.base import StoreError
 
 BATCH = 8
-LEASE = timedelta(minutes=10)
 # A copy that the store could not give is not the first one again in the next round, or it would hold up the others.
 _AFTER_FAILURE = timedelta(seconds=30)
 
@@ -79,7 +78,7 @@ def _read_batch(
     spend: Callable[[int], None],
 ) -> bool:
     """Whether there may be more to read in this store."""
-    claims = context.database.run(lambda session: _claim_due(session, due, attached.store_id))
+    claims = context.database.run(lambda session: _claim_due(session, context, due, attached.store_id))
     for position, claimed in enumerate(claims):
         try:
             tally = read_one(context, claimed, actor, spend)
@@ -128,7 +127,12 @@ def backlog_of(session: Session, context: ServiceContext, due: Due, waited: time
     return Backlog(count, leased, None if oldest is None else oldest + waited)
 
 
-def _claim_due(session: Session, due: Due, store_id: int) -> list[Claim]:
+def lease(context: ServiceContext) -> timedelta:
+    """For how long a process that is killed in the middle holds a copy."""
+    return timedelta(seconds=context.settings.chunk_lease_seconds)
+
+
+def _claim_due(session: Session, context: ServiceContext, due: Due, store_id: int) -> list[Claim]:
     now = database_now(session)
     rows = session.execute(
         select(Copy, Chunk)
@@ -138,7 +142,7 @@ def _claim_due(session: Session, due: Due, store_id: int) -> list[Claim]:
         .limit(BATCH)
         .with_for_update(of=Copy, skip_locked=True)
     ).all()
-    return [claim(session, chunk, copy, now + LEASE, suspect=False) for copy, chunk in rows]
+    return [claim(session, chunk, copy, now + lease(context), suspect=False) for copy, chunk in rows]
 
 
 def _put_off(context: ServiceContext, claims: Sequence[Claim]) -> None:

@@ -22,7 +22,7 @@ from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.scrub.mend_chunk import Damaged, Mended, claim_damaged, mend, put_off
-from holdfast_service.scrub.read_copies import LEASE, is_free, read_one
+from holdfast_service.scrub.read_copies import is_free, lease, read_one
 from holdfast_service.scrub.tally import Tally
 from holdfast_service.scrub.verify import seems_fine
 from holdfast_service.stores.base import StoreError
@@ -111,7 +111,7 @@ class ChunkScrub:
         return copy.verified_at is not None and copy.verified_at >= self._since
 
     def _read(self, copy_id: int) -> None:
-        claimed = self._context.database.run(lambda session: _claim(session, copy_id))
+        claimed = self._context.database.run(lambda session: _claim(session, self._context, copy_id))
         if claimed is None:
             self._waiting.append(copy_id)
             return
@@ -149,7 +149,7 @@ class ChunkScrub:
             ).all()
         for copy_id in damaged:
             progress()
-            claimed = self._context.database.run(partial(_claim_damaged, copy_id=copy_id))
+            claimed = self._context.database.run(partial(_claim_damaged, context=self._context, copy_id=copy_id))
             if claimed is not None and not self._mend_one(claimed):
                 put_off(self._context, claimed)
 
@@ -170,7 +170,7 @@ class ChunkScrub:
         return next(attached.role.value for attached in self._context.stores if attached.store_id == store_id)
 
 
-def _claim(session: Session, copy_id: int) -> Claim | None:
+def _claim(session: Session, context: ServiceContext, copy_id: int) -> Claim | None:
     """None: somebody else is at work on it, or it can be read no longer."""
     now = database_now(session)
     row = session.execute(
@@ -179,10 +179,10 @@ def _claim(session: Session, copy_id: int) -> Claim | None:
         .where(Copy.id == copy_id, Copy.state.in_(READABLE), is_free(now))
         .with_for_update(of=Copy, skip_locked=True)
     ).one_or_none()
-    return None if row is None else claim(session, row.Chunk, row.Copy, now + LEASE, suspect=False)
+    return None if row is None else claim(session, row.Chunk, row.Copy, now + lease(context), suspect=False)
 
 
-def _claim_damaged(session: Session, copy_id: int) -> Damaged | None:
+def _claim_damaged(session: Session, context: ServiceContext, copy_id: int) -> Damaged | None:
     copy = session.execute(
         select(Copy)
         .where(
@@ -193,4 +193,4 @@ def _claim_damaged(session: Session, copy_id: int) -> Damaged | None:
         )
         .with_for_update(skip_locked=True)
     ).scalar_one_or_none()
-    return None if copy is None else claim_damaged(session, copy)
+    return None if copy is None else claim_damaged(session, context, copy)
