@@ -11,14 +11,17 @@ WORKERS ?= 2
 # make bench: the bytes of the state, and how often everything is measured.
 SIZE ?= 1GiB
 REPEATS ?= 5
+# make soak: how long everything runs at once.
+MINUTES ?= 10
 
-.PHONY: help demo test check prove bench run format docs venv
+.PHONY: help demo test check prove soak bench run format docs venv
 
 help:
 	@echo 'make demo [STORE=posix|s3] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
 	@echo 'make test [ARGS=...]                                    every test, against real servers'
 	@echo 'make check                                              ruff, mypy and import-linter'
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
+	@echo 'make soak [MINUTES=10]                                  everything at once, with kill -9: is anything lost?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5]                      beside its peers: docs/performance.md'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff mend and format the code'
@@ -42,6 +45,10 @@ check: venv
 # Takes the guards of the rules out of copies of the committed tree, one at a time, and sees tests fail.
 prove: venv
 	$(VENV)/bin/python scripts/prove_guards.py $(RULES)
+
+# Service, workers, writers and readers on Postgres and SeaweedFS, killed at random; see tests/soak.
+soak: venv
+	@$(VENV)/bin/python -m tests.soak --minutes $(MINUTES)
 
 # Writes benchmarks/results/latest.json and the plot. Leave the machine alone meanwhile: half an hour with the defaults.
 bench: venv

@@ -52,6 +52,17 @@ class ServerProcess:
     def log_text(self) -> str:
         return self._log.read_text(errors="replace")
 
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self, patience_seconds: float) -> None:
+        """Until it has ended by itself; after that time it is killed."""
+        try:
+            self._process.wait(patience_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill9()
+
     def stop(self, *, with_signal: signal.Signals = signal.SIGTERM, grace_seconds: float = 20) -> None:
         """Asks it to end, and ends it if it does not. Twice is fine."""
         if self._process.poll() is None:

@@ -1,0 +1,35 @@
+"""Reads a whole checkpoint through the real client and compares every byte with what its writer recorded."""
+
+from __future__ import annotations
+
+from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.client import Client
+from tests.soak.content import Piece
+from tests.soak.ledger import Ledger
+
+
+class DifferentError(Exception):
+    """What was read is not what was written."""
+
+
+def compare(client: Client, checkpoint_id: str, ledger: Ledger) -> int:
+    """The bytes that were compared. Raises DifferentError, and what the client raises."""
+    written = ledger.content_of(checkpoint_id)
+    ranks = [client.shard_chunks(checkpoint_id, shard.rank) for shard in client.manifest(checkpoint_id).shards]
+    stored = {shard.rank: [chunk.digest for chunk in shard.chunks] for shard in ranks}
+    read: dict[str, bytes] = {}
+
+    def keep(digest: str, data: memoryview) -> None:
+        read[digest] = bytes(data)
+
+    with ShardFetcher(client, checkpoint_id) as fetcher:
+        fetcher.fetch([digest for digests in stored.values() for digest in digests], keep)
+    for rank, digests in stored.items():
+        got = [read[digest] for digest in digests]
+        if not any(_same(pieces, got) for pieces in written.get(rank, [])):
+            raise DifferentError(f"rank {rank} of {checkpoint_id} has other bytes than its writer recorded")
+    return sum(len(read[digest]) for digests in stored.values() for digest in digests)
+
+
+def _same(pieces: list[Piece], got: list[bytes]) -> bool:
+    return len(pieces) == len(got) and all(piece.data == data for piece, data in zip(pieces, got, strict=True))
