@@ -46,5 +46,5 @@ def _reasons(fact: Fact, run: RunFacts, is_newest: bool) -> list[Reason]:
         reasons.append(Reason(ReasonKind.BEING_READ, f"being read, until {fact.read_until:%Y-%m-%d %H:%M} UTC at most"))
     if fact.pin is not None:
         reasons.append(Reason(ReasonKind.PINNED, f"pinned {fact.pin}"))
-    reasons.extend(Reason(ReasonKind.HELD, f"held ({why})") for why in fact.held)
+    reasons.extend(Reason(ReasonKind.HELD, f"held {why}") for why in fact.held)
     return reasons
