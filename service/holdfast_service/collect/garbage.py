@@ -109,4 +109,5 @@ def another_serves_everybody() -> ColumnElement[bool]:
 
 
 def _read_since(other: type[Copy]) -> ColumnElement[bool]:
-    return and_(other.proof == Proof.READ, other.verified_at > Copy.bad_at)
+    """And healing has said so (`healed_at`, with an event), which it could not once the bad one is gone."""
+    return and_(Copy.healed_at.is_not(None), other.proof == Proof.READ, other.verified_at > Copy.bad_at)
