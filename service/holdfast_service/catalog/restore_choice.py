@@ -56,14 +56,20 @@ class Candidate:
 
 
 def choose_restore_point(
-    session: Session, run_id: str, point: Point, *, before_step: int | None = None, reach: Reach | None = None
+    session: Session,
+    run_id: str,
+    point: Point,
+    *,
+    before_step: int | None = None,
+    reach: Reach | None = None,
+    strictly: bool = False,
 ) -> RestoreDecision:
     """Only steps below `before_step` count, if it is given. `latest` and `best` may find nothing: then the restore
     point is None. A step or an id that was named and cannot be restored is `no_restore_point` or
     `checkpoint_not_found`: never another step instead.
 
     With a `reach`, `latest` and `best` are what is whole in the stores that answer; where nothing is, what they would
-    be if all did, for that can be waited for.
+    be if all did, for that can be waited for; not if `strictly`.
     """
     line = line_of_run(session, run_id)
     chosen: Candidate | None
@@ -75,7 +81,7 @@ def choose_restore_point(
         chosen, passed_over = choose(_candidates(session, run_id, before_step, reach), line, point)
         if reach is not None and chosen is not None:
             note = f"{reach.reason} Step {chosen.step} is whole in the stores that answer, and is read from there."
-        elif reach is not None:
+        elif reach is not None and not strictly:
             chosen, passed_over = choose(_candidates(session, run_id, before_step), line, point)
             note = f"{reach.reason} No checkpoint is whole in the stores that answer." if chosen is not None else ""
     return RestoreDecision(

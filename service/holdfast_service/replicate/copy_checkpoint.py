@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import StoreRole
+from holdfast_protocol.states import CheckpointState, StoreRole
 from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.copying import (
@@ -27,6 +27,7 @@ from holdfast_service.catalog.copying import (
     copy_now,
 )
 from holdfast_service.catalog.custody_tables import CheckpointCopy
+from holdfast_service.catalog.record_outbox import record_in_store
 from holdfast_service.catalog.tables import Checkpoint, Run
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
@@ -115,6 +116,12 @@ def _copy_chunk(
 
 
 def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied: Copied) -> None:
+    # First, as everywhere: whoever purges holds it, and afterwards no record may come back (rule 30).
+    state = session.scalar(
+        select(Checkpoint.state).where(Checkpoint.id == checkpoint_id).with_for_update(key_share=True)
+    )
+    if state not in (CheckpointState.COMMITTED, CheckpointState.TRASHED):
+        return
     count, size = missing_bytes(session, checkpoint_id, target.store_id)
     row = session.execute(
         select(CheckpointCopy)
@@ -123,7 +130,7 @@ def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied:
         execution_options={"populate_existing": True},
     ).scalar_one_or_none()
     if row is None:
-        return  # the checkpoint is gone
+        return
     row.missing_bytes = size
     row.error = copied.error
     if count:
@@ -134,6 +141,7 @@ def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied:
     copied.whole = True
     if row.complete_at is None:
         row.complete_at = database_now(session)
+        record_in_store(session, checkpoint_id, target.store_id)
         _say_whole(session, checkpoint_id, target.role)
 
 

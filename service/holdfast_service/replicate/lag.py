@@ -1,0 +1,129 @@
+"""How far a second store is behind, by run: from the rows, so that it is cheap and the same in every process.
+
+For how long: since the oldest commit that is newer than the newest checkpoint which is whole there. That is what would
+be lost with the first store (RPO). A checkpoint that nobody has judged yet counts as wanted, so that a controller that
+stands still is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Subquery, and_, exists, func, or_, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.states import CheckpointState
+from holdfast_service.catalog.custody_tables import CheckpointCopy, Policy
+from holdfast_service.catalog.tables import Checkpoint, Run
+
+
+@dataclass(frozen=True)
+class RunLag:
+    """`behind_since` is None where the newest wanted checkpoint is whole there."""
+
+    newest_step: int | None = None
+    newest_committed_at: datetime | None = None
+    copied_step: int | None = None
+    copied_committed_at: datetime | None = None
+    behind_since: datetime | None = None
+    missing_bytes: int = 0
+    waiting: int = 0
+    copied: int = 0
+    error: str | None = None
+
+    def seconds(self, now: datetime) -> float:
+        return 0.0 if self.behind_since is None else max(0.0, (now - self.behind_since).total_seconds())
+
+    @property
+    def steps(self) -> int:
+        return max(0, (self.newest_step or 0) - (self.copied_step or 0))
+
+
+def lag_of(session: Session, store_id: int, run_ids: Collection[str] | None = None) -> dict[str, RunLag]:
+    """By run id; only of runs that have something wanted or copied. `run_ids` None: of all."""
+    rows = _rows(store_id, run_ids)
+    newest = _newest(session, rows)
+    since = _behind_since(session, rows)
+    lags: dict[str, RunLag] = {}
+    counted = session.execute(
+        select(
+            rows.c.run_id,
+            func.count().filter(rows.c.whole),
+            func.count().filter(~rows.c.whole),
+            func.sum(rows.c.lacks).filter(~rows.c.whole),
+            func.max(rows.c.error).filter(~rows.c.whole),
+        ).group_by(rows.c.run_id)
+    )
+    for run_id, copied, waiting, lacks, error in counted:
+        whole, lacking = newest.get((run_id, True)), newest.get((run_id, False))
+        latest = max((each for each in (whole, lacking) if each is not None), default=None)
+        lags[run_id] = RunLag(
+            newest_step=None if latest is None else latest[1],
+            newest_committed_at=None if latest is None else latest[0],
+            copied_step=None if whole is None else whole[1],
+            copied_committed_at=None if whole is None else whole[0],
+            behind_since=since.get(run_id),
+            missing_bytes=int(lacks or 0),
+            waiting=int(waiting),
+            copied=int(copied),
+            error=error,
+        )
+    return lags
+
+
+def _rows(store_id: int, run_ids: Collection[str] | None) -> Subquery:
+    """Committed checkpoints that are whole there, wanted there, or not judged yet."""
+    row = CheckpointCopy
+    has_policy = exists().where(
+        Policy.project_id == Run.project_id, Policy.kind == PolicyKind.COPIES, Policy.run_id.in_(("", Run.id))
+    )
+    statement = (
+        select(
+            Checkpoint.run_id.label("run_id"),
+            Checkpoint.committed_at.label("committed_at"),
+            Checkpoint.step.label("step"),
+            row.complete_at.is_not(None).label("whole"),
+            func.coalesce(row.missing_bytes, Checkpoint.chunk_bytes).label("lacks"),
+            row.error.label("error"),
+        )
+        .join(Run, Run.id == Checkpoint.run_id)
+        .outerjoin(row, and_(row.checkpoint_id == Checkpoint.id, row.store_id == store_id))
+        .where(
+            Checkpoint.state == CheckpointState.COMMITTED,
+            or_(row.complete_at.is_not(None), row.wanted, and_(row.checkpoint_id.is_(None), has_policy)),
+        )
+    )
+    if run_ids is not None:
+        statement = statement.where(Checkpoint.run_id.in_(run_ids))
+    return statement.subquery()
+
+
+def _newest(session: Session, rows: Subquery) -> dict[tuple[str, bool], tuple[datetime, int]]:
+    """By run and whether it is whole there: moment and step of the newest."""
+    place = (
+        func.row_number()
+        .over(partition_by=(rows.c.run_id, rows.c.whole), order_by=(rows.c.committed_at.desc(), rows.c.step.desc()))
+        .label("place")
+    )
+    ranked = select(rows.c.run_id, rows.c.whole, rows.c.committed_at, rows.c.step, place).subquery()
+    found = session.execute(select(ranked).where(ranked.c.place == 1))
+    return {(row.run_id, bool(row.whole)): (row.committed_at, row.step) for row in found}
+
+
+def _behind_since(session: Session, rows: Subquery) -> dict[str, datetime]:
+    whole = (
+        select(rows.c.run_id, func.max(rows.c.committed_at).label("newest"))
+        .where(rows.c.whole)
+        .group_by(rows.c.run_id)
+        .subquery()
+    )
+    found = session.execute(
+        select(rows.c.run_id, func.min(rows.c.committed_at))
+        .outerjoin(whole, whole.c.run_id == rows.c.run_id)
+        .where(~rows.c.whole, or_(whole.c.newest.is_(None), rows.c.committed_at > whole.c.newest))
+        .group_by(rows.c.run_id)
+    )
+    return dict(found.tuples().all())
