@@ -7,14 +7,14 @@ from sqlalchemy import ColumnElement, exists, or_
 from sqlalchemy.orm import Session
 
 from holdfast_service.catalog.held import is_held
+from holdfast_service.catalog.pinned import pin_in_force
 from holdfast_service.catalog.tables import Checkpoint, ReadLease
 from holdfast_service.clock import database_now
 
 
 def is_pinned(session: Session) -> ColumnElement[bool]:
     """Over `checkpoints`: a pin whose end has not come by the database's clock."""
-    now = database_now(session)
-    return Checkpoint.pinned_at.is_not(None) & or_(Checkpoint.pinned_until.is_(None), Checkpoint.pinned_until > now)
+    return pin_in_force(database_now(session))
 
 
 def is_being_read(session: Session) -> ColumnElement[bool]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import datetime
 
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
 from holdfast_protocol.states import CheckpointKind, CheckpointState, Health, Tier
 from holdfast_protocol.tiers import TierPolicy
+from holdfast_service.catalog.pinned import pin_in_force
 from holdfast_service.catalog.policies import StoredPolicy, effective_policy
 from holdfast_service.catalog.restore_choice import line_of_run
 from holdfast_service.catalog.tables import Attempt, Checkpoint
@@ -40,7 +41,6 @@ def subjects_of(session: Session, run_id: str, now: datetime) -> list[Subject]:
         .order_by(Attempt.number)
     ):
         resumed[checkpoint_id].append(number)
-    pinned = Checkpoint.pinned_at.is_not(None) & or_(Checkpoint.pinned_until.is_(None), Checkpoint.pinned_until > now)
     rows = session.execute(
         select(
             Checkpoint.id,
@@ -54,7 +54,7 @@ def subjects_of(session: Session, run_id: str, now: datetime) -> list[Subject]:
             Checkpoint.tier,
             Checkpoint.tier_wanted,
             Checkpoint.tier_checked_at,
-            pinned.label("pinned"),
+            pin_in_force(now).label("pinned"),
         )
         .where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.COMMITTED)
         .order_by(Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.id)

@@ -1,0 +1,38 @@
+"""What checkpoints take up, and what that costs. See holdfast_protocol.usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast_client.operations.base import Operations
+from holdfast_client.operations.pages import all_items
+from holdfast_client.transport import path
+from holdfast_protocol.base import Page
+from holdfast_protocol.usage import CostView, PriceList, PriceListView, UsageView
+
+
+class UsageOperations(Operations):
+    def usage(self, project: str, run: str | None = None) -> UsageView:
+        """Of a project, or of one of its runs."""
+        return self.transport.call("GET", _route(project, run, "usage"), UsageView)
+
+    def usage_of_projects(self, *, cursor: str | None = None, limit: int | None = None) -> Page[UsageView]:
+        return self.transport.call("GET", path("usage"), Page[UsageView], params={"cursor": cursor, "limit": limit})
+
+    def all_usage(self) -> Iterator[UsageView]:
+        return all_items(lambda cursor: self.usage_of_projects(cursor=cursor))
+
+    def cost(self, project: str, run: str | None = None) -> CostView:
+        """What storing it costs a month, as it is now."""
+        return self.transport.call("GET", _route(project, run, "cost"), CostView)
+
+    def prices(self) -> PriceListView:
+        return self.transport.call("GET", path("prices"), PriceListView)
+
+    def put_prices(self, prices: PriceList) -> PriceListView:
+        """Replaces the whole list."""
+        return self.transport.call("PUT", path("prices"), PriceListView, body=prices)
+
+
+def _route(project: str, run: str | None, what: str) -> str:
+    return path("projects", project, what) if run is None else path("projects", project, "runs", run, what)

@@ -1,0 +1,136 @@
+"""What checkpoints take up, and what that costs.
+
+`GET  /v1/usage`                               -> Page[UsageView]   (projects)
+`GET  /v1/projects/{project}/usage`            -> UsageView
+`GET  /v1/projects/{project}/runs/{run}/usage` -> UsageView
+`GET  /v1/projects/{project}/cost`             -> CostView
+`GET  /v1/projects/{project}/runs/{run}/cost`  -> CostView
+`POST /v1/projects/{project}/runs/{run}/cost`  ForecastCost -> CostForecast
+`GET  /v1/prices`                              -> PriceListView
+`PUT  /v1/prices`                  PriceList   -> PriceListView
+"""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+
+from pydantic import Field, model_validator
+
+from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.states import StoreRole, Tier
+
+GIB = 2**30
+
+
+class StoreBytes(Reply):
+    """Of one storage class in one store. The first four add up to `stored_bytes`; `pinned_bytes` and `held_bytes` are
+    parts of the committed and trashed ones, and overlap."""
+
+    store: StoreRole | None = Field(description="null: a store that the service has no longer.")
+    store_url: str
+    store_kind: str = Field(examples=["s3"])
+    storage_class: str | None = Field(description="null: the bucket's default, or a filesystem.")
+    tier: Tier
+    copies: int
+    committed_bytes: int
+    arriving_bytes: int
+    trashed_bytes: int
+    pending_collection_bytes: int
+    stored_bytes: int
+    pinned_bytes: int
+    held_bytes: int
+
+
+class UsageView(Reply):
+    """Each figure by itself; which of them add up is said beside them."""
+
+    project: str
+    run: str | None
+    at: datetime
+    logical_bytes: int = Field(description="What the states of the committed checkpoints are, as a trainer sees them.")
+    deduplicated_bytes: int = Field(description="What these checkpoints did not send, because it was there.")
+    stored_bytes: int = Field(
+        description="What all copies take: committed, arriving, trashed and pending collection together. Of a run: the "
+        "copies of chunks that it uses, which other runs may use too."
+    )
+    committed_bytes: int = Field(description="Copies of chunks that a committed checkpoint needs.")
+    arriving_bytes: int = Field(description="Copies under way, and what only an upload relies on.")
+    trashed_bytes: int = Field(description="What only checkpoints in the trash need: a purge would free it.")
+    pending_collection_bytes: int = Field(description="What nothing needs any more: the collector will free it.")
+    pinned_bytes: int = Field(description="Of committed and trashed: what a pinned checkpoint needs.")
+    held_bytes: int = Field(description="Of committed and trashed: what a held checkpoint needs.")
+    orphaned_bytes: int | None = Field(
+        description="Beside all of these: objects that no row knows, as the last sweep of each store found them before "
+        "it deleted those that were old enough. null: no sweep yet, or a run."
+    )
+    swept_at: datetime | None = Field(description="When the oldest of these sweeps was.")
+    stores: list[StoreBytes]
+
+
+class Price(Request):
+    store_kind: str = Field(min_length=1, max_length=20, examples=["s3"])
+    storage_class: str | None = Field(default=None, max_length=40, description="null: the default class.")
+    per_gib_month: float = Field(ge=0, le=1000, allow_inf_nan=False)
+
+
+class PriceList(Request):
+    """Of storing alone: no requests, no reads, no transfer, no minimum storage time."""
+
+    as_of: date
+    source: str = Field(min_length=1, max_length=1000, description="Where the prices are from, for who doubts them.")
+    currency: str = Field(min_length=1, max_length=10, examples=["USD"])
+    prices: list[Price] = Field(min_length=1, max_length=200)
+
+    @model_validator(mode="after")
+    def _each_once(self) -> PriceList:
+        names = [(price.store_kind, price.storage_class) for price in self.prices]
+        if len(set(names)) != len(names):
+            raise ValueError("a store kind and storage class has two prices; leave one out")
+        return self
+
+
+DEFAULT_PRICES = PriceList(
+    as_of=date(2026, 3, 1),
+    source="List prices without tax: Amazon S3 in us-east-1, first 50 TB (https://aws.amazon.com/s3/pricing/, March "
+    "2026), and Google Cloud Storage in us-central1 (https://cloud.google.com/storage/pricing, September 2026). A "
+    "filesystem of your own costs nothing here; put its price in if you know it.",
+    currency="USD",
+    prices=[
+        Price(store_kind="s3", per_gib_month=0.023),
+        Price(store_kind="s3", storage_class="STANDARD_IA", per_gib_month=0.0125),
+        Price(store_kind="s3", storage_class="GLACIER_IR", per_gib_month=0.004),
+        Price(store_kind="s3", storage_class="GLACIER", per_gib_month=0.0036),
+        Price(store_kind="s3", storage_class="DEEP_ARCHIVE", per_gib_month=0.00099),
+        Price(store_kind="gcs", per_gib_month=0.02),
+        Price(store_kind="posix", per_gib_month=0.0),
+    ],
+)
+
+
+class PriceListView(Reply):
+    prices: PriceList
+    is_default: bool
+    updated_at: datetime | None
+    updated_by: str | None
+
+
+class CostLine(Reply):
+    store: StoreRole | None
+    store_kind: str
+    storage_class: str | None
+    stored_bytes: int
+    per_gib_month: float | None = Field(description="null: the list has no price for it, and it is not counted.")
+    per_month: float
+
+
+class CostView(Reply):
+    """What storing it costs a month, as it is now."""
+
+    project: str
+    run: str | None
+    at: datetime
+    currency: str
+    as_of: date
+    per_month: float
+    lines: list[CostLine]
+    unpriced_bytes: int

@@ -1,0 +1,156 @@
+"""What the copies take in the stores, and for whom: every copy of a project counted once, by what keeps it.
+
+committed     a committed checkpoint needs its chunk
+arriving      it is being uploaded or copied, or only an upload under way relies on it
+trashed       only checkpoints in the trash need it: what purging them would free
+collectable   nothing needs it any more, or it is marked: what the collector will free
+
+These four add up to everything that may be in the stores. `pinned` and `held` are parts of `committed` and `trashed`,
+and overlap each other. The rows themselves are counted: no counter that could drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import ColumnElement, Subquery, and_, case, func, literal, select, union_all
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CheckpointState, CopyState, Tier
+from holdfast_service.catalog.custody_tables import Hold
+from holdfast_service.catalog.held import in_force
+from holdfast_service.catalog.pinned import pin_in_force
+from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
+from holdfast_service.clock import database_now
+
+_IN_TRASH = (CheckpointState.TRASHED, CheckpointState.DELETING)
+_NEEDING = (CheckpointState.UPLOADING, CheckpointState.COMMITTED, *_IN_TRASH)
+
+
+class KeptFor(StrEnum):
+    COMMITTED = "committed"
+    ARRIVING = "arriving"
+    TRASHED = "trashed"
+    COLLECTABLE = "collectable"
+
+
+@dataclass(frozen=True)
+class CountedBytes:
+    """Of one project in one store and storage class: stored bytes of the copies that are kept for the same."""
+
+    project_id: str
+    store_id: int
+    storage_class: str | None
+    tier: Tier
+    kept_for: KeptFor
+    copies: int
+    bytes: int
+    pinned_bytes: int
+    held_bytes: int
+
+
+def count_bytes(session: Session, *, project_id: str | None = None, run_id: str | None = None) -> list[CountedBytes]:
+    """Of one project, or all; with `run_id` only the chunks that this run's checkpoints use, whoever else does.
+
+    It looks at every reference (10 million take Postgres some seconds), so it is asked for seldom or kept.
+    """
+    users = _users(database_now(session), project_id, run_id)
+    kept_for = _kept_for(users)
+    tier = case(
+        (Copy.state == CopyState.COLD, Tier.COLD.value),
+        (Copy.state == CopyState.THAWING, Tier.THAWING.value),
+        else_=Tier.HOT.value,
+    )
+    # Pinned and held is what a checkpoint needs that is there: bytes that still arrive are neither.
+    needed = kept_for.in_((KeptFor.COMMITTED, KeptFor.TRASHED))
+    query = (
+        select(
+            Copy.project_id,
+            Copy.store_id,
+            Copy.storage_class,
+            tier,
+            kept_for,
+            func.count(),
+            func.sum(Copy.stored_bytes),
+            func.sum(case((and_(needed, users.c.pinned == 1), Copy.stored_bytes), else_=0)),
+            func.sum(case((and_(needed, users.c.held == 1), Copy.stored_bytes), else_=0)),
+        )
+        .join(users, users.c.chunk_id == Copy.chunk_id, isouter=run_id is None)
+        .where(Copy.state != CopyState.GONE)
+        .group_by(Copy.project_id, Copy.store_id, Copy.storage_class, tier, kept_for)
+    )
+    if project_id is not None:
+        query = query.where(Copy.project_id == project_id)
+    return list(_counted(session, query))
+
+
+def _counted(session: Session, query: object) -> Iterator[CountedBytes]:
+    for project, store, storage_class, tier, kept_for, copies, total, pinned, held in session.execute(query):  # type: ignore[call-overload]
+        yield CountedBytes(
+            project, store, storage_class, Tier(tier), KeptFor(kept_for), copies, int(total), int(pinned), int(held)
+        )
+
+
+def _kept_for(users: Subquery) -> ColumnElement[str]:
+    return case(
+        (Copy.state == CopyState.DELETING, KeptFor.COLLECTABLE.value),
+        (Copy.state.in_((CopyState.PENDING, CopyState.COPYING)), KeptFor.ARRIVING.value),
+        (users.c.committed == 1, KeptFor.COMMITTED.value),
+        (users.c.uploading == 1, KeptFor.ARRIVING.value),
+        (users.c.trashed == 1, KeptFor.TRASHED.value),
+        else_=KeptFor.COLLECTABLE.value,
+    )
+
+
+def _users(now: datetime, project_id: str | None, run_id: str | None) -> Subquery:
+    """By chunk, which kinds of checkpoints use it. Lists first: many shards of a long run have the same one."""
+    held = select(Hold.checkpoint_id).where(in_force(now))
+    lists = (
+        select(
+            Shard.chunk_list_id,
+            _any(Checkpoint.state == CheckpointState.COMMITTED).label("committed"),
+            _any(Checkpoint.state == CheckpointState.UPLOADING).label("uploading"),
+            _any(Checkpoint.state.in_(_IN_TRASH)).label("trashed"),
+            _any(pin_in_force(now)).label("pinned"),
+            _any(Checkpoint.id.in_(held)).label("held"),
+        )
+        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
+        .where(
+            Shard.chunk_list_id.is_not(None),
+            Checkpoint.state.in_(_NEEDING),
+            *_of(Checkpoint.run_id, project_id, run_id),
+        )
+        .group_by(Shard.chunk_list_id)
+        .subquery()
+    )
+    flags = ("committed", "uploading", "trashed", "pinned", "held")
+    sealed = select(ChunkListEntry.chunk_id, *(lists.c[flag] for flag in flags)).join(
+        lists, lists.c.chunk_list_id == ChunkListEntry.chunk_list_id
+    )
+    negotiated = (
+        select(ShardChunk.chunk_id, *(literal(int(flag == "uploading")).label(flag) for flag in flags))
+        .join(Shard, Shard.id == ShardChunk.shard_id)
+        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
+        .where(Checkpoint.state == CheckpointState.UPLOADING, *_of(Checkpoint.run_id, project_id, run_id))
+    )
+    uses = union_all(sealed, negotiated).subquery()
+    return (
+        select(uses.c.chunk_id, *(func.max(uses.c[flag]).label(flag) for flag in flags))
+        .group_by(uses.c.chunk_id)
+        .subquery()
+    )
+
+
+def _of(column: ColumnElement[str], project_id: str | None, run_id: str | None) -> list[ColumnElement[bool]]:
+    if run_id is not None:
+        return [column == run_id]
+    if project_id is not None:
+        return [column.in_(select(Run.id).where(Run.project_id == project_id))]
+    return []
+
+
+def _any(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.max(case((condition, 1), else_=0))

@@ -1,0 +1,66 @@
+"""Routes of usage, cost and prices."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.states import Scope
+from holdfast_protocol.usage import CostView, PriceList, PriceListView, UsageView
+from holdfast_service.auth.principal import Principal
+from holdfast_service.auth.require import require
+from holdfast_service.catalog.cursors import MAX_PAGE
+from holdfast_service.context import Context
+from holdfast_service.usage.prices import put_prices, show_prices
+from holdfast_service.usage.show_cost import show_cost
+from holdfast_service.usage.show_usage import list_usage, show_usage
+
+router = APIRouter(tags=["usage"])
+
+Reader = Annotated[Principal, require(Scope.READ)]
+# Each project's figures are counted anew: a page of them is a longer piece of work than a page of rows.
+_PAGE = 20
+
+
+@router.get("/v1/usage", summary="What each project takes up, by name")
+def of_projects(
+    *,
+    context: Context,
+    caller: Reader,
+    cursor: Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items of a page, at most.")] = _PAGE,
+) -> Page[UsageView]:
+    return list_usage(context, caller, cursor=cursor, limit=limit)
+
+
+@router.get("/v1/projects/{project}/usage", summary="What a project takes up, by store and storage class")
+def of_project(project: str, context: Context, caller: Reader) -> UsageView:
+    return show_usage(context, caller, project)
+
+
+@router.get("/v1/projects/{project}/runs/{run}/usage", summary="What a run takes up, by store and storage class")
+def of_run(project: str, run: str, context: Context, caller: Reader) -> UsageView:
+    return show_usage(context, caller, project, run)
+
+
+@router.get("/v1/projects/{project}/cost", summary="What storing a project costs a month, as it is now")
+def cost_of_project(project: str, context: Context, caller: Reader) -> CostView:
+    return show_cost(context, caller, project)
+
+
+@router.get("/v1/projects/{project}/runs/{run}/cost", summary="What storing a run costs a month, as it is now")
+def cost_of_run(project: str, run: str, context: Context, caller: Reader) -> CostView:
+    return show_cost(context, caller, project, run)
+
+
+@router.get("/v1/prices", summary="The prices that costs are counted with")
+def prices(context: Context, caller: Reader) -> PriceListView:
+    del caller
+    return show_prices(context)
+
+
+@router.put("/v1/prices", summary="Replace the prices")
+def put(body: PriceList, context: Context, caller: Annotated[Principal, require(Scope.ADMIN)]) -> PriceListView:
+    return put_prices(context, caller, body)
