@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, exists, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.scrub import CopyView
 from holdfast_protocol.states import CopyState, Proof
@@ -25,7 +25,8 @@ def is_bad() -> ColumnElement[bool]:
 
 def is_kept(store_ids: Collection[int]) -> ColumnElement[bool]:
     """Over `chunks`: an attached store has a copy that is not known to be bad."""
-    return exists().where(Copy.chunk_id == Chunk.id, Copy.store_id.in_(store_ids), Copy.state.in_(KEPT))
+    kept = aliased(Copy)
+    return exists().where(kept.chunk_id == Chunk.id, kept.store_id.in_(store_ids), kept.state.in_(KEPT))
 
 
 def view_of(context: ServiceContext, copy: Copy) -> CopyView:
