@@ -48,11 +48,13 @@ def mark_cold(
     return [checkpoint.id for checkpoint in rows]
 
 
-def set_tier(session: Session, checkpoint: Checkpoint, tier: Tier, *, actor: Actor, action: str) -> None:
-    """With its event, if it is another one. The checkpoint's row is locked by the caller."""
+def set_tier(
+    session: Session, checkpoint: Checkpoint, tier: Tier, *, actor: Actor, action: str, always: bool = False
+) -> None:
+    """With its event, if it is another one, or `always`. The checkpoint's row is locked by the caller."""
     if tier is not Tier.HOT:
         checkpoint.readable_until = None
-    if checkpoint.tier == tier:
+    if checkpoint.tier == tier and not always:
         return
     before = checkpoint.tier
     checkpoint.tier = tier

@@ -119,6 +119,8 @@ def _settle(session: Session, context: ServiceContext, checkpoint_id: str) -> bo
     now = database_now(session)
     ticket = timedelta(seconds=context.settings.ticket_seconds)
     if _lacks(session, context, checkpoint, now + ticket):
+        if checkpoint.tier == Tier.HOT:  # nobody prolonged it in time
+            set_tier(session, checkpoint, Tier.THAWING, actor=CONTROLLER, action="checkpoint.cool")
         return False
     ends_at = _first_end(session, context, checkpoint)
     readable_until = None if ends_at is None else ends_at - ticket
@@ -166,7 +168,7 @@ def _end_if_over(session: Session, context: ServiceContext, checkpoint_id: str) 
     checkpoint.readable_until = None
     checkpoint.tier_checked_at = None
     tier = Tier.COLD if _lacks(session, context, checkpoint, None) else Tier.HOT
-    set_tier(session, checkpoint, tier, actor=CONTROLLER, action="checkpoint.thaw_end")
+    set_tier(session, checkpoint, tier, actor=CONTROLLER, action="checkpoint.thaw_end", always=True)
     return True
 
 
