@@ -5,7 +5,7 @@
 `GET  /v1/projects/{project}/runs/{run}/usage` -> UsageView
 `GET  /v1/projects/{project}/cost`             -> CostView
 `GET  /v1/projects/{project}/runs/{run}/cost`  -> CostView
-`POST /v1/projects/{project}/runs/{run}/cost`  ForecastCost -> CostForecast
+`POST /v1/projects/{project}/runs/{run}/cost-forecast`  ForecastCost -> CostForecast
 `GET  /v1/prices`                              -> PriceListView
 `PUT  /v1/prices`                  PriceList   -> PriceListView
 """
@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -134,3 +135,43 @@ class CostView(Reply):
     per_month: float
     lines: list[CostLine]
     unpriced_bytes: int
+
+
+class ForecastCost(Request):
+    retention: dict[str, Any] | None = Field(
+        default=None, description="A retention policy to try; null: the one in force, and without one nothing expires."
+    )
+    tiers: dict[str, Any] | None = Field(
+        default=None, description="A tiers policy to try; null: the one in force, and without one all stays hot."
+    )
+
+
+class ForecastLine(Reply):
+    store_kind: str
+    storage_class: str | None
+    checkpoints: int
+    bytes: int
+    per_gib_month: float | None = Field(description="null: the list has no price for it, and it is not counted.")
+    per_month: float
+
+
+class CostForecast(Reply):
+    """What a run would cost a month if it went on as it has, under these policies."""
+
+    project: str
+    run: str
+    retention: dict[str, Any] | None = Field(description="The rules that were counted with; null: nothing expires.")
+    tiers: dict[str, Any] | None
+    based_on_saves: int = Field(description="So many of its newest saves say how it goes on.")
+    save_interval_seconds: float
+    bytes_per_save: int = Field(description="What each further save adds to the store.")
+    shared_bytes: int = Field(description="What all of them share, stored once.")
+    after_days: float = Field(description="So much further the run was thought on.")
+    kept_checkpoints: int
+    trashed_checkpoints: int = Field(description="Expired, and still in the trash.")
+    lines: list[ForecastLine]
+    currency: str
+    as_of: date
+    per_month: float
+    grows_per_month: float = Field(description="What each further month adds; 0: it stays so.")
+    limits: list[str] = Field(description="What this does not know.")

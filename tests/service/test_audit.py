@@ -31,6 +31,8 @@ NOT_AUDITED = {
     "POST /v1/checkpoints/{checkpoint_id}/reads": "tickets to read, under a lease",
     "DELETE /v1/read-leases/{lease_id}": "the reader is done",
     "POST /v1/mount-proofs": "a nonce",
+    "POST /v1/projects/{project}/runs/{run}/retention/plan": "only looks",
+    "POST /v1/projects/{project}/runs/{run}/cost-forecast": "only looks",
     "PUT /v1/objects/{payload}": "bytes, by a signed URL",
 }
 

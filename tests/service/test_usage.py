@@ -219,3 +219,32 @@ def test_cost_is_bytes_times_prices_and_prices_are_the_administrators(service: R
         answer(http.put("/v1/prices", json=twice))
     with service.context.database.read() as session:
         assert session.scalar(select(text("count(*)")).select_from(text("price_lists"))) == 1
+
+
+def test_a_forecast_counts_with_the_runs_own_rhythm_and_refuses_what_is_no_policy(service: RunningService) -> None:
+    job = Job(service.http())
+    http = service.http()
+    path = "/v1/projects/demo/runs/gpt/cost-forecast"
+    for step in (100, 200, 300):
+        job.begin(step).write(0, [b"base" * 1000, f"{step}".encode() * 100, f"index {step}".encode()])
+        if step == 100:
+            with refused("invalid_request"):
+                answer(http.post(path, json={}))
+    with service.context.database.transaction() as session:
+        now = database_now(session)
+        for step in (100, 200, 300):
+            session.execute(
+                update(Checkpoint).where(Checkpoint.step == step).values(committed_at=now + timedelta(hours=step / 100))
+            )
+    prices = DEFAULT_PRICES.model_dump(mode="json")
+    prices["prices"][-1]["per_gib_month"] = 2.0
+    answer(http.put("/v1/prices", json=prices))
+    found = answer(http.post(path, json={"retention": {"keep_last": 4}}))
+    assert (found["save_interval_seconds"], found["bytes_per_save"], found["shared_bytes"]) == (3600, 309, 4000)
+    assert (found["kept_checkpoints"], found["trashed_checkpoints"], found["grows_per_month"]) == (4, 1, 0)
+    assert found["per_month"] == pytest.approx((4000 + 5 * 309) * 2.0 / GIB)
+    endless = answer(http.post(path, json={}))
+    assert (endless["kept_checkpoints"], endless["retention"], endless["trashed_checkpoints"]) == (365 * 24, None, 0)
+    assert endless["grows_per_month"] == pytest.approx(30 * 24 * 309 * 2.0 / GIB)
+    with refused("invalid_request"):
+        answer(http.post(path, json={"retention": {"keep_lots": 4}}))

@@ -47,7 +47,7 @@ def put(
 ) -> None:
     """Put a policy in place of the target's own, if it has one."""
     project, run = read_target(target)
-    document = _read_document(file)
+    document = read_document(file)
     checked_policy(kind, document)
     with connect() as client:
         view = put_own(client, kind, project, run, document)
@@ -126,7 +126,7 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _read_document(file: str) -> dict[str, Any]:
+def read_document(file: str) -> dict[str, Any]:
     text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     try:
         document = json_module.loads(text)

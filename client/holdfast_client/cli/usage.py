@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json as json_documents
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from holdfast_client.cli.arguments import JsonOption, read_run
 from holdfast_client.cli.connect import connect
+from holdfast_client.cli.policies import checked_policy, read_document
 from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_facts, show_json, show_line, show_table
-from holdfast_protocol.usage import CostView, PriceList, PriceListView, StoreBytes, UsageView
+from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.retention import PRESETS
+from holdfast_protocol.usage import CostView, ForecastCost, PriceList, PriceListView, StoreBytes, UsageView
 
 WhatArgument = Annotated[str, typer.Argument(metavar="PROJECT[/RUN]", help="For example demo or demo/gpt.")]
 
@@ -111,9 +112,22 @@ def _store(stored: StoreBytes) -> str:
     return stored.store.value if stored.store else f"(detached) {stored.store_url}"
 
 
-def cost(what: WhatArgument, json: JsonOption = False) -> None:
-    """Show what storing a project or run costs a month, as it is now."""
+def cost(
+    what: WhatArgument,
+    *,
+    retention: Annotated[
+        str | None, typer.Option(help="What it would cost under this: a preset's name, or a file with the policy.")
+    ] = None,
+    tiers: Annotated[str | None, typer.Option(metavar="FILE", help="The same for a tiers policy.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what storing a project or run costs a month: as it is now, or as a policy would have it."""
     project, run = read_what(what)
+    if retention is not None or tiers is not None:
+        if run is None:
+            raise typer.BadParameter("a policy is tried on one run: name it as project/run.")
+        _forecast(project, run, retention, tiers, json=json)
+        return
     with connect() as client:
         found = client.cost(project, run)
     if json:
@@ -137,6 +151,50 @@ def cost(what: WhatArgument, json: JsonOption = False) -> None:
     _say_prices(found)
 
 
+def _forecast(project: str, run: str, retention: str | None, tiers: str | None, *, json: bool) -> None:
+    rules = None
+    if retention is not None:
+        rules = PRESETS[retention].rules() if retention in PRESETS else read_document(retention)
+        checked_policy(PolicyKind.RETENTION, rules)
+    classes = None if tiers is None else read_document(tiers)
+    if classes is not None:
+        checked_policy(PolicyKind.TIERS, classes)
+    with connect() as client:
+        found = client.forecast_cost(project, run, ForecastCost(retention=rules, tiers=classes))
+    if json:
+        show_json(found)
+        return
+    show_table(
+        ["store kind", "class", ">checkpoints", ">stored", ">per GiB and month", ">per month"],
+        (
+            (
+                line.store_kind,
+                line.storage_class or NOTHING,
+                str(line.checkpoints),
+                as_bytes(line.bytes),
+                "no price" if line.per_gib_month is None else f"{line.per_gib_month:g}",
+                f"{line.per_month:.2f}",
+            )
+            for line in found.lines
+        ),
+        nothing="Nothing would be stored.",
+    )
+    show_line(
+        f"{project}/{run} after {found.after_days:.0f} days: {money(found.per_month, found.currency)} a month"
+        + (
+            f", and {money(found.grows_per_month, found.currency)} more with each further month."
+            if found.grows_per_month
+            else "."
+        )
+    )
+    show_line(
+        f"By its last {found.based_on_saves} saves: one each {found.save_interval_seconds:.0f} s with "
+        f"{as_bytes(found.bytes_per_save)}, beside {as_bytes(found.shared_bytes)} that all share."
+    )
+    for limit in found.limits:
+        show_line(f"- {limit}")
+
+
 def _say_prices(found: CostView) -> None:
     show_line(f"Prices of {found.as_of:%Y-%m-%d}; `holdfast prices show` tells them and their source.")
     if found.unpriced_bytes:
@@ -154,26 +212,20 @@ def show_prices(json: JsonOption = False) -> None:
 
 
 def set_prices(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON, as `holdfast prices show --json` has `prices`.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON, as `holdfast prices show --json` has `prices`.")],
     json: JsonOption = False,
 ) -> None:
     """Replace the prices."""
-    try:
-        document = json_documents.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        raise typer.BadParameter(f"{file} is not JSON.") from None
-    prices = PriceList.model_validate(document["prices"] if _is_view(document) else document)
+    document = read_document(file)
+    # What `prices show --json` has printed as a whole is as good as its part.
+    whole = isinstance(document.get("prices"), dict)
+    prices = PriceList.model_validate(document["prices"] if whole else document)
     with connect() as client:
         found = client.put_prices(prices)
     if json:
         show_json(found)
     else:
         _show_prices(found)
-
-
-def _is_view(document: object) -> bool:
-    """What `prices show --json` has printed as a whole is as good as its part."""
-    return isinstance(document, dict) and isinstance(document.get("prices"), dict)
 
 
 def _show_prices(found: PriceListView) -> None:

@@ -8,7 +8,7 @@ from holdfast_client.operations.base import Operations
 from holdfast_client.operations.pages import all_items
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
-from holdfast_protocol.usage import CostView, PriceList, PriceListView, UsageView
+from holdfast_protocol.usage import CostForecast, CostView, ForecastCost, PriceList, PriceListView, UsageView
 
 
 class UsageOperations(Operations):
@@ -25,6 +25,11 @@ class UsageOperations(Operations):
     def cost(self, project: str, run: str | None = None) -> CostView:
         """What storing it costs a month, as it is now."""
         return self.transport.call("GET", _route(project, run, "cost"), CostView)
+
+    def forecast_cost(self, project: str, run: str, request: ForecastCost) -> CostForecast:
+        """What the run would cost a month under these policies, if it goes on as it has."""
+        route = path("projects", project, "runs", run, "cost-forecast")
+        return self.transport.call("POST", route, CostForecast, body=request)
 
     def prices(self) -> PriceListView:
         return self.transport.call("GET", path("prices"), PriceListView)
