@@ -19,6 +19,7 @@ from holdfast_client.operations.attempts import AttemptOperations
 from holdfast_client.operations.checkpoints import CheckpointOperations
 from holdfast_client.operations.collection import CollectionOperations
 from holdfast_client.operations.controllers import ControllerOperations
+from holdfast_client.operations.copies import CopyOperations
 from holdfast_client.operations.events import EventOperations
 from holdfast_client.operations.holds import HoldOperations
 from holdfast_client.operations.operations import LongOperations
@@ -28,7 +29,9 @@ from holdfast_client.operations.retention import RetentionOperations
 from holdfast_client.operations.runs import RunOperations
 from holdfast_client.operations.scrub import ScrubOperations
 from holdfast_client.operations.server import ServerOperations
+from holdfast_client.operations.stores import StoreOperations
 from holdfast_client.operations.tiers import TierOperations
+from holdfast_client.operations.usage import UsageOperations
 from holdfast_client.settings import ClientSettings
 from holdfast_client.transport import Transport
 from holdfast_protocol.codecs import Codec
@@ -40,6 +43,7 @@ class Client(
     CheckpointOperations,
     CollectionOperations,
     ControllerOperations,
+    CopyOperations,
     EventOperations,
     HoldOperations,
     LongOperations,
@@ -49,6 +53,8 @@ class Client(
     RunOperations,
     ScrubOperations,
     ServerOperations,
+    StoreOperations,
+    UsageOperations,
     TierOperations,
 ):
     """`transfers` and `mount` are what the data plane needs; every uploader and fetcher of a client shares them."""

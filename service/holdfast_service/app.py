@@ -18,16 +18,20 @@ import holdfast_service.browse.endpoints
 import holdfast_service.browse.health
 import holdfast_service.collect.endpoints
 import holdfast_service.commit.endpoints
+import holdfast_service.compare.endpoints
 import holdfast_service.controllers.endpoints
+import holdfast_service.forecast.endpoints
 import holdfast_service.holds.endpoints
 import holdfast_service.metrics.endpoints
 import holdfast_service.operations.endpoints
 import holdfast_service.policies.endpoints
+import holdfast_service.replicate.endpoints
 import holdfast_service.restore.endpoints
 import holdfast_service.retention.endpoints
 import holdfast_service.scrub.endpoints
 import holdfast_service.tiers.endpoints
 import holdfast_service.uploads.endpoints
+import holdfast_service.usage.endpoints
 from holdfast_protocol.problems import Problem
 from holdfast_service.background import rounds_of
 from holdfast_service.context import ServiceContext
@@ -35,6 +39,7 @@ from holdfast_service.controllers.numbers import ControllerNumbers
 from holdfast_service.metrics.catalog_numbers import CatalogNumbers
 from holdfast_service.metrics.request_meter import RequestMeter
 from holdfast_service.release import VERSION
+from holdfast_service.replicate.numbers import CopyNumbers
 from holdfast_service.scrub.numbers import ScrubNumbers
 from holdfast_service.stores.endpoints import SignedStore, object_router
 from holdfast_service.stores.posix import PosixStore
@@ -50,16 +55,20 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.uploads.endpoints.router,
     holdfast_service.commit.endpoints.router,
     holdfast_service.restore.endpoints.router,
+    holdfast_service.replicate.endpoints.router,
     holdfast_service.scrub.endpoints.router,
     holdfast_service.browse.endpoints.router,
     holdfast_service.holds.endpoints.router,
     holdfast_service.collect.endpoints.router,
+    holdfast_service.compare.endpoints.router,
     holdfast_service.operations.endpoints.router,
     holdfast_service.controllers.endpoints.router,
     holdfast_service.policies.endpoints.router,
     holdfast_service.retention.endpoints.router,
     holdfast_service.tiers.endpoints.router,
     holdfast_service.audit.endpoints.router,
+    holdfast_service.usage.endpoints.router,
+    holdfast_service.forecast.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.browse.health.router,
     holdfast_service.metrics.endpoints.router,
@@ -89,6 +98,7 @@ def create_app(context: ServiceContext) -> FastAPI:
     # One registry per application, not the library's global one: several can live in one process.
     app.state.metrics = CollectorRegistry()
     app.state.metrics.register(CatalogNumbers(context.database))
+    app.state.metrics.register(CopyNumbers(context))
     app.state.metrics.register(ScrubNumbers(context))
     app.state.metrics.register(ControllerNumbers(context, app.state.rounds))
     for router in ROUTERS:

@@ -53,6 +53,11 @@ def register(app: typer.Typer) -> None:
         confirm_move_command
     )
     app.add_typer(admin, name="admin")
+    catalog = typer.Typer(rich_markup_mode=None)
+    # One command alone would take the group's place.
+    catalog.callback()(lambda: None)
+    catalog.command("rebuild", help="Get the catalog back from a store alone, into an empty database.")(rebuild_command)
+    app.add_typer(catalog, name="catalog")
 
 
 def serve_command(  # noqa: PLR0917 (typer calls it by keyword)
@@ -131,6 +136,28 @@ def new_epoch_command(data_dir: DataDir = None, database_url: DatabaseUrl = None
         f"The catalog is at epoch {epoch}. Start the service again: it reads every copy anew, and changes nothing in "
         "the stores until `holdfast catalog check` and `holdfast store adopt`.\n"
     )
+
+
+def rebuild_command(
+    source: Annotated[str, typer.Option("--from", metavar="STORE_URL", help="The store whose records are read.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be back.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The whole report as JSON.")] = False,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    from holdfast_service.catalog.record_documents import NewerRecordError
+    from holdfast_service.rebuild.begin import RebuildRefusedError
+    from holdfast_service.rebuild.cli import rebuild_catalog
+
+    with _failures_said():
+        try:
+            report = rebuild_catalog(
+                _settings(data_dir=data_dir, database_url=database_url), source, dry_run=dry_run, json=json
+            )
+        except (RebuildRefusedError, NewerRecordError) as error:
+            _fail(str(error), _FAILED)
+    if not report.whole:
+        raise typer.Exit(_FAILED)
 
 
 def confirm_move_command(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:

@@ -8,11 +8,15 @@ the operation's reason: a ProblemError or a StoreError says what to do, anything
 from __future__ import annotations
 
 import holdfast_service.collect.operations
+import holdfast_service.compare.operation
+import holdfast_service.replicate.drill
 import holdfast_service.scrub.run_scrub
 from holdfast_service.catalog.operation_run import Handler
 
 OPERATION_KINDS: dict[str, Handler] = {
+    "catalog.check": holdfast_service.compare.operation.run_check,
     "collect": holdfast_service.collect.operations.run_collection,
     "sweep": holdfast_service.collect.operations.run_sweep,
+    "drill": holdfast_service.replicate.drill.run_drill,
     "scrub": holdfast_service.scrub.run_scrub.run_scrub,
 }

@@ -13,7 +13,8 @@ from sqlalchemy.pool import QueuePool
 import holdfast_service.collect.tick
 import holdfast_service.scrub.prove
 from holdfast_protocol.states import CopyState
-from holdfast_service.catalog.epoch import NotCheckedError, adopt_store, raise_epoch
+from holdfast_service.catalog.audit import Actor
+from holdfast_service.catalog.epoch import NotCheckedError, raise_epoch
 from holdfast_service.catalog.store_row import MARKER_NAME
 from holdfast_service.catalog.tables import Copy
 from holdfast_service.catalog.tables import Store as StoreRow
@@ -22,6 +23,7 @@ from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unk
 from holdfast_service.stores.posix import PosixStore
 from tests.support.databases import SqliteCatalogs
 from tests.support.rank import Job, Refused, answer
+from tests.support.rebuilt import adopt_all, check_all
 from tests.support.seaweedfs import seaweedfs_server
 from tests.support.service import RunningService, running_service
 
@@ -104,7 +106,7 @@ def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and
         job = Job(service.http())
         job.save(100, content=b"frozen")
         unfinished = job.begin(200)
-        assert raise_epoch(service.context.database) == 2
+        assert raise_epoch(service.context.database, Actor.at_the_database()) == 2
         assert "epoch" in readiness(service)[1]["database"], "the old process must not go on"
     with running_service(settings) as service:
         assert readiness(service) == (200, {})
@@ -115,11 +117,12 @@ def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and
         later = Job(service.http(), after=1)
         assert later.fence["epoch"] == 2
         assert later.begin(300).negotiate(0, [b"frozen"])["chunks"][0]["status"] == "upload"
-        assert holdfast_service.collect.tick.tick(service.context).deleted_copies == 0
-        with pytest.raises(NotCheckedError):
-            adopt_store(service.context.database, service.context.store, service.context.store_id)
+        assert holdfast_service.collect.tick.tick(service.context).done == 0
         holdfast_service.scrub.prove.tick(service.context)
-        adopt_store(service.context.database, service.context.store, service.context.store_id)
+        with pytest.raises(NotCheckedError):
+            adopt_all(service.context)
+        check_all(service.context)
+        adopt_all(service.context)
         with service.context.database.read() as session:
             assert CopyState.SUSPECT not in set(session.scalars(select(Copy.state)))
 

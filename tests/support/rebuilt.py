@@ -11,8 +11,10 @@ import httpx
 from pydantic import SecretStr
 
 import holdfast_service.records.tick
+from holdfast_protocol.stores import CatalogCheck
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.epoch import adopt_store
+from holdfast_service.compare.check import check_catalog
 from holdfast_service.context import ServiceContext
 from holdfast_service.database import Database
 from holdfast_service.rebuild.report import RebuildReport
@@ -73,6 +75,10 @@ def _bytes_of(http: httpx.Client, ticket: dict[str, Any]) -> bytes:
         reply = plain.get(url, headers=ticket["headers"])
     reply.raise_for_status()
     return reply.content
+
+
+def check_all(context: ServiceContext, *, deep: bool = False) -> CatalogCheck:
+    return check_catalog(context, None, Actor.at_the_database(), deep=deep)
 
 
 def adopt_all(context: ServiceContext) -> None:

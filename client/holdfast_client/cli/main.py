@@ -13,9 +13,11 @@ from pydantic import ValidationError
 
 from holdfast_client.cli import (
     attempts,
+    catalog,
     checkpoints,
     collection,
     controllers,
+    copies,
     events,
     holds,
     operations,
@@ -25,9 +27,11 @@ from holdfast_client.cli import (
     retention,
     runs,
     scrub,
+    stores,
     tiers,
     tokens,
     trash,
+    usage,
 )
 from holdfast_client.cli.doctor import command as doctor
 from holdfast_client.cli.exit_codes import ExitCode, exit_code_of
@@ -136,8 +140,12 @@ for noun in (
     retention,
     trash,
     tiers,
+    catalog,
+    stores,
     projects,
     tokens,
+    usage,
+    copies,
     doctor,
 ):
     noun.register(app)

@@ -54,11 +54,11 @@ def raise_epoch(database: Database, actor: Actor) -> int:
         return identity.epoch
 
 
-def adopt_store(context: ServiceContext, attached: AttachedStore, actor: Actor) -> Marker:
+def adopt_store(context: ServiceContext, attached: AttachedStore, actor: Actor, *, accept_loss: bool = False) -> Marker:
     """Tells the store that it is this catalog's in this epoch; from then on the service changes it again.
 
-    Repeatable. Raises NotCheckedError without a check in this epoch that found nothing which adopting would lose, and
-    StoreError.
+    Repeatable. Raises NotCheckedError without a check in this epoch, or where it found what adopting would lose and
+    nobody has accepted that; and StoreError.
     """
     with context.database.transaction() as session:
         identity = session.execute(select(CatalogIdentity)).scalar_one()
@@ -70,13 +70,16 @@ def adopt_store(context: ServiceContext, attached: AttachedStore, actor: Actor) 
                 f"The {attached.role} store was not compared with the catalog in epoch {identity.epoch}. Run "
                 "`holdfast catalog check` first."
             )
-        if not row.checked_whole:
+        if not row.checked_whole and not accept_loss:
             raise NotCheckedError(
                 f"The check of {row.checked_at:%Y-%m-%d %H:%M} UTC found in the {attached.role} store what adopting "
-                "would lose. Look at what `holdfast catalog check` says, mend it and check again."
+                "would lose. Look at what `holdfast catalog check` says, and mend it or adopt with --accept-loss."
             )
         record_event(
-            session, actor, "store.adopt", after={"store": attached.role, "epoch": identity.epoch, "url": row.url}
+            session,
+            actor,
+            "store.adopt",
+            after={"store": attached.role, "epoch": identity.epoch, "whole": row.checked_whole},
         )
     marker = Marker(context.catalog_id, context.epoch, attached.store_id)
     with attached.watch.ownership.opened():

@@ -43,11 +43,11 @@ class FoundRecords:
         )
 
 
-def scan_records(store: Store) -> FoundRecords:
-    """Raises StoreError rather than leave one out."""
+def scan_records(store: Store, folder: str = FOLDER) -> FoundRecords:
+    """Of every subject, or of the one that has this folder. Raises StoreError rather than leave one out."""
     found: dict[Subject, FoundRecord] = {}
     strange: list[str] = []
-    for name in store.list_named(FOLDER):
+    for name in store.list_named(folder):
         named = parse_name(name)
         if named is None:
             strange.append(name)

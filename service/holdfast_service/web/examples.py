@@ -20,6 +20,7 @@ from holdfast_protocol.checkpoints import (
 from holdfast_protocol.chunks import ChunkOffer, NegotiateChunks
 from holdfast_protocol.collection import StartSweep
 from holdfast_protocol.controllers import PauseController
+from holdfast_protocol.copies import StartDrill
 from holdfast_protocol.digests import chunk_digest, shard_digest
 from holdfast_protocol.holds import ExtendHold, PlaceHold, ReleaseHold
 from holdfast_protocol.policies import PutPolicy
@@ -34,8 +35,10 @@ from holdfast_protocol.pruning import (
 from holdfast_protocol.restore import ReadChunks, ReportChunk
 from holdfast_protocol.runs import EditProject
 from holdfast_protocol.states import AttemptOutcome, Health, Scope, StoreRole
+from holdfast_protocol.stores import AdoptStore, CheckCatalog
 from holdfast_protocol.tiers import RequestThaw, ThawSpeed
 from holdfast_protocol.tokens import CreateToken
+from holdfast_protocol.usage import DEFAULT_PRICES, ForecastCost
 
 _WEIGHTS, _INDEX = chunk_digest(b"weights"), chunk_digest(b"index")
 _CHECKPOINT_ID = "ck_5f0c7d9f1f4b4c0f9f0e0a3d0b8a6e21"
@@ -67,7 +70,10 @@ EXAMPLES: tuple[BaseModel, ...] = (
     ExtendHold(retain_until=datetime(2036, 12, 31, tzinfo=UTC)),
     ReleaseHold(reason="the audit is closed"),
     PauseController(reason="the store is being moved"),
+    CheckCatalog(store=StoreRole.SECOND, deep=True),
+    AdoptStore(),
     StartSweep(store=StoreRole.SECOND, dry_run=True),
+    StartDrill(selector="latest", store=StoreRole.SECOND),
     PlanRetention(policy={"keep_last": 3}, show="expire"),
     ApplyRetention(policy_digest="4f1d0c9a2b7e6835", checkpoint_ids=[_CHECKPOINT_ID]),
     PruneCheckpoints(filter=PruneFilter(before_step=5000, health=[Health.DIVERGED]), reason="loss spikes"),
@@ -75,5 +81,7 @@ EXAMPLES: tuple[BaseModel, ...] = (
     PinCheckpoint(reason="figure 3 of the paper", expires_in_seconds=90 * 86400),
     RequestThaw(days=3, speed=ThawSpeed.BULK),
     EditProject(quota_bytes=10 * 1024**4),
+    DEFAULT_PRICES,
+    ForecastCost(retention={"keep_within": "6h", "keep_within_daily": "7d"}),
     CreateToken(name="demo trainers", project="demo", scopes=[Scope.TRAIN, Scope.READ]),
 )

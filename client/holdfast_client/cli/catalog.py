@@ -1,0 +1,82 @@
+"""`holdfast catalog check`; and `holdfast catalog rebuild`, which the service's own command line brings."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from holdfast_client.cli.arguments import JsonOption
+from holdfast_client.cli.connect import connect
+from holdfast_client.cli.exit_codes import ExitCode
+from holdfast_client.cli.operations import exit_unless_done, follow
+from holdfast_client.cli.plugins import load_plugin
+from holdfast_client.cli.show import show_json
+from holdfast_protocol.states import StoreRole
+from holdfast_protocol.stores import CatalogCheck, CheckCatalog
+
+_SERVICE = "serve"
+
+
+class CatalogGroup(typer.core.TyperGroup):
+    """Adds what works on the database itself, when it is asked for: the client never imports the service."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            self._load()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._load()
+        return sorted(super().list_commands(ctx))
+
+    def _load(self) -> None:
+        theirs: Any = typer.main.get_group(load_plugin(_SERVICE)).commands.get("catalog")
+        for name, command in getattr(theirs, "commands", {}).items():
+            self.commands.setdefault(name, command)
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        cls=CatalogGroup,
+        help="Compare the catalog with its stores, or get it back from one.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    group.command("check")(check)
+    app.add_typer(group, name="catalog")
+
+
+def check(
+    store: Annotated[StoreRole | None, typer.Option(help="Only the store of this role; without it: every one.")] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Read and hash every copy too.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare the catalog with its stores, both ways. Exit code 1 if they differ."""
+    with connect() as client:
+        view = follow(client, client.check_catalog(CheckCatalog(store=store, deep=deep)))
+    exit_unless_done(view)
+    found = CatalogCheck.model_validate(view.result)
+    if json:
+        show_json(found)
+    else:
+        _show(found)
+    if found.away or any(each.findings for each in found.stores):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _show(found: CatalogCheck) -> None:
+    for store in found.stores:
+        read = f", {store.read_copies} of them read" if store.read_copies else ""
+        sys.stdout.write(
+            f"{store.role.value} store: {store.objects} objects, {store.copies} copies{read}, {store.records} records\n"
+        )
+        for finding in store.findings:
+            sys.stdout.write(f"  {finding.what} {finding.remedy}\n")
+            sys.stdout.writelines(f"    {example}\n" for example in finding.examples)
+        if not store.findings:
+            sys.stdout.write("  nothing differs\n")
+    for line in found.away:
+        sys.stdout.write(f"{line}\n")

@@ -1,0 +1,89 @@
+"""The attached stores, the comparison of the catalog with them, and whose they are.
+
+`GET  /v1/stores`                                  -> Page[StoreView]
+`POST /v1/catalog/check`      CheckCatalog         -> OperationView, whose result is a CatalogCheck
+`POST /v1/stores/{role}/adopt` AdoptStore          -> StoreView
+
+They concern every project, so a token of one project may not call these.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import Field
+
+from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.states import StoreRole
+
+
+class CheckCatalog(Request):
+    store: StoreRole | None = Field(default=None, description="Only the store of this role; null: every one.")
+    deep: bool = Field(default=False, description="Read and hash every copy that can be read, and every chunk list.")
+
+
+class AdoptStore(Request):
+    accept_loss: bool = Field(
+        default=False, description="Adopt although the check found what the catalog does not know, and give that up."
+    )
+
+
+class StoreView(Reply):
+    """`adopted`: the store says that it is this catalog's, in this epoch; else `problem` says why nothing in it is
+    changed."""
+
+    role: StoreRole
+    kind: str
+    url: str = Field(description="Without what might be secret in it.")
+    adopted: bool
+    problem: str | None
+    checked_at: datetime | None = Field(description="The last whole comparison with the catalog.")
+    checked_epoch: int | None
+    checked_whole: bool | None = Field(description="Nothing was found that adopting would lose.")
+
+
+class FindingKind(StrEnum):
+    MISSING_OBJECTS = "missing_objects"
+    WRONG_SIZES = "wrong_sizes"
+    DAMAGED_COPIES = "damaged_copies"
+    UNKNOWN_OBJECTS = "unknown_objects"
+    MISSING_RECORDS = "missing_records"
+    OLD_RECORDS = "old_records"
+    DAMAGED_RECORDS = "damaged_records"
+    UNKNOWN_RECORDS = "unknown_records"
+    NEWER_RECORDS = "newer_records"
+    REMOVED_RECORDS = "removed_records"
+    LEFT_RECORDS = "left_records"
+    FOREIGN_RECORDS = "foreign_records"
+
+
+class CheckFinding(Reply):
+    """One kind of difference. `blocks`: the catalog lacks what the store has, and adopting the store would lose it."""
+
+    kind: FindingKind
+    count: int
+    bytes: int
+    blocks: bool
+    what: str
+    remedy: str
+    examples: list[str]
+
+
+class StoreCheck(Reply):
+    role: StoreRole
+    objects: int
+    object_bytes: int
+    copies: int = Field(description="Rows that say that the store has an object.")
+    read_copies: int = Field(description="With `deep`: copies that were read and hashed.")
+    records: int
+    whole: bool = Field(description="Nothing was found that adopting the store would lose.")
+    findings: list[CheckFinding]
+
+
+class CatalogCheck(Reply):
+    """`away`: stores that could not be compared, and why."""
+
+    epoch: int
+    stores: list[StoreCheck]
+    away: list[str]

@@ -1,0 +1,89 @@
+"""One store against the catalog, both ways. What came of it is kept with the store: only after a check in this epoch
+may it be adopted (protocol rule 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import update
+
+from holdfast_protocol.states import StoreRole
+from holdfast_protocol.stores import CatalogCheck, StoreCheck
+from holdfast_service.attached_store import AttachedStore
+from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.tables import Store as StoreRow
+from holdfast_service.clock import database_now
+from holdfast_service.compare.copies import CopyCheck, compare_copies
+from holdfast_service.compare.findings import Findings
+from holdfast_service.compare.records import compare_records
+from holdfast_service.context import ServiceContext
+from holdfast_service.stores.base import StoreError
+
+# How much was looked at, and what is looked at now.
+Progress = Callable[[int, str], None]
+
+
+def check_catalog(
+    context: ServiceContext, role: StoreRole | None, actor: Actor, progress: Progress = lambda *_: None, *, deep: bool
+) -> CatalogCheck:
+    """Of every attached store, or of the one with this role. A store that does not answer keeps no other from it; if it
+    is the only one, its StoreError is raised."""
+    wanted = [each for each in context.stores if role in (None, each.role)]
+    stores: list[StoreCheck] = []
+    away: list[str] = []
+    failure: StoreError | None = None
+    done = 0
+    for attached in wanted:
+
+        def on_step(number: int, attached: AttachedStore = attached) -> None:
+            nonlocal done
+            done += number
+            progress(done, f"comparing the {attached.role} store")
+
+        try:
+            stores.append(_check_store(context, attached, actor, on_step, deep=deep))
+        except StoreError as error:
+            away.append(f"The {attached.role} store was not compared: {error}")
+            failure = error
+    if failure is not None and not stores:
+        raise failure
+    return CatalogCheck(epoch=context.epoch, stores=stores, away=away)
+
+
+def _check_store(
+    context: ServiceContext, attached: AttachedStore, actor: Actor, on_step: Callable[[int], None], *, deep: bool
+) -> StoreCheck:
+    findings = Findings()
+    copies = compare_copies(CopyCheck(context, attached, findings, actor, on_step), deep=deep)
+    records = compare_records(context, attached, findings, on_step, deep=deep)
+    found = findings.views()
+    with context.database.transaction() as session:
+        session.execute(
+            update(StoreRow)
+            .where(StoreRow.id == attached.store_id)
+            .values(checked_at=database_now(session), checked_epoch=context.epoch, checked_whole=findings.whole),
+            execution_options={"synchronize_session": False},
+        )
+        record_event(
+            session,
+            actor,
+            "catalog.check",
+            after={
+                "store": attached.role,
+                "epoch": context.epoch,
+                "deep": deep,
+                "whole": findings.whole,
+                "findings": {each.kind: each.count for each in found},
+            },
+        )
+    return StoreCheck(
+        role=attached.role,
+        objects=copies.objects,
+        object_bytes=copies.object_bytes,
+        copies=copies.copies,
+        read_copies=copies.read_copies,
+        records=records,
+        whole=findings.whole,
+        findings=found,
+    )

@@ -1,0 +1,119 @@
+"""What a check can find, and what to do about each. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast_protocol.stores import CheckFinding, FindingKind
+
+_EXAMPLES = 20
+
+# What is there, what to do, and whether adopting the store would lose it.
+_TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
+    FindingKind.MISSING_OBJECTS: (
+        "copies in the catalog have no object in the store",
+        "They are marked bad, and so are the checkpoints that need them; what another store has is healed from there. "
+        "`holdfast bad-copies` lists them",
+        False,
+    ),
+    FindingKind.WRONG_SIZES: (
+        "objects have another size than the catalog says",
+        "They are marked bad, and so are the checkpoints that need them; what another store has is healed from there. "
+        "`holdfast bad-copies` lists them",
+        False,
+    ),
+    FindingKind.DAMAGED_COPIES: (
+        "copies were read and are not their chunk",
+        "They are marked bad, and so are the checkpoints that need them; what another store has is healed from there. "
+        "`holdfast bad-copies` lists them",
+        False,
+    ),
+    FindingKind.UNKNOWN_OBJECTS: (
+        "objects belong to no copy in the catalog",
+        "They cost room and nothing else. `holdfast sweep` removes them once they are old enough",
+        False,
+    ),
+    FindingKind.MISSING_RECORDS: (
+        "checkpoints, runs or projects have no record beside the data",
+        "They are due again: the controller `records` writes them in its next round",
+        False,
+    ),
+    FindingKind.OLD_RECORDS: (
+        "records are older than the catalog thinks",
+        "They are due again: the controller `records` writes them in its next round",
+        False,
+    ),
+    FindingKind.DAMAGED_RECORDS: (
+        "records cannot be read",
+        "They are due again: the controller `records` writes them in its next round",
+        False,
+    ),
+    FindingKind.UNKNOWN_RECORDS: (
+        "records speak of what the catalog does not know: it was restored from before they were written, or is not the "
+        "store's",
+        "`holdfast catalog rebuild` into an empty database brings them back. Adopting the store gives them up",
+        True,
+    ),
+    FindingKind.NEWER_RECORDS: (
+        "records are newer than the catalog: it was restored from before they were written",
+        "`holdfast catalog rebuild` into an empty database brings their state back. Adopting the store gives it up",
+        True,
+    ),
+    FindingKind.REMOVED_RECORDS: (
+        "checkpoints of the catalog were purged, as the store says",
+        "They were in the catalog's backup and are gone since. Those whose chunks are lost are marked corrupt; put "
+        "them into the trash",
+        False,
+    ),
+    FindingKind.LEFT_RECORDS: (
+        "records of purged checkpoints were left behind",
+        "The controller `records` removes them in its next round",
+        False,
+    ),
+    FindingKind.FOREIGN_RECORDS: (
+        "records were written by another catalog",
+        "Give each catalog a bucket, a folder or a prefix of its own",
+        False,
+    ),
+}
+
+
+@dataclass
+class _Found:
+    count: int = 0
+    bytes: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+class Findings:
+    """Counts by kind, with the first few by name."""
+
+    def __init__(self) -> None:
+        self._found: dict[FindingKind, _Found] = {}
+
+    def add(self, kind: FindingKind, name: str, size: int = 0) -> None:
+        found = self._found.setdefault(kind, _Found())
+        found.count += 1
+        found.bytes += size
+        if len(found.examples) < _EXAMPLES:
+            found.examples.append(name)
+
+    @property
+    def whole(self) -> bool:
+        return not any(_TEXTS[kind][2] for kind in self._found)
+
+    def views(self) -> list[CheckFinding]:
+        """In the order of the kinds; empty where everything agrees."""
+        return [
+            CheckFinding(
+                kind=kind,
+                count=self._found[kind].count,
+                bytes=self._found[kind].bytes,
+                blocks=blocks,
+                what=f"{self._found[kind].count} {what}.",
+                remedy=f"{remedy}.",
+                examples=self._found[kind].examples,
+            )
+            for kind, (what, remedy, blocks) in _TEXTS.items()
+            if kind in self._found
+        ]

@@ -1,0 +1,92 @@
+"""`holdfast catalog rebuild`: on the database itself, for there is no service without a catalog."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from holdfast_service.database import Database
+from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.rebuild.run import rebuild
+from holdfast_service.service import open_database
+from holdfast_service.settings import ServiceSettings, SettingsError
+from holdfast_service.stores.base import Store, StoreRefused
+from holdfast_service.stores.registry import StoreUrlError, open_store
+
+_SAID_EVERY_SECONDS = 2.0
+# Tickets are never made with it: a rebuild only reads.
+_NO_SIGNING_KEY = bytes(32)
+
+
+def rebuild_catalog(settings: ServiceSettings, url: str, *, dry_run: bool, json: bool) -> RebuildReport:
+    """Reports on stdout, and says how far it is on stderr. With `dry_run` all of it happens in a temporary database.
+
+    Raises what `rebuild` raises, and SettingsError.
+    """
+    urls = [url, *(each for each in _configured(settings) if each != url)]
+    opened = [(each, _opened(settings, each)) for each in urls]
+    try:
+        with _database(settings, dry_run=dry_run) as database:
+            report = rebuild(database, opened, _progress())
+    finally:
+        for _, store in opened:
+            store.close()
+    if json:
+        sys.stdout.write(json_text.dumps(report.document(), indent=2) + "\n")
+        return report
+    sys.stdout.write("\n".join(report.lines()) + "\n")
+    if dry_run:
+        sys.stdout.write("Nothing was written: this was a dry run.\n")
+        return report
+    sys.stdout.write(
+        "Next: make a token (`holdfast admin token`; tokens and audit events are in no bucket), start the service, run "
+        "`holdfast catalog check`, then `holdfast store adopt`. Restores work at once; until then nothing in the "
+        "stores is changed.\n"
+    )
+    return report
+
+
+def _configured(settings: ServiceSettings) -> list[str]:
+    """Of the stores that the settings name: not the embedded service's own folder, which nobody has named."""
+    return [url for url in (settings.store, settings.second_store, settings.cold_store) if url is not None]
+
+
+def _opened(settings: ServiceSettings, url: str) -> Store:
+    roles = [role for role, configured in settings.store_urls.items() if configured == url]
+    try:
+        return open_store(url, _NO_SIGNING_KEY, settings.store_credentials(roles[0]) if roles else None)
+    except (StoreUrlError, StoreRefused) as error:
+        raise SettingsError(str(error)) from None
+
+
+@contextmanager
+def _database(settings: ServiceSettings, *, dry_run: bool) -> Iterator[Database]:
+    with tempfile.TemporaryDirectory(prefix="holdfast-rebuild-") as folder:
+        if dry_run:
+            aside = SecretStr(f"sqlite:///{Path(folder) / 'catalog.db'}")
+            settings = settings.model_copy(update={"database_url": aside})
+        database = open_database(settings)
+        try:
+            yield database
+        finally:
+            database.dispose()
+
+
+def _progress() -> Callable[[str, int, int | None], None]:
+    said_at = float("-inf")
+
+    def say(what: str, done: int, total: int | None) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at < _SAID_EVERY_SECONDS:
+            return
+        said_at = time.monotonic()
+        sys.stderr.write(f"{what}: {done}{'' if total is None else f' of {total}'}\n")
+
+    return say
