@@ -1,0 +1,421 @@
+"""The sweep: a store's listing against the catalog, both ways. Protocol rules 5 and 25, on both databases."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+import holdfast_service.collect.breaker
+import holdfast_service.collect.sweep
+from holdfast_protocol.collection import StoreSweep
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import Scope, StoreRole
+from holdfast_service.catalog.audit import Actor
+from holdfast_service.catalog.copies import object_key
+from holdfast_service.catalog.custody_tables import AuditEvent
+from holdfast_service.catalog.store_row import Marker, write_marker
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Chunk, Copy, Project
+from holdfast_service.clock import database_now
+from holdfast_service.collect import sweep_tick
+from holdfast_service.collect.sweep import sweep_store
+from holdfast_service.collect.tick import tick as collect_tick
+from holdfast_service.errors import ProblemError
+from holdfast_service.operation_kinds import OPERATION_KINDS
+from holdfast_service.operations.tick import tick as operations_tick
+from holdfast_service.scrub.prove import tick as prove_tick
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import ObjectKey, StoredObject, StoreUnavailable
+from tests.service.conftest import Clock
+from tests.support.interleave import hold_before, in_background
+from tests.support.rank import Job, Refused, answer, digest_of
+from tests.support.service import RunningService
+
+ACTOR = Actor.controller("sweep")
+
+
+@pytest.fixture
+def settings(settings: ServiceSettings, tmp_path: Path) -> ServiceSettings:
+    return settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
+
+
+@pytest.fixture
+def job(service: RunningService) -> Job:
+    job = Job(service.http())
+    job.save(1, content=b"weights")
+    return job
+
+
+@pytest.fixture
+def project_id(job: Job, service: RunningService) -> str:
+    with service.context.database.read() as session:
+        return str(session.execute(select(Project.id)).scalar_one())
+
+
+def sweep(service: RunningService, role: StoreRole = StoreRole.PRIMARY, **how: Any) -> StoreSweep:
+    attached = service.context.attached(role)
+    assert attached is not None
+    return sweep_store(service.context, attached, **({"dry_run": False, "force": False, "actor": ACTOR} | how))
+
+
+def orphan(service: RunningService, project_id: str, *, old: bool = True) -> ObjectKey:
+    """An object that no row knows."""
+    data = secrets.token_bytes(50)
+    key = ObjectKey(project_id, digest_of(data), secrets.token_hex(16))
+    service.context.store.put_bytes(key, data)
+    if old:
+        settings = service.context.settings
+        age_it(service, key, settings.ticket_seconds + settings.longest_upload_seconds + 5)
+    return key
+
+
+def age_it(service: RunningService, key: ObjectKey, seconds: float) -> None:
+    moment = time.time() - seconds
+    os.utime(service.context.store.object_path(key), (moment, moment))
+
+
+def stored(service: RunningService, project_id: str) -> set[ObjectKey]:
+    return {each.key for each in service.context.store.list_objects(project_id)}
+
+
+@pytest.mark.rule("protocol-25")
+def test_an_orphan_goes_when_every_urls_life_is_over_and_nothing_else_does(
+    service: RunningService, project_id: str
+) -> None:
+    known = stored(service, project_id)
+    old, young = orphan(service, project_id), orphan(service, project_id, old=False)
+    settings = service.context.settings
+    almost = orphan(service, project_id, old=False)
+    age_it(service, almost, settings.ticket_seconds + settings.longest_upload_seconds - 60)
+    looked = sweep(service, dry_run=True)
+    assert (looked.orphans, looked.due_orphans, looked.deleted) == (3, 1, 0)
+    assert stored(service, project_id) == known | {old, young, almost}
+    swept = sweep(service)
+    assert (swept.orphans, swept.deleted, swept.deleted_bytes, swept.stopped) == (3, 1, 50, None)
+    assert stored(service, project_id) == known | {young, almost}
+    assert sweep(service).deleted == 0
+
+
+@pytest.mark.rule("protocol-25")
+def test_the_age_of_an_object_is_told_by_the_clock_that_dated_it(
+    service: RunningService, project_id: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orphan(service, project_id, old=False)
+    clock.advance(10 * 86400)  # the catalog's clock, and its host's, say nothing about the store's
+    assert sweep(service).due_orphans == 0
+    later = service.context.store.clock() + timedelta(days=1)
+    monkeypatch.setattr(service.context.store, "clock", lambda: later)
+    assert sweep(service).deleted == 1
+
+
+@pytest.mark.rule("protocol-25")
+def test_a_listing_that_breaks_off_deletes_nothing_in_any_project(
+    service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_id = service.make_project("other")
+    first, last = sorted([project_id, other_id])
+    keys = {orphan(service, project_id), orphan(service, other_id)}
+    real = service.context.store.list_objects
+
+    def breaks_off(of: str) -> Iterator[StoredObject]:
+        yield from real(of)
+        if of == last:
+            raise StoreUnavailable("the second page does not come")
+
+    assert first != last
+    monkeypatch.setattr(service.context.store, "list_objects", breaks_off)
+    with pytest.raises(StoreUnavailable):
+        sweep(service)
+    assert keys <= stored_everywhere(real, [project_id, other_id])
+    report = sweep_tick.tick(service.context)
+    assert report.failed == 1
+    assert "the second page" in str(report.error)
+    assert keys <= stored_everywhere(real, [project_id, other_id])
+
+
+def stored_everywhere(listing: Callable[[str], Iterator[StoredObject]], projects: list[str]) -> set[ObjectKey]:
+    return {each.key for project_id in projects for each in listing(project_id)}
+
+
+@pytest.mark.rule("protocol-25")
+def test_a_sweep_that_would_delete_more_than_its_share_deletes_nothing_unless_it_is_forced(
+    service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdfast_service.collect.breaker, "_FLOOR_OBJECTS", 2)
+    keys = {orphan(service, project_id) for _ in range(3)}
+    assert "3 of 5 objects" in str(sweep_tick.tick(service.context).error)
+    assert keys <= stored(service, project_id)
+    assert sweep(service).deleted == 0
+    assert sweep(service, force=True).deleted == 3
+    assert not keys & stored(service, project_id)
+    with service.context.database.read() as session:
+        events = session.scalars(select(AuditEvent).where(AuditEvent.action == "store.sweep")).all()
+    assert [(event.after["deleted"], event.after["forced"]) for event in events if event.after] == [
+        (0, False),
+        (0, False),
+        (3, True),
+    ]
+
+
+def test_the_share_is_that_of_each_project_too(
+    service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project whose rows were lost must not hide behind a large store."""
+    monkeypatch.setattr(holdfast_service.collect.breaker, "_FLOOR_OBJECTS", 1)
+    Job(service.http(), "big/run").begin(1).write(0, [bytes([number]) * 30 for number in range(40)])
+    keys = {orphan(service, project_id) for _ in range(2)}
+    swept = sweep(service)
+    assert 2 < 0.05 * sum(one.objects for one in swept.projects)
+    assert swept.deleted == 0
+    assert "2 of 4 objects" in str(swept.stopped)
+    assert "the project demo" in str(swept.stopped)
+    assert keys <= stored(service, project_id)
+
+
+@pytest.mark.rule("protocol-25")
+def test_a_row_that_comes_between_listing_and_deleting_keeps_its_object(
+    service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = orphan(service, project_id)
+    gate = hold_before(monkeypatch, holdfast_service.collect.sweep, "_delete")
+    with in_background(gate) as threads:
+        sweeping = threads.submit(sweep, service)
+        gate.wait_until_reached()
+        insert_row(service, key)
+        gate.open()
+        swept = sweeping.result()
+    assert (swept.due_orphans, swept.deleted, swept.kept) == (1, 0, 1)
+    assert key in stored(service, project_id)
+
+
+@pytest.mark.rule("protocol-25")
+def test_the_catalog_is_asked_after_the_object_was_seen(
+    service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in every upload: first the row, then the ticket, then the object; here all of it during the listing."""
+    real = service.context.store.list_objects
+
+    def uploads_meanwhile(of: str) -> Iterator[StoredObject]:
+        yield from real(of)
+        key = ObjectKey(project_id, digest_of(b"new"), uuid.uuid4().hex)
+        insert_row(service, key)
+        service.context.store.put_bytes(key, b"new")
+        yield StoredObject(key, 3, service.context.store.clock() - timedelta(days=1))
+
+    monkeypatch.setattr(service.context.store, "list_objects", uploads_meanwhile)
+    assert sweep(service).orphans == 0
+
+
+def insert_row(service: RunningService, key: ObjectKey) -> None:
+    with service.context.database.transaction() as session:
+        now = database_now(session)
+        chunk = Chunk(project_id=key.project_id, digest=key.digest, bytes=50, created_at=now)
+        session.add(chunk)
+        session.flush()
+        session.add(
+            Copy(
+                chunk_id=chunk.id,
+                project_id=key.project_id,
+                store_id=service.context.store_id,
+                attempt_id=session.execute(select(Attempt.id).limit(1)).scalar_one(),
+                generation=key.generation,
+                state="pending",
+                codec="raw",
+                stored_digest=key.digest,
+                stored_bytes=50,
+                ticket_expires_at=now,
+                created_at=now,
+            )
+        )
+
+
+@pytest.mark.rule("protocol-5")
+@pytest.mark.parametrize("when", ["before", "in the middle"])
+def test_a_store_that_does_not_say_that_it_is_ours_is_not_swept(
+    service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    key = orphan(service, project_id)
+    context = service.context
+    foreign = replace(Marker(context.catalog_id, context.epoch, context.store_id), epoch=context.epoch + 1)
+    gate = hold_before(monkeypatch, holdfast_service.collect.sweep, "_delete")
+    with in_background(gate) as threads:
+        if when == "before":
+            write_marker(context.store, foreign)
+        sweeping = threads.submit(sweep, service)
+        if when == "in the middle":
+            gate.wait_until_reached()
+            write_marker(context.store, foreign)
+            gate.open()
+        with pytest.raises(ProblemError) as refused:
+            sweeping.result()
+    assert refused.value.code is ProblemCode.STORE_FOREIGN
+    assert key in stored(service, project_id)
+
+
+@pytest.mark.rule("protocol-22")
+def test_what_is_missing_is_handed_over_to_be_read_and_only_then_marked(
+    job: Job, service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = service.context
+    with context.database.read() as session:
+        lost = session.execute(select(Copy).where(Copy.stored_digest == digest_of(b"weights"))).scalar_one()
+        hidden = session.execute(select(Copy).where(Copy.stored_digest == digest_of(b"index weights"))).scalar_one()
+    context.store.delete(object_key(project_id, digest_of(b"weights"), lost))
+    real = context.store.list_objects
+    # A listing may leave an object out, against its word: the store is asked about this very object.
+    monkeypatch.setattr(
+        context.store,
+        "list_objects",
+        lambda of: (each for each in real(of) if each.key.generation != hidden.generation),
+    )
+    assert [one.missing for one in sweep(service, dry_run=True).projects] == [1]
+    assert copy_state(service, lost.id) == "verified"
+    assert [one.missing for one in sweep(service).projects] == [1]
+    assert (copy_state(service, lost.id), copy_state(service, hidden.id)) == ("suspect", "verified")
+    prove_tick(context)
+    assert copy_state(service, lost.id) == "bad"
+    with context.database.read() as session:
+        assert session.execute(select(Checkpoint.health)).scalar_one() == "corrupt"
+
+
+def copy_state(service: RunningService, copy_id: int) -> str:
+    with service.context.database.read() as session:
+        return str(session.execute(select(Copy.state).where(Copy.id == copy_id)).scalar_one())
+
+
+@pytest.mark.rule("protocol-28")
+def test_an_outage_of_the_second_store_blocks_only_it(
+    service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = orphan(service, project_id)
+    second = service.context.attached(StoreRole.SECOND)
+    assert second is not None
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(second.store, "read_named", away)
+    report = sweep_tick.tick(service.context)
+    assert (report.done, report.failed, report.deleted) == (1, 1, 1)
+    assert "second store" in str(report.error)
+    assert key not in stored(service, project_id)
+    collected = collect_tick(service.context)
+    assert len(collected.skipped_stores) == 1
+    assert "second store" in collected.skipped_stores[0]
+
+
+def test_the_controller_sweeps_each_store_once_in_its_interval(
+    service: RunningService, project_id: str, clock: Clock
+) -> None:
+    assert sweep_tick.tick(service.context).done == 2
+    assert sweep_tick.tick(service.context).idle
+    clock.advance(service.context.settings.sweep_interval_seconds + 1)
+    assert sweep_tick.tick(service.context).done == 2
+
+
+def test_of_two_sweeps_of_a_store_at_once_one_is_told_so_and_a_killed_ones_lease_ends(
+    service: RunningService, project_id: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = hold_before(monkeypatch, holdfast_service.collect.sweep, "_look")
+    with in_background(gate) as threads:
+        first = threads.submit(sweep, service)
+        gate.wait_until_reached()
+        with pytest.raises(ProblemError) as busy:
+            sweep(service)
+        assert busy.value.code is ProblemCode.BUSY
+        assert sweep_tick.tick(service.context).done == 1  # the second store's
+        clock.advance(service.context.settings.lease_seconds + 1)
+        assert sweep(service).deleted == 0
+        gate.open()
+        # It went on for longer than its lease: it may end, for it deletes the same or nothing.
+        assert first.exception() is None or isinstance(first.exception(), ProblemError)
+
+
+class TestOverHttp:
+    def test_a_sweep_is_an_operation_with_its_report(self, service: RunningService, project_id: str) -> None:
+        orphan(service, project_id)
+        http = service.http()
+        started = answer(http.post("/v1/sweeps", json={"store": "primary"}))
+        operations_tick(service.context, kinds=OPERATION_KINDS)
+        ended = answer(http.get(f"/v1/operations/{started['id']}"))
+        assert ended["state"] == "done", ended
+        (report,) = ended["result"]["stores"]
+        assert (report["store"], report["deleted"]) == ("primary", 1)
+        assert answer(http.get("/v1/sweeps"))["stores"][0]["deleted"] == 1
+
+    @pytest.mark.parametrize(
+        ("scopes", "project", "body", "code"),
+        [
+            ((Scope.OPERATE,), None, {"force": True}, "forbidden"),
+            ((Scope.OPERATE, Scope.ADMIN), "demo", {}, "forbidden"),
+            ((Scope.READ,), None, {}, "forbidden"),
+            ((Scope.OPERATE,), None, {"store": "cold"}, "invalid_request"),
+        ],
+    )
+    def test_who_may_not_is_refused(
+        self,
+        service: RunningService,
+        project_id: str,
+        scopes: tuple[Scope, ...],
+        project: str | None,
+        body: dict[str, Any],
+        code: str,
+    ) -> None:
+        http = service.http(token=service.token(*scopes, project=project))
+        with pytest.raises(Refused) as refused:
+            answer(http.post("/v1/sweeps", json=body))
+        assert refused.value.code == code
+
+    def test_a_round_of_the_collector_now_and_what_it_would_delete(
+        self, service: RunningService, job: Job, clock: Clock
+    ) -> None:
+        given_up = job.begin(2)
+        given_up.upload(0, [b"given up"])
+        given_up.abort()
+        http = service.http()
+        (primary, second) = answer(http.get("/v1/collection"))["stores"]
+        assert (primary["copies"], primary["problem"], second["copies"]) == (0, None, 0)
+        (waiting,) = primary["waiting"]
+        assert (waiting["waits_for"], waiting["copies"], waiting["bytes"]) == ("ticket", 1, 8)
+        assert waiting["until"] is not None
+        settings = service.context.settings
+        clock.advance(settings.ticket_seconds + settings.longest_upload_seconds + 1)
+        primary = answer(http.get("/v1/collection", params={"project": "demo"}))["stores"][0]
+        assert (primary["copies"], primary["bytes"], primary["waiting"]) == (1, 8, [])
+        started = answer(http.post("/v1/collection"))
+        operations_tick(service.context, kinds=OPERATION_KINDS)
+        result = answer(http.get(f"/v1/operations/{started['id']}"))["result"]
+        assert (result["deleted_copies"], result["deleted_bytes"], result["problems"]) == (1, 8, [])
+        assert answer(http.get("/v1/collection"))["stores"][0]["copies"] == 0
+
+    def test_a_token_of_a_project_sees_only_its_own_garbage(self, service: RunningService, job: Job) -> None:
+        given_up = job.begin(2)
+        given_up.upload(0, [b"given up"])
+        given_up.abort()
+        service.make_project("other")
+        http = service.http(token=service.token(Scope.READ, Scope.OPERATE, project="other"))
+        assert answer(http.get("/v1/collection"))["stores"][0]["waiting"] == []
+        for path, parameters in (("/v1/collection", {"project": "demo"}), ("/v1/sweeps", {})):
+            with pytest.raises(Refused) as refused:
+                answer(http.get(path, params=parameters))
+            assert refused.value.code == "forbidden"
+        with pytest.raises(Refused):
+            answer(http.post("/v1/collection"))
+
+
+def test_an_upload_that_relies_on_a_copy_is_told_as_what_it_waits_for(service: RunningService, job: Job) -> None:
+    save = job.begin(2)
+    save.upload(0, [b"under way"])
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).values(ticket_expires_at=database_now(session) - timedelta(days=1)))
+    (waiting,) = answer(service.http().get("/v1/collection"))["stores"][0]["waiting"]
+    assert (waiting["waits_for"], waiting["copies"], waiting["until"]) == ("upload", 1, None)
