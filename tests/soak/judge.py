@@ -46,6 +46,9 @@ class Judge:
 
     def faults(self) -> list[str]:
         """Every sentence is a reason why the soak has failed."""
+        for controller in self._client.controllers():
+            self.facts[f"controller {controller.name}: done"] = controller.done
+            self.facts[f"controller {controller.name}: failed, and tried again"] = controller.failed
         return [*self._unreadable(), *self._leaked(), *self._swept()]
 
     def _on_the_way(self) -> list[str]:
