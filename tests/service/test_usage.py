@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import select, text, update
 
 from holdfast_protocol.states import CheckpointState, CopyState, Scope
@@ -13,6 +15,7 @@ from holdfast_protocol.usage import DEFAULT_PRICES, GIB
 from holdfast_service.catalog.custody_tables import StoreCare
 from holdfast_service.catalog.tables import Checkpoint, Copy
 from holdfast_service.clock import database_now
+from holdfast_service.metrics import byte_numbers
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer, digest_of
 from tests.support.service import RunningService
@@ -170,6 +173,20 @@ def test_orphans_are_those_of_the_last_sweep_and_stand_beside(service: RunningSe
     assert before["orphaned_bytes"] == 123
     assert before["stored_bytes"] == counted_by_hand(service)["stored_bytes"]
     assert usage(service, "demo/gpt")["orphaned_bytes"] is None
+
+
+@pytest.mark.usefixtures("scene")
+def test_prometheus_is_told_the_same_figures(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_numbers, "CACHE_SECONDS", 0.0)
+    seen = {
+        sample.labels["kind"]: sample.value
+        for family in text_string_to_metric_families(httpx.get(f"{service.url}/metrics").text)
+        for sample in family.samples
+        if sample.name == "holdfast_bytes" and sample.labels["store"] == "primary"
+    }
+    expected = counted_by_hand(service)
+    assert seen.keys() == {"committed", "arriving", "trashed", "pending_collection", "pinned", "held"}
+    assert seen == {kind: expected[f"{kind}_bytes"] for kind in seen}
 
 
 def test_a_projects_token_sees_its_own_usage_only(service: RunningService) -> None:
