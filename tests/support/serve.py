@@ -60,7 +60,7 @@ def holdfast_serve(
         process = ServerProcess(
             [HOLDFAST, "serve"],
             log=folder / "service.log",
-            ready=lambda: _is_ready(client["HOLDFAST_URL"]),
+            ready=lambda: is_ready(client["HOLDFAST_URL"]),
             env=without_holdfast_settings() | settings,
         )
         servers.callback(process.stop)
@@ -72,7 +72,7 @@ def without_holdfast_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
     try:
         return urllib3.request("GET", f"{url}/readyz", timeout=2, retries=False).status == 200
     except urllib3.exceptions.HTTPError:

@@ -281,8 +281,12 @@ def _from_others(read: Iterable[dict[StoreRole, int]]) -> str:
     counted: Counter[StoreRole] = Counter()
     for from_stores in read:
         counted.update(from_stores)
-    parts = [f"{readable_bytes(counted[role])} from the {role} store" for role in StoreRole if counted[role]]
-    return f" ({', '.join(parts)})" if set(counted) - {StoreRole.PRIMARY} else ""
+    if not set(counted) - {StoreRole.PRIMARY}:
+        return ""
+    if len(counted) == 1:
+        return f", from the {next(iter(counted))} store"
+    parts = [f"{readable_bytes(counted[role])} from the {role} store" for role in StoreRole if role in counted]
+    return f" ({', '.join(parts)}, documents among it)"
 
 
 def _newer(passed_over: list[PassedOver]) -> str:

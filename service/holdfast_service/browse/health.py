@@ -1,4 +1,4 @@
-"""`/healthz` (the process lives) and `/readyz` (database, migrations and store answer). Open: they tell no secrets."""
+"""`/healthz` (the process lives) and `/readyz` (database, migrations, a store answer). Open: they tell no secrets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 from sqlalchemy import select
 
 from holdfast_protocol.server import Readiness, ReadinessCheck
+from holdfast_protocol.states import StoreRole
 from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.context import Context, ServiceContext
 from holdfast_service.errors import ProblemError
@@ -21,8 +22,8 @@ def healthz() -> dict[str, str]:
 
 @router.get(
     "/readyz",
-    summary="Whether database, migrations and store answer",
-    responses={503: {"model": Readiness, "description": "At least one of them does not."}},
+    summary="Whether database, migrations and a store answer",
+    responses={503: {"model": Readiness, "description": "One of them does not."}},
 )
 def readyz(context: Context, response: Response) -> Readiness:
     readiness = check_readiness(context)
@@ -32,7 +33,7 @@ def readyz(context: Context, response: Response) -> Readiness:
 
 
 def check_readiness(context: ServiceContext) -> Readiness:
-    checks = [*_check_database(context), _check_store(context)]
+    checks = [*_check_database(context), _check_stores(context)]
     return Readiness(ready=all(check.ok for check in checks), checks=checks)
 
 
@@ -58,6 +59,11 @@ def _check_database(context: ServiceContext) -> list[ReadinessCheck]:
     return [database, ReadinessCheck(name="migrations", ok=pending is None, detail=detail)]
 
 
-def _check_store(context: ServiceContext) -> ReadinessCheck:
-    problem = context.store_watch.check()
-    return ReadinessCheck(name="store", ok=problem is None, detail=problem or "It answers.")
+def _check_stores(context: ServiceContext) -> ReadinessCheck:
+    """With one of several away the service still gives back what the others hold: it must go on being asked."""
+    problems = {attached.role: attached.watch.check() for attached in context.stores}
+    ok = None in problems.values()
+    if len(problems) == 1:
+        return ReadinessCheck(name="store", ok=ok, detail=problems[StoreRole.PRIMARY] or "It answers.")
+    told = [f"{role}: {problem or 'It answers.'}" for role, problem in problems.items()]
+    return ReadinessCheck(name="store", ok=ok, detail=" ".join(told))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast_protocol.base import Request
+from holdfast_protocol.copies import CopyPolicy
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.tiers import COLD_STORE, StorageClass, TierPolicy
@@ -14,6 +15,8 @@ from holdfast_service.stores.storage_classes import ClassedStore
 
 def refuse_unfit(context: ServiceContext, policy: Request) -> None:
     """Raises `invalid_request`, and StoreError if the store does not say. Never called inside a transaction."""
+    if isinstance(policy, CopyPolicy) and context.attached(StoreRole.SECOND) is None:
+        raise _unfit("A policy of copies needs a second store, and this service has none. Set HOLDFAST_SECOND_STORE.")
     if isinstance(policy, TierPolicy):
         for target in policy.targets():
             _refuse_unfit_target(context, target)

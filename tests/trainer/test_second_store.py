@@ -1,0 +1,139 @@
+"""A real job, and a `holdfast serve` of whose two stores the first goes away: the job is resumed from the second."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.support.ports import free_ports
+from tests.support.processes import ServerProcess
+from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
+from tests.support.serve import HOLDFAST, is_ready, without_holdfast_settings
+from tests.support.training import Job, values
+
+import holdfast
+from holdfast_client.client import Client
+from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.runs import EditProject
+
+_RUN = "tests/gpt"
+
+
+@dataclass
+class TwoStores:
+    client: Client
+    environment: dict[str, str]
+    first_goes_away: Callable[[], None]
+    start_again: Callable[[], None]
+
+
+@pytest.fixture(params=["s3 and posix", "posix and s3"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoStores]:
+    """The first store is a bucket and the second a folder, or the other way round."""
+    with seaweedfs_server() as s3:
+        folder, port = tmp_path / "folder", free_ports()
+        bucket_first = request.param == "s3 and posix"
+        first, second = (s3.store_url, f"posix://{folder}") if bucket_first else (f"posix://{folder}", s3.store_url)
+        settings = {
+            "HOLDFAST_DATA_DIR": str(tmp_path / "data"),
+            "HOLDFAST_PORT": str(port),
+            "HOLDFAST_STORE": first,
+            "HOLDFAST_SECOND_STORE": second,
+            "HOLDFAST_CONTROLLER_INTERVAL_SECONDS": "0.2",
+            "HOLDFAST_STORE_AWAY_SECONDS": "0",
+            **_keys(s3, bucket_first),
+        }
+        environment = {"HOLDFAST_URL": f"http://127.0.0.1:{port}", "HOLDFAST_DATA_DIR": str(tmp_path / "data")}
+        for name, value in (environment | {"HOLDFAST_RETRY_SECONDS": "30"}).items():
+            monkeypatch.setenv(name, value)
+
+        def serve() -> ServerProcess:
+            return ServerProcess(
+                [HOLDFAST, "serve"],
+                log=tmp_path / "service.log",
+                ready=lambda: is_ready(environment["HOLDFAST_URL"]),
+                env=without_holdfast_settings() | settings,
+            )
+
+        running = [serve()]
+
+        def start_again() -> None:
+            running.pop().stop()
+            running.append(serve())
+
+        try:
+            with Client() as client:
+                client.edit_project("tests", EditProject())
+                gone = s3.stop if bucket_first else lambda: folder.rename(tmp_path / "not mounted")
+                yield TwoStores(client, without_holdfast_settings() | environment, gone, start_again)
+        finally:
+            running.pop().stop()
+
+
+def _keys(s3: SeaweedFS, bucket_first: bool) -> dict[str, str]:
+    """The second store's keys are its own; the environment's are wrong for it."""
+    if bucket_first:
+        return s3.environment
+    return {
+        "AWS_ACCESS_KEY_ID": "another",
+        "AWS_SECRET_ACCESS_KEY": "another",
+        "HOLDFAST_SECOND_STORE_ACCESS_KEY_ID": s3.access_key,
+        "HOLDFAST_SECOND_STORE_SECRET_ACCESS_KEY": s3.secret_key,
+    }
+
+
+def _wait_until_whole(client: Client, step: int) -> None:
+    patience = time.monotonic() + 60
+    while (found := client.copies("tests", "gpt")).copied_step != step or found.lag_seconds:
+        assert time.monotonic() < patience, found
+        time.sleep(0.05)
+
+
+@pytest.mark.rule("protocol-34")
+def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_away(
+    stores: TwoStores, caplog: pytest.LogCaptureFixture
+) -> None:
+    stores.client.put_policy(PolicyKind.COPIES, "tests", None, {})
+    job = Job()
+    with holdfast.Checkpointer(_RUN, create=True) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        saved = copy.deepcopy(values(job.state))
+        _wait_until_whole(stores.client, 0)
+        stores.client.pause_controller("replicate", "step 1 is to be in the first store only")
+        job.step(1)
+        ckpt.save(1, job.state).committed.result(timeout=60)
+    stores.first_goes_away()
+    stores.start_again()
+
+    drill = subprocess.run(
+        [HOLDFAST, "drill", _RUN, "--json"], env=stores.environment, capture_output=True, text=True, timeout=60
+    )
+    assert drill.returncode == 0, drill.stderr
+    result = json.loads(drill.stdout)["result"]
+    assert (result["step"], result["newest_step"], result["rpo_steps"], result["store"]) == (0, 1, 1, "second")
+    assert result["rpo_seconds"] > 0
+    assert result["bytes"] > 0
+    assert [(each["step"], each["reason"]) for each in result["passed_over"]] == [(1, "away")]
+    shown = subprocess.run(
+        [HOLDFAST, "copies", _RUN], env=stores.environment, capture_output=True, text=True, timeout=60
+    )
+    assert shown.returncode == 0
+    assert "tests/gpt" in shown.stdout
+
+    resumed = Job(seed=5)
+    caplog.set_level(logging.INFO)
+    with holdfast.Checkpointer(_RUN) as ckpt:
+        assert ckpt.restore(resumed.state) == 1
+    assert values(resumed.state) == saved
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("The primary store has not answered" in line for line in lines)
+    assert any("resumed tests/gpt from step 0" in line and "from the second store" in line for line in lines)
