@@ -82,4 +82,4 @@ def events(service: RunningService, checkpoint_id: str) -> list[tuple[str, str, 
 
 def stored_bytes(service: RunningService) -> int:
     with service.context.database.read() as session:
-        return session.scalar(select(func.sum(Copy.stored_bytes)).where(Copy.state != CopyState.GONE)) or 0
+        return int(session.scalar(select(func.sum(Copy.stored_bytes)).where(Copy.state != CopyState.GONE)) or 0)

@@ -7,17 +7,34 @@ for long. So a chunk that an expiring checkpoint shares with the trash counts he
 Counted are the copies that are there, as they are stored, in all stores. What is only expected (an upload under way) or
 on its way out already is not.
 
-One pass over the chunk lists of the project: a set of the lists, each with what it means for its chunks, joined to
-their entries and grouped by chunk (docs/adr, "Retention counts the bytes of a plan in one pass").
+One pass over the project's references: its lists, each with what it means for its chunks, joined to their entries and
+grouped by chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from itertools import islice
+import json
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Column, MetaData, Table, Text, and_, case, exists, func, insert, literal, or_, select, text
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Column,
+    Connection,
+    MetaData,
+    Select,
+    Table,
+    Text,
+    and_,
+    case,
+    cast,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+)
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.pruning import FreedBytes
@@ -32,36 +49,32 @@ _NEEDING = (
     CheckpointState.COMMITTED,
     CheckpointState.TRASHED,
 )
-_ROWS_PER_INSERT = 10_000
-# Of the session alone, and gone with its transaction: 50,000 checkpoints are more than a statement has parameters.
-_EXPIRING = Table(
-    "expiring_checkpoints", MetaData(), Column("checkpoint_id", Text, primary_key=True), prefixes=["TEMPORARY"]
-)
+# Of the session alone, and gone with its transaction: 50,000 checkpoints are more than a statement has parameters, and
+# what the planner guesses of the chunks between two joins is wrong by a thousand times.
+_OWN = MetaData()
+_EXPIRING = Table("expiring_checkpoints", _OWN, Column("checkpoint_id", Text, primary_key=True), prefixes=["TEMPORARY"])
+_GOING = Table("going_chunks", _OWN, Column("chunk_id", BigInteger, primary_key=True), prefixes=["TEMPORARY"])
 _WORK_MEMORY = "256MB"
 
 
 def freed_bytes(session: Session, project_id: str, checkpoint_ids: Collection[str]) -> FreedBytes:
-    """`session` is one of Database.read(): what it makes for this is gone with it."""
+    """`session` is one of Database.read(), and asked once: what is made for this is gone with it."""
     if not checkpoint_ids:
         return FreedBytes(bytes=0)
-    _fill(session, checkpoint_ids)
-    lists = _lists(session, project_id)
-    entries = (
-        select(
-            ChunkListEntry.chunk_id,
-            func.max(lists.c.expires).label("expires"),
-            func.max(lists.c.stays).label("stays"),
-        )
-        .join(lists, lists.c.chunk_list_id == ChunkListEntry.chunk_list_id)
-        .group_by(ChunkListEntry.chunk_id)
-        .having(func.max(lists.c.expires) == 1, func.max(lists.c.stays) == 0)
-        .subquery()
-    )
-    rows = session.execute(
+    connection = session.connection()
+    if connection.dialect.name == "postgresql":
+        # A hash of ten million chunks is worth the memory of one backend; it spills where that is not enough.
+        connection.execute(text(f"SET LOCAL work_mem = '{_WORK_MEMORY}'"))
+    _OWN.create_all(connection, checkfirst=False)
+    _fill(connection, checkpoint_ids)
+    _count(connection, _EXPIRING)
+    connection.execute(insert(_GOING).from_select(["chunk_id"], _going_chunks(session, project_id)))
+    _count(connection, _GOING)
+    rows = connection.execute(
         select(Store.url, func.sum(Copy.stored_bytes))
         .join(Store, Store.id == Copy.store_id)
-        .join(entries, entries.c.chunk_id == Copy.chunk_id)
-        .where(Copy.state.in_(_THERE), ~_wanted_by_an_open_shard())
+        .join(_GOING, _GOING.c.chunk_id == Copy.chunk_id)
+        .where(Copy.state.in_(_THERE), _GOING.c.chunk_id.not_in(_relied_on()))
         .group_by(Store.url)
         .order_by(Store.url)
     )
@@ -69,24 +82,30 @@ def freed_bytes(session: Session, project_id: str, checkpoint_ids: Collection[st
     return FreedBytes(bytes=sum(by_store.values()), by_store=by_store)
 
 
-def _fill(session: Session, checkpoint_ids: Collection[str]) -> None:
-    connection = session.connection()
-    postgres = connection.dialect.name == "postgresql"
-    if postgres:
-        # A hash of ten million chunks is worth the memory of one backend; it spills where that is not enough.
-        connection.execute(text(f"SET LOCAL work_mem = '{_WORK_MEMORY}'"))
-    _EXPIRING.create(connection)
-    for some in _portions(checkpoint_ids):
-        session.execute(insert(_EXPIRING), some)
-    if postgres:
-        # Without figures the planner takes the table for a thousand rows and walks the shards one by one.
-        connection.execute(text(f"ANALYZE {_EXPIRING.name}"))
+def _count(connection: Connection, table: Table) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"ANALYZE {table.name}"))
 
 
-def _portions(checkpoint_ids: Iterable[str]) -> Iterator[list[dict[str, Any]]]:
-    remaining = iter(checkpoint_ids)
-    while some := [{"checkpoint_id": one} for one in islice(remaining, _ROWS_PER_INSERT)]:
-        yield some
+def _going_chunks(session: Session, project_id: str) -> Select[Any]:
+    """Of each chunk all of whose users go, its id."""
+    lists = _lists(session, project_id)
+    return (
+        select(ChunkListEntry.chunk_id)
+        .join(lists, lists.c.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .group_by(ChunkListEntry.chunk_id)
+        .having(func.max(lists.c.expires) == 1, func.max(lists.c.stays) == 0)
+    )
+
+
+def _fill(connection: Connection, checkpoint_ids: Collection[str]) -> None:
+    """In one statement: row by row, 100,000 would take longer than the rest of the plan."""
+    ids = list(checkpoint_ids)
+    if connection.dialect.name == "postgresql":
+        each: Select[Any] = select(func.unnest(cast(ids, ARRAY(Text))))
+    else:
+        each = select(func.json_each(json.dumps(ids)).table_valued("value").c.value)
+    connection.execute(insert(_EXPIRING).from_select(["checkpoint_id"], each))
 
 
 def _lists(session: Session, project_id: str) -> Any:
@@ -109,12 +128,11 @@ def _lists(session: Session, project_id: str) -> Any:
     )
 
 
-def _wanted_by_an_open_shard() -> Any:
-    """Over `copies`: an upload has been told that the chunk is there."""
-    return exists(
-        select(literal(1))
-        .select_from(ShardChunk)
+def _relied_on() -> Select[Any]:
+    """The chunks that an upload under way has been told of: they are there, and need not be sent."""
+    return (
+        select(ShardChunk.chunk_id)
         .join(Shard, Shard.id == ShardChunk.shard_id)
         .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
-        .where(ShardChunk.chunk_id == Copy.chunk_id, Checkpoint.state == CheckpointState.UPLOADING)
+        .where(Checkpoint.state == CheckpointState.UPLOADING)
     )
