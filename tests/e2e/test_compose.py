@@ -23,6 +23,8 @@ import yaml
 from psycopg import sql
 from sqlalchemy import make_url
 
+from holdfast_client.client import Client
+from holdfast_client.settings import ClientSettings
 from tests.support.ports import free_ports
 from tests.support.postgres import PostgresServer
 from tests.support.processes import ServerProcess
@@ -92,11 +94,12 @@ def test_the_example_has_every_setting_and_no_secret() -> None:
 
 def test_every_service_has_a_health_check_a_named_volume_and_a_fixed_version(environment: dict[str, str]) -> None:
     document = compose(environment)
-    assert set(document["services"]) == {"postgres", "seaweedfs", "holdfast"}
+    assert set(document["services"]) == {"postgres", "seaweedfs", "holdfast", "worker"}
     for name, service in document["services"].items():
-        assert service["healthcheck"]["test"][0] == "CMD", name
+        # A worker has no port, and must not inherit the image's check of one.
+        assert service["healthcheck"] == {"disable": True} or service["healthcheck"]["test"][0] == "CMD", name
         assert re.search(r":\d", service["image"]), f"{name}: an image without a version changes by itself"
-        for volume in service["volumes"]:
+        for volume in service.get("volumes", ()):
             assert volume.split(":")[0] in document["volumes"], f"{name}: data must outlive the container"
     waits = document["services"]["holdfast"]["depends_on"]
     assert {each["condition"] for each in waits.values()} == {"service_healthy"}
@@ -203,7 +206,22 @@ def test_the_composed_services_work_together(
                 assert http.get("/readyz").json()["ready"] is True
                 assert http.get("/v1/server").json()["store_kind"] == "s3"
                 assert Job(http).save(100)["state"] == "committed"
-            assert token not in served.log_text
+            log = tmp_path / "worker.log"
+            program, *arguments = document["services"]["worker"]["command"]
+            worker = ServerProcess(
+                [str(Path(holdfast).with_name(program)), *arguments],
+                log=log,
+                ready=lambda: "works as" in log.read_text(),
+                env=without_holdfast_settings() | settings,
+            )
+            try:
+                with Client(ClientSettings(url=f"http://127.0.0.1:{port}", token=token)) as client:
+                    asked = client.run_controller("collect")
+                    client.wait_controller(asked, timeout_seconds=60)
+                    assert {one.kind for one in client.workers()} == {"serve", "worker"}
+            finally:
+                worker.stop()
+            assert token not in served.log_text + worker.log_text
         finally:
             served.stop()
     finally:
