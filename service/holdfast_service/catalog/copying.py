@@ -118,6 +118,8 @@ def begin_copy(
     there = [each for each in copies if each.store_id == target_store_id and each.storage_class == storage_class]
     if any(each.state in KEPT and each.proof in PROVEN for each in there) or any(_at_work(each, now) for each in there):
         return None
+    if any(each.state == CopyState.SUSPECT for each in there):
+        return None  # it is read again first: after a rebuild all of a store's copies are, and few of them are bad
     source = best_source(context, copies)
     if source is None:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from sqlalchemy import ColumnElement, CompoundSelect, exists, or_, select, union
+from sqlalchemy import ColumnElement, CompoundSelect, exists, func, or_, select, union
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointState, Health, Proof
@@ -108,6 +108,11 @@ def heal_if_whole(session: Session, checkpoint_id: str, store_ids: Collection[in
         keeps_whole(store_ids, checkpoint.attempt_id),
         read_since_damage(),
     )
+    listed = session.scalar(
+        select(func.count()).where(Shard.checkpoint_id == checkpoint_id, Shard.chunk_list_id.is_not(None))
+    )
+    if listed != checkpoint.world_size:
+        return False  # after a rebuild from a damaged record: nobody knows which chunks it needs
     lost = session.scalar(
         select(ChunkListEntry.chunk_id)
         .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)

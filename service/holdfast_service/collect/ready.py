@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 
 from holdfast_service.attached_store import AttachedStore
+from holdfast_service.catalog.commit_records import remove_due_records
 from holdfast_service.catalog.store_row import ForeignStoreError, deletes_are_allowed
 from holdfast_service.context import ServiceContext
 from holdfast_service.stores.base import StoreError
@@ -42,6 +43,8 @@ def why_not(context: ServiceContext, attached: AttachedStore) -> str | None:
     """Why nothing may be deleted from it now; None if it may."""
     try:
         allowed = deletes_are_allowed(attached.store, context.catalog_id, context.epoch)
+        if allowed:
+            remove_due_records(context, attached)  # before any chunk (rule 30); it may have been away until now
     except ForeignStoreError as error:
         return str(error)
     except StoreError as error:
