@@ -82,7 +82,7 @@ def _show_one(one: UsageView) -> None:
             ("  committed", as_bytes(one.committed_bytes)),
             ("  arriving", as_bytes(one.arriving_bytes)),
             ("  trashed", as_bytes(one.trashed_bytes)),
-            ("  to collect", as_bytes(one.pending_collection_bytes)),
+            ("  pending collection", as_bytes(one.pending_collection_bytes)),
             ("pinned", f"{as_bytes(one.pinned_bytes)} of committed and trashed"),
             ("held", f"{as_bytes(one.held_bytes)} of committed and trashed"),
             *([] if one.run else [("orphaned", f"{orphaned}, beside what is stored")]),

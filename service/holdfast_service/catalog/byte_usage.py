@@ -1,9 +1,9 @@
 """What the copies take in the stores, and for whom: every copy of a project counted once, by what keeps it.
 
-committed     a committed checkpoint needs its chunk
-arriving      it is being uploaded or copied, or only an upload under way relies on it
-trashed       only checkpoints in the trash need it: what purging them would free
-collectable   nothing needs it any more, or it is marked: what the collector will free
+committed            a committed checkpoint needs its chunk
+arriving             it is being uploaded or copied, or only an upload under way relies on it
+trashed              only checkpoints in the trash need it: what purging them would free
+pending collection   nothing needs it any more, or it is marked: what the collector will free
 
 These four add up to everything that may be in the stores. `pinned` and `held` are parts of `committed` and `trashed`,
 and overlap each other. The rows themselves are counted: no counter that could drift.
@@ -34,7 +34,7 @@ class KeptFor(StrEnum):
     COMMITTED = "committed"
     ARRIVING = "arriving"
     TRASHED = "trashed"
-    COLLECTABLE = "collectable"
+    PENDING_COLLECTION = "pending_collection"
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ def _counted(session: Session, query: object) -> Iterator[CountedBytes]:
 
 def _kept_for(users: Subquery) -> ColumnElement[str]:
     return case(
-        (Copy.state == CopyState.DELETING, KeptFor.COLLECTABLE.value),
+        (Copy.state == CopyState.DELETING, KeptFor.PENDING_COLLECTION.value),
         (Copy.state.in_((CopyState.PENDING, CopyState.COPYING)), KeptFor.ARRIVING.value),
         (users.c.committed == 1, KeptFor.COMMITTED.value),
         (users.c.uploading == 1, KeptFor.ARRIVING.value),
         (users.c.trashed == 1, KeptFor.TRASHED.value),
-        else_=KeptFor.COLLECTABLE.value,
+        else_=KeptFor.PENDING_COLLECTION.value,
     )
 
 

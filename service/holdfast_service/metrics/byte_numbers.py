@@ -20,7 +20,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.collection import StoreSweep
-from holdfast_service.catalog.byte_usage import KeptFor, count_bytes
+from holdfast_service.catalog.byte_usage import count_bytes
 from holdfast_service.catalog.custody_tables import StoreCare
 from holdfast_service.catalog.tables import Project
 from holdfast_service.context import ServiceContext
@@ -28,12 +28,6 @@ from holdfast_service.errors import ProblemError
 
 CACHE_SECONDS = 300.0
 _PATIENCE_SECONDS = 2.0
-_KINDS = {
-    KeptFor.COMMITTED: "committed",
-    KeptFor.ARRIVING: "arriving",
-    KeptFor.TRASHED: "trashed",
-    KeptFor.COLLECTABLE: "pending_collection",
-}
 
 _log = structlog.get_logger("holdfast.metrics")
 
@@ -91,7 +85,7 @@ def _count(session: Session, context: ServiceContext) -> Counter[tuple[str, str,
     size: Counter[tuple[str, str, str]] = Counter()
     for each in count_bytes(session):
         project, store = names[each.project_id], roles.get(each.store_id, "detached")
-        size[project, _KINDS[each.kept_for], store] += each.bytes
+        size[project, each.kept_for.value, store] += each.bytes
         size[project, "pinned", store] += each.pinned_bytes
         size[project, "held", store] += each.held_bytes
     for sweep in session.scalars(select(StoreCare.sweep).where(StoreCare.sweep.is_not(None))):

@@ -119,7 +119,7 @@ def _by_store(session: Session, context: ServiceContext, counted: list[CountedBy
             committed_bytes=size[KeptFor.COMMITTED],
             arriving_bytes=size[KeptFor.ARRIVING],
             trashed_bytes=size[KeptFor.TRASHED],
-            pending_collection_bytes=size[KeptFor.COLLECTABLE],
+            pending_collection_bytes=size[KeptFor.PENDING_COLLECTION],
             stored_bytes=sum(size.values()),
             pinned_bytes=sum(part.pinned_bytes for part in parts),
             held_bytes=sum(part.held_bytes for part in parts),
