@@ -36,6 +36,7 @@ from holdfast_protocol.problems import Problem
 from holdfast_service.background import rounds_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.numbers import ControllerNumbers
+from holdfast_service.metrics.byte_numbers import ByteNumbers
 from holdfast_service.metrics.catalog_numbers import CatalogNumbers
 from holdfast_service.metrics.request_meter import RequestMeter
 from holdfast_service.release import VERSION
@@ -98,6 +99,7 @@ def create_app(context: ServiceContext) -> FastAPI:
     # One registry per application, not the library's global one: several can live in one process.
     app.state.metrics = CollectorRegistry()
     app.state.metrics.register(CatalogNumbers(context.database))
+    app.state.metrics.register(ByteNumbers(context))
     app.state.metrics.register(CopyNumbers(context))
     app.state.metrics.register(ScrubNumbers(context))
     app.state.metrics.register(ControllerNumbers(context, app.state.rounds))
