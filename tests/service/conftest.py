@@ -4,14 +4,18 @@ database_url   parametrised: sqlite, postgres
 service        the application with a posix store, behind a real uvicorn (tests/support/service.py)
 s3_service     the same with SeaweedFS
 clock          moves the catalog's clock: clock.advance(seconds)
+cold           a service with something cold (tests/support/tiers.py): a second folder beside SQLite, a bucket with
+               archive classes beside Postgres; override `kind` for the other
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.orm import Session
@@ -19,8 +23,10 @@ from sqlalchemy.orm import Session
 import holdfast_service.clock
 from holdfast_service.settings import ServiceSettings
 from tests.support.databases import PostgresCatalogs
+from tests.support.s3_fake.server import S3Fake, s3_fake
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.service import RunningService, running_service
+from tests.support.tiers import READ_LEASE_SECONDS, Cold
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -68,6 +74,31 @@ class Clock:
 
     def advance(self, seconds: float) -> None:
         self.ahead += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def kind(database_url: str) -> str:
+    return "folder" if database_url.startswith("sqlite") else "bucket"
+
+
+@pytest.fixture
+def cold(
+    kind: str, settings: ServiceSettings, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cold]:
+    with ExitStack() as stack:
+        fake: S3Fake | None = None
+        changes: dict[str, Any] = {"read_lease_seconds": READ_LEASE_SECONDS}
+        if kind == "bucket":
+            fake = stack.enter_context(s3_fake())
+            for name, value in fake.environment.items():
+                monkeypatch.setenv(name, value)
+            changes["store"] = fake.store_url_for("checkpoints")
+        else:
+            changes["cold_store"] = f"posix://{tmp_path / 'cold'}"
+        service = stack.enter_context(running_service(settings.model_copy(update=changes)))
+        world = Cold(service, clock.advance, fake)
+        stack.callback(world.close)
+        yield world
 
 
 @pytest.fixture

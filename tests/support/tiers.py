@@ -19,6 +19,7 @@ from tests.support.s3_fake.server import S3Fake
 from tests.support.service import RunningService
 
 DAY = 86400
+READ_LEASE_SECONDS = 6 * 3600
 
 
 class Cold:
