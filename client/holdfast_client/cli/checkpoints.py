@@ -96,6 +96,20 @@ def _pushed(one: CheckpointView) -> str:
     return f"{late}, off the line: restored as {one.step}#{one.attempt} and never as latest"
 
 
+def _pin(one: CheckpointView) -> str:
+    if one.pinned_at is None:
+        return ""
+    until = "" if one.pinned_until is None else f" until {as_time(one.pinned_until)} UTC"
+    return f"by {one.pinned_by}{until}: {one.pin_reason}"
+
+
+def _trash(one: CheckpointView) -> str:
+    if one.trashed_at is None:
+        return ""
+    why = f": {one.trash_reason}" if one.trash_reason else ""
+    return f"until {as_time(one.purge_at)} UTC, by {one.trashed_by}{why}"
+
+
 def _chunks(one: CheckpointView) -> str:
     """Stored bytes beside the chunks' own, where these are not the same."""
     size = as_bytes(one.chunk_bytes)
@@ -129,6 +143,9 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("created", f"{as_time(one.created_at)} UTC"),
         ("committed", f"{as_time(one.committed_at)} UTC" if one.committed_at else ""),
         ("labels", ", ".join(one.labels)),
+        ("pinned", _pin(one)),
+        ("in the trash", _trash(one)),
+        ("deleted", f"{as_time(one.deleted_at)} UTC" if one.deleted_at else ""),
         ("metrics", ", ".join(f"{name}={as_metric(value)}" for name, value in sorted(one.metrics.items()))),
         (
             "components",
