@@ -108,6 +108,7 @@ def test_a_rotten_copy_is_healed_from_the_other_store_in_a_generation_of_its_own
         assert (total.bad_copies, total.healed_copies) == (1, 1)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-17")
 def test_a_new_copy_counts_only_once_it_was_read(
     service: RunningService, damaged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -131,6 +132,7 @@ def test_a_new_copy_counts_only_once_it_was_read(
     assert actions(service).count("copy.heal") == 2, "each of the rotten ones is healed"
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_what_is_not_needed_any_more_is_not_healed(service: RunningService, damaged: dict[str, Any]) -> None:
     with service.context.database.transaction() as session:
         session.get_one(Checkpoint, damaged["id"]).state = "deleted"
@@ -156,6 +158,7 @@ def test_without_another_copy_the_next_negotiate_is_told_to_send_it_and_the_mark
     assert actions(service) == ["copy.heal", "checkpoint.heal"]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-17")
 def test_what_is_sent_anew_and_rots_before_it_is_read_takes_no_mark_back(
     service: RunningService, job: Job, lost: dict[str, Any]
@@ -188,6 +191,7 @@ def test_a_copy_elsewhere_takes_the_mark_back_only_after_it_was_read(
     assert health_of(service, saved["id"])[0] == "corrupt", "its bytes were read, and they are rotten too"
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_health_under_the_mark_comes_back(service: RunningService, job: Job, clock: Clock) -> None:
     saved = {health: job.save(step, content=CONTENT) for step, health in enumerate(("quarantined", "diverged"))}
     with service.context.database.transaction() as session:
@@ -352,6 +356,7 @@ def test_a_collector_that_comes_while_it_is_healed_takes_nothing_of_it(
     assert health_of(service, damaged["id"])[0] == "ok"
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-28")
 def test_a_store_that_is_away_is_healed_when_it_is_back(
     service: RunningService, damaged: dict[str, Any], clock: Clock, tmp_path: Path

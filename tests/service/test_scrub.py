@@ -89,6 +89,7 @@ def test_the_copy_that_was_not_read_for_longest_comes_first(
     assert first < second < third
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_zero_days_switch_it_off(settings: ServiceSettings, service: RunningService, job: Job, clock: Clock) -> None:
     job.save(1)
     clock.advance(400 * DAY)
@@ -135,6 +136,7 @@ def test_a_chunk_is_lost_when_the_last_store_has_lost_it(service: RunningService
     assert heal.tick(service.context).lost_copies == 2
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-22")
 def test_a_store_that_is_away_stops_only_its_own_part(service: RunningService, job: Job, clock: Clock) -> None:
     saved = job.save(100, content=CONTENT)
@@ -153,6 +155,7 @@ def test_a_store_that_is_away_stops_only_its_own_part(service: RunningService, j
         assert rescrub.tick(service.context).good == 2
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-22")
 def test_a_wrong_mount_is_no_finding_about_a_copy(service: RunningService, job: Job, clock: Clock) -> None:
     saved = job.save(100, content=CONTENT)
@@ -172,6 +175,7 @@ def test_a_wrong_mount_is_no_finding_about_a_copy(service: RunningService, job: 
     assert {copy.state for copy in copies_of(service, CONTENT)} == {CopyState.VERIFIED}
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_cold_copy_is_not_read(service: RunningService, job: Job, clock: Clock) -> None:
     job.save(100, content=CONTENT)
     with service.context.database.transaction() as session:
@@ -181,6 +185,7 @@ def test_a_cold_copy_is_not_read(service: RunningService, job: Job, clock: Clock
     assert holdfast_service.scrub.prove.tick(service.context).idle
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-14")
 def test_copies_of_the_second_store_are_proven_there(service: RunningService, job: Job) -> None:
     job.save(100, content=CONTENT)
@@ -211,6 +216,7 @@ def test_a_lease_that_another_took_over_settles_nothing(service: RunningService,
     assert {copy.state for copy in copies_of(service, CONTENT)} == {CopyState.DELETING}
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_what_is_found_is_written_down_as_an_event(service: RunningService, job: Job, clock: Clock) -> None:
     saved = job.save(100, content=CONTENT)
     overwrite(service.context.store, key_of(service, CONTENT), b"x" * len(CONTENT))

@@ -107,6 +107,7 @@ def test_one_that_was_cut_off_does_not_read_again_what_it_has_read(
     assert found.marked == ["demo/gpt@2#1"]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_cheap_mode_finds_what_is_missing_or_cut_and_postpones_no_scrub(
     service: RunningService, client: Client
 ) -> None:
@@ -122,6 +123,7 @@ def test_the_cheap_mode_finds_what_is_missing_or_cut_and_postpones_no_scrub(
     assert result_of(service, client, client.scrub_run("demo", "gpt")).bad == 2, "reading finds the rest"
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_what_cannot_be_read_now_is_told_and_marks_nothing(
     service: RunningService, client: Client, tmp_path: Path
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_bad_chunk_names_what_it_concerns_and_the_nearest_good_steps(service: 
     assert client.impact_of_checkpoint(gpt[30]["id"]).chunks == []
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_token_of_another_project_sees_and_scrubs_nothing(service: RunningService, client: Client) -> None:
     saved = save_steps(service, "demo/gpt", {1: SHARED})
     service.make_project("other")
@@ -199,6 +202,7 @@ def test_a_token_of_another_project_sees_and_scrubs_nothing(service: RunningServ
     assert reader.post("/v1/projects/demo/runs/gpt/scrub", json={}).status_code == 403
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_commands_print_it_in_both_forms(
     service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +226,7 @@ def test_the_commands_print_it_in_both_forms(
     assert "Nothing is known to be bad" in run("impact", "demo/gpt@1")
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_metrics_tell_how_far_and_what_was_found(service: RunningService, client: Client, clock: Clock) -> None:
     save_steps(service, "demo/gpt", {1: b"one", 2: b"two"})
     copy_to_second(service)
