@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast_service.catalog.processes import ProcessKind, say_alive
 from holdfast_service.reap.tick import MISSED_HEARTBEATS, ReapReport, tick
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
@@ -64,6 +65,27 @@ def test_the_services_own_downtime_is_left_out(service: RunningService, clock: C
     assert save.now()["state"] == "uploading"
     assert tick(service.context) == ReapReport()
     clock.advance(IDLE_SECONDS + 1)
+    assert tick(service.context).aborted == (save.id,)
+
+
+@pytest.mark.rule("protocol-31")
+def test_while_only_workers_run_nobody_can_call_and_nothing_is_reaped(service: RunningService, clock: Clock) -> None:
+    def heard_of(process: str, kind: ProcessKind) -> None:
+        with service.context.database.transaction() as session:
+            say_alive(session, process, kind)
+
+    save = Job(service.http()).begin(100)
+    heard_of("node-1", "serve")
+    tick(service.context)
+    for _ in range(72):  # the worker's rounds go on, each soon after the other, while the service is away
+        clock.advance(50)
+        heard_of("node-2", "worker")
+        assert "No process serves" in (tick(service.context).error or "")
+    heard_of("node-3", "serve")
+    assert tick(service.context) == ReapReport(deadlines_moved_seconds=pytest.approx(3600, abs=60))
+    assert save.now()["state"] == "uploading"
+    clock.advance(IDLE_SECONDS + 1)
+    heard_of("node-3", "serve")
     assert tick(service.context).aborted == (save.id,)
 
 
