@@ -4,6 +4,7 @@ taken back only after the new bytes were read (protocol rules 15, 17 and 28)."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,11 @@ import holdfast_service.collect.tick
 import holdfast_service.scrub.mend_chunk
 import holdfast_service.uploads.reserve
 from holdfast_protocol.states import CopyState, Proof, StoreRole
+from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.custody_tables import AuditEvent, ScrubTotal
-from holdfast_service.catalog.tables import Checkpoint
+from holdfast_service.catalog.reread import Finding, claim, settle
+from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy
+from holdfast_service.clock import database_now
 from holdfast_service.scrub import heal, rescrub
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
@@ -172,6 +176,21 @@ def test_what_is_sent_anew_and_rots_before_it_is_read_takes_no_mark_back(
 
 
 @pytest.mark.rule("protocol-17")
+def test_a_new_copy_that_somebody_is_still_reading_takes_no_mark_back(
+    service: RunningService, job: Job, lost: dict[str, Any]
+) -> None:
+    assert job.save(200, content=CONTENT)["state"] == "committed"
+    new = copies_of(service, CONTENT)[-1]
+    with service.context.database.transaction() as session:
+        row, chunk = session.get_one(Copy, new.id), session.get_one(Chunk, new.chunk_id)
+        reading = claim(session, chunk, row, database_now(session) + timedelta(seconds=60), suspect=False)
+    assert heal.tick(service.context).healed_checkpoints == ()
+    assert health_of(service, lost["id"])[0] == "corrupt"
+    assert settle(service.context, reading, Finding.GOOD, Actor.controller("test")) == []
+    assert heal.tick(service.context).healed_checkpoints == (lost["id"],)
+
+
+@pytest.mark.rule("protocol-17")
 def test_a_copy_elsewhere_takes_the_mark_back_only_after_it_was_read(
     service: RunningService, job: Job, clock: Clock
 ) -> None:
@@ -180,12 +199,12 @@ def test_a_copy_elsewhere_takes_the_mark_back_only_after_it_was_read(
     copy_to_second(service)
     with service.context.database.transaction() as session:
         (copy,) = copies_of(service, CONTENT, StoreRole.SECOND)
-        session.get_one(type(copy), copy.id).state = CopyState.PENDING
+        session.get_one(Copy, copy.id).state = CopyState.PENDING
     remove(service.context.store, key_of(service, CONTENT))
     clock.advance(31 * DAY)
     assert rescrub.tick(service.context).corrupt_checkpoints == (saved["id"],)
     with service.context.database.transaction() as session:
-        session.get_one(type(copy), copy.id).state = CopyState.VERIFIED
+        session.get_one(Copy, copy.id).state = CopyState.VERIFIED
     flip(attached(service, StoreRole.SECOND).store, key_of(service, CONTENT, StoreRole.SECOND))
     heal.tick(service.context)
     assert health_of(service, saved["id"])[0] == "corrupt", "its bytes were read, and they are rotten too"

@@ -200,6 +200,7 @@ def test_copies_of_the_second_store_are_proven_there(service: RunningService, jo
     assert [copy.state for copy in copies_of(service, CONTENT, StoreRole.SECOND)] == [CopyState.BAD]
 
 
+@pytest.mark.rule("protocol-28")
 def test_a_lease_that_another_took_over_settles_nothing(service: RunningService, job: Job, clock: Clock) -> None:
     """It was marked for deletion meanwhile: whoever reads it then must not bring it back."""
     job.save(100, content=CONTENT)
