@@ -12,32 +12,32 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import structlog
+from sqlalchemy.orm import Session
 
-import holdfast_service.collect.sweep_tick
-import holdfast_service.collect.tick
-import holdfast_service.holds.mirror
 import holdfast_service.operations.claim
-import holdfast_service.operations.tick
-import holdfast_service.reap.tick
 import holdfast_service.records.due
-import holdfast_service.records.tick
-import holdfast_service.replicate.tick
-import holdfast_service.retention.purge
-import holdfast_service.retention.tick
-import holdfast_service.scrub.heal
-import holdfast_service.scrub.prove
-import holdfast_service.scrub.rescrub
-import holdfast_service.tiers.tick
 from holdfast_service.catalog.processes import ProcessKind
-from holdfast_service.catalog.rounds import Round, RoundReport
+from holdfast_service.catalog.rounds import Backlog, Round, RoundReport
+from holdfast_service.collect import sweep_tick as sweep
+from holdfast_service.collect import tick as collect
 from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.presence import Presence
 from holdfast_service.controllers.round import run_round
 from holdfast_service.errors import ProblemError
+from holdfast_service.holds import mirror as holds
 from holdfast_service.operation_kinds import OPERATION_KINDS
+from holdfast_service.operations import tick as operations
+from holdfast_service.reap import tick as reap
+from holdfast_service.records import tick as records
+from holdfast_service.replicate import tick as replicate
+from holdfast_service.retention import purge
+from holdfast_service.retention import tick as retention
+from holdfast_service.scrub import heal, prove, rescrub
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.tiers import tick as tiers
 
 _log = structlog.get_logger("holdfast.background")
 
@@ -53,58 +53,39 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
     """Every controller of the service."""
     interval = settings.controller_interval_seconds
     return (
-        Round("reap", interval, holdfast_service.reap.tick.tick, holdfast_service.reap.tick.backlog),
+        _controller("reap", interval, reap),
         Round("stores", interval, _watch_stores, own=True),
-        Round("records", interval, holdfast_service.records.tick.tick, holdfast_service.records.due.backlog),
-        Round("prove", interval, holdfast_service.scrub.prove.tick, holdfast_service.scrub.prove.backlog),
-        Round("scrub", interval, holdfast_service.scrub.rescrub.tick, holdfast_service.scrub.rescrub.backlog),
-        Round(
-            "heal",
-            interval * _HEAL_EVERY_ROUNDS,
-            holdfast_service.scrub.heal.tick,
-            holdfast_service.scrub.heal.backlog,
-        ),
-        Round(
-            "holds",
-            interval * _HOLDS_EVERY_ROUNDS,
-            holdfast_service.holds.mirror.tick,
-            holdfast_service.holds.mirror.backlog,
-        ),
-        Round("replicate", interval, holdfast_service.replicate.tick.tick, holdfast_service.replicate.tick.backlog),
+        Round("records", interval, records.tick, holdfast_service.records.due.backlog),
+        _controller("prove", interval, prove),
+        _controller("scrub", interval, rescrub),
+        _controller("heal", interval * _HEAL_EVERY_ROUNDS, heal),
+        _controller("holds", interval * _HOLDS_EVERY_ROUNDS, holds),
+        _controller("replicate", interval, replicate),
         Round(
             "operations",
             interval,
-            partial(holdfast_service.operations.tick.tick, kinds=OPERATION_KINDS),
+            partial(operations.tick, kinds=OPERATION_KINDS),
             holdfast_service.operations.claim.backlog,
             threads=_OPERATION_THREADS,
         ),
-        Round(
-            "retention",
-            settings.retention_interval_seconds,
-            holdfast_service.retention.tick.tick,
-            holdfast_service.retention.tick.backlog,
-        ),
-        Round(
-            "purge",
-            interval * holdfast_service.retention.purge.EVERY_ROUNDS,
-            holdfast_service.retention.purge.tick,
-            holdfast_service.retention.purge.backlog,
-        ),
-        Round("tiers", interval, holdfast_service.tiers.tick.tick, holdfast_service.tiers.tick.backlog),
-        Round(
-            "collect",
-            interval * _COLLECT_EVERY_ROUNDS,
-            holdfast_service.collect.tick.tick,
-            holdfast_service.collect.tick.backlog,
-        ),
-        Round(
-            "sweep",
-            interval * _COLLECT_EVERY_ROUNDS,
-            holdfast_service.collect.sweep_tick.tick,
-            holdfast_service.collect.sweep_tick.backlog,
-            sole=True,
-        ),
+        _controller("retention", settings.retention_interval_seconds, retention),
+        _controller("purge", interval * purge.EVERY_ROUNDS, purge),
+        _controller("tiers", interval, tiers),
+        _controller("collect", interval * _COLLECT_EVERY_ROUNDS, collect),
+        _controller("sweep", interval * _COLLECT_EVERY_ROUNDS, sweep, sole=True),
     )
+
+
+class Controller(Protocol):
+    """A module with these two functions."""
+
+    def tick(self, context: ServiceContext) -> RoundReport: ...
+
+    def backlog(self, session: Session, context: ServiceContext) -> Backlog: ...
+
+
+def _controller(name: str, interval_seconds: float, module: Controller, *, sole: bool = False) -> Round:
+    return Round(name, interval_seconds, module.tick, module.backlog, sole=sole)
 
 
 @dataclass(frozen=True, kw_only=True)
