@@ -1,0 +1,121 @@
+"""The threads that run controllers: in a service, in a worker, and not in a second process on SQLite."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast_client.cli.main import app
+from holdfast_service.background import Background, rounds_of
+from holdfast_service.catalog.rounds import Round, RoundReport
+from holdfast_service.context import ServiceContext
+from holdfast_service.serve import serve
+from holdfast_service.settings import ServiceSettings, SettingsError
+from tests.support.rank import answer
+from tests.support.service import RunningService
+
+PATIENCE_SECONDS = 60
+
+
+class Called:
+    """Counts the ticks of a round, each of which `what` carries out."""
+
+    def __init__(self, what: Callable[[], RoundReport] = RoundReport) -> None:
+        self._what = what
+        self._more = threading.Condition()
+        self.count = 0
+
+    def tick(self, _context: ServiceContext) -> RoundReport:
+        with self._more:
+            self.count += 1
+            self._more.notify_all()
+        return self._what()
+
+    def wait_for(self, count: int) -> None:
+        with self._more:
+            assert self._more.wait_for(lambda: self.count >= count, PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def settings(settings: ServiceSettings) -> ServiceSettings:
+    return settings.model_copy(update={"controller_interval_seconds": 0.01})
+
+
+@pytest.fixture
+def context(service: RunningService) -> ServiceContext:
+    return replace(service.context, process_id="node-1", stopping=threading.Event())
+
+
+def test_each_controller_has_its_threads_and_one_that_fails_goes_on(
+    service: RunningService, context: ServiceContext
+) -> None:
+    def fails() -> RoundReport:
+        raise RuntimeError("a bug")
+
+    failing, together = Called(fails), Called()
+    meeting = threading.Barrier(2)
+    pair = Round("pair", 3600.0, lambda _: (meeting.wait(PATIENCE_SECONDS), together.tick(context))[1], threads=2)
+    rounds = (Round("failing", 0.01, failing.tick), pair)
+    background = Background(context, rounds, "worker")
+    background.start()
+    failing.wait_for(3)
+    together.wait_for(2)
+    (listed,) = answer(service.http().get("/v1/workers"))["items"]
+    assert (listed["id"], listed["kind"]) == ("node-1", "worker")
+    assert background.stop(timeout_seconds=PATIENCE_SECONDS)
+    assert answer(service.http().get("/v1/workers"))["items"] == [], "it has said good-bye"
+    assert together.count == 2, "the next round of the pair was an hour away"
+
+
+def test_a_round_that_is_far_away_comes_at_once_when_somebody_wants_it(
+    service: RunningService, context: ServiceContext
+) -> None:
+    collect = Called()
+    background = Background(context, (Round("collect", 3600.0, collect.tick),), "worker")
+    background.start()
+    collect.wait_for(1)
+    answer(service.http().post("/v1/controllers/collect/run"))
+    collect.wait_for(2)
+    assert background.stop(timeout_seconds=PATIENCE_SECONDS)
+    assert collect.count == 2
+
+
+def test_a_process_that_leaves_the_controllers_to_others_still_looks_after_itself(
+    service: RunningService, context: ServiceContext
+) -> None:
+    own, shared = Called(), Called()
+    rounds = (Round("shared", 0.01, shared.tick), Round("own", 0.01, own.tick, own=True))
+    background = Background(context, rounds, "serve", controllers=False)
+    background.start()
+    own.wait_for(3)
+    assert background.stop(timeout_seconds=PATIENCE_SECONDS)
+    assert shared.count == 0
+    assert [each.name for each in rounds_of(context.settings) if each.own] == ["stores"]
+
+
+def test_a_round_under_way_may_end_before_its_process_does(context: ServiceContext) -> None:
+    gate = threading.Event()
+    slow = Called(lambda: RoundReport(done=int(gate.wait(PATIENCE_SECONDS))))
+    background = Background(context, (Round("slow", 0.01, slow.tick),), "worker")
+    background.start()
+    slow.wait_for(1)
+    assert not background.stop(timeout_seconds=0), "it says that something was cut off"
+    gate.set()
+    assert background.stop(timeout_seconds=PATIENCE_SECONDS)
+    assert slow.count == 1, "a process that ends begins no other round"
+
+
+def test_a_second_process_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_DATA_DIR", str(tmp_path / "data"))
+    refused = CliRunner().invoke(app, ["worker"])
+    assert refused.exit_code == 2
+    assert "HOLDFAST_DATABASE_URL names SQLite" in refused.stderr
+    assert "one `holdfast serve` does everything" in refused.stderr
+    with pytest.raises(SettingsError, match="HOLDFAST_SERVE_CONTROLLERS=false"):
+        serve(ServiceSettings(serve_controllers=False, port=0), lambda *_: None)
+    assert not (tmp_path / "data").exists(), "a start that fails must not touch anything"
