@@ -108,10 +108,9 @@ def _copy_chunk(
         _log.warning("copy_failed", digest=task.digest, store=target.role.value, reason=str(failure))
         return Copied(failed=1, error=str(failure))
     except StoreFailedError as failure:
-        for attached in context.stores:
-            if attached.store_id == failure.store_id:
-                attached.watch.doubt()
-        return Copied(failed=1, error=str(failure), target_failed=failure.store_id == target.store_id)
+        [failed] = [attached for attached in context.stores if attached.store_id == failure.store_id]
+        failed.watch.doubt()
+        return Copied(failed=1, error=f"The {failed.role} store: {failure}", target_failed=failed is target)
     return Copied(chunks=1, bytes=task.stored_bytes) if settled else Copied()
 
 
@@ -134,8 +133,10 @@ def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied:
     row.missing_bytes = size
     row.error = copied.error
     if count:
-        # Where nothing could be taken, others may be at it, or no copy can be read: not again at once.
-        row.retry_at = None if copied.chunks else database_now(session) + timedelta(seconds=RETRY_SECONDS)
+        # Where nothing could be taken, others may be at it, or no copy can be read: not again at once. A second store
+        # that is away is looked at in each round, and then all of it is due.
+        passing = copied.chunks > 0 or copied.target_failed
+        row.retry_at = None if passing else database_now(session) + timedelta(seconds=RETRY_SECONDS)
         return
     row.retry_at = None
     copied.whole = True

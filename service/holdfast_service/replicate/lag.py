@@ -126,4 +126,4 @@ def _behind_since(session: Session, rows: Subquery) -> dict[str, datetime]:
         .where(~rows.c.whole, or_(whole.c.newest.is_(None), rows.c.committed_at > whole.c.newest))
         .group_by(rows.c.run_id)
     )
-    return dict(found.tuples().all())
+    return {row[0]: row[1] for row in found}
