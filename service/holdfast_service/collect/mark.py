@@ -54,6 +54,16 @@ def mark(session: Session, context: ServiceContext, store_ids: Collection[int]) 
     question = Question.now_of(session, context, store_ids)
     candidates = _due_candidates(session, question)
     wanted = {*candidates, *_unwritten(session, question)}
+    doomed, forgotten = _look_at(session, context, question, candidates, wanted) if wanted else ([], 0)
+    doomed += _claim(session, context, question, _left_by_the_dead(session, question))
+    leave_candidates(session, {each.chunk_id for each in doomed})
+    return Marked(doomed, forgotten, len(candidates))
+
+
+def _look_at(
+    session: Session, context: ServiceContext, question: Question, candidates: Sequence[int], wanted: Collection[int]
+) -> tuple[list[Doomed], int]:
+    """What is marked now, and how many chunks went."""
     locked = session.scalars(
         select(Chunk.id).where(Chunk.id.in_(wanted)).order_by(Chunk.digest).with_for_update(skip_locked=True)
     ).all()
@@ -62,10 +72,7 @@ def mark(session: Session, context: ServiceContext, store_ids: Collection[int]) 
     # A statement of its own: the ones above may have taken their snapshot before the last reference was committed.
     rows = _copies(session, Copy.chunk_id.in_(locked) & question.may_go())
     doomed = _claim(session, context, question, rows)
-    forgotten = _settle_candidates(session, question, candidates, locked)
-    doomed += _claim(session, context, question, _left_by_the_dead(session, question))
-    leave_candidates(session, {each.chunk_id for each in doomed})
-    return Marked(doomed, forgotten, len(candidates))
+    return doomed, _settle_candidates(session, question, candidates, locked)
 
 
 def _due_candidates(session: Session, question: Question) -> list[int]:
