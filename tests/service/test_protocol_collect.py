@@ -74,6 +74,7 @@ def test_what_was_uploaded_for_nothing_goes_and_what_is_committed_stays(
     assert tick(service.context) == CollectReport()
 
 
+@pytest.mark.rule("protocol-26")
 def test_what_is_in_the_trash_stays_and_what_is_deleted_goes(job: Job, service: RunningService, clock: Clock) -> None:
     view = job.save(1, content=b"weights")
     let_tickets_expire(service, clock)
@@ -86,6 +87,7 @@ def test_what_is_in_the_trash_stays_and_what_is_deleted_goes(job: Job, service: 
         assert session.scalar(select(func.count()).select_from(ChunkList)) == 0
 
 
+@pytest.mark.rule("protocol-24")
 def test_a_sealed_shard_of_an_open_checkpoint_keeps_its_chunks(service: RunningService, clock: Clock) -> None:
     save = Job(service.http(), world_size=2).begin(1)
     save.write(0, [b"w0", b"i0"])
