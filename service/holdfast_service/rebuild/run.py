@@ -47,6 +47,8 @@ def rebuild(
             _run(database, source, each, report, parents)
         elif each.removed:
             report.removed += 1
+        elif not each.versions and not each.manifest:
+            report.notes.append(f"{each.subject.folder}: its record was begun and not ended; nothing of it counts")
         else:
             read = read_checkpoint(source, each, report)
             _note_parent(read, parents)

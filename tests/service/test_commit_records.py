@@ -1,0 +1,243 @@
+"""Records beside the data: written from an outbox, however it is cut off, and removed before any chunk (rule 30)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text, update
+
+import holdfast_service.catalog.record_writing
+import holdfast_service.records.tick
+from holdfast_protocol.states import CheckpointState
+from holdfast_service.catalog.commit_records import forget_removed, remove_record
+from holdfast_service.catalog.record_names import checkpoint_subject
+from holdfast_service.catalog.record_outbox import record_in_store
+from holdfast_service.catalog.record_scan import scan_records
+from holdfast_service.catalog.record_tables import WrittenRecord
+from holdfast_service.catalog.tables import TO_RECORD, Checkpoint, Run
+from holdfast_service.clock import database_now
+from holdfast_service.collect.ready import ready_stores
+from holdfast_service.database import Database
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import StoreUnavailable
+from tests.service.conftest import Clock
+from tests.support.databases import SqliteCatalogs
+from tests.support.interleave import hold_before, in_background
+from tests.support.rank import Job
+from tests.support.rebuilt import rebuild_into, record_all
+from tests.support.service import RunningService, running_service
+
+pytestmark = pytest.mark.rule("protocol-30")
+_LEASE_OVER_SECONDS = holdfast_service.catalog.record_writing.LEASE_SECONDS + 1
+
+
+class Killed(BaseException):
+    """The process ends right here."""
+
+
+@contextmanager
+def killed_at(service: RunningService, call: int) -> Iterator[None]:
+    """Whatever the service changes in the store, the process dies instead of the call of this number."""
+    store = service.context.store
+    made = 0
+
+    def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*arguments: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made == call:
+                raise Killed
+            return real(*arguments)
+
+        return change
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("write_named", "delete_named"):
+            patched.setattr(store, name, guarded(getattr(store, name)))
+        with pytest.raises(Killed):
+            yield
+
+
+def label(service: RunningService, checkpoint_id: str, *labels: str) -> None:
+    reply = service.http().patch(
+        f"/v1/checkpoints/{checkpoint_id}", json={"labels": list(labels)}, headers={"If-Match": "*"}
+    )
+    reply.raise_for_status()
+
+
+def going(service: RunningService, checkpoint_id: str, state: CheckpointState) -> str:
+    """As a purge leaves it; the project's id."""
+    with service.context.database.transaction() as session:
+        session.execute(
+            update(Checkpoint)
+            .where(Checkpoint.id == checkpoint_id)
+            .values(state=state, version=Checkpoint.version + 1, deleted_at=database_now(session))
+        )
+        return session.execute(select(Run.project_id)).scalar_one()
+
+
+def due(service: RunningService) -> int:
+    with service.context.database.read() as session:
+        return len(session.scalars(select(Checkpoint.id).where(text(TO_RECORD))).all())
+
+
+def labels_in_the_bucket(sqlite_catalogs: SqliteCatalogs, tmp_path: Path, settings: ServiceSettings) -> dict[str, Any]:
+    """By checkpoint, what a rebuild would give."""
+    url = sqlite_catalogs.new(tmp_path)
+    report = rebuild_into(url, settings.store_url)
+    assert report.whole, report.lines()
+    database = Database(url)
+    with database.read() as session:
+        found = session.execute(
+            select(Checkpoint.id, Checkpoint.labels).where(Checkpoint.state == CheckpointState.COMMITTED)
+        )
+        labels = {row.id: row.labels for row in found}
+    database.dispose()
+    return labels
+
+
+def test_a_recorder_that_dies_at_any_step_loses_no_commit(
+    service: RunningService,
+    settings: ServiceSettings,
+    sqlite_catalogs: SqliteCatalogs,
+    tmp_path: Path,
+    clock: Clock,
+) -> None:
+    job = Job(service.http(), world_size=2)
+    record_all(service.context)
+    for step in range(1, 5):
+        saved = job.save(step)
+        label(service, saved["id"], "keep")
+        with killed_at(service, step):
+            holdfast_service.records.tick.tick(service.context)
+        torn = labels_in_the_bucket(sqlite_catalogs, tmp_path, settings).get(saved["id"])
+        # Two lists, the manifest, the version: with the manifest it is a commit, with the version it has its state.
+        assert torn == (None if step <= 3 else [] if step == 4 else ["keep"])
+        clock.advance(_LEASE_OVER_SECONDS)
+        record_all(service.context)
+        assert due(service) == 0
+        assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)[saved["id"]] == ["keep"]
+    label(service, saved["id"], "newer")
+    with killed_at(service, 2):  # the newer version is there, and the older one too
+        holdfast_service.records.tick.tick(service.context)
+    assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)[saved["id"]] == ["newer"]
+    clock.advance(_LEASE_OVER_SECONDS)
+    record_all(service.context)
+    assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)[saved["id"]] == ["newer"]
+
+
+def test_of_two_recorders_the_slow_one_never_puts_an_older_state_in_place_of_a_newer(
+    service: RunningService,
+    settings: ServiceSettings,
+    sqlite_catalogs: SqliteCatalogs,
+    tmp_path: Path,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = Job(service.http()).save(1)
+    record_all(service.context)
+    label(service, saved["id"], "old")
+    gate = hold_before(monkeypatch, holdfast_service.records.tick, "write_record")
+    with in_background(gate) as threads:
+        slow = threads.submit(holdfast_service.records.tick.tick, service.context)
+        gate.wait_until_reached()
+        label(service, saved["id"], "new")
+        assert holdfast_service.records.tick.tick(service.context).done == 0, "somebody is at it"
+        clock.advance(_LEASE_OVER_SECONDS)
+        assert holdfast_service.records.tick.tick(service.context).done == 1
+        gate.open()
+        assert slow.result(60).done == 0, "its lease was over"
+    assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings) == {saved["id"]: ["new"]}
+    assert due(service) == 0
+
+
+def test_a_recorder_that_comes_after_the_purge_raises_nobody_from_the_dead(
+    service: RunningService,
+    settings: ServiceSettings,
+    sqlite_catalogs: SqliteCatalogs,
+    tmp_path: Path,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Job(service.http())
+    record_all(service.context)
+    saved = job.save(1)
+    gate = hold_before(monkeypatch, holdfast_service.records.tick, "write_record")
+    with in_background(gate) as threads:
+        slow = threads.submit(holdfast_service.records.tick.tick, service.context)
+        gate.wait_until_reached()
+        project_id = going(service, saved["id"], CheckpointState.DELETING)
+        remove_record(service.context, project_id, saved["id"])
+        gate.open()
+        slow.result(60)
+    going(service, saved["id"], CheckpointState.DELETED)
+    assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings) == {}
+    record_all(service.context)
+    # A day later the word itself goes, and what the late writer left with it.
+    clock.advance(25 * 3600)
+    (attached,) = service.context.stores
+    assert forget_removed(service.context, attached) == 1
+    subject = checkpoint_subject(project_id, saved["id"])
+    assert subject not in scan_records(attached.store).by_subject
+    assert forget_removed(service.context, attached) == 0
+
+
+def test_a_purge_that_dies_at_any_step_leaves_it_in_the_trash_with_its_bytes_or_gone(
+    service: RunningService, settings: ServiceSettings, sqlite_catalogs: SqliteCatalogs, tmp_path: Path
+) -> None:
+    job = Job(service.http())
+    for step in range(1, 6):
+        saved = job.save(step)
+        record_all(service.context)
+        project_id = going(service, saved["id"], CheckpointState.DELETING)
+        # The word, then list, manifest and version.
+        if step < 5:
+            with killed_at(service, step):
+                remove_record(service.context, project_id, saved["id"])
+        else:
+            remove_record(service.context, project_id, saved["id"])
+        there = labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)
+        assert (saved["id"] in there) == (step == 1), "before the word is written nothing of it is missing"
+        remove_record(service.context, project_id, saved["id"])
+        assert saved["id"] not in labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)
+
+
+def test_a_store_that_is_away_keeps_its_records_due_and_blocks_no_other(
+    settings: ServiceSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
+    with running_service(both) as service:
+        saved = Job(service.http()).save(1)
+        first, second = service.context.stores
+        with service.context.database.transaction() as session:
+            record_in_store(session, saved["id"], second.store_id)
+
+        def away(*_: object) -> None:
+            raise StoreUnavailable("it does not answer")
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(second.store, "write_named", away)
+            report = holdfast_service.records.tick.tick(service.context)
+            assert (report.done, report.error) == (3, "it does not answer")
+            assert due(service) == 1, "it is told until the second store has it too"
+            assert holdfast_service.records.tick.tick(service.context).done == 0
+        record_all(service.context)
+        assert due(service) == 0
+        with service.context.database.read() as session:
+            written = session.scalars(select(WrittenRecord.store_id).where(WrittenRecord.kind == "checkpoint")).all()
+        assert sorted(written) == [first.store_id, second.store_id]
+        # The same of a purge: what is removed later is removed before any chunk of that store.
+        project_id = going(service, saved["id"], CheckpointState.DELETING)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(second.store, "write_named", away)
+            remove_record(service.context, project_id, saved["id"])
+        subject = checkpoint_subject(project_id, saved["id"])
+        assert scan_records(first.store).by_subject[subject].removed
+        assert not scan_records(second.store).by_subject[subject].removed
+        going(service, saved["id"], CheckpointState.DELETED)
+        assert ready_stores(service.context).store_ids == {first.store_id, second.store_id}
+        assert scan_records(second.store).by_subject[subject].removed
