@@ -83,15 +83,14 @@ def apply(
     name = read_run(run)
     with connect() as client:
         found = client.plan_retention(name.project, name.run, show="expire")
-        if not yes or dry_run or found.policy_digest is None:
-            results = None
-        else:
-            results = []
+        really = yes and not dry_run and found.policy_digest is not None
+        results: list[Pruned] = []
+        if really:
             for part in client.apply_retention(found):
                 results.append(part)
                 if not json and len(found.checkpoints) > len(part.trashed):
                     sys.stderr.write(f"{sum(len(one.trashed) for one in results)} of {found.expired} expired\n")
-    if results is None:
+    if not really:
         _only_shown(found, dry_run=dry_run, json=json)
         return
     if json:
@@ -158,9 +157,13 @@ def show_pruned(results: Sequence[Pruned], *, nothing: str) -> None:
     until = min((one.purge_at for one in results if one.purge_at is not None), default=None)
     show_line(
         f"{len(trashed)} checkpoints {'would go to' if dry else 'are in'} the trash"
-        + (f" until {as_time(until)} UTC" if until is not None else "")
-        + f"; {as_bytes(freed)} ({freed} bytes) {'would be' if dry else 'will be'} freed."
+        + (f" until {as_time(until)} UTC." if until is not None else ".")
     )
+    show_line(f"{_bytes(freed)} {'would be' if dry else 'will be'} freed, net of what others share.")
+
+
+def _bytes(count: int) -> str:
+    return f"{count} bytes ({as_bytes(count)})"
 
 
 def words(reasons: Sequence[Reason]) -> str:
@@ -204,10 +207,8 @@ def _show_checkpoints(checkpoints: Sequence[PlannedCheckpoint]) -> None:
 def _tell(found: RetentionPlan) -> None:
     for note in found.notes:
         sys.stderr.write(note + "\n")
-    show_line(
-        f"{found.kept} stay, {found.expired} expire; {as_bytes(found.freed.bytes)} ({found.freed.bytes} bytes) would "
-        "be freed, net of what others share."
-    )
+    show_line(f"{found.kept} stay, {found.expired} expire.")
+    show_line(f"{_bytes(found.freed.bytes)} would be freed, net of what others share.")
 
 
 def _only_shown(found: RetentionPlan, *, dry_run: bool, json: bool) -> None:

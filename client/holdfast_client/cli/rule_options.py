@@ -52,7 +52,7 @@ def _parameter(name: str) -> inspect.Parameter:
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kind, option],  # type: ignore[valid-type]
+        annotation=Annotated[kind, option],
     )
 
 

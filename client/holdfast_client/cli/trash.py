@@ -128,7 +128,8 @@ def restore(
     if json:
         show_json(view)
         return
-    show_line(f"{name} step {view.step} of attempt {view.attempt} is {view.state}{_pinned(view)}.")
+    pinned = "" if view.pinned_at is None else f", pinned{_until(view)}"
+    show_line(f"{name} step {view.step} of attempt {view.attempt} is {view.state}{pinned}.")
 
 
 def pin(
@@ -145,7 +146,7 @@ def pin(
     if json:
         show_json(view)
         return
-    show_line(f"{name} step {view.step} of attempt {view.attempt}{_pinned(view)}.")
+    show_line(f"{name} step {view.step} of attempt {view.attempt} is pinned{_until(view)}.")
 
 
 def unpin(selector: SelectorArgument, json: JsonOption = False) -> None:
@@ -192,8 +193,5 @@ def _delete(client: Client, name: RunName, request: PruneCheckpoints, shown: Pru
     return [*results, shown.model_copy(update={"trashed": [], "dry_run": False, "freed": FreedBytes(bytes=0)})]
 
 
-def _pinned(view: CheckpointView) -> str:
-    if view.pinned_at is None:
-        return ""
-    until = "" if view.pinned_until is None else f" until {as_time(view.pinned_until)} UTC"
-    return f" is pinned{until} ({view.pin_reason})" if view.state == CheckpointState.COMMITTED else ""
+def _until(view: CheckpointView) -> str:
+    return "" if view.pinned_until is None else f" until {as_time(view.pinned_until)} UTC"

@@ -53,8 +53,11 @@ _NEEDING = (
 # what the planner guesses of the chunks between two joins is wrong by a thousand times.
 _OWN = MetaData()
 _EXPIRING = Table("expiring_checkpoints", _OWN, Column("checkpoint_id", Text, primary_key=True), prefixes=["TEMPORARY"])
-_GOING = Table("going_chunks", _OWN, Column("chunk_id", BigInteger, primary_key=True), prefixes=["TEMPORARY"])
+# Without an index: two million rows come in the order of a hash.
+_GOING = Table("going_chunks", _OWN, Column("chunk_id", BigInteger, nullable=False), prefixes=["TEMPORARY"])
 _WORK_MEMORY = "256MB"
+# What a use of a chunk means for it. The strongest one counts.
+_GOES_ANYWAY, _EXPIRES, _STAYS = 0, 1, 2
 
 
 def freed_bytes(session: Session, project_id: str, checkpoint_ids: Collection[str]) -> FreedBytes:
@@ -94,7 +97,7 @@ def _going_chunks(session: Session, project_id: str) -> Select[Any]:
         select(ChunkListEntry.chunk_id)
         .join(lists, lists.c.chunk_list_id == ChunkListEntry.chunk_list_id)
         .group_by(ChunkListEntry.chunk_id)
-        .having(func.max(lists.c.expires) == 1, func.max(lists.c.stays) == 0)
+        .having(func.max(lists.c.use) == _EXPIRES)
     )
 
 
@@ -109,16 +112,11 @@ def _fill(connection: Connection, checkpoint_ids: Collection[str]) -> None:
 
 
 def _lists(session: Session, project_id: str) -> Any:
-    """Each chunk list of the project that is in use: whether something that expires needs it, and something that
-    stays."""
-    expiring = _EXPIRING.c.checkpoint_id.is_not(None)
-    going = and_(Checkpoint.state == CheckpointState.TRASHED, ~or_(is_held(session), is_pinned(session)))
+    """Each chunk list of the project that is in use, and the strongest use of it."""
+    in_trash = and_(Checkpoint.state == CheckpointState.TRASHED, ~or_(is_held(session), is_pinned(session)))
+    use = case((_EXPIRING.c.checkpoint_id.is_not(None), _EXPIRES), (in_trash, _GOES_ANYWAY), else_=_STAYS)
     return (
-        select(
-            Shard.chunk_list_id,
-            func.max(case((expiring, 1), else_=0)).label("expires"),
-            func.max(case((or_(expiring, going), 0), else_=1)).label("stays"),
-        )
+        select(Shard.chunk_list_id, func.max(use).label("use"))
         .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
         .join(Run, Run.id == Checkpoint.run_id)
         .outerjoin(_EXPIRING, _EXPIRING.c.checkpoint_id == Checkpoint.id)

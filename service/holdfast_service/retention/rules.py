@@ -44,9 +44,9 @@ def _selected(policy: RetentionPolicy, judged: Sequence[Fact]) -> Kept:
     newest = judged[0].at
     yield from _last(policy, judged)
     if policy.keep_within is not None:
-        after = parse_span(policy.keep_within).before(newest)
+        start = parse_span(policy.keep_within).before(newest)
         for fact in judged:
-            if fact.at <= after:
+            if fact.at <= start:
                 break
             yield fact, Reason(ReasonKind.KEEP_WITHIN, f"newer than {policy.keep_within} before the newest")
     for kind, count, span, period in _periods(policy):

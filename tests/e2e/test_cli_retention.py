@@ -1,0 +1,101 @@
+"""`holdfast retention`, `prune`, `trash`, `pin` and `policy` against a real `holdfast serve`, as people type them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from holdfast_client import Client
+from holdfast_client.cli.doctor.round_trip import round_trip
+from holdfast_client.cli.main import app
+from holdfast_protocol.runs import EditProject
+from tests.support.serve import ServedHoldfast, holdfast_serve
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHoldfast]:
+    with holdfast_serve(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture
+def target(served: ServedHoldfast, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run with the steps 1 to 4."""
+    for name, value in served.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "80")
+    project = f"p{secrets.token_hex(6)}"
+    with Client() as client:
+        client.edit_project(project, EditProject())
+        for _ in range(4):
+            round_trip(client, client.server_info(), project)
+    return f"{project}/doctor"
+
+
+def run(*arguments: str, exit_code: int = 0) -> Result:
+    result = CliRunner().invoke(app, list(arguments))
+    assert "Traceback" not in result.stderr + result.stdout
+    assert result.exit_code == exit_code, result.stderr + result.stdout
+    assert "--json" in arguments or all(len(line) <= 80 for line in result.stdout.splitlines()), result.stdout
+    return result
+
+
+def read(*arguments: str) -> object:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def test_a_policy_is_tried_put_planned_and_applied(target: str) -> None:
+    project, _ = target.split("/")
+    assert "nothing ever expires" in run("retention", "plan", target).stderr
+    run("retention", "policy", target, exit_code=3)
+    what_if = run("retention", "plan", target, "--keep-last", "3")
+    assert "3 stay, 1 expire.\n65536 bytes (64.0 KiB) would be freed" in what_if.stdout
+    assert "number 1 of the newest 3" in " ".join(what_if.stdout.split())
+    refused = run("retention", "policy", project, "--keep-within", "90min", exit_code=2)
+    assert "no minutes" in " ".join(refused.stderr.split())
+    run("retention", "policy", project, "--preset", "ring-buffer", "--keep-last", "2", "--keep-best", "loss:max:3")
+    shown = run("retention", "policy", target).stdout
+    assert f"of {project}, version 1" in shown
+    assert "metric=loss mode=max n=3" in shown
+    # Nothing reported a loss, so all of it stays for want of one, and that is told.
+    assert "stay only because they have no finite value of loss" in run("retention", "plan", target).stderr
+    run("retention", "policy", project, "--keep-last", "2")
+    assert "Say --yes" in run("retention", "apply", target, exit_code=2).stderr
+    assert "Say --yes" not in run("retention", "apply", target, "--dry-run").stderr
+    assert "2 checkpoints are in the trash until" in run("retention", "apply", target, "--yes").stdout
+    assert "nothing that expires" in run("retention", "apply", target, "--yes").stderr
+    run("retention", "policy", project, "--delete")
+    run("policy", "show", "retention", project, exit_code=3)
+    assert {one["name"] for one in read("retention", "presets")} == {"ring-buffer", "periodic-best", "tiered"}  # type: ignore[attr-defined]
+
+
+def test_what_is_pruned_is_listed_and_taken_back_and_what_is_pinned_stays(target: str) -> None:
+    assert "is pinned" in run("pin", f"{target}@1", "--reason", "paper", "--until", "30d").stdout
+    assert "paper" in run("show", f"{target}@1").stdout
+    dry = run("prune", target, "--before-step", "4", exit_code=2)
+    assert "1 checkpoints would go to the trash" in dry.stdout
+    assert "step 1 of attempt 1 stays: pinned" in " ".join(dry.stderr.split())
+    run("prune", target, exit_code=2)
+    assert "must stay: step 4" in " ".join(run("prune", f"{target}@4", "--yes", exit_code=7).stderr.split())
+    assert "in the trash until" in run("prune", target, "--before-step", "4", "--reason", "spikes", "--yes").stdout
+    (trashed,) = read("trash", "list", target.partition("/")[0])  # type: ignore[misc]
+    assert (trashed["step"], trashed["trash_reason"]) == (2, "spikes")
+    assert "spikes" in run("trash", "list", target).stdout
+    assert "is committed." in run("trash", "restore", f"{target}@2").stdout
+    assert "is empty" in run("trash", "list", target).stderr
+    assert "is not pinned" in run("unpin", f"{target}@1").stdout
+
+
+def test_a_policy_of_any_kind_is_put_from_a_file(target: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "policy.json"
+    file.write_text('{"keep-last": 3}')
+    assert "keep_last" in run("policy", "put", "retention", target, "--file", str(file)).stdout
+    file.write_text('{"keep_lest": 3}')
+    assert "did you mean" in run("policy", "put", "retention", target, "--file", str(file), exit_code=2).stderr
+    run("policy", "delete", "retention", target, exit_code=2)
+    run("policy", "delete", "retention", target, "--yes")
+    run("policy", "delete", "retention", target, "--yes", exit_code=3)
