@@ -68,7 +68,7 @@ def _refuse_unfit(checkpoint: Checkpoint) -> None:
     if checkpoint.state != CheckpointState.COMMITTED:
         raise ProblemError(
             ProblemCode.CHECKPOINT_CONFLICT,
-            f"Step {checkpoint.step} is in the trash. Take it out with `holdfast undelete` before it is thawed.",
+            f"Step {checkpoint.step} is in the trash. Take it out with `holdfast trash restore` before it is thawed.",
         )
     if checkpoint.health == Health.CORRUPT:
         raise ProblemError(
