@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
@@ -52,7 +52,7 @@ def list_events(
         return Page(items=_views(session, shown), next_cursor=next_cursor)
 
 
-def _query(session: Session, caller: Principal, wanted: EventFilter) -> Select[tuple[AuditEvent]]:
+def _query(session: Session, caller: Principal, wanted: EventFilter) -> Select[AuditEvent]:
     query = select(AuditEvent)
     if caller.project_id is not None:
         query = query.where(AuditEvent.project_id == caller.project_id)
@@ -89,7 +89,7 @@ def _views(session: Session, events: Sequence[AuditEvent]) -> list[EventView]:
         EventView(
             id=event.id,
             at=event.at,
-            actor_kind=event.actor_kind,  # type: ignore[arg-type]  (pydantic checks it)
+            actor_kind=cast("ActorKind", event.actor_kind),
             actor=event.actor,
             token_id=event.token_id,
             action=event.action,
@@ -105,5 +105,5 @@ def _views(session: Session, events: Sequence[AuditEvent]) -> list[EventView]:
     ]
 
 
-def _by_id(session: Session, query: Select[Any], column: Any, ids: set[str | None]) -> dict[str | None, Any]:
+def _by_id(session: Session, query: Select[str, Any], column: Any, ids: set[str | None]) -> dict[str | None, Any]:
     return dict(session.execute(query.where(column.in_(ids - {None}))).all())

@@ -17,7 +17,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from sqlalchemy import ColumnElement, Subquery, and_, case, func, literal, select, union_all
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_protocol.states import CheckpointState, CopyState, Tier
 from holdfast_service.catalog.custody_tables import Hold
@@ -144,7 +144,7 @@ def _users(now: datetime, project_id: str | None, run_id: str | None) -> Subquer
     )
 
 
-def _of(column: ColumnElement[str], project_id: str | None, run_id: str | None) -> list[ColumnElement[bool]]:
+def _of(column: InstrumentedAttribute[str], project_id: str | None, run_id: str | None) -> list[ColumnElement[bool]]:
     if run_id is not None:
         return [column == run_id]
     if project_id is not None:

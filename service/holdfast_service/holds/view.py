@@ -15,7 +15,7 @@ from holdfast_service.catalog.tables import Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
 
 
-def with_names() -> Select[tuple[Hold, Checkpoint, Run, Project]]:
+def with_names() -> Select[Hold, Checkpoint, Run, Project]:
     return (
         select(Hold, Checkpoint, Run, Project)
         .join(Checkpoint, Checkpoint.id == Hold.checkpoint_id)
