@@ -1,0 +1,109 @@
+"""The fetcher where one of two stores does not answer: the next tickets are for the other one, and that is told."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast_client import Client, ClientSettings
+from holdfast_client.chunks import fetcher as fetcher_module
+from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.mount import MountAccess
+from holdfast_protocol.chunks import MountProofOffer
+from holdfast_protocol.states import StoreRole
+from tests.support.scripted_http import Reply, ScriptedServer, as_json
+
+
+class TwoStores(ScriptedServer):
+    """`/primary/…` answers 503 and `/second/…` has the bytes."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self.objects = objects
+        self.primary_fails = True
+        super().__init__(self.respond)
+
+    def respond(self, seen):
+        if seen.path == "/v1/mount-proofs":
+            return as_json({"proof_id": None, "path": None, "expires_in_seconds": 60})
+        if seen.path.endswith("/reads"):
+            return self.reads(seen.json)
+        _, store, digest = seen.path.split("/") if seen.path.count("/") == 2 else ("", "", "")
+        if store == "primary" and self.primary_fails:
+            return Reply(503, b"<Code>ServiceUnavailable</Code>")
+        return Reply(200, self.objects[digest]) if digest else Reply(204)
+
+    def reads(self, body):
+        avoided = "primary" in body.get("avoid_stores", [])
+        store = "second" if avoided else "primary"
+        return as_json(
+            {
+                "lease_id": "lease-1",
+                "lease_expires_in_seconds": 60,
+                "chunks": [
+                    {
+                        "digest": digest,
+                        "bytes": len(self.objects[digest]),
+                        "stored_bytes": len(self.objects[digest]),
+                        "kind": "http",
+                        "url": f"/{store}/{digest}",
+                        "expires_in_seconds": 60,
+                        "store": store,
+                        "elsewhere": not avoided,
+                    }
+                    for digest in body["digests"]
+                ],
+            }
+        )
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoStores]:
+    monkeypatch.setattr(fetcher_module, "ELSEWHERE_AFTER_SECONDS", 0.05)
+    bodies = [os.urandom(1000 + number) for number in range(150)]
+    started = TwoStores({hashlib.sha256(body).hexdigest(): body for body in bodies})
+    yield started
+    started.close()
+
+
+@pytest.mark.rule("protocol-34")
+def test_what_a_silent_store_does_not_give_comes_from_the_other_and_it_is_not_asked_again(
+    service: TwoStores, caplog: pytest.LogCaptureFixture
+) -> None:
+    found: dict[str, bytes] = {}
+    settings = ClientSettings(url=service.url, token="hold_t_s", retry_seconds=5)
+    with Client(settings) as client, ShardFetcher(client, "ck_1") as fetcher:
+        fetcher.fetch(service.objects, lambda digest, view: found.__setitem__(digest, bytes(view)))
+        assert fetcher.bytes_from == {StoreRole.SECOND: sum(map(len, service.objects.values()))}
+    assert found == service.objects
+    reads = [seen.json for seen in service.of("POST", "/v1/checkpoints/ck_1/reads")]
+    assert "avoid_stores" not in reads[0]
+    first_avoiding = next(place for place, body in enumerate(reads) if "avoid_stores" in body)
+    assert all(body.get("avoid_stores") == ["primary"] for body in reads[first_avoiding:])
+    told = [record for record in caplog.records if "the primary store does not answer" in record.getMessage()]
+    assert len(told) == 1, "it is told once, and not for each chunk"
+    assert told[0].levelno == logging.WARNING
+
+
+def test_a_mount_that_is_away_is_asked_about_again_and_others_are_proven(tmp_path) -> None:
+    (tmp_path / "proof").write_text("ab" * 32)
+    second = MountProofOffer(proof_id="1" * 32, path=str(tmp_path / "proof"), expires_in_seconds=60)
+    nothing = MountProofOffer(proof_id=None, path=None, expires_in_seconds=60)
+    asked = []
+
+    def offer() -> MountProofOffer:
+        asked.append(1)
+        return nothing.model_copy(update={"away": len(asked) == 1, "others": [second]})
+
+    mount = MountAccess(offer, enabled=True)
+    assert mount.proof() is None
+    assert [proof.proof_id for proof in mount.other_proofs()] == ["1" * 32]
+    assert len(asked) == 1
+    mount._renew_at = 0.0
+    mount.proof()
+    assert len(asked) == 2, "a store that was away is given up for good"
+    mount.give_up()
+    assert (mount.proof(), mount.other_proofs()) == (None, [])

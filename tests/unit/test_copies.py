@@ -1,0 +1,94 @@
+"""What a policy of copies asks for, and whether a layout's pieces cover its tensors. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast_protocol.copies import CopyPolicy
+from holdfast_protocol.coverage import covers, uncovered
+from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardLayout, TensorEntry
+from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
+from holdfast_protocol.restore import ReadChunks
+from holdfast_protocol.retention import KeepBest
+from holdfast_protocol.states import CheckpointKind, StoreRole
+from holdfast_service.replicate.wanted import Facts, best_of, wants
+
+
+def facts(name: str, step: int = 7, kind: str = "periodic", loss: Any = None, labels: tuple[str, ...] = ()) -> Facts:
+    return Facts(name, step, kind, labels, {} if loss is None else {"loss": {"value": loss}})
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        (CopyPolicy(), {"plain", "milestone", "thousandth", "final", "best"}),
+        (CopyPolicy(labels=["milestone", "release"]), {"milestone"}),
+        (CopyPolicy(kinds=[CheckpointKind.FINAL]), {"final"}),
+        (CopyPolicy(every_steps=1000), {"thousandth"}),
+        (CopyPolicy(best=KeepBest(metric="loss"), every_steps=1000), {"best", "thousandth"}),
+    ],
+)
+def test_a_policy_asks_for_what_meets_one_of_its_conditions(policy: CopyPolicy, wanted: set[str]) -> None:
+    run = [
+        facts("plain", loss=2.0),
+        facts("milestone", labels=("milestone",)),
+        facts("thousandth", step=3000),
+        facts("final", kind="final"),
+        facts("best", loss=1.0),
+    ]
+    best = best_of(policy.best, run) if policy.best else frozenset()
+    assert {each.checkpoint_id for each in run if wants(policy, each, best)} == wanted
+
+
+def test_the_best_are_finite_and_of_equal_ones_the_newest() -> None:
+    run = [facts("old", step=1, loss=1.0), facts("new", step=2, loss=1.0), facts("worse", loss=3.0), facts("none")]
+    run.append(Facts("nan", 9, "periodic", (), {"loss": {"value": None, "nonfinite": "nan"}}))
+    assert best_of(KeepBest(metric="loss"), run) == {"new"}
+    assert best_of(KeepBest(metric="loss", mode="max", n=2), run) == {"worse", "new"}
+
+
+def test_a_mistyped_policy_is_refused_with_what_was_meant() -> None:
+    with pytest.raises(PolicyError, match="did you mean labels"):
+        read_policy(PolicyKind.COPIES, {"label": ["milestone"]})
+
+
+@pytest.mark.parametrize(
+    ("shape", "boxes", "whole"),
+    [
+        ((), [((), ())], True),
+        ((0, 3), [], True),
+        ((4,), [], False),
+        ((4,), [((0,), (2,)), ((2,), (2,))], True),
+        ((4,), [((0,), (3,)), ((2,), (2,))], True),
+        ((4,), [((0,), (2,)), ((3,), (1,))], False),
+        ((4,), [((0,), (3,)), ((1,), (2,))], False),  # as many elements as it has, and one of them missing
+        ((2, 2), [((0, 0), (1, 2)), ((1, 0), (1, 1))], False),
+        ((2, 2), [((0, 0), (1, 2)), ((0, 0), (2, 1)), ((1, 1), (1, 1))], True),
+        ((2, 4), [((0, 0), (2, 3)), ((0, 1), (2, 1))], False),
+    ],
+)
+def test_boxes_cover_a_tensor_or_they_do_not(
+    shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]], whole: bool
+) -> None:
+    assert covers(shape, boxes) is whole
+
+
+def test_a_tensor_with_a_hole_is_named_and_a_tie_is_where_its_target_is() -> None:
+    entry = TensorEntry("model", "float32", (4,), replicated=False)
+    tied = TensorEntry("model", "float32", (4,), replicated=False, alias_of="whole")
+    whole = Piece("whole", (0,), (4,), (Segment(0, 0, 16),))
+    half = Piece("torn", (0,), (2,), (Segment(0, 16, 8),))
+    layout = Layout(
+        1, {"whole": entry, "tied": tied, "torn": entry, "lost": entry}, (ShardLayout((24,), (whole, half)),)
+    )
+    assert uncovered(layout) == ["lost", "torn"]
+
+
+@pytest.mark.rule("protocol-35")
+def test_what_an_older_service_does_not_know_is_sent_only_where_it_says_something() -> None:
+    plain = ReadChunks(digests=["a" * 64])
+    assert "avoid_stores" not in plain.model_dump_json()
+    assert "other_mount_proofs" not in plain.model_dump_json()
+    assert "avoid_stores" in ReadChunks(digests=["a" * 64], avoid_stores=[StoreRole.PRIMARY]).model_dump_json()
