@@ -28,7 +28,7 @@ class OperationProgress(Reply):
 
 
 class OperationView(Reply):
-    id: str = Field(examples=["op_5f0c7d9f1f4b4c0f"])
+    id: str = Field(examples=["op_5f0c7d9f1f4b"])
     kind: str = Field(examples=["drill"])
     project: str | None = Field(description="null: it concerns the whole service.")
     run: str | None

@@ -112,8 +112,8 @@ class ServiceSettings(BaseSettings):
     )
     lease_seconds: int = Field(
         default=120,
-        ge=1,
-        description="After so long without a sign of a killed process, another one goes on with its round or operation.",
+        ge=3,
+        description="So long after a killed process's last sign another one goes on with its round or operation.",
     )
     retention_interval_seconds: float = Field(
         default=300.0, gt=0, description="How often retention policies are applied by themselves."

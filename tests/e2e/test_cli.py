@@ -244,3 +244,40 @@ def test_doctor_on_s3_and_postgres_goes_straight_to_the_store(tmp_path: Path, mo
             with ShardFetcher(ours, newest.checkpoint_id) as fetcher:
                 fetcher.fetch(digests, lambda digest, view: found.__setitem__(digest, bytes(view)))
     assert {chunk_digest(body) for body in found.values()} == set(digests)
+
+
+def test_background_work_is_shown_paused_and_done_now():
+    assert {"reap", "collect", "operations"} <= {one["name"] for one in read("controllers")}
+    assert re.search(r"^collect +active", run("controllers").stdout, re.MULTILINE)
+    run("controllers", "pause", "collect", "--reason", "the store moves")
+    assert re.search(r"^collect +paused", run("controllers").stdout, re.MULTILINE)
+    assert "the store moves" in run("controllers", "show", "collect").stdout
+    refused = run("controllers", "run", "collect", exit_code=7)
+    assert "holdfast controllers resume collect" in refused.stderr
+    assert read("controllers", "resume", "collect")["paused_at"] is None
+    done = read("controllers", "run", "collect", "--wait")
+    assert done["run_requested_at"] is None
+    assert done["run_answered_at"] <= done["last_round_at"]
+    assert "is asked for" in run("controllers", "run", "heal").stdout
+    assert "collect" in run("controllers", "show", "no-such", exit_code=3).stderr
+    assert {(one["kind"], one["silent"]) for one in read("workers")} == {("serve", False)}
+    assert " alive " in run("workers").stdout
+
+
+def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
+    name = save_samples(client, project, 1)
+    started = client.scrub_run(name.project, name.run)
+    waited = read("operations", "wait", started.id)
+    assert (waited["state"], waited["result"]["bad"]) == ("done", 0)
+    assert [one["id"] for one in read("operations", "list", "--project", project)] == [started.id]
+    assert re.search(rf"^{started.id} +scrub +{project}/doctor +done", run("operations", "list").stdout, re.MULTILINE)
+    shown = run("operations", "show", started.id).stdout
+    assert re.search(r"^state +done", shown, re.MULTILINE)
+    assert re.search(r"^bad +0", shown, re.MULTILINE)
+    assert read("operations", "cancel", started.id)["state"] == "done", "it has ended, and stays as it ended"
+    assert "holdfast operations list" in run("operations", "show", "op_none", exit_code=3).stderr
+    client.pause_controller("operations", "to cancel one before it is begun")
+    cancelled = client.scrub_run(name.project, name.run)
+    run("operations", "cancel", cancelled.id)
+    client.resume_controller("operations")
+    assert "cancelled" in run("operations", "wait", cancelled.id, exit_code=1).stderr

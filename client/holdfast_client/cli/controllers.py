@@ -92,7 +92,7 @@ def run(
     if json or wait:
         _show(view, json=json)
     else:
-        show_line(f"A round of {name} is asked for. `holdfast controllers show {name}` tells what it did.")
+        show_line(f"It is asked for. See `holdfast controllers show {name}`.")
 
 
 def workers(json: JsonOption = False) -> None:

@@ -44,8 +44,8 @@ def list_operations(
         show_json(found)
         return
     show_table(
-        ["id", "kind", "of", "state", "progress", "begun (UTC)"],
-        ((one.id, one.kind, _subject(one), one.state.value, _progress(one), as_time(one.started_at)) for one in found),
+        ["id", "kind", "of", "state", "progress"],
+        ((one.id, one.kind, _subject(one), one.state.value, _progress(one)) for one in found),
         nothing="There are no operations.",
     )
 

@@ -42,7 +42,8 @@ class ProcessEnds(HandlerStopped):
 
 @dataclass
 class OperationRun:
-    """`arguments` are those it was started with; `actor` is who started it, for the events that the handler writes."""
+    """`arguments` are those it was started with; `actor` is who started it, for the events that the handler writes.
+    `said` is how far it is."""
 
     context: ServiceContext = field(repr=False)
     id: str
@@ -54,13 +55,13 @@ class OperationRun:
     actor: Actor
     lease_token: str
     tries: int
-    _said: dict[str, Any] = field(default_factory=dict)
+    said: dict[str, Any] = field(default_factory=dict)
     _written_at: float = float("-inf")
 
     def progress(self, *, done: int | None = None, total: int | None = None, note: str | None = None) -> None:
         """What is left out stays as it was said before. Raises HandlerStopped. Call it outside of transactions."""
         said = {"done": done, "total": total, "note": note}
-        self._said |= {name: value for name, value in said.items() if value is not None}
+        self.said |= {name: value for name, value in said.items() if value is not None}
         if self.context.stopping.is_set():
             raise ProcessEnds
         if time.monotonic() - self._written_at < WRITTEN_EVERY_SECONDS:
@@ -70,7 +71,7 @@ class OperationRun:
             row = session.execute(
                 update(Operation)
                 .where(Operation.id == self.id, Operation.lease_token == self.lease_token)
-                .values(progress=self._said, leased_until=database_now(session) + lease)
+                .values(progress=self.said, leased_until=database_now(session) + lease)
                 .returning(Operation.cancel_requested_at),
                 execution_options={"synchronize_session": False},
             ).one_or_none()

@@ -46,7 +46,7 @@ def start_operation(
     a call whose reply was lost may be repeated. `arguments` are JSON values and never a secret. Raises `busy`."""
     fingerprint = hashlib.sha256(canonical_bytes([kind, project_id, run_id, checkpoint_id, arguments])).hexdigest()
     row = {
-        "id": f"op_{secrets.token_hex(8)}",
+        "id": f"op_{secrets.token_hex(6)}",
         "kind": kind,
         "project_id": project_id,
         "run_id": run_id,

@@ -33,6 +33,7 @@ def settle(
         found = _mine(session, run)
         if found is None:
             return False
+        found.progress = {**found.progress, **run.said}  # its last word may not have been written
         end(session, found, state, result=result, error=error)
         return True
 
