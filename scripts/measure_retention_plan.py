@@ -84,7 +84,7 @@ def explained(connection: Connection, seen: list[str]) -> None:
 
     def after(**ran: Any) -> None:
         # What is put aside comes from a SELECT, too.
-        query = ran["statement"].removeprefix("INSERT INTO going_chunks (chunk_id) ")
+        query = ran["statement"].removeprefix("INSERT INTO their_chunks (chunk_id) ")
         if query.startswith("SELECT") and "clock_timestamp" not in query:
             with ran["conn"].connection.cursor() as again:
                 again.execute(f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) {query}", ran["parameters"])
@@ -111,7 +111,7 @@ def planned(session: Session, say: bool = True) -> float:
     decisions = make_plan(rules, facts)
     decided = time.monotonic()
     expiring = [each.fact.id for each in decisions if not each.keep]
-    freed = freed_bytes(session, run.project_id, expiring)
+    freed = freed_bytes(session, expiring)
     ended = time.monotonic()
     if say:
         print(f"checkpoints {len(decisions)}, expire {len(expiring)}, freed {freed.bytes} bytes")

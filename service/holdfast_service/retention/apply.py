@@ -60,7 +60,7 @@ def apply_plan(context: ServiceContext, caller: Principal, project: str, run: st
             [each.fact for each in applied.kept], {each.fact.id: each.reasons for each in applied.kept if each.keep}
         ),
         purge_at=when(applied.purge_at, applied.gone),
-        freed=freed_of(context, owner.id, applied.gone),
+        freed=freed_of(context, applied.gone),
     )
 
 

@@ -7,8 +7,8 @@ for long. So a chunk that an expiring checkpoint shares with the trash counts he
 Counted are the copies that are there, as they are stored, in all stores. What is only expected (an upload under way) or
 on its way out already is not.
 
-One pass over the project's references: its lists, each with what it means for its chunks, joined to their entries and
-grouped by chunk.
+Two steps, with figures for the planner in between: the chunks that the expiring checkpoints need, and of these the
+copies that nothing needs which stays. So a plan that expires one checkpoint of a large project is quick, too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     MetaData,
     Select,
     Table,
     Text,
     and_,
-    case,
     cast,
+    exists,
     func,
     insert,
     or_,
@@ -40,65 +41,42 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.pruning import FreedBytes
 from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_service.catalog.held import is_held
-from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk, Store
+from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk, Store
 from holdfast_service.retention.in_force import is_pinned
 
 _THERE = (CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING, CopyState.SUSPECT, CopyState.BAD)
-_NEEDING = (
-    CheckpointState.UPLOADING,
-    CheckpointState.COMMITTED,
-    CheckpointState.TRASHED,
-)
 # Of the session alone, and gone with its transaction: 50,000 checkpoints are more than a statement has parameters, and
 # what the planner guesses of the chunks between two joins is wrong by a thousand times.
 _OWN = MetaData()
 _EXPIRING = Table("expiring_checkpoints", _OWN, Column("checkpoint_id", Text, primary_key=True), prefixes=["TEMPORARY"])
 # Without an index: two million rows come in the order of a hash.
-_GOING = Table("going_chunks", _OWN, Column("chunk_id", BigInteger, nullable=False), prefixes=["TEMPORARY"])
+_THEIRS = Table("their_chunks", _OWN, Column("chunk_id", BigInteger, nullable=False), prefixes=["TEMPORARY"])
 _WORK_MEMORY = "256MB"
-# What a use of a chunk means for it. The strongest one counts.
-_GOES_ANYWAY, _EXPIRES, _STAYS = 0, 1, 2
 
 
-def freed_bytes(session: Session, project_id: str, checkpoint_ids: Collection[str]) -> FreedBytes:
+def freed_bytes(session: Session, checkpoint_ids: Collection[str]) -> FreedBytes:
     """`session` is one of Database.read(), and asked once: what is made for this is gone with it."""
     if not checkpoint_ids:
         return FreedBytes(bytes=0)
     connection = session.connection()
     if connection.dialect.name == "postgresql":
-        # A hash of ten million chunks is worth the memory of one backend; it spills where that is not enough.
+        # A hash of millions of chunks is worth the memory of one backend; it spills where that is not enough.
         connection.execute(text(f"SET LOCAL work_mem = '{_WORK_MEMORY}'"))
     _OWN.create_all(connection, checkfirst=False)
     _fill(connection, checkpoint_ids)
     _count(connection, _EXPIRING)
-    connection.execute(insert(_GOING).from_select(["chunk_id"], _going_chunks(session, project_id)))
-    _count(connection, _GOING)
+    connection.execute(insert(_THEIRS).from_select(["chunk_id"], _their_chunks()))
+    _count(connection, _THEIRS)
     rows = connection.execute(
         select(Store.url, func.sum(Copy.stored_bytes))
         .join(Store, Store.id == Copy.store_id)
-        .join(_GOING, _GOING.c.chunk_id == Copy.chunk_id)
-        .where(Copy.state.in_(_THERE), _GOING.c.chunk_id.not_in(_relied_on()))
+        .join(_THEIRS, _THEIRS.c.chunk_id == Copy.chunk_id)
+        .where(Copy.state.in_(_THERE), ~_needed_by_what_stays(session), _THEIRS.c.chunk_id.not_in(_relied_on()))
         .group_by(Store.url)
         .order_by(Store.url)
     )
     by_store = {url: int(total) for url, total in rows}
     return FreedBytes(bytes=sum(by_store.values()), by_store=by_store)
-
-
-def _count(connection: Connection, table: Table) -> None:
-    if connection.dialect.name == "postgresql":
-        connection.execute(text(f"ANALYZE {table.name}"))
-
-
-def _going_chunks(session: Session, project_id: str) -> Select[Any]:
-    """Of each chunk all of whose users go, its id."""
-    lists = _lists(session, project_id)
-    return (
-        select(ChunkListEntry.chunk_id)
-        .join(lists, lists.c.chunk_list_id == ChunkListEntry.chunk_list_id)
-        .group_by(ChunkListEntry.chunk_id)
-        .having(func.max(lists.c.use) == _EXPIRES)
-    )
 
 
 def _fill(connection: Connection, checkpoint_ids: Collection[str]) -> None:
@@ -111,18 +89,34 @@ def _fill(connection: Connection, checkpoint_ids: Collection[str]) -> None:
     connection.execute(insert(_EXPIRING).from_select(["checkpoint_id"], each))
 
 
-def _lists(session: Session, project_id: str) -> Any:
-    """Each chunk list of the project that is in use, and the strongest use of it."""
-    in_trash = and_(Checkpoint.state == CheckpointState.TRASHED, ~or_(is_held(session), is_pinned(session)))
-    use = case((_EXPIRING.c.checkpoint_id.is_not(None), _EXPIRES), (in_trash, _GOES_ANYWAY), else_=_STAYS)
+def _count(connection: Connection, table: Table) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"ANALYZE {table.name}"))
+
+
+def _their_chunks() -> Select[Any]:
+    """What the expiring checkpoints need, each chunk once."""
     return (
-        select(Shard.chunk_list_id, func.max(use).label("use"))
-        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
-        .join(Run, Run.id == Checkpoint.run_id)
-        .outerjoin(_EXPIRING, _EXPIRING.c.checkpoint_id == Checkpoint.id)
-        .where(Run.project_id == project_id, Checkpoint.state.in_(_NEEDING), Shard.chunk_list_id.is_not(None))
-        .group_by(Shard.chunk_list_id)
-        .subquery()
+        select(ChunkListEntry.chunk_id)
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .join(_EXPIRING, _EXPIRING.c.checkpoint_id == Shard.checkpoint_id)
+        .distinct()
+    )
+
+
+def _needed_by_what_stays(session: Session) -> ColumnElement[bool]:
+    """Over `their_chunks`: by whatever else is there, or is held or pinned in the trash."""
+    stays = or_(
+        Checkpoint.state.in_((CheckpointState.UPLOADING, CheckpointState.COMMITTED)),
+        and_(Checkpoint.state == CheckpointState.TRASHED, or_(is_held(session), is_pinned(session))),
+    )
+    expires = exists().where(_EXPIRING.c.checkpoint_id == Checkpoint.id)
+    return exists().where(
+        ChunkListEntry.chunk_id == _THEIRS.c.chunk_id,
+        Shard.chunk_list_id == ChunkListEntry.chunk_list_id,
+        Checkpoint.id == Shard.checkpoint_id,
+        stays,
+        ~expires,
     )
 
 

@@ -45,7 +45,7 @@ def prune(context: ServiceContext, caller: Principal, project: str, run: str, re
         )
     block = context.database.read if request.dry_run else context.database.transaction
     with block() as session:
-        owner, found = run_named(session, caller, project, run)
+        _, found = run_named(session, caller, project, run)
         if not request.dry_run:
             found = lock_run(session, found.id)
         facts = read_facts(session, found, None)
@@ -69,7 +69,7 @@ def prune(context: ServiceContext, caller: Principal, project: str, run: str, re
         trashed=pruned_views(may_go),
         left=left_views(left, stays),
         purge_at=None if request.dry_run else when(purge_at, may_go),
-        freed=freed_of(context, owner.id, may_go),
+        freed=freed_of(context, may_go),
         more=more,
     )
 

@@ -37,10 +37,10 @@ def left_views(facts: Iterable[Fact], reasons: Mapping[str, Sequence[Reason]]) -
     ]
 
 
-def freed_of(context: ServiceContext, project_id: str, facts: Sequence[Fact]) -> FreedBytes:
+def freed_of(context: ServiceContext, facts: Sequence[Fact]) -> FreedBytes:
     """Looked up by itself, and not under the run's lock: it reads every chunk of the project."""
     with context.database.read() as session:
-        return freed_bytes(session, project_id, [fact.id for fact in facts])
+        return freed_bytes(session, [fact.id for fact in facts])
 
 
 def when(purge_at: datetime, facts: Sequence[Fact]) -> datetime | None:

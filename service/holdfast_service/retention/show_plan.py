@@ -40,7 +40,7 @@ def show_plan(
             planned_at=database_now(session),
             kept=len(decisions) - len(expiring),
             expired=len(expiring),
-            freed=freed_bytes(session, owner.id, expiring),
+            freed=freed_bytes(session, expiring),
             notes=_notes(rules, decisions),
             checkpoints=_shown(decisions, request.show),
         )
