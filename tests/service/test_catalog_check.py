@@ -1,0 +1,235 @@
+"""The catalog against its stores, and what a clone of it may do to them: nothing (protocol rule 5)."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import make_url, select, update
+
+import holdfast_service.operations.tick
+from holdfast_protocol.stores import FindingKind
+from holdfast_service.background import rounds_of
+from holdfast_service.catalog.audit import Actor
+from holdfast_service.catalog.custody_tables import AuditEvent, Controller
+from holdfast_service.catalog.epoch import NotCheckedError, adopt_store, raise_epoch
+from holdfast_service.catalog.record_outbox import record_in_store
+from holdfast_service.catalog.record_scan import scan_records
+from holdfast_service.catalog.tables import Checkpoint, Copy
+from holdfast_service.clock import database_now
+from holdfast_service.errors import ProblemError
+from holdfast_service.operation_kinds import OPERATION_KINDS
+from holdfast_service.service import open_database
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import StoreError, StoreNotOurs
+from holdfast_service.stores.posix import PosixStore
+from tests.service.conftest import Clock
+from tests.support.postgres import PostgresServer
+from tests.support.rank import Job, answer
+from tests.support.rebuilt import adopt_all, check_all, record_all
+from tests.support.service import RunningService, running_service
+
+DAY = 24 * 3600.0
+
+
+def root_of(service: RunningService) -> Path:
+    store = service.context.store
+    assert isinstance(store, PosixStore)
+    return store.root
+
+
+def tree(*roots: Path) -> dict[str, bytes]:
+    """Every file of a store but what is on its way."""
+    return {
+        str(path): path.read_bytes()
+        for root in roots
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.relative_to(root).parts[0] not in {"incoming", "proofs"}
+    }
+
+
+def chunk_files(service: RunningService) -> list[Path]:
+    """The objects themselves, not the proofs beside them."""
+    return sorted(path for path in root_of(service).glob("*/chunks/*/*/*") if path.suffix != ".sha256")
+
+
+def kinds(service: RunningService, *, deep: bool = False) -> dict[FindingKind, int]:
+    (store,) = check_all(service.context, deep=deep).stores
+    return {each.kind: each.count for each in store.findings}
+
+
+def test_nothing_is_found_on_a_healthy_catalog_and_each_damage_is(service: RunningService) -> None:
+    job = Job(service.http())
+    saved = {step: job.save(step)["id"] for step in range(1, 8)}
+    assert kinds(service) == {}, "a record that is only due is no difference"
+    record_all(service.context)
+    (healthy,) = check_all(service.context, deep=True).stores
+    assert (healthy.findings, healthy.objects, healthy.copies, healthy.read_copies) == ([], 14, 14, 14)
+    files = chunk_files(service)
+    files[0].unlink()
+    files[1].write_bytes(b"cut")
+    size = files[2].stat().st_size
+    files[2].write_bytes(b"?" * size)
+    stray = files[3].with_name("f" * 32)
+    stray.write_bytes(b"nobody's")
+    (attached,) = service.context.stores
+    records = {each.subject.subject_id: each for each in scan_records(attached.store)}
+    names = [str(records[saved[step]].newest_name) for step in range(1, 4)]
+    attached.store.delete_named(names[0])
+    attached.store.write_named(names[1], b"{}")
+    attached.store.write_named(names[2].replace(saved[3], "ck_" + "0" * 32), attached.store.read_named(names[2]))
+    assert kinds(service) == {
+        FindingKind.MISSING_OBJECTS: 1,
+        FindingKind.WRONG_SIZES: 1,
+        FindingKind.UNKNOWN_OBJECTS: 1,
+        FindingKind.MISSING_RECORDS: 1,
+        FindingKind.DAMAGED_RECORDS: 1,
+        FindingKind.UNKNOWN_RECORDS: 1,
+    }
+    record_all(service.context)
+    with service.context.database.read() as session:
+        states = session.scalars(select(Copy.state).order_by(Copy.state)).all()
+        health = session.scalars(select(Checkpoint.health).where(Checkpoint.health == "corrupt")).all()
+    assert states.count("bad") == 2
+    assert health, "who needs what is gone is marked, by name"
+    assert kinds(service, deep=True) == {
+        FindingKind.DAMAGED_COPIES: 1,
+        FindingKind.UNKNOWN_OBJECTS: 1,
+        FindingKind.UNKNOWN_RECORDS: 1,
+    }
+
+
+def test_a_person_starts_the_check_and_sees_what_to_do(service: RunningService) -> None:
+    http = service.http()
+    Job(http).save(1)
+    record_all(service.context)
+    chunk_files(service)[0].unlink()
+    started = answer(http.post("/v1/catalog/check", json={}))
+    holdfast_service.operations.tick.tick(service.context, kinds=OPERATION_KINDS)
+    (store,) = answer(http.get(f"/v1/operations/{started['id']}"))["result"]["stores"]
+    (finding,) = store["findings"]
+    assert (finding["kind"], finding["count"], finding["blocks"]) == ("missing_objects", 1, False)
+    assert finding["remedy"]
+    assert finding["examples"]
+    (view,) = answer(http.get("/v1/stores"))["items"]
+    assert (view["role"], view["adopted"], view["checked_whole"]) == ("primary", True, True)
+    service.make_project("other")
+    theirs = service.http(token=service.token(project="other"))
+    assert theirs.get("/v1/stores").status_code == 403
+    for path in ("/v1/catalog/check", "/v1/stores/primary/adopt"):
+        assert theirs.post(path, json={}).status_code == 403
+
+
+def run_every_controller(service: RunningService) -> None:
+    """A round of each, as the service runs them; a store that refuses fails a round and no more."""
+    for each in rounds_of(service.context.settings):
+        with suppress(StoreError, ProblemError):
+            each.tick(service.context)
+
+
+@contextmanager
+def cloned(
+    service_settings: ServiceSettings, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[ServiceSettings]:
+    """The settings of a service on a byte-for-byte copy of the catalog, with the very same stores."""
+    url = service_settings.database_url_text
+    if url.startswith("sqlite"):
+        path = tmp_path / "clone.db"
+        with sqlite3.connect(str(make_url(url).database)) as source, sqlite3.connect(path) as target:
+            source.backup(target)
+        yield service_settings.model_copy(update={"database_url": SecretStr(f"sqlite:///{path}")})
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name = f"clone_{tmp_path.name[-20:].lower().replace('-', '_')}"
+    url = server.create_database(name, template=str(make_url(url).database))
+    yield service_settings.model_copy(update={"database_url": SecretStr(url)})
+    server.drop_database(name)
+
+
+@pytest.mark.rule("protocol-5")
+@pytest.mark.parametrize("said", ["nothing was said", "new-epoch"])
+def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
+    settings: ServiceSettings, request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, said: str
+) -> None:
+    settings = settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
+    with running_service(settings) as production:
+        http = production.http()
+        job = Job(http)
+        ids = [job.save(step)["id"] for step in range(1, 6)]
+        answer(http.put("/v1/projects/demo/policies/copies", json={"document": {}}))
+        record_all(production.context)
+        with production.context.database.transaction() as session:
+            record_in_store(session, ids[0], production.context.stores[1].store_id)
+        # Left for every controller to do: garbage, a bad copy, a purge, records that are due, copies that lack.
+        job.begin(99).upload(0, [b"garbage", b"more of it"])
+        answer(http.post("/v1/projects/demo/runs/gpt/prune", json={"checkpoint_ids": ids[:2]}))
+        with production.context.database.transaction() as session:
+            bad = session.scalars(select(Copy).order_by(Copy.id)).first()
+            assert bad is not None
+            bad.state, bad.bad_at = "bad", database_now(session)
+    roots = (tmp_path / "store", tmp_path / "second")
+    before = tree(*roots)
+    with cloned(settings, request, tmp_path) as theirs:
+        if said == "new-epoch":
+            database = open_database(theirs)
+            raise_epoch(database, Actor.at_the_database())
+            database.dispose()
+        with running_service(theirs) as clone:
+            http = clone.http()
+            answer(http.post("/v1/sweeps", json={"dry_run": False, "force": True}))
+            for attached in clone.context.stores:
+                with pytest.raises(StoreNotOurs):
+                    attached.store.write_named("records/demo/project/1.json", b"{}")
+                with pytest.raises(StoreNotOurs):
+                    attached.store.delete_named("holdfast-store.json")
+                if said == "new-epoch":
+                    with pytest.raises(NotCheckedError):
+                        adopt_store(clone.context, attached, Actor.at_the_database())
+            for _ in range(4):
+                clock.advance(4 * DAY)
+                with clone.context.database.transaction() as session:
+                    session.execute(update(Controller).values(ticked_at=database_now(session)))
+                run_every_controller(clone)
+            assert tree(*roots) == before
+    with running_service(settings) as production:
+        # The same work is really there: production itself does it.
+        for _ in range(2):
+            run_every_controller(production)
+        assert tree(*roots) != before
+
+
+@pytest.mark.rule("protocol-5")
+def test_a_restored_catalog_is_not_adopted_over_what_it_does_not_know(
+    settings: ServiceSettings, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with running_service(settings) as service:
+        job = Job(service.http())
+        job.save(1)
+        record_all(service.context)
+    with cloned(settings, request, tmp_path) as backup:
+        with running_service(settings) as service:
+            job.http = service.http()
+            lost = job.save(2)["id"]
+            record_all(service.context)
+        database = open_database(backup)
+        raise_epoch(database, Actor.at_the_database())
+        database.dispose()
+        with running_service(backup) as restored:
+            context = restored.context
+            (store,) = check_all(context).stores
+            assert not store.whole
+            assert any(lost in name for each in store.findings for name in each.examples)
+            with pytest.raises(NotCheckedError, match="would lose"):
+                adopt_all(context)
+            reply = restored.http().post("/v1/stores/primary/adopt", json={})
+            assert (reply.status_code, reply.json()["code"]) == (409, "store_foreign")
+            adopted = answer(restored.http().post("/v1/stores/primary/adopt", json={"accept_loss": True}))
+            assert (adopted["adopted"], adopted["problem"]) == (True, None)
+            record_all(context)
+            with context.database.read() as session:
+                actions = session.scalars(select(AuditEvent.action)).all()
+            assert {"catalog.new_epoch", "catalog.check", "store.adopt"} <= set(actions)
