@@ -17,8 +17,8 @@ from tests.support.tiers import DAY, READ_LEASE_SECONDS, Cold, weights
 HOUR = 3600
 
 
-@pytest.mark.parametrize("kind", ["folder", "bucket"])
 class TestTheWholeLife:
+    @pytest.mark.parametrize("kind", ["folder", "bucket"])
     def test_hot_cold_thawed_cold_again_and_purged(self, cold: Cold) -> None:
         job = cold.cooled()
         assert [cold.tier(step) for step in (1, 2, 3)] == ["cold", "hot", "hot"]
@@ -160,6 +160,7 @@ class TestWhatIsMovedAndWhatStays:
         cold.round()
         assert [state for state, _ in cold.copies(base)] == ["deleting", "cold"]
 
+    @pytest.mark.rule("protocol-29")
     def test_what_a_store_holds_locked_is_not_taken_away_before_it_is_unlocked(self, cold: Cold) -> None:
         job = Job(cold.http)
         for step in (1, 2, 3):
@@ -263,7 +264,7 @@ class TestThaw:
         return cold.service.token(project="elsewhere")
 
 
-@pytest.mark.parametrize("kind", ["bucket"])
+@pytest.mark.parametrize(("kind", "database_url"), [("bucket", "sqlite")], indirect=["database_url"])
 class TestABucketsClasses:
     def test_deep_archive_has_no_expedited_thaw_and_says_what_each_speed_takes(self, cold: Cold) -> None:
         cold.rule = {"storage_class": "DEEP_ARCHIVE"}
@@ -309,6 +310,7 @@ class TestABucketsClasses:
         assert cold.copies(weights(1)) == [("verified", "primary")]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 class TestThePolicy:
     def test_what_the_stores_cannot_do_is_refused_with_what_they_can(self, service: RunningService) -> None:
         service.make_project("demo")

@@ -64,7 +64,7 @@ class Cold:
         """After every lease and every URL has run out."""
         settings = self.context.settings
         self.advance(settings.ticket_seconds + settings.longest_upload_seconds + settings.lease_seconds + 1)
-        for _ in range(3):
+        for _ in range(2):
             collect_tick(self.context)
 
     def cooled(self, steps: int = 3, *, job: Job | None = None) -> Job:

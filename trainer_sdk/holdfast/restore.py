@@ -34,14 +34,14 @@ from holdfast.state.components import Declarations
 from holdfast.state.load import LoadPlan, plan_load
 from holdfast.state.rng import derive_rng, restore_rng
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.errors import ChunkNotFound
+from holdfast_client.errors import CheckpointCold, ChunkNotFound
 from holdfast_protocol.restore import PassedOver, RestoreDecision, RestorePoint
 from holdfast_protocol.selectors import SelectorError, parse_point
 from holdfast_protocol.states import StoreRole
 
 log = logging.getLogger("holdfast")
 
-DAMAGED = (IntegrityError, ChunkGone, ChunkNotFound, CheckpointNotFound)
+DAMAGED = (IntegrityError, ChunkGone, ChunkNotFound, CheckpointNotFound, CheckpointCold)
 """The checkpoint is at fault: an earlier one may do. Anything else that goes wrong would go wrong with that one too."""
 
 _NOT_TO_BE_TRAINED_ON = (

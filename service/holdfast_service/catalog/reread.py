@@ -27,6 +27,7 @@ from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.corruption import lock_users, mark_users, users_of
+from holdfast_service.catalog.going_cold import mark_cold
 from holdfast_service.catalog.store_row import ForeignStoreError, read_marker
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.clock import database_now
@@ -203,4 +204,7 @@ def _settle(
     )
     session.flush()
     why = f"The chunk {claimed.digest} {finding.value}."
-    return mark_users(session, claimed.chunk_id, context.store_ids, why, actor=actor)
+    corrupt = mark_users(session, claimed.chunk_id, context.store_ids, why, actor=actor)
+    # What is left of it may have to be thawed first.
+    mark_cold(session, [claimed.chunk_id], context.store_ids, actor=actor)
+    return corrupt

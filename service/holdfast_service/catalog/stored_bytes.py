@@ -14,6 +14,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState, CopyState
+from holdfast_service.catalog.copies import KEPT
 from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Run, Shard
 
 
@@ -51,13 +52,13 @@ def stored_bytes_of_run(session: Session, run_id: str) -> int:
 
 
 def stored_bytes_of_checkpoint(session: Session, checkpoint_id: str) -> int:
-    """Of the distinct chunks that it needs, each in its smallest copy that can be read: less than the chunks' own bytes
+    """Of the distinct chunks that it needs, each in its smallest copy that is whole: less than the chunks' own bytes
     where they are compressed. It looks at every chunk, so it is asked for one checkpoint at a time."""
     lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
     chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
     smallest = (
         select(func.min(Copy.stored_bytes).label("stored"))
-        .where(Copy.chunk_id.in_(chunks), Copy.state.in_((CopyState.VERIFIED, CopyState.SUSPECT)))
+        .where(Copy.chunk_id.in_(chunks), Copy.state.in_((*KEPT, CopyState.SUSPECT)))
         .group_by(Copy.chunk_id)
         .subquery()
     )

@@ -104,6 +104,8 @@ def another_serves_everybody() -> ColumnElement[bool]:
             other.proof.in_(PROVEN),
             or_(Copy.state == CopyState.VERIFIED, Copy.bad_at.is_(None), _read_since(other)),
             or_(Copy.state != CopyState.VERIFIED, Copy.proof.not_in(PROVEN), other.id < Copy.id),
+            # Of two storage classes neither is too many: the controller `tiers` takes the hotter one away.
+            or_(Copy.state != CopyState.VERIFIED, other.storage_class.is_not_distinct_from(Copy.storage_class)),
         ),
     )
 
