@@ -25,7 +25,7 @@ from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectKey
 from holdfast_service.stores.posix import PosixStore
 from tests.service.conftest import Clock
-from tests.support.interleave import hold_after, in_background
+from tests.support.interleave import hold_after, in_background, until_blocked_or_done
 from tests.support.rank import Job, answer, digest_of
 from tests.support.service import RunningService
 
@@ -171,6 +171,7 @@ def test_two_workers_at_one_chunk_make_one_copy(
         first = threads.submit(begin, service)
         gate.wait_until_reached()
         second = threads.submit(begin, service)
+        until_blocked_or_done(service, second)
         gate.open()
         begun = [first.result(60), second.result(60)]
     assert begun.count(None) == 1, "both workers copy the same chunk"

@@ -39,6 +39,7 @@ from holdfast_client.errors import (
     ServiceUnavailable,
     StoreRefused,
     TicketProblem,
+    TransferStopped,
     UnexpectedReply,
 )
 from holdfast_protocol.chunks import MAX_CHUNK_BYTES
@@ -83,6 +84,7 @@ class ShardFetcher:
         self._lease_id: str | None = None
         self._renew_lease_at = 0.0
         self._avoided: list[StoreRole] = []
+        self._stop_of_store: dict[StoreRole, threading.Event] = {}
         self._lock = threading.Lock()
         self._bytes_from: Counter[StoreRole] = Counter()
 
@@ -95,6 +97,8 @@ class ShardFetcher:
     def stop(self) -> None:
         """From any thread: the fetch ends with TransferStopped, within a block or a socket's time-out."""
         self._stop.set()
+        for stop in list(self._stop_of_store.values()):
+            stop.set()
 
     def fetch(
         self,
@@ -203,10 +207,11 @@ class ShardFetcher:
                     not_on_host.add(done.key)
                     waiting.append(done.key)
                 elif done.error is not None:
-                    if not self._goes_elsewhere(tickets[done.key], done.error):
+                    if not self._goes_elsewhere(tickets.get(done.key), done.error):
                         self._mend(done, done.error, refused, over_http)
                     waiting.append(done.key)
         except BaseException:
+            self.stop()
             jobs.drain()
             raise
 
@@ -220,25 +225,25 @@ class ShardFetcher:
     def _receive(self, ticket: ReadTicket, life: TicketLife, deliver: _Deliver, host: HostChunks | None) -> None:
         if ticket.kind == "gone":
             raise ChunkCorrupt(ticket.digest, "missing", "the service has no readable copy")
+        stop = self._stop_for(ticket)
 
         def get(buffer: memoryview) -> None:
-            patience = ELSEWHERE_AFTER_SECONDS if ticket.elsewhere else None
             with life.used():
                 get_chunk(
                     ticket,
                     buffer,
                     ticket.digest,
                     buffer.nbytes,
-                    self._client.transfers,
-                    stop=self._stop,
-                    retry_seconds=patience,
+                    self._client.transfers.towards(ticket.store),
+                    stop=stop,
+                    retry_seconds=ELSEWHERE_AFTER_SECONDS if ticket.elsewhere else None,
                 )
             with self._lock:
                 self._bytes_from[ticket.store] += buffer.nbytes
 
         def fill(buffer: memoryview) -> None:
             if host is not None and ticket.kind == "http":
-                host.fetch_once(ticket.digest, buffer, get, self._stop)
+                host.fetch_once(ticket.digest, buffer, get, stop)
             else:
                 get(buffer)
 
@@ -271,14 +276,25 @@ class ShardFetcher:
         """Transfers are slow: asking for any ticket again keeps the lease."""
         self._read([digest], with_mount=False)
 
-    def _goes_elsewhere(self, ticket: ReadTicket, error: BaseException) -> bool:
+    def _goes_elsewhere(self, ticket: ReadTicket | None, error: BaseException) -> bool:
         """Whether the chunk is to be had from another store, since this one does not answer."""
-        if not ticket.elsewhere or not isinstance(error, ServiceUnavailable):
+        if ticket is None or not ticket.elsewhere or not isinstance(error, ServiceUnavailable | TransferStopped):
             return False
-        if ticket.store not in self._avoided:
+        if isinstance(error, ServiceUnavailable) and ticket.store not in self._avoided:
             self._avoided.append(ticket.store)
             log.warning("the %s store does not answer (%s): reading from another one", ticket.store, error.detail)
-        return True
+            # Whoever else waits for it waits no longer.
+            self._stop_of_store[ticket.store].set()
+        return ticket.store in self._avoided and not self._stop.is_set()
+
+    def _stop_for(self, ticket: ReadTicket) -> threading.Event:
+        """What ends a transfer: that of its store, where the chunk is to be had from another one."""
+        if not ticket.elsewhere:
+            return self._stop
+        stop = self._stop_of_store.setdefault(ticket.store, threading.Event())
+        if self._stop.is_set():
+            stop.set()
+        return stop
 
     def _mend(
         self, done: Done[str, None], error: BaseException, refused: Counter[tuple[str, bool]], over_http: set[str]

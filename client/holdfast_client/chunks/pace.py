@@ -43,6 +43,12 @@ class Pace:
         self._changed = threading.Condition()
         self._running = self._waiting = self._successes = 0
 
+    def beside(self) -> Pace:
+        """For another store: its own turns, under the same limit on bytes."""
+        other = Pace()
+        other._rate, other._rate_lock = self._rate, self._rate_lock
+        return other
+
     @property
     def limit(self) -> int | None:
         """How many transfers may run at once now; None: the store has not asked for a limit."""

@@ -19,6 +19,7 @@ from holdfast_client.chunks.pace import Pace, Turn
 from holdfast_client.errors import StoreRefused, StoreUnavailable
 from holdfast_client.redaction import keep_queries_out_of_logs
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.states import StoreRole
 
 KEPT_CONNECTIONS = 32
 
@@ -31,6 +32,7 @@ class TransferPool:
         keep_queries_out_of_logs()
         self.retry_seconds = settings.retry_seconds
         self.pace = Pace(settings.max_bytes_per_second)
+        self._paces = {StoreRole.PRIMARY: self.pace}
         self._service_url = settings.url + "/"
         self._http = urllib3.PoolManager(
             num_pools=8,
@@ -45,6 +47,13 @@ class TransferPool:
         """The same connections and the same pace, with another time for retries. Only the first is closed."""
         other = copy.copy(self)
         other.retry_seconds = retry_seconds
+        return other
+
+    def towards(self, store: StoreRole) -> Self:
+        """The same connections, at the pace that this store bears: one that asks to slow down slows no other."""
+        other = copy.copy(self)
+        # A dict's own step: two threads that come at once get the same one.
+        other.pace = self._paces.setdefault(store, self._paces[StoreRole.PRIMARY].beside())
         return other
 
     @contextmanager
