@@ -73,9 +73,13 @@ def list_holds(
     if json:
         show_json(holds)
         return
+    mirrored = any(one.mirror for one in holds)
     show_table(
-        ["hold", "checkpoint", "in force (UTC)", "by", "why", "in the store"],
-        ((one.id, _what(one), _until(one), one.placed_by, one.reason, _mirrored(one)) for one in holds),
+        ["hold", "checkpoint", "in force (UTC)", "by", "why", *(["in the store"] if mirrored else [])],
+        (
+            (one.id, _what(one), _until(one), one.placed_by, one.reason, *([_mirrored(one)] if mirrored else []))
+            for one in holds
+        ),
         nothing="There are no such holds.",
     )
 

@@ -6,7 +6,7 @@ stays there and is not purged.
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -49,7 +49,7 @@ def place_hold(context: ServiceContext, caller: Principal, checkpoint_id: str, r
                 f"{until:%Y-%m-%d %H:%M} UTC is over, and it is {now:%Y-%m-%d %H:%M} now. Name a time to come.",
             )
         wanted = Hold(
-            id=f"hold_{uuid.uuid4().hex}",
+            id=f"hd_{secrets.token_hex(6)}",
             checkpoint_id=checkpoint_id,
             kind=HoldKind.LEGAL if until is None else HoldKind.RETAIN_UNTIL,
             reason=request.reason,

@@ -1,0 +1,130 @@
+"""`holdfast hold`, `events`, `usage`, `cost` and `prices` against a real `holdfast serve`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from holdfast_client import Client
+from holdfast_client.cli import events as events_command
+from holdfast_client.cli.doctor.round_trip import round_trip
+from holdfast_client.cli.main import app
+from holdfast_protocol.runs import EditProject
+from holdfast_protocol.states import Scope
+from holdfast_protocol.tokens import CreateToken
+from tests.support.serve import ServedHoldfast, holdfast_serve
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHoldfast]:
+    with holdfast_serve(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def client(served: ServedHoldfast, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    for name, value in served.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "80")
+    with Client() as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def saved(served: ServedHoldfast) -> str:
+    """demo/doctor with three small checkpoints."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in served.environment.items():
+            patch.setenv(name, value)
+        with Client() as connected:
+            connected.edit_project("demo", EditProject())
+            for _ in range(3):
+                round_trip(connected, connected.server_info(), "demo")
+    return "demo/doctor"
+
+
+def run(*arguments: str, exit_code: int = 0) -> Result:
+    result = CliRunner().invoke(app, list(arguments))
+    assert "Traceback" not in result.stderr + result.stdout
+    assert result.exit_code == exit_code, result.stderr + result.stdout
+    return result
+
+
+def test_a_hold_from_its_placing_to_its_release(client: Client, saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed = json.loads(run("hold", "place", f"{saved}@latest", "--reason", "audit of 2026", "--json").stdout)
+    until = run("hold", "place", saved, "--reason", "for a while", "--until", "30d").stdout
+    assert "is held until 20" in until
+    listed = json.loads(run("hold", "list", saved, "--json").stdout)
+    assert [one["reason"] for one in listed] == ["for a while", "audit of 2026"]
+    assert placed["id"] in run("hold", "list", "demo").stdout
+    assert len(json.loads(run("hold", "list", f"{saved}@latest", "--json").stdout)) == 2
+    extended = run("hold", "extend", listed[0]["id"], "--until", "2126-01-31").stdout
+    assert "until 2126-01-31 00:00" in extended
+    refused = run("hold", "extend", listed[0]["id"], "--until", "7d", exit_code=2)
+    assert "never shortened" in refused.stderr
+    refused = run("hold", "release", placed["id"], "--reason", "mine", exit_code=4)
+    assert "Ask another administrator" in refused.stderr
+    refused = run("hold", "place", saved, "--reason", "in the store too", "--mirror", exit_code=2)
+    assert "Object Lock" in refused.stderr
+    other = client.create_token(CreateToken(name="bob", scopes=list(Scope)))
+    monkeypatch.setenv("HOLDFAST_TOKEN", other.token)
+    assert "is released" in run("hold", "release", placed["id"], "--reason", "closed").stdout
+    shown = json.loads(run("hold", "list", "--all", "--json").stdout)
+    assert [(one["in_force"], one["released_by"]) for one in shown] == [(True, None), (False, "bob")]
+
+
+def test_events_are_shown_filtered_and_followed(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = json.loads(run("hold", "place", saved, "--reason", "seen in events", "--json").stdout)
+    told = json.loads(run("events", f"{saved}@latest", "--action", "hold.", "--json", "-n", "1").stdout)
+    assert [(one["action"], one["reason"], one["after"]["hold"]) for one in told] == [
+        ("hold.place", "seen in events", hold["id"])
+    ]
+    monkeypatch.setenv("COLUMNS", "200")
+    text = run("events", "demo", "--people", "--since", "1h").stdout
+    assert all(word in text for word in ("project.create", "hold.place"))
+    assert "no such events" in run("events", saved, "--action", "nothing.").stderr
+    assert "no such events" in run("events", saved, "--until", "2026-01-01").stderr
+
+    polls = itertools.count()
+
+    def poll(_: float) -> None:
+        """Stands for the two seconds between two looks: something happens, and then the user has enough."""
+        if next(polls) == 0:
+            run("hold", "place", saved, "--reason", "while looking")
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(events_command.time, "sleep", poll)
+    seen = CliRunner().invoke(app, ["events", saved, "--follow", "--json", "-n", "1"]).stdout
+    assert [json.loads(line)["reason"] for line in seen.splitlines()] == ["seen in events", "while looking"]
+
+
+def test_usage_cost_and_prices(saved: str, tmp_path: Path) -> None:
+    usage = json.loads(run("usage", "demo", "--json").stdout)
+    parts = ("committed_bytes", "arriving_bytes", "trashed_bytes", "pending_collection_bytes")
+    assert usage["stored_bytes"] == sum(usage[part] for part in parts) > 0
+    for arguments in (["usage"], ["usage", "demo"], ["usage", saved]):
+        text = run(*arguments).stdout
+        assert "trashed" in text
+        assert all(len(line) <= 80 for line in text.splitlines()), text
+    assert "costs nothing" in run("prices", "show").stdout.replace("\n", " ")
+    shown = json.loads(run("prices", "show", "--json").stdout)
+    assert shown["is_default"]
+    shown["prices"]["prices"][-1]["per_gib_month"] = 100.0
+    shown["prices"]["source"] = "the bill of our own disks"
+    (tmp_path / "prices.json").write_text(json.dumps(shown), encoding="utf-8")
+    assert "the bill of our own disks" in run("prices", "set", str(tmp_path / "prices.json")).stdout.replace("\n", " ")
+    cost = json.loads(run("cost", saved, "--json").stdout)
+    assert cost["per_month"] > 0
+    assert "USD a month, for storing alone" in run("cost", "demo").stdout
+    forecast = json.loads(run("cost", saved, "--retention", "ring-buffer", "--json").stdout)
+    assert forecast["kept_checkpoints"] == 5
+    assert "By its last 3 saves" in run("cost", saved, "--retention", "tiered").stdout
+    assert "name it as project/run" in run("cost", "demo", "--retention", "tiered", exit_code=2).stderr
+    (tmp_path / "wrong.json").write_text('{"keep_lots": 3}', encoding="utf-8")
+    assert "keep_lots" in run("cost", saved, "--retention", str(tmp_path / "wrong.json"), exit_code=2).stderr
