@@ -62,6 +62,7 @@ def kinds(service: RunningService, *, deep: bool = False) -> dict[FindingKind, i
     return {each.kind: each.count for each in store.findings}
 
 
+@pytest.mark.rule("protocol-30")
 def test_nothing_is_found_on_a_healthy_catalog_and_each_damage_is(service: RunningService) -> None:
     job = Job(service.http())
     saved = {step: job.save(step)["id"] for step in range(1, 8)}
