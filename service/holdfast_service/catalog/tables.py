@@ -294,6 +294,8 @@ class Chunk(Table):
 COPY_TO_READ = "state = 'suspect' OR (state = 'verified' AND proof = 'unproven')"
 # What the store may hold for us, likewise.
 COPY_LOCKED = "lock IS NOT NULL"
+# Which somebody works on, or whose worker died: few, whatever there is.
+COPY_LEASED = "leased_until IS NOT NULL"
 # What was found bad and is not healed: its store may need another copy of the chunk.
 COPY_DAMAGED = "state = 'bad' AND bad_at IS NOT NULL AND healed_at IS NULL"
 
@@ -336,6 +338,9 @@ class Copy(Table):
         Index("ix_copies_store_id_state_verified_at", "store_id", "state", "verified_at"),
         Index("ix_copies_to_read", "id", sqlite_where=text(COPY_TO_READ), postgresql_where=text(COPY_TO_READ)),
         Index("ix_copies_locked", "id", sqlite_where=text(COPY_LOCKED), postgresql_where=text(COPY_LOCKED)),
+        Index(
+            "ix_copies_leased", "leased_until", sqlite_where=text(COPY_LEASED), postgresql_where=text(COPY_LEASED)
+        ),
         Index("ix_copies_damaged", "id", sqlite_where=text(COPY_DAMAGED), postgresql_where=text(COPY_DAMAGED)),
     )
 
