@@ -63,6 +63,7 @@ def test_a_hold_from_its_placing_to_its_release(client: Client, saved: str, monk
     assert [one["reason"] for one in listed] == ["for a while", "audit of 2026"]
     assert placed["id"] in run("hold", "list", "demo").stdout
     assert len(json.loads(run("hold", "list", f"{saved}@latest", "--json").stdout)) == 2
+    assert "by embedded until it is released: audit of 2026" in run("show", saved).stdout
     extended = run("hold", "extend", listed[0]["id"], "--until", "2126-01-31").stdout
     assert "until 2126-01-31 00:00" in extended
     refused = run("hold", "extend", listed[0]["id"], "--until", "7d", exit_code=2)

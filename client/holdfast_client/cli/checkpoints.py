@@ -8,6 +8,7 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, RunArgument, SelectorArgument, read_run, read_selector
 from holdfast_client.cli.connect import connect
+from holdfast_client.cli.holds import hold_in_words
 from holdfast_client.cli.show import NOTHING, as_bytes, as_metric, as_time, show_facts, show_json, show_table
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.runs import RunView
@@ -70,13 +71,14 @@ def show(selector: SelectorArgument, json: JsonOption = False) -> None:
     with connect() as client:
         found = client.selected_checkpoint(name.project, name.run, str(point))
         of_run = client.run(name.project, name.run)
+        holds = [] if json else list(client.all_holds_on(found.id))
     if json:
         show_json(found)
         return
-    show_facts([*_facts(found), ("whole run", _held(of_run))])
+    show_facts([*_facts(found), *(("held", hold_in_words(one)) for one in holds), ("whole run", _taken_by(of_run))])
 
 
-def _held(run: RunView) -> str:
+def _taken_by(run: RunView) -> str:
     """Of its committed checkpoints together. What they take in the store may serve other runs too."""
     figures = {"logical": run.logical_bytes, "stored": run.stored_bytes, "deduplicated": run.deduplicated_bytes}
     return ", ".join(f"{name} {as_bytes(count)}" for name, count in figures.items() if count is not None)

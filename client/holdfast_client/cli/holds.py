@@ -104,6 +104,10 @@ def release(hold: HoldArgument, reason: ReasonOption, json: JsonOption = False) 
         show_line(f"{view.id} on {_what(view)} is released.")
 
 
+def hold_in_words(hold: HoldView) -> str:
+    return f"by {hold.placed_by} {_until(hold)}: {hold.reason}"
+
+
 def _what(hold: HoldView) -> str:
     return f"{hold.project}/{hold.run}@{hold.step}#{hold.attempt}"
 
