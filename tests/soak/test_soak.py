@@ -1,0 +1,23 @@
+"""The soak for a few seconds with a few kills: `make soak` runs it for minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.soak.soak import Plan, run_soak, table
+
+
+@pytest.mark.rule("protocol-24")
+@pytest.mark.rule("protocol-25")
+def test_everything_at_once_with_kills_leaves_nothing_unreadable_and_nothing_leaked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")  # the fleet's own, put back afterwards
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
+    outcome = run_soak(tmp_path, Plan(seconds=12, kills=4, workers=1, writers=2, readers=1))
+    told = "\n".join(table(outcome))
+    assert not outcome.faults, told
+    assert outcome.did["checkpoints committed"] > 0, told
+    assert set(outcome.killed) >= {"service", "worker", "writer", "reader"}, told
