@@ -17,6 +17,7 @@ from holdfast_service.catalog.copies import KEPT, PROVEN
 from holdfast_service.catalog.held import store_lets_go
 from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, ReadLease, Shard, ShardChunk
 from holdfast_service.context import ServiceContext
+from holdfast_service.stores.storage_classes import ClassedStore
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ def place_of(context: ServiceContext, target: str) -> Place | None:
         return Place(target, context.store_id, StorageClass(target))
     cold = context.attached(StoreRole.COLD)
     return None if cold is None else Place(target, cold.store_id, None)
+
+
+def classed_store(context: ServiceContext, store_id: int) -> ClassedStore | None:
+    """The store of a catalog row, if it is attached and has storage classes."""
+    store: object = context.store_of(store_id)
+    return store if isinstance(store, ClassedStore) else None
 
 
 def hotter_copy(context: ServiceContext, place: Place) -> ColumnElement[bool]:

@@ -27,9 +27,9 @@ from holdfast_service.catalog.copying import (
 )
 from holdfast_service.catalog.tables import Copy
 from holdfast_service.context import ServiceContext
-from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, Store, StoreError
+from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, StoreError
 from holdfast_service.stores.storage_classes import ClassedStore
-from holdfast_service.tiers.movable import Place
+from holdfast_service.tiers.movable import Place, classed_store
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,16 @@ def _begin(session: Session, context: ServiceContext, chunk_id: int, place: Plac
 
 
 def _copy(context: ServiceContext, task: _Task, place: Place, on_bytes: Callable[[int], None]) -> Moved:
-    store = context.store_of(place.store_id)
-    if (
-        place.storage_class is not None
-        and task.stored_digest is not None
-        and task.copy.source_store_id == place.store_id
-        and isinstance(store, ClassedStore)
-        and _hashes(store)
-    ):
+    store = classed_store(context, place.store_id)
+    within = place.storage_class is not None and task.copy.source_store_id == place.store_id
+    if store is not None and within and task.stored_digest is not None and _hashes(context, place):
         return _copy_within(store, task.copy, place, task.stored_digest)
     return move_bytes(context, task.copy, on_bytes)
 
 
-def _hashes(store: Store) -> bool:
-    found = store.capabilities
+def _hashes(context: ServiceContext, place: Place) -> bool:
+    store = context.store_of(place.store_id)
+    found = None if store is None else store.capabilities
     return found is not None and found.sha256_enforced and found.sha256_reported
 
 

@@ -149,11 +149,11 @@ def _users_by_list(session: Session, project_id: str) -> dict[int, set[tuple[str
         .join(Run, Run.id == Checkpoint.run_id)
         .where(
             Run.project_id == project_id,
-            Shard.chunk_list_id.is_not(None),
             Checkpoint.state.in_((CheckpointState.COMMITTED, CheckpointState.UPLOADING)),
         )
     ):
-        users[list_id].add((run_id, checkpoint_id))
+        if list_id is not None:
+            users[list_id].add((run_id, checkpoint_id))
     return users
 
 

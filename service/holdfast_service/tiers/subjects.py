@@ -37,10 +37,11 @@ def subjects_of(session: Session, run_id: str, now: datetime) -> list[Subject]:
     resumed: dict[str, list[int]] = defaultdict(list)
     for checkpoint_id, number in session.execute(
         select(Attempt.resumed_from_id, Attempt.number)
-        .where(Attempt.run_id == run_id, Attempt.ended_at.is_(None), Attempt.resumed_from_id.is_not(None))
+        .where(Attempt.run_id == run_id, Attempt.ended_at.is_(None))
         .order_by(Attempt.number)
     ):
-        resumed[checkpoint_id].append(number)
+        if checkpoint_id is not None:
+            resumed[checkpoint_id].append(number)
     rows = session.execute(
         select(
             Checkpoint.id,

@@ -148,7 +148,8 @@ def _first_end(session: Session, context: ServiceContext, checkpoint: Checkpoint
         .group_by(Copy.chunk_id)
         .subquery()
     )
-    return session.scalar(select(func.min(thawed.c.until)))
+    first: datetime | None = session.scalar(select(func.min(thawed.c.until)))
+    return first
 
 
 def _end_if_over(session: Session, context: ServiceContext, checkpoint_id: str) -> bool:

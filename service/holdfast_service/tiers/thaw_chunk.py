@@ -31,6 +31,7 @@ from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.stores.base import ObjectKey, ObjectMissing, StoreError
 from holdfast_service.stores.storage_classes import ClassedStore, ClassFacts
+from holdfast_service.tiers.movable import classed_store
 
 _LEASE = timedelta(minutes=10)
 _DAY = timedelta(days=1)
@@ -115,8 +116,8 @@ def _claim(session: Session, context: ServiceContext, chunk_id: int) -> CopyTask
     if cold_store is not None and any(copy.store_id == cold_store.store_id for copy in copies):
         return begin_copy(session, context, chunk_id, context.store_id)
     for copy in copies:
-        store = context.store_of(copy.store_id)
-        if copy.storage_class is not None and isinstance(store, ClassedStore):
+        store = classed_store(context, copy.store_id)
+        if copy.storage_class is not None and store is not None:
             leased_until = now + _LEASE
             claimed = session.scalar(
                 update(Copy)
