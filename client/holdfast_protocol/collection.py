@@ -78,6 +78,8 @@ class ProjectSweep(Reply):
     bytes: int
     orphans: int = Field(description="Objects that no row of the catalog knows, of any age.")
     orphan_bytes: int
+    deleted: int = Field(default=0, description="Of the orphans.")
+    deleted_bytes: int = 0
     missing: int = Field(description="Rows whose object is not there.")
 
 

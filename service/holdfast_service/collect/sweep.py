@@ -13,6 +13,7 @@ again in step 4 is for whatever else may write rows.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -41,12 +42,13 @@ _log = structlog.get_logger("holdfast.sweep")
 
 @dataclass
 class _Findings:
-    """Of one store, as far as it is known. `due` are the orphans that are old enough."""
+    """Of one store, as far as it is known; `projects` and `deleted` by project id. `due` are the orphans that are old
+    enough."""
 
-    projects: list[ProjectSweep] = field(default_factory=list)
+    projects: dict[str, ProjectSweep] = field(default_factory=dict)
     due: list[StoredObject] = field(default_factory=list)
     stopped: str | None = None
-    deleted: Amount = field(default_factory=Amount)
+    deleted: dict[str, Amount] = field(default_factory=lambda: defaultdict(Amount))
     kept: int = 0
 
 
@@ -96,7 +98,7 @@ def _look(
         there = Amount(there.objects + inventory.there.objects, there.bytes + inventory.there.bytes)
         stops.append(why_stop(f"the project {name}", inventory.there, _amount(due), settings.sweep_most_percent))
         missing = _missing(context, attached, project_id, inventory, began_at, dry_run=dry_run)
-        findings.projects.append(_project(name, inventory, missing))
+        findings.projects[project_id] = _project(name, inventory, missing)
         on_listed(0)
     whole = f"the {attached.role.value} store"
     stops.append(why_stop(whole, there, _amount(findings.due), settings.sweep_most_percent))
@@ -133,7 +135,8 @@ def _delete(
                 findings.kept += 1
                 _log.warning("orphan_kept", store=attached.role.value, path=each.key.path, reason=str(error))
                 continue
-            findings.deleted = Amount(findings.deleted.objects + 1, findings.deleted.bytes + each.bytes)
+            before = findings.deleted[each.key.project_id]
+            findings.deleted[each.key.project_id] = Amount(before.objects + 1, before.bytes + each.bytes)
         on_listed(0)
 
 
@@ -162,15 +165,19 @@ def _report(context: ServiceContext, attached: AttachedStore, findings: _Finding
     with context.database.read() as session:
         swept_at = database_now(session)
     due = _amount(findings.due)
+    projects = []
+    for project_id, found in findings.projects.items():
+        gone = findings.deleted[project_id]
+        projects.append(found.model_copy(update={"deleted": gone.objects, "deleted_bytes": gone.bytes}))
     return StoreSweep(
         store=attached.role,
         swept_at=swept_at,
         dry_run=dry_run,
-        projects=findings.projects,
+        projects=projects,
         due_orphans=due.objects,
         due_bytes=due.bytes,
-        deleted=findings.deleted.objects,
-        deleted_bytes=findings.deleted.bytes,
+        deleted=sum(one.deleted for one in projects),
+        deleted_bytes=sum(one.deleted_bytes for one in projects),
         kept=findings.kept,
         stopped=findings.stopped,
     )
@@ -198,5 +205,7 @@ def _project(name: str, inventory: Inventory, missing: int) -> ProjectSweep:
         bytes=inventory.there.bytes,
         orphans=orphans.objects,
         orphan_bytes=orphans.bytes,
+        deleted=0,
+        deleted_bytes=0,
         missing=missing,
     )

@@ -127,7 +127,7 @@ def _by_store(session: Session, context: ServiceContext, counted: list[CountedBy
 
 
 def _orphans(session: Session, project: str) -> _Orphans | None:
-    """What the last sweep of each store found of this project, before it deleted what was old enough."""
+    """What the last sweep of each store found of this project and left there."""
     found = [
         StoreSweep.model_validate(sweep)
         for sweep in session.scalars(select(StoreCare.sweep).where(StoreCare.sweep.is_not(None)))
@@ -135,5 +135,6 @@ def _orphans(session: Session, project: str) -> _Orphans | None:
     ]
     if not found:
         return None
-    size = sum(one.orphan_bytes for sweep in found for one in sweep.projects if one.project == project)
+    swept = [one for sweep in found for one in sweep.projects if one.project == project]
+    size = sum(one.orphan_bytes - one.deleted_bytes for one in swept)
     return _Orphans(size, min(sweep.swept_at for sweep in found))
