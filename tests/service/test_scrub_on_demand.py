@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -218,6 +220,20 @@ def test_the_commands_print_it_in_both_forms(
     begun = json.loads(run("scrub", "demo/gpt", "--no-wait", "--json"))
     holdfast_service.operations.tick.tick(service.context, kinds=OPERATION_KINDS)
     assert client.operation(begun["id"]).state == "done"
+    ended = threading.Event()
+
+    def works() -> None:
+        while not ended.wait(0.02):
+            holdfast_service.operations.tick.tick(service.context, kinds=OPERATION_KINDS)
+
+    worker = threading.Thread(target=works, daemon=True)
+    worker.start()
+    text = run("scrub", "demo/gpt@2", exit_code=6)
+    assert re.search(r"^chunks lost +1$", text, re.MULTILINE)
+    assert re.search(r"^corrupt +demo/gpt@2#1$", text, re.MULTILINE)
+    assert json.loads(run("scrub", "demo/gpt@1", "--metadata", "--json"))["result"]["good"] == 2
+    ended.set()
+    worker.join()
     text = run("bad-copies", "demo")
     assert digest_of(b"two")[:12] in text
     assert "is not in the store" in text

@@ -120,7 +120,7 @@ def _show_started(started: OperationView, *, json: bool) -> None:
     if json:
         show_json(started)
     else:
-        show_line(f"{started.id} is under way. `holdfast operations wait {started.id}` waits for it.")
+        show_facts([("operation", started.id), ("to wait", f"holdfast operations wait {started.id}")])
 
 
 def _facts(result: ScrubResult) -> list[tuple[str, str]]:
@@ -151,7 +151,9 @@ def _show_impact(found: Impact) -> None:
         nothing="No copy of it is left.",
     )
     lost = [chunk.digest[:12] for chunk in found.chunks if chunk.lost]
-    show_line(f"\nlost: {', '.join(lost)}" if lost else "\nlost: nothing, another store keeps it")
+    show_line("")
+    show_facts([("lost", ", ".join(lost) or "nothing, another store keeps it")])
+    show_line("")
     show_table(
         ["run", ">checkpoints", ">lost", ">good step before", ">good step after"],
         (

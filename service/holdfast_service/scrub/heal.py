@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import CopyState
+from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_service.catalog.copies import keeps_whole
 from holdfast_service.catalog.copying import LeaseOverError, StoreFailedError
 from holdfast_service.catalog.corruption import heal_if_whole, needed_by_a_checkpoint, read_since_damage
@@ -28,6 +28,8 @@ from holdfast_service.scrub.mend_chunk import HEAL, Damaged, Mended, claim_damag
 from holdfast_service.scrub.read_copies import BATCH, is_free, lease, read_one
 from holdfast_service.scrub.tally import Tally, keep_totals, total_of
 from holdfast_service.stores.base import StoreError
+
+_THERE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 
 _log = structlog.get_logger("holdfast.scrub")
 
@@ -68,7 +70,7 @@ def tick(context: ServiceContext) -> HealReport:
             try:
                 if unmark(context, checkpoint_id, doing.by_store):
                     healed.append(checkpoint_id)
-            except StoreError as error:
+            except StoreFailedError as error:
                 doing.fail(error)
     finally:
         keep_totals(context.database, doing.by_store)
@@ -140,21 +142,25 @@ def _corrupt(context: ServiceContext) -> list[str]:
     with context.database.read() as session:
         # The text of the partial index, so that it is used.
         return list(
-            session.scalars(select(Checkpoint.id).where(text("health = 'corrupt'")).order_by(Checkpoint.id)).all()
+            session.scalars(
+                select(Checkpoint.id)
+                .where(text("health = 'corrupt'"), Checkpoint.state.in_(_THERE))
+                .order_by(Checkpoint.id)
+            ).all()
         )
 
 
 def unmark(context: ServiceContext, checkpoint_id: str, by_store: dict[int, Tally]) -> bool:
     """Reads what keeps its damaged chunks and was not read since, then takes the mark away if all of them are there.
-    Raises StoreError if a store cannot tell."""
+    Raises StoreFailedError if a store cannot tell."""
     while claims := context.database.run(lambda session: _claim_unread(session, context, checkpoint_id)):
         for position, claimed in enumerate(claims):
             try:
                 tally = read_one(context, claimed, HEAL, context.reading_pace.spend)
-            except StoreError:
+            except StoreError as error:
                 for left in claims[position:]:
                     let_go(context, left)
-                raise
+                raise StoreFailedError(claimed.store_id, error) from error
             by_store.setdefault(claimed.store_id, Tally()).add(tally)
     with context.database.transaction() as session:
         return heal_if_whole(session, checkpoint_id, context.store_ids, actor=HEAL)

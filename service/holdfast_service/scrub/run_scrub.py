@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.scrub import ScrubMode, ScrubResult
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.catalog.copies import KEPT
+from holdfast_service.catalog.copying import StoreFailedError
 from holdfast_service.catalog.custody_tables import Operation
 from holdfast_service.catalog.operation_run import OperationRun
 from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Project, Run, Shard
@@ -25,7 +26,6 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.scrub.heal import unmark
 from holdfast_service.scrub.scrub_chunks import ChunkScrub
 from holdfast_service.scrub.tally import keep_totals, total_of
-from holdfast_service.stores.base import StoreError
 
 _PORTION = 200
 _WHOLE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
@@ -49,8 +49,8 @@ def run_scrub(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
             run.progress(note="takes back marks")
             try:
                 unmark(context, checkpoint_id, scrub.by_store)
-            except StoreError as error:
-                scrub.problems.setdefault("any", str(error))
+            except StoreFailedError as error:
+                scrub.note_problem(error.store_id, error)
     finally:
         keep_totals(context.database, scrub.by_store)
     result = ScrubResult(

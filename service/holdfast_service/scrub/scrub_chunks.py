@@ -124,7 +124,7 @@ class ChunkScrub:
             tally = read_one(self._context, claimed, self._actor, spend)
         except StoreError as error:
             let_go(self._context, claimed)
-            self.problems[self._role(claimed.store_id)] = str(error)
+            self.note_problem(claimed.store_id, error)
             self.unread += 1
             return
         if not tally.settled:  # the lease was lost: whoever has it now finds out
@@ -159,12 +159,14 @@ class ChunkScrub:
         try:
             return mend(self._context, damaged, spend, self.by_store[damaged.store_id]) is Mended.HEALED
         except StoreFailedError as error:
-            self.problems[self._role(error.store_id)] = str(error)
-        except StoreError as error:
-            self.problems[self._role(damaged.store_id)] = str(error)
-        except LeaseOverError as error:
-            self.problems.setdefault(self._role(damaged.store_id), str(error))
+            self.note_problem(error.store_id, error)
+        except (StoreError, LeaseOverError) as error:
+            self.note_problem(damaged.store_id, error)
         return False
+
+    def note_problem(self, store_id: int, error: Exception) -> None:
+        """From now on that store is not asked any more."""
+        self.problems.setdefault(self._role(store_id), str(error))
 
     def _role(self, store_id: int) -> str:
         return next(attached.role.value for attached in self._context.stores if attached.store_id == store_id)

@@ -34,6 +34,7 @@ from holdfast_protocol.pruning import (
 )
 from holdfast_protocol.restore import ReadChunks, ReportChunk
 from holdfast_protocol.runs import EditProject
+from holdfast_protocol.scrub import ScrubMode, StartScrub
 from holdfast_protocol.states import AttemptOutcome, Health, Scope, StoreRole
 from holdfast_protocol.stores import AdoptStore, CheckCatalog
 from holdfast_protocol.tiers import RequestThaw, ThawSpeed
@@ -72,6 +73,7 @@ EXAMPLES: tuple[BaseModel, ...] = (
     PauseController(reason="the store is being moved"),
     CheckCatalog(store=StoreRole.SECOND, deep=True),
     AdoptStore(),
+    StartScrub(mode=ScrubMode.METADATA),
     StartSweep(store=StoreRole.SECOND, dry_run=True),
     StartDrill(selector="latest", store=StoreRole.SECOND),
     PlanRetention(policy={"keep_last": 3}, show="expire"),
