@@ -16,15 +16,14 @@ from sqlalchemy.orm import Mapped, mapped_column
 from holdfast_service.catalog.columns import Document, Moment, RowId
 from holdfast_service.catalog.tables import Table
 
-
 _UNDER_WAY = text("ended_at IS NULL AND cancel_requested_at IS NULL")
 
 
 class Controller(Table):
     """One background controller, over all processes.
 
-    `ticked_at` is the reaper's: its last round while the service was up (protocol rule 31). A round that only one
-    process may do holds the lease, and so does one that somebody has asked for; `lease_token` settles it.
+    `ticked_at`: the last round of the reaper, or of the purge, while the service was up (protocol rule 31). A round
+    that only one process may do holds the lease, and so does one that somebody has asked for; `lease_token` settles it.
     """
 
     __tablename__ = "controllers"
