@@ -100,6 +100,14 @@ def test_a_key_that_google_does_not_know_is_refused_and_says_what_to_check(gcs, 
         _opened(monkeypatch, gcs, key_file=tmp_path / "key.json").ping()
 
 
+@pytest.mark.rule("protocol-29")
+def test_a_bucket_that_retains_whatever_is_written_is_refused_at_the_probe(gcs, monkeypatch):
+    store = _opened(monkeypatch, gcs, bucket=gcs.retaining_bucket)
+    with pytest.raises(StoreRefused, match="retention policy"):
+        store.probe()
+    assert store.capabilities is None
+
+
 @pytest.mark.rule("protocol-14")
 def test_a_ticket_without_md5_still_holds_the_length_and_writes_once(gcs, monkeypatch):
     """From a client that was not asked for it, because the store had not been probed yet: the copy is unproven."""

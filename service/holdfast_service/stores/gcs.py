@@ -137,6 +137,12 @@ class GcsStore:
         self.wire.request("DELETE", self.location.path_of(key.path))
         return bool(self._generations(key.path))
 
+    def is_retained(self, key: ObjectKey) -> bool:
+        """For the probe: whether the bucket keeps the object, for a time or until it is let go, by itself."""
+        fields = "name,retentionExpirationTime,eventBasedHold"
+        entries = self._listed([("prefix", self.location.key_prefix + key.path)], fields)
+        return any(entry.get("retentionExpirationTime") or entry.get("eventBasedHold") for entry in entries)
+
     def list_objects(self, project_id: str) -> Iterator[StoredObject]:
         prefix = f"{self.location.key_prefix}{validated_project_id(project_id)}/{CHUNKS}/"
         for entry in self._listed([("prefix", prefix)], "name,size,timeCreated"):

@@ -16,6 +16,9 @@ class GenerationStore(PresigningStore, Protocol):
     def hides_deleted(self, key: ObjectKey) -> bool:
         """Deletes the object without naming its generation, and says whether the bytes are still there."""
 
+    def is_retained(self, key: ObjectKey) -> bool:
+        """Whether the bucket keeps the object by a policy of its own (protocol rule 29)."""
+
 
 def probe_gcs(store: GenerationStore) -> Capabilities:
     """StoreRefused if not even a plain presigned PUT goes through. Its objects are gone afterwards."""
@@ -28,6 +31,12 @@ def probe_gcs(store: GenerationStore) -> Capabilities:
         accepted, reason = probe.put(plain, body, only_new)
         if not accepted:
             raise StoreRefused(f"the store refuses a presigned PUT ({reason}); check permissions and who signs")
+        if store.is_retained(plain):
+            probe.leave_behind()  # nobody may delete it, and the reason must not be that
+            raise StoreRefused(
+                "the bucket has a retention policy or holds what is new, which locks every upload, so that nothing "
+                "could be deleted; take that off the bucket, or use another one"
+            )
         return Capabilities(
             sha256_enforced=False,  # Google compares MD5 and CRC32C, and nothing else
             sha256_reported=False,

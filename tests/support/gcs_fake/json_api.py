@@ -57,9 +57,15 @@ class JsonApi:
         )
         wanted = _FIELDS.fullmatch(query.get("fields", ""))
         names = wanted["items"].split(",") if wanted else None
-        items = [{key: value for key, value in _shown(each).items() if not names or key in names} for each in page]
+        items = [
+            {key: value for key, value in self._listed(each).items() if not names or key in names} for each in page
+        ]
         # As Google does it: what is empty is left out.
         return json_reply(({"items": items} if items else {}) | ({"nextPageToken": token} if token else {}))
+
+    def _listed(self, stored: StoredObject) -> dict[str, Any]:
+        until = self._objects.retained_until(stored)
+        return _shown(stored) | ({} if until is None else {"retentionExpirationTime": until.isoformat()})
 
     async def _upload(self, request: Request, bucket: str) -> Reply:
         if request.query.get("uploadType") != "multipart":

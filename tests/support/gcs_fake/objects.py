@@ -7,8 +7,9 @@ import hashlib
 import sqlite3
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import google_crc32c
@@ -74,9 +75,10 @@ class Incoming:
 
 
 class Objects:
-    """`buckets` says of each whether it keeps versions."""
+    """`buckets` says of each whether it keeps versions; those that retain let nothing go for a day."""
 
-    def __init__(self, folder: Path, buckets: dict[str, bool]) -> None:
+    def __init__(self, folder: Path, buckets: dict[str, bool], retaining: Collection[str] = ()) -> None:
+        self._retaining = retaining
         self._folder = folder
         self._buckets = buckets
         self._database = sqlite3.connect(folder / "index.db", isolation_level=None)
@@ -114,12 +116,17 @@ class Objects:
     def delete(self, bucket: str, name: str, generation: int | None, *, generation_match: int | None = None) -> None:
         """With a generation those bytes go; without, a bucket that keeps versions only hides them."""
         found = self.find(bucket, name, generation)
+        if self.retained_until(found) is not None:
+            raise Refusal(403, "RetentionPolicyNotMet", reason="retentionPolicyNotMet")
         if generation_match is not None and generation_match != found.generation:
             raise precondition_failed()
         if generation is None:
             self._retire(found)
         else:
             self._remove(found)
+
+    def retained_until(self, stored: StoredObject) -> datetime | None:
+        return stored.created_at + timedelta(days=1) if stored.bucket in self._retaining else None
 
     def page(
         self, bucket: str, prefix: str, after: str, most: int, *, versions: bool

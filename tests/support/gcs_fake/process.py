@@ -31,6 +31,7 @@ class GcsFake:
 
     bucket = "holdfast"
     versioned_bucket = "versioned"
+    retaining_bucket = "retaining"
     service_account = f"holdfast@{_DOMAIN}"
     machine = f"machine@{_DOMAIN}"
     stranger = f"stranger@{_DOMAIN}"
@@ -51,7 +52,8 @@ class GcsFake:
         ]
         world = {
             "accounts": accounts,
-            "buckets": {self.bucket: False, self.versioned_bucket: True},
+            "buckets": {self.bucket: False, self.versioned_bucket: True, self.retaining_bucket: False},
+            "retaining": [self.retaining_bucket],
             "machine": self.machine,
             "secret": secrets.token_hex(32),
         }

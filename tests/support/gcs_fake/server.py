@@ -30,7 +30,7 @@ class FakeGoogle:
         world = json.loads((folder / "google.json").read_text())
         self._machine: str = world["machine"]
         self._accounts = Accounts([Account(**each) for each in world["accounts"]], bytes.fromhex(world["secret"]))
-        self._objects = Objects(folder / "objects", world["buckets"])
+        self._objects = Objects(folder / "objects", world["buckets"], world["retaining"])
         self._json = JsonApi(self._accounts, self._objects)
         self._xml = XmlApi(self._accounts, self._objects)
 
