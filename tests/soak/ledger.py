@@ -18,6 +18,8 @@ from typing import Any
 
 from tests.soak.content import Piece
 
+COMMITTED = "checkpoints committed"
+
 
 class Ledger:
     def __init__(self, folder: Path) -> None:
@@ -37,6 +39,9 @@ class Ledger:
     def _write(self, **line: Any) -> None:
         with self._lock:
             self._file.write(json.dumps(line).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
 
     # Reading what all have written.
 

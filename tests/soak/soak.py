@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +21,20 @@ from holdfast_service.settings import ServiceSettings
 from tests.soak.fleet import LONGEST_UPLOAD_SECONDS, TICKET_SECONDS, Fleet, Member, new_fleet
 from tests.soak.judge import Judge
 from tests.soak.keeper import Keeper
-from tests.soak.ledger import Ledger
+from tests.soak.ledger import COMMITTED, Ledger
 
 _QUIET_SECONDS = 120
+_SLOWEST_SECONDS = 180
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`kills`: how many processes are killed meanwhile, at random moments."""
+    """`kills`: how many processes are killed meanwhile, at random moments. It goes on for `seconds`, and, on a machine
+    that is busy with other things, until so many checkpoints were committed behind the last kill."""
 
     seconds: float
     kills: int
+    least_checkpoints: int = 0
     workers: int = 3
     writers: int = 3
     readers: int = 2
@@ -46,8 +50,7 @@ class Outcome:
 
 def run_soak(folder: Path, plan: Plan) -> Outcome:
     """Returns when everything is quiet again and judged."""
-    ledger = Ledger(folder)
-    with new_fleet(folder, seed=plan.seed) as fleet:
+    with closing(Ledger(folder)) as ledger, new_fleet(folder, seed=plan.seed) as fleet:
         fleet.add_service()
         with Client(_client_settings(fleet)) as client:
             client.edit_project(fleet.project, EditProject())
@@ -60,10 +63,11 @@ def run_soak(folder: Path, plan: Plan) -> Outcome:
             keeper = Keeper(client, fleet.project, ledger, plan.seed)
             keeper.start(copies=True)
             _kill_at_random(fleet, plan)
+            _wait_for_work(fleet, ledger, plan)
             keeper.stop()
             fleet.end_clients(90)
             facts, faults = _judge(fleet, client, ledger)
-    return Outcome(ledger.counts() + facts, fleet.kills(), [*ledger.faults(), *faults])
+        return Outcome(ledger.counts() + facts, fleet.kills(), [*ledger.faults(), *faults])
 
 
 def _kill_at_random(fleet: Fleet, plan: Plan) -> None:
@@ -80,6 +84,14 @@ def _kill_at_random(fleet: Fleet, plan: Plan) -> None:
             victim = numbers.choice(_of_kind(fleet, kinds[number % len(kinds)]))
             victim.kill9()
             victim.process = victim.start()
+
+
+def _wait_for_work(fleet: Fleet, ledger: Ledger, plan: Plan) -> None:
+    wanted = ledger.counts()[COMMITTED] + plan.least_checkpoints
+    deadline = time.monotonic() + _SLOWEST_SECONDS
+    while ledger.counts()[COMMITTED] < wanted and time.monotonic() < deadline:
+        fleet.revive_the_ended()
+        time.sleep(0.2)
 
 
 def _of_kind(fleet: Fleet, kind: str) -> list[Member]:

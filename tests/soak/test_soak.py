@@ -16,7 +16,7 @@ def test_everything_at_once_with_kills_leaves_nothing_unreadable_and_nothing_lea
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")  # the fleet's own, put back afterwards
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
-    outcome = run_soak(tmp_path, Plan(seconds=12, kills=4, workers=1, writers=2, readers=1))
+    outcome = run_soak(tmp_path, Plan(seconds=10, kills=4, least_checkpoints=4, workers=1, writers=2, readers=1))
     told = "\n".join(table(outcome))
     assert not outcome.faults, told
     assert outcome.did["checkpoints committed"] > 0, told

@@ -21,7 +21,7 @@ from holdfast_protocol.selectors import RunName, parse_run
 from holdfast_protocol.states import CheckpointState
 from tests.soak.compare import DifferentError, compare
 from tests.soak.content import shard_content
-from tests.soak.ledger import Ledger
+from tests.soak.ledger import COMMITTED, Ledger
 
 RANKS = 2
 _PAUSE_SECONDS = 0.3
@@ -74,7 +74,7 @@ class Job:
         if errors:
             self._ledger.count(f"saves that failed with {type(errors[0]).__name__}")
         elif any(rank.result() is CheckpointState.COMMITTED for rank in ranks):
-            self._ledger.count("checkpoints committed")
+            self._ledger.count(COMMITTED)
         else:
             self._ledger.count("saves given up")
 
