@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from holdfast_service.catalog.processes import say_alive, say_goodbye
 from holdfast_service.catalog.rounds import Backlog, Round, RoundReport
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
-from holdfast_service.controllers import numbers
+from holdfast_service.controllers import begin, numbers
 from holdfast_service.controllers.begin import begin_round
 from holdfast_service.controllers.presence import Presence
 from holdfast_service.controllers.round import run_round
@@ -30,7 +31,7 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
-from tests.support.interleave import Gate, in_background, refused
+from tests.support.interleave import Gate, hold_after, in_background, refused
 from tests.support.rank import answer
 from tests.support.service import RunningService, running_service
 
@@ -38,6 +39,7 @@ from tests.support.service import RunningService, running_service
 @dataclass(frozen=True, kw_only=True)
 class TriedReport(RoundReport):
     names: tuple[str, ...] = ()
+    share: float = 0.0
 
 
 class Tried:
@@ -103,7 +105,9 @@ def test_every_controller_is_listed_with_its_work_and_its_lag(
     with service.context.database.read() as session:
         since = database_now(session) - timedelta(seconds=300)
     tried.waiting = Backlog(7, 2, since)
-    tried.answer = lambda: TriedReport(done=5, failed=1, error="rank 3 is away", names=tuple("abc") * 10)
+    tried.answer = lambda: TriedReport(
+        done=5, failed=1, error="rank 3 is away", names=tuple("abc") * 10, share=math.nan
+    )
     run_round(service.context, round_of)
     tried.answer = TriedReport
     run_round(service.context, round_of)
@@ -115,7 +119,9 @@ def test_every_controller_is_listed_with_its_work_and_its_lag(
     assert 300 <= seen["lag_seconds"] < 330
     assert seen["error"] == "rank 3 is away", "a round that goes well leaves the last error where people find it"
     assert seen["report"]["names"] == [*(tuple("abc") * 10)[:20], "… and 10 more"]
-    assert seen["report"]["done"] == 5, "a round without work leaves the last report too"
+    assert (seen["report"]["done"], seen["report"]["share"]) == (5, "nan"), (
+        "a round without work leaves the last report too"
+    )
     assert seen["last_round_at"] >= seen["report_at"]
 
 
@@ -169,6 +175,24 @@ def test_a_round_that_somebody_wants_is_done_once_over_all_processes(
     seen = view(service)
     assert (seen["run_requested_at"], seen["run_answered_at"]) == (None, asked["run_requested_at"])
     assert [run_round(each, round_of, due=False) for each in others] == [None] * 3
+
+
+def test_a_process_that_has_only_seen_the_wish_comes_too_late_when_another_has_answered_it(
+    service: RunningService,
+    others: list[ServiceContext],
+    tried: Tried,
+    round_of: Round,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tell(service, "run")
+    gate = hold_after(monkeypatch, begin, "_look")
+    with in_background(gate) as threads:
+        slow = threads.submit(run_round, others[0], round_of, due=False)
+        gate.wait_until_reached()
+        assert run_round(others[1], round_of, due=False) == TriedReport()
+        gate.open()
+        assert slow.result(30) is None
+    assert tried.calls == 1
 
 
 def test_a_wish_that_comes_while_a_round_is_under_way_gets_another_one(

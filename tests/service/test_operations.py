@@ -26,13 +26,14 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.find import locked_row
 from holdfast_service.errors import ProblemError
 from holdfast_service.operation_kinds import OPERATION_KINDS
+from holdfast_service.operations import claim
 from holdfast_service.operations import tick as operations
 from holdfast_service.operations.claim import MOST_TRIES, backlog, claim_next
 from holdfast_service.operations.settle import AGAIN_AFTER_SECONDS, settle
 from holdfast_service.operations.tick import OperationsReport
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
-from tests.support.interleave import Gate, in_background, refused
+from tests.support.interleave import Gate, hold_before, in_background, refused, until_blocked_or_done
 from tests.support.rank import answer
 from tests.support.service import RunningService
 
@@ -133,6 +134,25 @@ def test_many_workers_carry_each_operation_out_once(
     with ThreadPoolExecutor(4) as threads:
         assert sum(report.done for report in threads.map(tick, others)) == 12
     assert sorted(began) == sorted(started)
+
+
+def test_two_workers_that_look_at_once_do_not_both_take_it(
+    service: RunningService,
+    others: list[ServiceContext],
+    handle: Callable[[Handler], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle(counts)
+    start(service)
+    gate = hold_before(monkeypatch, claim, "_claim")
+    with in_background(gate) as threads:
+        first = threads.submit(claim_next, others[0], [KIND], "node-0")
+        gate.wait_until_reached()
+        second = threads.submit(claim_next, others[1], [KIND], "node-1")
+        until_blocked_or_done(service, second)
+        gate.open()
+        assert first.result(30) is not None
+        assert second.result(30) is None
 
 
 def test_the_operation_of_a_killed_worker_is_finished_by_another_when_its_lease_ends(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
@@ -57,7 +58,10 @@ def _shown(value: Any) -> Any:
     if isinstance(value, tuple | list):
         more = [f"… and {len(value) - _MOST_ITEMS} more"] if len(value) > _MOST_ITEMS else []
         return [*(_shown(item) for item in value[:_MOST_ITEMS]), *more]
-    return text_to_keep(value, _MOST_LETTERS) if isinstance(value, str) else value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    # What is neither is shown as text: a report that JSON cannot say must not keep its round from being noted.
+    return value if value is None or isinstance(value, int) else text_to_keep(str(value), _MOST_LETTERS)
 
 
 def _noted_lately(context: ServiceContext, begun: Begun) -> bool:
