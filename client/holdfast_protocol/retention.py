@@ -116,6 +116,8 @@ class ReasonKind(StrEnum):
     UPLOADING = "uploading"
     RESTORE_POINT = "restore_point"
     NEWEST_HEALTHY = "newest_healthy"
+    NEWEST_COPIED = "newest_copied"
+    """The newest healthy point that is whole in a store beside the primary."""
     RESUMED_FROM = "resumed_from"
     BEING_READ = "being_read"
     PINNED = "pinned"

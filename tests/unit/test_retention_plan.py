@@ -120,6 +120,18 @@ def test_where_the_line_has_fewer_than_two_healthy_points_one_beside_it_stays() 
     assert [one.fact.step for one in found if one.keep] == [9, 7]
 
 
+@pytest.mark.rule("protocol-26")
+def test_the_newest_point_that_is_whole_in_another_store_stays() -> None:
+    facts = hours(10)
+    facts[3] = replace(facts[3], copied_to=[2])
+    facts[4] = replace(facts[4], copied_to=[2])
+    facts[5] = replace(facts[5], copied_to=[2], health=Health.DIVERGED)
+    facts[6] = replace(facts[6], copied_to=[2], on_line=False)
+    facts[2] = replace(facts[2], copied_to=[2, 3])
+    found = plan(RetentionPolicy(keep_last=1), facts)
+    assert {one.fact.step for one in found if one.keep} == {9, 8, 4, 2}
+
+
 def test_pins_holds_readers_and_what_an_attempt_stands_on_stay_with_their_words() -> None:
     facts = hours(10)
     facts[0] = replace(facts[0], pin="by ann: paper")

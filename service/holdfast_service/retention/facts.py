@@ -16,7 +16,7 @@ class Fact:
 
     `at`: when it was committed; of one that uploads, when it was begun. `metrics` as the catalog keeps them. `version`
     is the row's: whoever acts on the fact later sees by it whether it still holds. `held`, `pin`, `read_until` and
-    `resumed_by` are what is in force now.
+    `resumed_by` are what is in force now. `copied_to`: the stores beside the primary that have all of it.
     """
 
     id: str
@@ -34,6 +34,7 @@ class Fact:
     pin: str | None = None
     read_until: datetime | None = None
     resumed_by: Sequence[int] = ()
+    copied_to: Sequence[int] = ()
 
     @property
     def committed(self) -> bool:

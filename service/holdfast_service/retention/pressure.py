@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, select, true
 from sqlalchemy.orm import Session
 
-from holdfast_service.catalog.stored_bytes import stored_bytes
+from holdfast_service.catalog.stored_bytes import bytes_against_quota
 from holdfast_service.catalog.tables import Checkpoint, Project, Run
 from holdfast_service.context import ServiceContext
 from holdfast_service.stores.posix import PosixStore
@@ -34,7 +34,7 @@ class Pressure:
 def pressure_now(session: Session, context: ServiceContext) -> Pressure:
     quotas = {row.id: row.quota_bytes for row in session.execute(select(Project.id, Project.quota_bytes))}
     limited = {project_id: quota for project_id, quota in quotas.items() if quota is not None}
-    used = stored_bytes(session, limited) if limited else {}
+    used = bytes_against_quota(session, context, limited) if limited else {}
     share = context.settings.trash_quota_percent / 100
     return Pressure(
         disk=any(_is_full(attached.store, context) for attached in context.stores),

@@ -7,15 +7,23 @@ from holdfast_service.retention.facts import Fact, RunFacts, newest_first
 
 HEALTHY_POINTS = 2
 # What a person may delete of a run that has ended, if they say that they mean all of it.
-FOR_THE_RUN_TO_GO_ON = frozenset({ReasonKind.RESTORE_POINT, ReasonKind.NEWEST_HEALTHY, ReasonKind.RESUMED_FROM})
+FOR_THE_RUN_TO_GO_ON = frozenset(
+    {ReasonKind.RESTORE_POINT, ReasonKind.NEWEST_HEALTHY, ReasonKind.NEWEST_COPIED, ReasonKind.RESUMED_FROM}
+)
 
 
 def protected(run: RunFacts) -> dict[str, list[Reason]]:
     """By id, each reason for which it must stay."""
     reasons: dict[str, list[Reason]] = {}
     newest = {fact.id for fact in newest_healthy(run)}
+    copied = newest_copied(run)
     for fact in run.facts:
-        if found := list(_reasons(fact, run, fact.id in newest)):
+        found = list(_reasons(fact, run))
+        if fact.id in newest:
+            found.append(Reason(ReasonKind.NEWEST_HEALTHY, "one of the two newest healthy points"))
+        if fact.id in copied:
+            found.append(Reason(ReasonKind.NEWEST_COPIED, "the newest healthy point that is whole in another store"))
+        if found:
             reasons[fact.id] = found
     return reasons
 
@@ -31,14 +39,23 @@ def newest_healthy(run: RunFacts) -> list[Fact]:
     return [*on_line, *beside][:HEALTHY_POINTS]
 
 
-def _reasons(fact: Fact, run: RunFacts, is_newest: bool) -> list[Reason]:
+def newest_copied(run: RunFacts) -> set[str]:
+    """Of each store beside the primary, what a launch would resume from while the primary is away: copies lag behind,
+    and the newest points may all be missing there."""
+    newest: dict[int, Fact] = {}
+    for fact in run.facts:
+        for store_id in fact.copied_to if fact.healthy and fact.on_line else ():
+            if store_id not in newest or (fact.step, fact.attempt) > (newest[store_id].step, newest[store_id].attempt):
+                newest[store_id] = fact
+    return {fact.id for fact in newest.values()}
+
+
+def _reasons(fact: Fact, run: RunFacts) -> list[Reason]:
     reasons = []
     if not fact.committed:
         reasons.append(Reason(ReasonKind.UPLOADING, "it is still uploading"))
     if fact.id == run.restore_point:
         reasons.append(Reason(ReasonKind.RESTORE_POINT, "the restore point"))
-    if is_newest:
-        reasons.append(Reason(ReasonKind.NEWEST_HEALTHY, "one of the two newest healthy points"))
     if fact.resumed_by:
         attempts = ", ".join(map(str, sorted(fact.resumed_by)))
         reasons.append(Reason(ReasonKind.RESUMED_FROM, f"attempt {attempts} resumed from it"))

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.retention import RetentionPolicy
 from holdfast_protocol.selectors import Latest
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health
+from holdfast_service.catalog.custody_tables import CheckpointCopy
 from holdfast_service.catalog.held import hold_reasons, is_held
 from holdfast_service.catalog.restore_choice import choose_restore_point, line_of_run
 from holdfast_service.catalog.tables import Attempt, Checkpoint, ReadLease, Run
@@ -27,7 +28,7 @@ def read_facts(session: Session, run: Run, policy: RetentionPolicy | None) -> Ru
     holds, its health, its readers. Whoever acts on them compares `version` and looks for readers under that lock."""
     line = line_of_run(session, run.id)
     pins, leases = _pins(session, run.id), _read_until(session, run.id)
-    holds = _holds(session, run.id)
+    holds, copied = _holds(session, run.id), _copied_to(session, run.id)
     resumed, running = _resumed(session, run)
     # Metrics are the largest part of a row, and most policies ask for none.
     metrics = Checkpoint.metrics if policy is not None and policy.keep_best else literal(None)
@@ -63,6 +64,7 @@ def read_facts(session: Session, run: Run, policy: RetentionPolicy | None) -> Ru
             pin=pins.get(row.id),
             read_until=leases.get(row.id),
             resumed_by=resumed.get(row.id, ()),
+            copied_to=copied.get(row.id, ()),
         )
         for row in rows
     ]
@@ -97,6 +99,18 @@ def _read_until(session: Session, run_id: str) -> dict[str, datetime]:
 def _holds(session: Session, run_id: str) -> dict[str, list[str]]:
     held = session.scalars(select(Checkpoint.id).where(Checkpoint.run_id == run_id, is_held(session))).all()
     return hold_reasons(session, held) if held else {}
+
+
+def _copied_to(session: Session, run_id: str) -> dict[str, list[int]]:
+    rows = session.execute(
+        select(CheckpointCopy.checkpoint_id, CheckpointCopy.store_id)
+        .join(Checkpoint, Checkpoint.id == CheckpointCopy.checkpoint_id)
+        .where(Checkpoint.run_id == run_id, CheckpointCopy.complete_at.is_not(None))
+    )
+    copied: dict[str, list[int]] = {}
+    for row in rows:
+        copied.setdefault(row.checkpoint_id, []).append(row.store_id)
+    return copied
 
 
 def _resumed(session: Session, run: Run) -> tuple[dict[str, list[int]], bool]:

@@ -139,6 +139,11 @@ def _look_at(context: ServiceContext, claim: _Claim) -> int:
             _settle(context, claim, policy_digest(policy), looked_at, facts)
             return expired
         expired += gone
+        if context.stopping.is_set():
+            _let_go(context, claim)
+            return expired
+        if not _renew(context, claim):
+            return expired
 
 
 def _expire(context: ServiceContext, claim: _Claim, doomed: list[str]) -> int:
@@ -163,6 +168,17 @@ def _settle(context: ServiceContext, claim: _Claim, digest: str, looked_at: date
             ),
             execution_options={"synchronize_session": False},
         )
+
+
+def _renew(context: ServiceContext, claim: _Claim) -> bool:
+    """Between two portions; False if another process has taken the run over, which goes on with it."""
+    with context.database.transaction() as session:
+        until = database_now(session) + timedelta(seconds=context.settings.lease_seconds)
+        kept = session.scalar(
+            update(RetentionMark).where(_is(claim)).values(leased_until=until).returning(RetentionMark.run_id),
+            execution_options={"synchronize_session": False},
+        )
+    return kept is not None
 
 
 def _let_go(context: ServiceContext, claim: _Claim) -> None:
