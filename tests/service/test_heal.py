@@ -304,6 +304,23 @@ def test_a_healer_that_is_killed_after_any_step_is_followed_by_another(
     assert len(listed) == len(set(listed)) == 2 * len(STEPS), "nothing is left behind"
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("step", ["read_one", "heal_if_whole"])
+def test_a_healer_that_is_killed_before_a_mark_is_gone_is_followed_by_another(
+    service: RunningService, job: Job, lost: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    assert job.save(200, content=CONTENT)["state"] == "committed"
+    with monkeypatch.context() as broken:
+        broken.setattr(heal, "_mend_what_is_due", lambda *_: None)  # its own steps are killed above
+        kill_after(broken, service, heal, step)
+        with pytest.raises(Killed):
+            heal.tick(service.context)
+    clock.advance(15 * 60)
+    heal.tick(service.context)
+    assert health_of(service, lost["id"]) == ("ok", None)
+    assert actions(service).count("checkpoint.heal") == 1
+
+
 def test_two_healers_at_once_make_one_copy(
     service: RunningService, damaged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,13 +10,16 @@ import pytest
 from sqlalchemy import select, update
 
 import holdfast_service.scrub.prove
+import holdfast_service.scrub.read_copies
 from holdfast_protocol.states import CopyState, Proof, StoreRole
+from holdfast_service.catalog.custody_tables import ScrubTotal
 from holdfast_service.catalog.store_row import MARKER_NAME
 from holdfast_service.catalog.tables import Checkpoint, Copy
 from holdfast_service.scrub import heal, rescrub
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.posix import PosixStore
 from tests.service.conftest import Clock
+from tests.support.interleave import hold_after, in_background
 from tests.support.rank import Job
 from tests.support.rot import ROT, attached, copies_of, copy_to_second, cut, flip, key_of, overwrite, remove
 from tests.support.service import RunningService
@@ -66,6 +69,23 @@ def test_every_copy_is_read_once_in_so_many_days_and_not_before(
         assert set(session.scalars(select(Copy.proof))) == {Proof.READ}
         assert rescrub.backlog(session, service.context).due == 0
         assert max(rescrub.oldest_seconds(session, service.context).values()) < 8 * DAY
+
+
+def test_two_workers_share_the_copies_and_read_none_twice(
+    service: RunningService, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 6):
+        job.save(step)
+    clock.advance(31 * DAY)
+    gate = hold_after(monkeypatch, holdfast_service.scrub.read_copies, "read_back")
+    with in_background(gate) as threads:
+        first = threads.submit(rescrub.tick, service.context)
+        gate.wait_until_reached()  # it has claimed a batch, and reads
+        second = rescrub.tick(service.context)
+        gate.open()
+        assert (first.result().done, second.done) == (8, 2)
+    with service.context.database.read() as session:
+        assert session.get_one(ScrubTotal, service.context.store_id).read_copies == 10
 
 
 def test_the_copy_that_was_not_read_for_longest_comes_first(

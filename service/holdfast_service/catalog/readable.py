@@ -7,12 +7,12 @@ from holdfast_protocol.states import CheckpointState
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.errors import ProblemError
 
-_WHOLE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
+WHOLE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 
 
 def refuse_unless_whole(checkpoint: Checkpoint) -> None:
     """Raises `incomplete_checkpoint`, `checkpoint_aborted`, and `chunk_gone` for one whose bytes are being deleted."""
-    if checkpoint.state in _WHOLE:
+    if checkpoint.state in WHOLE:
         return
     if checkpoint.state == CheckpointState.UPLOADING:
         raise ProblemError(

@@ -6,16 +6,15 @@ from sqlalchemy import func, select
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.scrub import BadCopy
-from holdfast_protocol.states import CheckpointState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.cursors import cut_page, decode_cursor
+from holdfast_service.catalog.readable import WHOLE
 from holdfast_service.catalog.resolve import project_named
 from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 from holdfast_service.context import ServiceContext
 from holdfast_service.scrub.copy_views import copy_fields, is_bad, is_kept
 
 _CURSOR = "bad-copies"
-_THERE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 
 
 def list_bad_copies(
@@ -26,7 +25,7 @@ def list_bad_copies(
         select(func.count(Checkpoint.id.distinct()))
         .join(Shard, Shard.checkpoint_id == Checkpoint.id)
         .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
-        .where(ChunkListEntry.chunk_id == Copy.chunk_id, Checkpoint.state.in_(_THERE))
+        .where(ChunkListEntry.chunk_id == Copy.chunk_id, Checkpoint.state.in_(WHOLE))
         .correlate(Copy)
         .scalar_subquery()
     )

@@ -15,10 +15,11 @@ import structlog
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import CheckpointState, CopyState
+from holdfast_protocol.states import CopyState
 from holdfast_service.catalog.copies import keeps_whole
 from holdfast_service.catalog.copying import LeaseOverError, StoreFailedError
 from holdfast_service.catalog.corruption import heal_if_whole, needed_by_a_checkpoint, read_since_damage
+from holdfast_service.catalog.readable import WHOLE
 from holdfast_service.catalog.reread import Claim, claim, let_go
 from holdfast_service.catalog.rounds import Backlog, RoundReport
 from holdfast_service.catalog.tables import COPY_DAMAGED, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
@@ -28,8 +29,6 @@ from holdfast_service.scrub.mend_chunk import HEAL, Damaged, Mended, claim_damag
 from holdfast_service.scrub.read_copies import BATCH, is_free, lease, read_one
 from holdfast_service.scrub.tally import Tally, keep_totals, total_of
 from holdfast_service.stores.base import StoreError
-
-_THERE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 
 _log = structlog.get_logger("holdfast.scrub")
 
@@ -144,7 +143,7 @@ def _corrupt(context: ServiceContext) -> list[str]:
         return list(
             session.scalars(
                 select(Checkpoint.id)
-                .where(text("health = 'corrupt'"), Checkpoint.state.in_(_THERE))
+                .where(text("health = 'corrupt'"), Checkpoint.state.in_(WHOLE))
                 .order_by(Checkpoint.id)
             ).all()
         )

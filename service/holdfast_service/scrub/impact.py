@@ -13,6 +13,7 @@ from holdfast_protocol.scrub import AffectedCheckpoint, AffectedRun, ChunkImpact
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.copies import KEPT, keeps_whole
+from holdfast_service.catalog.readable import WHOLE
 from holdfast_service.catalog.resolve import checkpoint_by_id
 from holdfast_service.catalog.restore_choice import line_of_run
 from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Project, Run, Shard
@@ -22,7 +23,6 @@ from holdfast_service.scrub.copy_views import copies_by_chunk, is_bad, is_kept
 
 SHOWN_CHECKPOINTS = 500
 _SHOWN_CHUNKS = 500
-_THERE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 
 
 def impact_of_chunk(context: ServiceContext, caller: Principal, digest: str) -> Impact:
@@ -114,7 +114,7 @@ def _concerned(chunk_ids: Collection[int]) -> ColumnElement[bool]:
         .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
         .where(ChunkListEntry.chunk_id.in_(chunk_ids))
     )
-    return and_(Checkpoint.id.in_(needing), Checkpoint.state.in_(_THERE))
+    return and_(Checkpoint.id.in_(needing), Checkpoint.state.in_(WHOLE))
 
 
 def _is_lost(context: ServiceContext, chunk_ids: Collection[int]) -> ColumnElement[bool]:

@@ -16,11 +16,12 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.scrub import ScrubMode, ScrubResult
-from holdfast_protocol.states import CheckpointState, Health
+from holdfast_protocol.states import Health
 from holdfast_service.catalog.copies import KEPT
 from holdfast_service.catalog.copying import StoreFailedError
 from holdfast_service.catalog.custody_tables import Operation
 from holdfast_service.catalog.operation_run import OperationRun
+from holdfast_service.catalog.readable import WHOLE
 from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.context import ServiceContext
 from holdfast_service.scrub.heal import unmark
@@ -28,7 +29,6 @@ from holdfast_service.scrub.scrub_chunks import ChunkScrub
 from holdfast_service.scrub.tally import keep_totals, total_of
 
 _PORTION = 200
-_WHOLE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 
 
 def run_scrub(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _checkpoints(session: Session, run: OperationRun) -> set[str]:
     if run.checkpoint_id is not None:
         return {run.checkpoint_id}
     return set(
-        session.scalars(select(Checkpoint.id).where(Checkpoint.run_id == run.run_id, Checkpoint.state.in_(_WHOLE)))
+        session.scalars(select(Checkpoint.id).where(Checkpoint.run_id == run.run_id, Checkpoint.state.in_(WHOLE)))
     )
 
 
