@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
+from sqlalchemy import select
 
-from holdfast_service.settings import ServiceSettings
+from holdfast_service.catalog.epoch import NotCheckedError
+from holdfast_service.catalog.record_documents import ManifestRecord, decode
+from holdfast_service.catalog.record_scan import scan_records
+from holdfast_service.catalog.store_row import deletes_are_allowed
+from holdfast_service.catalog.tables import Checkpoint
+from holdfast_service.collect.tick import tick as collect
+from holdfast_service.database import Database
+from holdfast_service.rebuild.begin import RebuildRefusedError
+from holdfast_service.replicate.tick import tick as replicate
+from holdfast_service.scrub.heal import tick as heal
+from holdfast_service.scrub.prove import tick as prove
+from holdfast_service.service import open_service
+from holdfast_service.settings import ServiceSettings, SettingsError
+from holdfast_service.stores.posix import PosixStore
+from tests.service.conftest import Clock
 from tests.support.databases import PostgresCatalogs
-from tests.support.rank import Job, Refused
-from tests.support.rebuilt import read_all, rebuilt_service, record_all
-from tests.support.service import RunningService
+from tests.support.rank import Job, Refused, answer, digest_of
+from tests.support.rebuilt import adopt_all, check_all, read_all, rebuild_into, rebuilt_service, record_all
+from tests.support.retention import HOUR, pin, prune, purge, put_policy, states
+from tests.support.service import RunningService, running_service
 
 
 @pytest.fixture
@@ -73,3 +92,174 @@ def test_after_the_database_is_lost_everything_is_back_from_the_bucket(
 def second_at(job: Job, http: object) -> Job:
     job.http = http  # type: ignore[assignment]
     return job
+
+
+@pytest.mark.rule("protocol-30")
+def test_trash_pins_holds_and_policies_are_back_and_what_was_purged_is_not(
+    s3_service: RunningService, empty_url: str, clock: Clock
+) -> None:
+    service = s3_service
+    http = service.http()
+    job = Job(http)
+    ids = {step: job.save(step)["id"] for step in range(1, 6)}
+    record_all(service.context)
+    put_policy(service, keep_last=2)
+    pin(service, ids[2])
+    held = answer(http.post(f"/v1/checkpoints/{ids[3]}/holds", json={"reason": "evidence"}))
+    assert prune(service, checkpoint_ids=[ids[1]])["trashed"]
+    clock.advance(73 * HOUR)
+    assert purge(service).done == 1
+    collect(service.context)
+    second = Job(http, after=1)
+    second.resumed_from(ids[5])
+    ids[6] = second.save(6)["id"]
+    assert prune(service, checkpoint_ids=[ids[4]])["trashed"]
+    record_all(service.context)
+    assert states(service) == {
+        1: "deleted",
+        2: "committed",
+        3: "committed",
+        4: "trashed",
+        5: "committed",
+        6: "committed",
+    }
+
+    with rebuilt_service(service.context.settings, empty_url) as (again, report):
+        assert report.whole, report.lines()
+        assert (report.removed, report.orphans, report.holds) == (1, 0, 1)
+        assert states(again) == {step: state for step, state in states(service).items() if step != 1}
+        http = again.http()
+        with again.context.database.read() as session:
+            pinned = session.get_one(Checkpoint, ids[2])
+            trashed = session.get_one(Checkpoint, ids[4])
+        assert (pinned.pin_reason, trashed.purge_at is not None) == ("paper", True)
+        assert [one["id"] for one in answer(http.get("/v1/holds"))["items"]] == [held["id"]]
+        policy = answer(http.get("/v1/projects/demo/runs/gpt/policies/retention"))
+        assert policy["document"] == {"keep_last": 2}
+        assert latest(again) == 6
+        data = b"demo/gpt 1 3 0"
+        assert read_all(http, ids[3], [data, b"index " + data])
+        # Nothing is trusted before it was read, and nothing in the bucket is changed before it was adopted.
+        third = Job(http, after=2)
+        assert third.begin(7).negotiate(0, [data])["chunks"][0]["status"] == "upload"
+        with pytest.raises(NotCheckedError):
+            adopt_all(again.context)
+        assert check_all(again.context).stores[0].findings == []
+        adopt_all(again.context)
+        prove(again.context)
+        assert third.begin(7).negotiate(0, [b"index " + data])["chunks"][0]["status"] == "present"
+        # The old service is the one that is foreign now.
+        assert not deletes_are_allowed(service.context.store, service.context.catalog_id, service.context.epoch)
+        record_all(again.context)
+
+
+@pytest.mark.rule("protocol-30")
+def test_what_is_damaged_is_told_by_name_and_is_never_a_restore_point(
+    service: RunningService, settings: ServiceSettings, empty_url: str
+) -> None:
+    job = Job(service.http())
+    saved = {step: job.save(step) for step in range(1, 7)}
+    record_all(service.context)
+    store = service.context.store
+    records = {each.subject.subject_id: each for each in scan_records(store)}
+    record = {step: records[view["id"]] for step, view in saved.items()}
+    # 6: its record; 5: its manifest; 4: its list; 3: a chunk; 2: nothing of it can be read.
+    store.write_named(str(record[6].newest_name), store.read_named(str(record[6].newest_name)).replace(b"ok", b"OK"))
+    store.write_named(record[5].subject.manifest_name, b"not JSON")
+    (shard,) = decode(store.read_named(record[4].subject.manifest_name), ManifestRecord).shards
+    store.write_named(record[4].subject.list_name(shard.digest), b"")
+    assert isinstance(store, PosixStore)
+    lost = digest_of(b"demo/gpt 1 3 0")
+    for path in store.root.glob(f"*/chunks/*/{lost}/*"):
+        path.unlink()
+    for name in (str(record[2].newest_name), record[2].subject.manifest_name):
+        store.write_named(name, b"{}")
+
+    with rebuilt_service(settings, empty_url) as (again, report):
+        assert not report.whole
+        assert [name.partition(":")[0] for name in report.corrupt] == [f"demo/gpt@{step}#1" for step in (3, 4, 5, 6)]
+        assert lost in report.corrupt[0]
+        for step in (2, 4, 5, 6):
+            assert any(saved[step]["id"] in name for name in report.damaged), step
+        point = again.http().get("/v1/projects/demo/runs/gpt/restore-point").json()
+        assert point["restore_point"]["step"] == 1
+        assert [passed["reason"] for passed in point["passed_over"]] == ["corrupt"] * 4
+        # A mark goes only where every chunk is known and was read.
+        check_all(again.context)
+        with pytest.raises(NotCheckedError, match="would lose"):
+            adopt_all(again.context)
+        adopt_all(again.context, accept_loss=True)
+        prove(again.context)
+        heal(again.context)
+        assert latest(again) == 6
+        with again.context.database.read() as session:
+            corrupt = session.scalars(
+                select(Checkpoint.step).where(Checkpoint.health == "corrupt").order_by(Checkpoint.step)
+            ).all()
+        assert list(corrupt) == [3, 4, 5]
+
+
+class Killed(BaseException):
+    """The process ends right here."""
+
+
+@pytest.mark.rule("protocol-30")
+def test_a_rebuild_that_dies_at_any_step_is_begun_again(
+    service: RunningService, settings: ServiceSettings, empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(service.http(), world_size=2)
+    for step in (1, 2):
+        job.save(step)
+    record_all(service.context)
+    real = Database.transaction
+    left = 0
+
+    def dies(self: Database) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+        return real(self)
+
+    tries = 0
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "transaction", dies)
+        while True:
+            tries += 1
+            left = tries
+            try:
+                report = rebuild_into(empty_url, settings.store_url)
+                break
+            except Killed:
+                if tries == 5:
+                    with pytest.raises(SettingsError, match="half rebuilt"):
+                        open_service(settings.model_copy(update={"database_url": SecretStr(empty_url)}))
+    assert tries > 10
+    assert (report.whole, report.checkpoints, report.copies) == (True, {"committed": 2}, 8)
+    with pytest.raises(RebuildRefusedError, match="holds a catalog already"):
+        rebuild_into(empty_url, settings.store_url)
+    with running_service(settings.model_copy(update={"database_url": SecretStr(empty_url)})) as again:
+        assert latest(again) == 2
+
+
+@pytest.mark.rule("protocol-30")
+def test_the_second_store_alone_gives_the_catalog_and_the_bytes_back(
+    settings: ServiceSettings, empty_url: str, tmp_path: Path
+) -> None:
+    second = f"posix://{tmp_path / 'second'}"
+    with running_service(settings.model_copy(update={"second_store": second})) as service:
+        http = service.http()
+        job = Job(http)
+        saved = [job.save(step)["id"] for step in (1, 2)]
+        answer(http.put("/v1/projects/demo/policies/copies", json={"document": {}}))
+        assert replicate(service.context).whole
+        job.save(3)
+        record_all(service.context)
+    shutil.rmtree(tmp_path / "store")
+    alone = settings.model_copy(update={"store": second})
+    with rebuilt_service(alone, empty_url) as (again, report):
+        assert report.whole, report.lines()
+        assert latest(again) == 2, "step 3 was never whole there"
+        data = b"demo/gpt 1 2 0"
+        assert read_all(again.http(), saved[1], [data, b"index " + data])
+        assert Job(again.http(), after=1).number == 2

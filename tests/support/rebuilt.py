@@ -81,6 +81,6 @@ def check_all(context: ServiceContext, *, deep: bool = False) -> CatalogCheck:
     return check_catalog(context, None, Actor.at_the_database(), deep=deep)
 
 
-def adopt_all(context: ServiceContext) -> None:
+def adopt_all(context: ServiceContext, *, accept_loss: bool = False) -> None:
     for attached in context.stores:
-        adopt_store(context, attached, Actor.at_the_database())
+        adopt_store(context, attached, Actor.at_the_database(), accept_loss=accept_loss)
