@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, Subquery, and_, case, func, literal, select, union_all
+from sqlalchemy import CTE, ColumnElement, and_, case, func, literal, select, union_all
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_protocol.states import CheckpointState, CopyState, Tier
@@ -94,7 +94,7 @@ def _counted(session: Session, query: object) -> Iterator[CountedBytes]:
         )
 
 
-def _kept_for(users: Subquery) -> ColumnElement[str]:
+def _kept_for(users: CTE) -> ColumnElement[str]:
     return case(
         (Copy.state == CopyState.DELETING, KeptFor.PENDING_COLLECTION.value),
         (Copy.state.in_((CopyState.PENDING, CopyState.COPYING)), KeptFor.ARRIVING.value),
@@ -105,7 +105,7 @@ def _kept_for(users: Subquery) -> ColumnElement[str]:
     )
 
 
-def _users(now: datetime, project_id: str | None, run_id: str | None) -> Subquery:
+def _users(now: datetime, project_id: str | None, run_id: str | None) -> CTE:
     """By chunk, which kinds of checkpoints use it. Lists first: many shards of a long run have the same one."""
     held = select(Hold.checkpoint_id).where(in_force(now))
     lists = (
@@ -137,11 +137,9 @@ def _users(now: datetime, project_id: str | None, run_id: str | None) -> Subquer
         .where(Checkpoint.state == CheckpointState.UPLOADING, *_of(Checkpoint.run_id, project_id, run_id))
     )
     uses = union_all(sealed, negotiated).subquery()
-    return (
-        select(uses.c.chunk_id, *(func.max(uses.c[flag]).label(flag) for flag in flags))
-        .group_by(uses.c.chunk_id)
-        .subquery()
-    )
+    grouped = select(uses.c.chunk_id, *(func.max(uses.c[flag]).label(flag) for flag in flags)).group_by(uses.c.chunk_id)
+    # Else Postgres lets each of its workers count all references for itself, to join its part of the copies.
+    return grouped.cte("users").prefix_with("MATERIALIZED", dialect="postgresql")
 
 
 def _of(column: InstrumentedAttribute[str], project_id: str | None, run_id: str | None) -> list[ColumnElement[bool]]:
