@@ -186,7 +186,8 @@ def test_a_copy_that_a_negotiation_was_told_of_as_present_stays_hot(
     assert told["status"] == "present"
     cold.until_idle()
     cold.collect()
-    assert save.write(0, [weights(1), b"index"])["state"] == "committed"
+    save.upload(0, [b"index"])
+    assert save.seal(0, [weights(1), b"index"])["state"] == "committed"  # what it was told holds: not asked again
     assert cold.content(4, weights(1)) == weights(1)
 
 

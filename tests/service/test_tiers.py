@@ -3,11 +3,15 @@ in folders and in a bucket with archive classes."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from sqlalchemy import select, update
+from typer.testing import CliRunner
 
+from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
-from holdfast_service.catalog.custody_tables import AuditEvent
+from holdfast_service.catalog.custody_tables import AuditEvent, CheckpointCopy
 from holdfast_service.catalog.tables import Checkpoint, Copy, Project
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer
@@ -202,6 +206,34 @@ class TestWhatIsMovedAndWhatStays:
         assert [state for state, _ in cold.copies(weights(1))][-1] == "deleting"
         assert ("cold", "cold" if cold.fake is None else "GLACIER") in cold.copies(weights(1))
 
+    def test_what_another_store_has_not_got_yet_stays_hot_so_that_it_can(self, cold: Cold) -> None:
+        job = Job(cold.http)
+        for step in (1, 2, 3):
+            job.save(step)
+        with cold.context.database.transaction() as session:
+            session.add(
+                CheckpointCopy(
+                    checkpoint_id=cold.view(1)["id"],
+                    store_id=cold.context.store_id,
+                    wanted=True,
+                    checkpoint_version=1,
+                    missing_bytes=1,
+                )
+            )
+        cold.policy()
+        cold.advance(8 * DAY)
+        cold.until_idle()
+        assert cold.tier(1) == "hot"
+        with cold.context.database.transaction() as session:
+            session.execute(
+                update(CheckpointCopy)
+                .values(complete_at=Checkpoint.created_at)
+                .where(CheckpointCopy.checkpoint_id == Checkpoint.id)
+            )
+        cold.advance(HOUR)
+        cold.until_idle()
+        assert cold.tier(1) == "cold"
+
 
 class TestThaw:
     def test_a_thaw_is_prolonged_never_shortened_and_a_hot_one_can_be_kept(self, cold: Cold) -> None:
@@ -308,6 +340,34 @@ class TestABucketsClasses:
         assert report.done == report.retired_copies == 0
         assert "does not say" in str(report.error)
         assert cold.copies(weights(1)) == [("verified", "primary")]
+
+
+@pytest.mark.parametrize(("kind", "database_url"), [("bucket", "sqlite")], indirect=["database_url"])
+class TestTheCommandLine:
+    def test_the_plan_and_a_thaw_in_words(self, cold: Cold, monkeypatch: pytest.MonkeyPatch) -> None:
+        def run(*arguments: str, exit_code: int = 0) -> str:
+            result = CliRunner().invoke(app, list(arguments))
+            assert result.exit_code == exit_code, result.stderr + result.stdout
+            return result.stdout + result.stderr
+
+        monkeypatch.setenv("HOLDFAST_URL", cold.service.url)
+        monkeypatch.setenv("HOLDFAST_TOKEN", cold.service.token())
+        monkeypatch.setenv("COLUMNS", "120")
+        cold.rule = {"storage_class": "GLACIER"}
+        job = cold.cooled()
+        job.save(4)
+        plan = run("tiers", "plan", "demo/gpt")
+        assert "one of the two newest healthy points" in plan
+        assert "to GLACIER: " in plan
+        assert "paid for at least 90 days; to be thawed first (5 min expedited, 5 h standard, 12 h bulk)" in plan
+        assert json.loads(run("tiers", "plan", "demo/gpt", "--json"))["policy_level"] == "run"
+        assert "thaw           needed" in run("thaw", "demo/gpt@1", "--dry-run")
+        assert "12 h (bulk, $0.00)" in run("thaw", "demo/gpt@1", "--status")
+        assert cold.tier(1) == "cold"
+        asked = json.loads(run("thaw", "demo/gpt@1", "--days", "2", "--speed", "bulk", "--json"))
+        assert (asked["tier"], asked["speed"]) == ("thawing", "bulk")
+        refused_by_name = run("restore-point", "demo/gpt@1", exit_code=7)
+        assert "It is being thawed, expected by" in refused_by_name
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -75,7 +75,9 @@ def oldest_seconds(session: Session, context: ServiceContext) -> dict[int, float
     # One by one: so each is a look at the end of an index, and not a walk through all of it.
     for store_id in context.store_ids:
         oldest = session.scalar(
-            select(func.min(Copy.verified_at)).where(Copy.store_id == store_id, Copy.state == CopyState.VERIFIED)
+            select(func.min(Copy.verified_at)).where(
+                Copy.store_id == store_id, Copy.state == CopyState.VERIFIED, Copy.storage_class.is_(None)
+            )
         )
         if oldest is not None:
             found[store_id] = max(0.0, (now - oldest).total_seconds())
@@ -93,6 +95,8 @@ def _due(context: ServiceContext) -> Due:
         return and_(
             Copy.state == CopyState.VERIFIED,
             Copy.proof.in_(PROVEN),
+            # In a class for what is seldom read, reading costs more than a month of storing: only a person asks for it.
+            Copy.storage_class.is_(None),
             Copy.verified_at <= now - whole * (1 - _EARLIEST),  # what the index can be asked
             or_(*slots),
         )

@@ -112,7 +112,7 @@ def _movable(
             needed_by(checkpoint_id),
             exists().where(Copy.chunk_id == Chunk.id, hotter_copy(context, place)),
             ~wanted_hotter(place),
-            ~in_use(place, database_now(session)),
+            ~in_use(context, place, database_now(session)),
         )
         .order_by(Chunk.id)
         .limit(_CHUNKS_AT_ONCE)

@@ -14,6 +14,7 @@ from sqlalchemy.orm import aliased
 from holdfast_protocol.states import CheckpointState, CopyState, StoreRole
 from holdfast_protocol.tiers import COLD_STORE, StorageClass, coldness, must_be_thawed
 from holdfast_service.catalog.copies import KEPT, PROVEN
+from holdfast_service.catalog.custody_tables import CheckpointCopy
 from holdfast_service.catalog.held import store_lets_go
 from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, ReadLease, Shard, ShardChunk
 from holdfast_service.context import ServiceContext
@@ -88,9 +89,10 @@ def wanted_hotter(place: Place) -> ColumnElement[bool]:
     )
 
 
-def in_use(place: Place, now: datetime) -> ColumnElement[bool]:
+def in_use(context: ServiceContext, place: Place, now: datetime) -> ColumnElement[bool]:
     """Over `chunks`: for the time being it must stay where it is. An upload relies on it; and, where it would have to
-    be thawed afterwards, somebody reads a checkpoint that needs it, or a person wants one to be readable."""
+    be thawed afterwards, somebody reads a checkpoint that needs it, a person wants one to be readable, or another store
+    has not got its copy of one yet."""
     negotiated = exists().where(
         ShardChunk.chunk_id == Chunk.id,
         Shard.id == ShardChunk.shard_id,
@@ -102,6 +104,13 @@ def in_use(place: Place, now: datetime) -> ColumnElement[bool]:
         reading = exists().where(ReadLease.checkpoint_id == Checkpoint.id, ReadLease.expires_at > now)
         uses.append(_used_by(reading))
         uses.append(_used_by(Checkpoint.state == CheckpointState.COMMITTED, Checkpoint.thawed_until.is_not(None)))
+        waiting = exists().where(
+            CheckpointCopy.checkpoint_id == Checkpoint.id,
+            CheckpointCopy.store_id.in_(context.store_ids),
+            CheckpointCopy.wanted,
+            CheckpointCopy.complete_at.is_(None),
+        )
+        uses.append(_used_by(Checkpoint.state == CheckpointState.COMMITTED, waiting))
     return or_(*uses)
 
 

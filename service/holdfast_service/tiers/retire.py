@@ -55,7 +55,7 @@ def _retire(session: Session, context: ServiceContext, chunk_ids: Collection[int
             hotter_copy(context, place),
             may_be_left(place, now),
             ~wanted_hotter(place),
-            ~in_use(place, now),
+            ~in_use(context, place, now),
         )
         .order_by(Copy.id)
         .with_for_update(of=Copy),
