@@ -106,9 +106,11 @@ class StoreWatch:
         try:
             self._asking_since = time.monotonic()
             self._silent = self._answer()
-            if self._silent is None:
+            if self._silent is None and self._silent_since is not None:
+                _log.info("store_back", store_id=self._store_id)
                 self._silent_since = None
-            elif self._silent_since is None:
+            elif self._silent is not None and self._silent_since is None:
+                _log.warning("store_silent", store_id=self._store_id, reason=self._silent)
                 self._silent_since = self._asking_since
             self._asked_at = time.monotonic()
             self._doubted = False

@@ -273,6 +273,14 @@ def test_a_second_store_that_is_away_is_told_and_tried_again_and_blocks_nothing_
     assert set(replicate(service).whole) == {saved["id"], later["id"]}
 
 
+def test_what_is_in_the_second_store_does_not_count_against_the_jobs_quota(
+    service: RunningService, saved: dict[str, Any]
+) -> None:
+    assert replicate(service).whole == (saved["id"],)
+    service.make_project("demo", quota_bytes=3 * len(CONTENT))
+    Job(service.http(), after=1).save(200, content=b"w" * (len(CONTENT) // 3))
+
+
 def test_the_newest_checkpoint_goes_first_and_only_its_own_chunks_move(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from tests.support.ports import free_ports
 from tests.support.processes import ServerProcess
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
@@ -29,6 +30,7 @@ _RUN = "tests/gpt"
 @dataclass
 class TwoStores:
     client: Client
+    compress: str
     environment: dict[str, str]
     first_goes_away: Callable[[], None]
     start_again: Callable[[], None]
@@ -72,7 +74,13 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
             with Client() as client:
                 client.edit_project("tests", EditProject())
                 gone = s3.stop if bucket_first else lambda: folder.rename(tmp_path / "not mounted")
-                yield TwoStores(client, without_holdfast_settings() | environment, gone, start_again)
+                yield TwoStores(
+                    client,
+                    "zstd" if bucket_first else "none",
+                    without_holdfast_settings() | environment,
+                    gone,
+                    start_again,
+                )
         finally:
             running.pop().stop()
 
@@ -98,15 +106,15 @@ def _wait_until_whole(client: Client, step: int) -> None:
 
 @pytest.mark.rule("protocol-34")
 def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_away(
-    stores: TwoStores, caplog: pytest.LogCaptureFixture
+    stores: TwoStores, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     stores.client.put_policy(PolicyKind.COPIES, "tests", None, {})
     job = Job()
-    with holdfast.Checkpointer(_RUN, create=True) as ckpt:
+    with holdfast.Checkpointer(_RUN, create=True, compress=stores.compress) as ckpt:
         ckpt.restore(job.state)
         job.step(0)
         ckpt.save(0, job.state).committed.result(timeout=60)
-        saved = copy.deepcopy(values(job.state))
+        saved, weights = copy.deepcopy(values(job.state)), job.state["model"].up.weight.detach().clone()
         _wait_until_whole(stores.client, 0)
         stores.client.pause_controller("replicate", "step 1 is to be in the first store only")
         job.step(1)
@@ -128,6 +136,19 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_a
     )
     assert shown.returncode == 0
     assert "tests/gpt" in shown.stdout
+
+    pulled = tmp_path / "pulled"
+    pull = subprocess.run(
+        [HOLDFAST, "pull", f"{_RUN}@latest", str(pulled), "--only", "model"],
+        env=stores.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert pull.returncode == 0, pull.stderr
+    assert "read from the second store" in pull.stderr
+    model = torch.load(pulled / "model.pt", weights_only=True)
+    assert torch.equal(model["up.weight"], weights)
 
     resumed = Job(seed=5)
     caplog.set_level(logging.INFO)

@@ -45,18 +45,23 @@ _log = structlog.get_logger("holdfast.replicate")
 
 @dataclass
 class Copied:
-    """`target_failed`: the second store did not take a chunk; nothing else is to be tried there now."""
+    """`refused`: chunks that somebody else is at, or of which no copy can be read. `target_failed`: the second store did
+    not take a chunk; nothing else is to be tried there now. `store_away`: one of the stores, the source perhaps, does
+    not answer."""
 
     chunks: int = 0
     bytes: int = 0
+    refused: int = 0
     failed: int = 0
     error: str | None = None
     target_failed: bool = False
+    store_away: bool = False
     whole: bool = False
 
     def add(self, other: Copied) -> None:
         self.chunks += other.chunks
         self.bytes += other.bytes
+        self.refused += other.refused
         self.failed += other.failed
         self.error = other.error or self.error
         self.target_failed = self.target_failed or other.target_failed
@@ -89,6 +94,8 @@ def copy_checkpoint(
             passed.update(chunk_ids)
             for each in threads.map(take, chunk_ids):
                 copied.add(each)
+    if any(attached.watch.away for attached in context.stores):
+        copied.store_away = True
     context.database.run(lambda session: _settle(session, target, checkpoint_id, copied))
     return copied
 
@@ -98,7 +105,7 @@ def _copy_chunk(
 ) -> Copied:
     task = context.database.run(lambda session: begin_copy(session, context, chunk_id, target.store_id))
     if task is None:
-        return Copied()  # somebody is at it, or no copy of it can be read now
+        return Copied(refused=1)
     try:
         settled = copy_now(context, task, on_bytes)
     except LeaseOverError as failure:
@@ -133,9 +140,11 @@ def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied:
     row.missing_bytes = size
     row.error = copied.error
     if count:
-        # Where nothing could be taken, others may be at it, or no copy can be read: not again at once. A second store
-        # that is away is looked at in each round, and then all of it is due.
-        passing = copied.chunks > 0 or copied.target_failed
+        # Where nothing that was tried could be taken: not again at once. A store that is away is looked at in each
+        # round, and when it is back all of it is due.
+        passing = copied.chunks > 0 or copied.refused + copied.failed == 0 or copied.target_failed or copied.store_away
+        if not passing and row.error is None and _can_be_taken(session, target, checkpoint_id):
+            row.error = "No copy of a chunk that the second store lacks can be read now: it is cold, suspect, or away."
         row.retry_at = None if passing else database_now(session) + timedelta(seconds=RETRY_SECONDS)
         return
     row.retry_at = None
@@ -144,6 +153,12 @@ def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied:
         row.complete_at = database_now(session)
         record_in_store(session, checkpoint_id, target.store_id)
         _say_whole(session, checkpoint_id, target.role)
+
+
+def _can_be_taken(session: Session, target: AttachedStore, checkpoint_id: str) -> bool:
+    """Whether a chunk is missing that nobody is at."""
+    now = database_now(session)
+    return bool(chunks_to_take(session, checkpoint_id, target.store_id, now, passed=(), most=1))
 
 
 def _say_whole(session: Session, checkpoint_id: str, role: StoreRole) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Subquery, and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.policies import PolicyKind
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.catalog.custody_tables import CheckpointCopy, Policy
 from holdfast_service.catalog.tables import Checkpoint, Run
 
@@ -93,7 +93,14 @@ def _rows(store_id: int, run_ids: Collection[str] | None) -> Subquery:
         .outerjoin(row, and_(row.checkpoint_id == Checkpoint.id, row.store_id == store_id))
         .where(
             Checkpoint.state == CheckpointState.COMMITTED,
-            or_(row.complete_at.is_not(None), row.wanted, and_(row.checkpoint_id.is_(None), has_policy)),
+            # A corrupt one has nothing to copy from: what is lost with it is told by its own health.
+            or_(
+                row.complete_at.is_not(None),
+                and_(
+                    Checkpoint.health != Health.CORRUPT,
+                    or_(row.wanted, and_(row.checkpoint_id.is_(None), has_policy)),
+                ),
+            ),
         )
     )
     if run_ids is not None:

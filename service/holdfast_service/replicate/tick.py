@@ -23,6 +23,7 @@ from holdfast_service.replicate.missing import due
 from holdfast_service.replicate.rows import judge, reopen_damaged
 
 _CHECKPOINTS_AT_ONCE = 50
+_SHORTEST_ROUND_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ def tick(context: ServiceContext) -> ReplicateReport:
         attached.watch.refresh()
     judged = judge(context, second.store_id)
     reopened = reopen_damaged(context, second.store_id)
-    ends_at = time.monotonic() + context.settings.controller_interval_seconds
+    ends_at = time.monotonic() + max(context.settings.controller_interval_seconds, _SHORTEST_ROUND_SECONDS)
     pace = ReadingPace(context.settings.copy_bytes_per_second)
     done = failed = copied_bytes = 0
     error = f"The second store is away: {second.watch.reason}" if second.watch.away else None

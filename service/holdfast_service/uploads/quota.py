@@ -9,8 +9,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
-from holdfast_service.catalog.stored_bytes import stored_bytes
+from holdfast_service.catalog.stored_bytes import bytes_against_quota
 from holdfast_service.catalog.tables import Project
+from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 
 
@@ -24,12 +25,14 @@ def lock_quota(session: Session, project_id: str) -> int | None:
     return session.scalar(select(Project.quota_bytes).where(Project.id == project_id).with_for_update(key_share=True))
 
 
-def refuse_over_quota(session: Session, project: Project, quota_bytes: int, wanted_bytes: int) -> None:
+def refuse_over_quota(
+    session: Session, context: ServiceContext, project: Project, quota_bytes: int, wanted_bytes: int
+) -> None:
     """Called under `lock_quota`'s lock, when the wanted copies have their rows.
 
     Raises `quota_exceeded` with what is left.
     """
-    used = stored_bytes(session, [project.id])[project.id] - wanted_bytes
+    used = bytes_against_quota(session, context, [project.id])[project.id] - wanted_bytes
     left = max(0, quota_bytes - used)
     if wanted_bytes > left:
         raise ProblemError(

@@ -80,7 +80,7 @@ def reserve(
     session.flush()
     new_bytes = sum(copy.stored_bytes for digest, copy in copies.items() if decisions[digest].copy is None)
     if quota_bytes is not None and new_bytes:
-        refuse_over_quota(session, writing.project, quota_bytes, new_bytes)
+        refuse_over_quota(session, context, writing.project, quota_bytes, new_bytes)
     for digest, copy in copies.items():
         _refer(session, shard, chunks[digest], copy, decision=decisions[digest], references=references)
     return Reservation(
