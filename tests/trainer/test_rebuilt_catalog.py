@@ -1,0 +1,123 @@
+"""A real job, and a `holdfast serve` whose database is lost: it comes back from the bucket, and the job goes on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.support.ports import free_ports
+from tests.support.processes import ServerProcess
+from tests.support.seaweedfs import seaweedfs_server
+from tests.support.serve import HOLDFAST, is_ready, without_holdfast_settings
+from tests.support.training import Job, values
+
+import holdfast
+from holdfast_client.client import Client
+from holdfast_protocol.runs import EditProject
+
+_RUN = "tests/gpt"
+
+
+@dataclass
+class Served:
+    """`environment` has the settings of the service and of its clients; one process of it runs at a time."""
+
+    environment: dict[str, str]
+    folder: Path
+    compress: str
+    store: str
+
+    def start(self) -> ServerProcess:
+        url = self.environment["HOLDFAST_URL"]
+        return ServerProcess(
+            [HOLDFAST, "serve"],
+            log=self.folder / "service.log",
+            ready=lambda: is_ready(url),
+            env=without_holdfast_settings()
+            | {name: value for name, value in self.environment.items() if name != "HOLDFAST_URL"},
+        )
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [HOLDFAST, *command],
+            env=without_holdfast_settings() | self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+
+@pytest.fixture(params=["posix", "s3"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    port = free_ports()
+    environment = {
+        "HOLDFAST_URL": f"http://127.0.0.1:{port}",
+        "HOLDFAST_PORT": str(port),
+        "HOLDFAST_DATA_DIR": str(tmp_path / "data"),
+        "HOLDFAST_CONTROLLER_INTERVAL_SECONDS": "0.2",
+    }
+    for name in ("HOLDFAST_URL", "HOLDFAST_DATA_DIR"):
+        monkeypatch.setenv(name, environment[name])
+    monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "30")
+    if request.param == "posix":
+        yield Served(environment, tmp_path, "none", f"posix://{tmp_path / 'data' / 'store'}")
+        return
+    with seaweedfs_server() as s3:
+        environment |= {"HOLDFAST_STORE": s3.store_url, **s3.environment}
+        yield Served(environment, tmp_path, "zstd", s3.store_url)
+
+
+def _wait_until_recorded() -> None:
+    patience = time.monotonic() + 60
+    with Client() as client:
+        while client.controller("records").due:
+            assert time.monotonic() < patience
+            time.sleep(0.05)
+
+
+@pytest.mark.rule("protocol-30")
+def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served) -> None:
+    service = served.start()
+    with Client() as client:
+        client.edit_project("tests", EditProject())
+    job = Job()
+    with holdfast.Checkpointer(_RUN, create=True, compress=served.compress) as ckpt:
+        ckpt.restore(job.state)
+        for step in range(2):
+            job.step(step)
+            ckpt.save(step, job.state).committed.result(timeout=60)
+        saved = copy.deepcopy(values(job.state))
+    _wait_until_recorded()
+    service.stop()
+    for path in (served.folder / "data").glob("catalog.db*"):
+        path.unlink()
+
+    shown = json.loads(served.run("catalog", "rebuild", "--from", served.store, "--dry-run", "--json").stdout)
+    assert (shown["whole"], shown["checkpoints"], shown["orphans"]) == (True, {"committed": 2}, 0)
+    assert not list((served.folder / "data").glob("catalog.db*")), "a dry run writes nothing"
+    told = served.run("catalog", "rebuild", "--from", served.store).stdout
+    assert "holdfast store adopt" in told
+
+    service = served.start()
+    try:
+        resumed = Job(seed=5)
+        with holdfast.Checkpointer(_RUN) as ckpt:
+            assert ckpt.restore(resumed.state) == 2
+            assert values(resumed.state) == saved
+            resumed.step(2)
+            ckpt.save(2, resumed.state).committed.result(timeout=60)
+        assert json.loads(served.run("store", "list", "--json").stdout)[0]["adopted"] is False
+        assert "nothing differs" in served.run("catalog", "check").stdout
+        assert json.loads(served.run("store", "adopt", "--json").stdout)[0]["adopted"] is True
+        _wait_until_recorded()
+        served.run("catalog", "check", "--deep", "--json")
+    finally:
+        service.stop()
