@@ -354,7 +354,7 @@ class ShardChunk(Table):
     __tablename__ = "shard_chunks"
     shard_id: Mapped[int] = mapped_column(ForeignKey("shards.id"), primary_key=True)
     chunk_id: Mapped[int] = mapped_column(ForeignKey("chunks.id"), primary_key=True, index=True)
-    copy_id: Mapped[int] = mapped_column(ForeignKey("copies.id"))
+    copy_id: Mapped[int] = mapped_column(ForeignKey("copies.id"), index=True)
     uploading: Mapped[bool] = mapped_column(Boolean)  # this shard was told to send it
 
 

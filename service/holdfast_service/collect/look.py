@@ -6,6 +6,7 @@ a crash between two transactions forgot, what an older version never told of. It
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 from sqlalchemy import exists, func, or_, select, update
@@ -45,11 +46,13 @@ def look_on(context: ServiceContext, store_id: int) -> None:
         )
 
 
-def look_at_all(context: ServiceContext, store_id: int) -> None:
-    """The whole look at once, for a person who asks for it, and once more at what was put off."""
+def look_at_all(context: ServiceContext, store_id: int, on_portion: Callable[[], object]) -> None:
+    """The whole look at once, for a person who asks for it, and once more at what was put off. `on_portion` is called
+    after each portion, and may raise to end it."""
     after: int | None = 0
     while after is not None:
         after = _look(context, store_id, after)
+        on_portion()
     with context.database.transaction() as session:
         now = database_now(session)
         session.execute(

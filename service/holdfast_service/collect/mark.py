@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, delete, exists, or_, select, update
+from sqlalchemy import ColumnElement, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
@@ -19,13 +19,15 @@ from holdfast_service.catalog.candidates import leave_candidates
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.custody_tables import CollectCandidate
 from holdfast_service.catalog.tables import Chunk, ChunkListEntry, Copy, ShardChunk
-from holdfast_service.collect.garbage import UNWRITTEN, Question
+from holdfast_service.collect.garbage import THERE, UNWRITTEN, Question
 from holdfast_service.context import ServiceContext
 from holdfast_service.stores.base import ObjectKey
 
 BATCH = 200
-# What is not needed and cannot go yet (its ticket, a lease, a store that is away) is looked at again after so long.
+# What is not needed and cannot go yet is looked at again after so long, or when its tickets are waited out; what only
+# stores have that are away, foreign or not attached any more waits longer.
 _AGAIN = timedelta(seconds=60)
+_AGAIN_ELSEWHERE = timedelta(hours=1)
 _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
@@ -147,9 +149,27 @@ def _settle_candidates(session: Session, question: Question, candidates: Sequenc
     session.execute(
         delete(CollectCandidate).where(CollectCandidate.chunk_id.in_(over)), execution_options=_UNSYNCHRONIZED
     )
-    later = set(candidates) - over
-    session.execute(
-        update(CollectCandidate).where(CollectCandidate.chunk_id.in_(later)).values(due_at=question.now + _AGAIN),
-        execution_options=_UNSYNCHRONIZED,
-    )
+    _put_off(session, question, set(candidates) - over, set(locked))
     return len(forgotten)
+
+
+def _put_off(session: Session, question: Question, chunk_ids: Collection[int], locked: Collection[int]) -> None:
+    if not chunk_ids:
+        return
+    tickets = session.execute(
+        select(Copy.chunk_id, func.max(Copy.ticket_expires_at))
+        .where(Copy.chunk_id.in_(chunk_ids), Copy.store_id.in_(question.store_ids), Copy.state.in_(THERE))
+        .group_by(Copy.chunk_id)
+    )
+    soon = question.now + _AGAIN
+    waited_out_at = {chunk_id: max(soon, ticket + question.longest_upload) for chunk_id, ticket in tickets}
+    session.execute(
+        update(CollectCandidate),
+        [
+            {
+                "chunk_id": chunk_id,
+                "due_at": waited_out_at.get(chunk_id, question.now + _AGAIN_ELSEWHERE) if chunk_id in locked else soon,
+            }
+            for chunk_id in sorted(chunk_ids)
+        ],
+    )

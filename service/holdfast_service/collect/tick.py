@@ -50,7 +50,7 @@ def collect(
     drop_past_references(context)
     for attached in ready.stores:
         if whole:
-            look_at_all(context, attached.store_id)
+            look_at_all(context, attached.store_id, lambda: on_step(0))
         else:
             look_on(context, attached.store_id)
     deleted, forgotten = Deleted(), 0
