@@ -20,7 +20,7 @@ from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.cli.doctor.round_trip import round_trip
 from holdfast_client.cli.main import app
 from holdfast_client.launch import open_attempt
-from holdfast_protocol.checkpoints import BeginCheckpoint, EditCheckpoint
+from holdfast_protocol.checkpoints import AbortCheckpoint, BeginCheckpoint, EditCheckpoint
 from holdfast_protocol.digests import chunk_digest
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.runs import EditProject
@@ -281,3 +281,23 @@ def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
     run("operations", "cancel", cancelled.id)
     client.resume_controller("operations")
     assert "cancelled" in run("operations", "wait", cancelled.id, exit_code=1).stderr
+
+
+def test_garbage_is_shown_collected_and_swept(client, project, served):
+    save_samples(client, project, 1)
+    run_name = RunName(project, "given-up")
+    opened = open_attempt(client, run_name, "launch", world_size=1, create=True)
+    fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
+    begun = client.begin(project, "given-up", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
+    ShardUploader(client, begun.id, 0, fence).upload([OutgoingChunk.of(b"given up")])
+    assert "waits for upload" in run("collect", "--dry-run", "--project", project).stdout
+    client.abort(begun.id, AbortCheckpoint(**fence.model_dump(), reason="enough"))
+    (store,) = read("collect", "--dry-run", "--project", project)["stores"]
+    assert (store["copies"], [one["waits_for"] for one in store["waiting"]]) == (0, ["ticket"])
+    assert "--dry-run" in run("collect", "--project", project, exit_code=2).stderr
+    assert re.search(r"^deleted +0 copies", run("collect").stdout, re.MULTILINE)
+    assert read("collect")["problems"] == []
+    assert re.search(r"^primary +\d+ +0 ", run("sweep", "--dry-run").stdout, re.MULTILINE)
+    (swept,) = read("sweep", "--store", "primary", "--force", "--yes")["stores"]
+    assert (swept["deleted"], swept["stopped"], swept["dry_run"]) == (0, None, False)
+    assert "has no second store" in run("sweep", "--store", "second", exit_code=2).stderr

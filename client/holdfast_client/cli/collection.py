@@ -10,7 +10,7 @@ import typer
 from holdfast_client.cli.arguments import JsonOption
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.operations import exit_unless_done, follow
-from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_line, show_table
+from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_protocol.collection import CollectionPlan, CollectionRound, StartSweep, StoreCollection, SweepReport
 from holdfast_protocol.states import StoreRole
 
@@ -42,12 +42,13 @@ def collect(
     if json:
         show_json(done)
         return
-    show_line(
-        f"{done.deleted_copies} copies went ({as_bytes(done.deleted_bytes)}), {done.kept_copies} could not be deleted "
-        "now and are tried again"
+    show_facts(
+        [
+            ("deleted", f"{done.deleted_copies} copies, {as_bytes(done.deleted_bytes)}"),
+            ("tried again", f"{done.kept_copies} copies"),
+            *(("problem", problem) for problem in done.problems),
+        ]
     )
-    for problem in done.problems:
-        show_line(problem)
 
 
 def sweep(
@@ -80,9 +81,8 @@ def _show_plan(plan: CollectionPlan) -> None:
         (row for one in plan.stores for row in _rows(one)),
         nothing="There is no store.",
     )
-    for one in plan.stores:
-        if one.problem is not None:
-            show_line(f"Nothing is deleted from the {one.store.value} store: {one.problem}")
+    if problems := [(one.store.value, one.problem) for one in plan.stores if one.problem is not None]:
+        show_facts((f"{store} store", f"nothing is deleted from it: {problem}") for store, problem in problems)
 
 
 def _rows(one: StoreCollection) -> Iterable[tuple[str, ...]]:
@@ -109,8 +109,6 @@ def _show_sweep(report: SweepReport) -> None:
         ),
         nothing="No store was swept.",
     )
-    for one in report.stores:
-        if one.stopped is not None:
-            show_line(one.stopped)
-    for problem in report.problems:
-        show_line(problem)
+    stopped = [("stopped", one.stopped) for one in report.stores if one.stopped is not None]
+    if problems := [*stopped, *(("problem", problem) for problem in report.problems)]:
+        show_facts(problems)
