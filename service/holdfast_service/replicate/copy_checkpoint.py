@@ -45,7 +45,7 @@ _log = structlog.get_logger("holdfast.replicate")
 
 @dataclass
 class Copied:
-    """`refused`: chunks that somebody else is at, or of which no copy can be read. `target_failed`: the second store did
+    """`refused`: chunks that somebody else is at, or that no copy gives now. `target_failed`: the second store did
     not take a chunk; nothing else is to be tried there now. `store_away`: one of the stores, the source perhaps, does
     not answer."""
 
