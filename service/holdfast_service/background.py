@@ -70,7 +70,7 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
         ),
         _controller("retention", settings.retention_interval_seconds, retention),
         _controller("purge", interval * purge.EVERY_ROUNDS, purge),
-        _controller("tiers", interval, tiers),
+        _controller("tiers", interval * tiers.EVERY_ROUNDS, tiers),
         _controller("collect", interval * _COLLECT_EVERY_ROUNDS, collect),
         _controller("sweep", interval * _COLLECT_EVERY_ROUNDS, sweep, sole=True),
     )

@@ -4,6 +4,7 @@ in folders and in a bucket with archive classes."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
@@ -13,8 +14,11 @@ from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
 from holdfast_service.catalog.custody_tables import AuditEvent, CheckpointCopy
 from holdfast_service.catalog.tables import Checkpoint, Copy, Project
+from tests.service.conftest import Clock
+from tests.support.databases import SqliteCatalogs
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer
+from tests.support.rebuilt import adopt_all, check_all, rebuilt_service, record_all
 from tests.support.service import RunningService
 from tests.support.tiers import DAY, READ_LEASE_SECONDS, Cold, weights
 
@@ -340,6 +344,25 @@ class TestABucketsClasses:
         assert report.done == report.retired_copies == 0
         assert "does not say" in str(report.error)
         assert cold.copies(weights(1)) == [("verified", "primary")]
+
+    def test_a_catalog_that_is_rebuilt_from_the_bucket_knows_what_is_cold(
+        self, cold: Cold, clock: Clock, sqlite_catalogs: SqliteCatalogs, tmp_path: Path
+    ) -> None:
+        cold.cooled()
+        cold.collect()
+        record_all(cold.context)
+        folder = tmp_path / "again"
+        folder.mkdir()
+        with rebuilt_service(cold.context.settings, sqlite_catalogs.new(folder)) as (service, _):
+            again = Cold(service, clock.advance, cold.fake)
+            assert [again.tier(step) for step in (1, 2, 3)] == ["cold", "hot", "hot"]
+            with refused("checkpoint_cold"):
+                again.tickets(1, weights(1))
+            check_all(service.context)
+            adopt_all(service.context)
+            assert again.thawed(1)["state"] == "thawed"
+            assert again.content(1, weights(1)) == weights(1)
+            again.close()
 
 
 @pytest.mark.parametrize(("kind", "database_url"), [("bucket", "sqlite")], indirect=["database_url"])

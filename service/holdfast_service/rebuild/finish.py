@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import delete, exists, func, select
+from sqlalchemy.orm import aliased
 
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Tier
+from holdfast_protocol.tiers import coldness
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.corruption import corrupt_reason
 from holdfast_service.catalog.custody_tables import Hold
@@ -104,6 +106,32 @@ def mark_missing(database: Database) -> None:
             checkpoint.health_reason = corrupt_reason(why, Health(checkpoint.health), checkpoint.health_reason)
             checkpoint.health = Health.CORRUPT
             checkpoint.version += 1
+
+
+def mark_cold(database: Database) -> None:
+    """Every checkpoint that needs a chunk which has only archived copies has to be thawed before it can be read."""
+    entry = aliased(ChunkListEntry)
+    readable = exists().where(Copy.chunk_id == entry.chunk_id, Copy.state.in_((CopyState.SUSPECT, CopyState.VERIFIED)))
+    archived = aliased(Copy)
+    with database.read() as session:
+        rows = session.execute(
+            select(Shard.checkpoint_id, archived.storage_class)
+            .join(entry, entry.chunk_list_id == Shard.chunk_list_id)
+            .join(archived, archived.chunk_id == entry.chunk_id)
+            .where(archived.state.in_((CopyState.COLD, CopyState.THAWING)), ~readable)
+            .distinct()
+            .order_by(Shard.checkpoint_id)
+        ).all()
+    coldest: dict[str, str | None] = {}
+    for checkpoint_id, place in rows:
+        coldest[checkpoint_id] = max(coldest.get(checkpoint_id), place, key=coldness)
+    for checkpoint_id, place in coldest.items():
+        with database.transaction() as session:
+            refuse_unless_rebuilding(session)
+            checkpoint = session.get_one(Checkpoint, checkpoint_id)
+            if checkpoint.tier != Tier.COLD:
+                checkpoint.tier, checkpoint.cold_class = Tier.COLD, place
+                checkpoint.version += 1
 
 
 def finish(database: Database, report: RebuildReport) -> None:

@@ -11,7 +11,7 @@ from holdfast_service.database import Database
 from holdfast_service.logging import redacted
 from holdfast_service.rebuild.begin import SourceStore, begin, refuse_unless_rebuilding, usable_sources
 from holdfast_service.rebuild.checkpoints import ReadCheckpoint, put_checkpoint, read_checkpoint
-from holdfast_service.rebuild.finish import Parent, finish, mark_missing, stand_in_for_purged
+from holdfast_service.rebuild.finish import Parent, finish, mark_cold, mark_missing, stand_in_for_purged
 from holdfast_service.rebuild.inventory import put_copies
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.subjects import put_project, put_run
@@ -72,6 +72,7 @@ def rebuild(
             put_copies(database, each_source, project_id, report, count)
     progress("looking for what is missing", 0, None)
     mark_missing(database)
+    mark_cold(database)
     finish(database, report)
     if len(sources) == 1:
         report.notes.append(

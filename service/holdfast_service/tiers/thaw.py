@@ -8,6 +8,8 @@ again before any URL can outlive what it points at: its time is counted from whe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -23,9 +25,11 @@ from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.tiers.movable import needed_by
 from holdfast_service.tiers.retire import CONTROLLER
-from holdfast_service.tiers.thaw_chunk import ChunkThaw, thaw_chunk
+from holdfast_service.tiers.thaw_chunk import ChunkThaw, Outcome, thaw_chunk
 
 _CHUNKS_AT_ONCE = 64
+# Each may hold a stored chunk in memory.
+_THREADS = 4
 # More than a round's pause: a thaw that has to be prolonged is prolonged in time.
 MARGIN = timedelta(hours=1)
 
@@ -59,15 +63,20 @@ def advance_thaw(context: ServiceContext, checkpoint_id: str, thawed: Thawed) ->
         if asked is None or not chunk_ids:
             break
         after = chunk_ids[-1]
-        for chunk_id in chunk_ids:
-            outcome = thaw_chunk(context, chunk_id, asked)
-            thawed.chunks += outcome.readable
-            if outcome.error is not None:
-                thawed.failed, thawed.error = thawed.failed + 1, outcome.error
-                _log.warning("thaw_failed", checkpoint_id=checkpoint_id, reason=outcome.error)
-                if outcome.away:
-                    return
+        outcomes = _thaw_all(context, chunk_ids, asked)
+        thawed.chunks += sum(outcome.readable for outcome in outcomes)
+        failures = [outcome for outcome in outcomes if outcome.error is not None]
+        if failures:
+            thawed.failed, thawed.error = thawed.failed + len(failures), failures[-1].error
+            _log.warning("thaw_failed", checkpoint_id=checkpoint_id, reason=thawed.error)
+        if any(outcome.away for outcome in failures):
+            return
     thawed.checkpoints += context.database.run(lambda session: _settle(session, context, checkpoint_id))
+
+
+def _thaw_all(context: ServiceContext, chunk_ids: Sequence[int], asked: ChunkThaw) -> list[Outcome]:
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-thaw") as threads:
+        return list(threads.map(lambda chunk_id: thaw_chunk(context, chunk_id, asked), chunk_ids))
 
 
 def _unreadable(

@@ -22,6 +22,8 @@ from holdfast_service.tiers.decide import decide
 from holdfast_service.tiers.thaw import Thawed, advance_thaw, thawing_checkpoints
 
 _CHECKPOINTS_AT_ONCE = 50
+# Nothing here is a matter of seconds, and judging all runs reads much of the catalog.
+EVERY_ROUNDS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class TiersReport(RoundReport):
 
 def tick(context: ServiceContext) -> TiersReport:
     """Works for about one interval, or until nothing is due."""
-    ends_at = time.monotonic() + context.settings.controller_interval_seconds
+    ends_at = time.monotonic() + context.settings.controller_interval_seconds * EVERY_ROUNDS
     pace = ReadingPace(context.settings.copy_bytes_per_second)
 
     def go_on() -> bool:
