@@ -352,28 +352,18 @@ class TestOverHttp:
         assert (report["store"], report["deleted"]) == ("primary", 1)
         assert answer(http.get("/v1/sweeps"))["stores"][0]["deleted"] == 1
 
-    @pytest.mark.parametrize(
-        ("scopes", "project", "body", "code"),
-        [
+    def test_who_may_not_is_refused(self, service: RunningService, project_id: str) -> None:
+        cases: list[tuple[tuple[Scope, ...], str | None, dict[str, Any], str]] = [
             ((Scope.OPERATE,), None, {"force": True}, "forbidden"),
             ((Scope.OPERATE, Scope.ADMIN), "demo", {}, "forbidden"),
             ((Scope.READ,), None, {}, "forbidden"),
             ((Scope.OPERATE,), None, {"store": "cold"}, "invalid_request"),
-        ],
-    )
-    def test_who_may_not_is_refused(
-        self,
-        service: RunningService,
-        project_id: str,
-        scopes: tuple[Scope, ...],
-        project: str | None,
-        body: dict[str, Any],
-        code: str,
-    ) -> None:
-        http = service.http(token=service.token(*scopes, project=project))
-        with pytest.raises(Refused) as refused:
-            answer(http.post("/v1/sweeps", json=body))
-        assert refused.value.code == code
+        ]
+        for scopes, project, body, code in cases:
+            http = service.http(token=service.token(*scopes, project=project))
+            with pytest.raises(Refused) as refused:
+                answer(http.post("/v1/sweeps", json=body))
+            assert refused.value.code == code
 
     def test_a_round_of_the_collector_now_and_what_it_would_delete(
         self, service: RunningService, job: Job, clock: Clock
