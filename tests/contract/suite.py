@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast_service.stores.base import ObjectKey, ObjectMissing, StoreUnavailable
+from holdfast_service.stores.base import ObjectKey, ObjectMissing, StoreNotOurs, StoreUnavailable
 from tests.contract.backends import Backend
 from tests.support.stores import absolute, chunk_key, fetch, put_ticket, send, sha256
 
@@ -132,6 +132,42 @@ class StoreContract:
         backend.store.delete_named(name)
         with pytest.raises(ObjectMissing):
             backend.store.read_named(name)
+
+    def test_a_listing_of_named_objects_has_each_one_below_the_folder_and_no_other(self, backend):
+        folder = f"records/p{secrets.token_hex(6)}"
+        assert list(backend.store.list_named(folder)) == []
+        names = {f"{folder}/runs/r1/1.json", f"{folder}/checkpoints/c1/lists/a.json", f"{folder}/project.json"}
+        for name in (*names, f"{folder}0/project.json"):
+            backend.store.write_named(name, b"{}")
+        assert sorted(backend.store.list_named(folder)) == sorted(names)
+        for name in names:
+            backend.store.delete_named(name)
+            backend.store.delete_named(name)
+        assert list(backend.store.list_named(folder)) == []
+
+    @pytest.mark.rule("protocol-5")
+    def test_a_store_asks_before_the_service_changes_anything_and_never_before_it_reads(self, backend):
+        key = chunk_key(b"ours")
+        backend.store.put_bytes(key, b"ours")
+        backend.store.write_named("p1/guarded.json", b"{}")
+
+        def refuse() -> None:
+            raise StoreNotOurs("it is another catalog's")
+
+        guarded = backend.reopen()
+        guarded.guard_changes(refuse)
+        for change in (
+            lambda: guarded.put_bytes(chunk_key(b"new"), b"new"),
+            lambda: guarded.delete(key),
+            lambda: guarded.write_named("p1/guarded.json", b"changed"),
+            lambda: guarded.delete_named("p1/guarded.json"),
+        ):
+            with pytest.raises(StoreNotOurs):
+                change()
+        assert b"".join(guarded.open_read(key)) == b"ours"
+        assert guarded.read_named("p1/guarded.json") == b"{}"
+        assert guarded.head(key).bytes == 4
+        guarded.close()
 
     def test_writers_at_the_same_time_leave_one_whole_object(self, backend):
         data = secrets.token_bytes(2 * _MIB)
