@@ -114,13 +114,13 @@ def test_a_projects_token_sees_its_projects_events_only(service: RunningService)
         events(service, token=service.token(Scope.TRAIN))
 
 
-@pytest.mark.parametrize("change", ["UPDATE audit_events SET reason = 'another'", "DELETE FROM audit_events"])
-def test_nobody_changes_or_deletes_an_event(service: RunningService, change: str) -> None:
+def test_nobody_changes_or_deletes_an_event(service: RunningService) -> None:
     service.make_project("demo")
     before = events(service)
     assert before
-    with pytest.raises(DBAPIError, match="append-only"), service.context.database.engine.begin() as connection:
-        connection.execute(text(change))
+    for change in ("UPDATE audit_events SET reason = 'another'", "DELETE FROM audit_events"):
+        with pytest.raises(DBAPIError, match="append-only"), service.context.database.engine.begin() as connection:
+            connection.execute(text(change))
     assert events(service) == before
 
 

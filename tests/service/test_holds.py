@@ -100,20 +100,25 @@ def test_a_retain_until_ends_by_the_databases_clock_and_is_only_made_longer(
         answer(http.patch(f"/v1/holds/{endless['id']}", json={"retain_until": in_days(40)}))
 
 
-@pytest.mark.parametrize("state", ["uploading", "aborted", "deleting", "deleted"])
-def test_only_what_is_committed_or_in_the_trash_is_held(service: RunningService, state: str) -> None:
+def test_only_what_is_committed_or_in_the_trash_is_held(service: RunningService) -> None:
     job = Job(service.http())
-    kept = job.save(100)["id"]
-    found = job.begin(200).id if state == "uploading" else job.save(200)["id"]
-    with service.context.database.transaction() as session:
-        session.execute(update(Checkpoint).where(Checkpoint.id == found).values(state=state))
-        session.execute(update(Checkpoint).where(Checkpoint.id == kept).values(state=CheckpointState.TRASHED))
+    kept, other = job.save(100)["id"], job.save(200)["id"]
+    uploading = job.begin(300).id
+
+    def becomes(checkpoint_id: str, state: CheckpointState) -> None:
+        with service.context.database.transaction() as session:
+            session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(state=state))
+
+    becomes(kept, CheckpointState.TRASHED)
     assert place(service, kept)["in_force"]
     with refused("checkpoint_conflict") as refusal:
-        place(service, found)
-    assert ("uploading" if state == "uploading" else "aborted" if state == "aborted" else "deleted") in str(
-        refusal.value
-    )
+        place(service, uploading)
+    assert "still uploading" in str(refusal.value)
+    for state, said in (("aborted", "was aborted"), ("deleting", "is deleted"), ("deleted", "is deleted")):
+        becomes(other, CheckpointState(state))
+        with refused("checkpoint_conflict") as refusal:
+            place(service, other)
+        assert said in str(refusal.value)
 
 
 def test_a_projects_token_neither_sees_nor_touches_the_holds_of_another(service: RunningService) -> None:
