@@ -55,7 +55,8 @@ def test_the_example_runs_as_pasted_and_resumes(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_table_are_those_of_the_program() -> None:
-    listed = set(re.findall(r"^\| `holdfast ([a-z-]+)[^|]*\|", README, flags=re.MULTILINE))
+    rows = re.findall(r"^\| (`holdfast [^|]*)\|", README, flags=re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(?:holdfast )?([a-z-]+)`", row)}
     environment = without_holdfast_settings() | {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
     help_text = subprocess.run(
         [HOLDFAST, "--help"],
