@@ -145,7 +145,7 @@ class TestTheStore:
         credentials = Credentials(seaweedfs.access_key, seaweedfs.secret_key)
         opened = open_store(seaweedfs.store_url, b"k" * 32, credentials)
         assert isinstance(opened, S3Store)
-        with pytest.raises(StoreRefused, match="has no archive|keeps it in"):
+        with pytest.raises(StoreRefused, match=r"has no archive|keeps it in"):
             opened.check_storage_class(StorageClass.GLACIER)
         opened.close()
 
@@ -215,5 +215,5 @@ class TestTheFake:
             lambda: amazon.list_multipart_uploads(Bucket=fake.bucket),
             lambda: amazon.get_object_tagging(Bucket=fake.bucket, Key="a"),
         ):
-            with pytest.raises(ClientError, match="NotImplemented|InvalidStorageClass"):
+            with pytest.raises(ClientError, match=r"NotImplemented|InvalidStorageClass"):
                 call()

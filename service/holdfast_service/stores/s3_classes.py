@@ -46,7 +46,7 @@ class S3StorageClasses:
             "x-amz-checksum-sha256": base64.b64encode(digest.digest()).decode(),
             "x-amz-storage-class": storage_class.value,
         }
-        self.wire.request("PUT", path, headers=headers, body=body)
+        version = self.wire.request("PUT", path, headers=headers, body=body).headers.get("x-amz-version-id")
         try:
             told = self.class_facts(key).storage_class
             if told != storage_class:
@@ -58,7 +58,9 @@ class S3StorageClasses:
                         f"the store lets anybody read what it says is in {storage_class.value}: it has no archive"
                     )
         finally:
-            self.wire.request("DELETE", path, accept=(200, 204))
+            # By its version, or a bucket that keeps them would keep it.
+            query = [("versionId", version)] if version else []
+            self.wire.request("DELETE", path, query=query, accept=(200, 204))
 
     def copy_object(self, source: ObjectKey, target: ObjectKey, storage_class: StorageClass) -> ClassFacts:
         headers = {
