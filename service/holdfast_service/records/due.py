@@ -110,4 +110,4 @@ def _is_older(
 
 def writable(stores: Collection[AttachedStore]) -> list[AttachedStore]:
     """Those that answer and are this catalog's in this epoch."""
-    return [each for each in stores if each.watch.ownership.holds()]
+    return [each for each in stores if not each.watch.away and each.watch.ownership.holds()]
