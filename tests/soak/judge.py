@@ -33,6 +33,8 @@ class Judge:
         self._context = context
         self._ledger = ledger
         self.facts: Counter[str] = Counter()
+        self.notes: list[str] = []
+        """What went wrong on the way and was mended by another try."""
 
     def wait_until_quiet(self, patience_seconds: float) -> list[str]:
         """What is still on the way after that time; nothing if all has come to its end."""
@@ -49,6 +51,8 @@ class Judge:
         for controller in self._client.controllers():
             self.facts[f"controller {controller.name}: done"] = controller.done
             self.facts[f"controller {controller.name}: failed, and tried again"] = controller.failed
+            if controller.error is not None:
+                self.notes.append(f"the last failure of {controller.name}: {controller.error}")
         return [*self._unreadable(), *self._leaked(), *self._swept()]
 
     def _on_the_way(self) -> list[str]:

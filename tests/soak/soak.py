@@ -45,6 +45,7 @@ class Plan:
 class Outcome:
     did: Counter[str]
     killed: Counter[str]
+    notes: list[str]
     faults: list[str]
 
 
@@ -66,8 +67,9 @@ def run_soak(folder: Path, plan: Plan) -> Outcome:
             _wait_for_work(fleet, ledger, plan)
             keeper.stop()
             fleet.end_clients(90)
-            facts, faults = _judge(fleet, client, ledger)
-        return Outcome(ledger.counts() + facts, fleet.kills(), [*ledger.faults(), *faults])
+            judge, faults = _judge(fleet, client, ledger)
+        did, killed = ledger.counts() + judge.facts, fleet.kills()
+        return Outcome(did, killed, judge.notes, [*ledger.faults(), *faults])
 
 
 def _kill_at_random(fleet: Fleet, plan: Plan) -> None:
@@ -98,14 +100,14 @@ def _of_kind(fleet: Fleet, kind: str) -> list[Member]:
     return [member for member in fleet.members if member.kind == kind]
 
 
-def _judge(fleet: Fleet, client: Client, ledger: Ledger) -> tuple[Counter[str], list[str]]:
+def _judge(fleet: Fleet, client: Client, ledger: Ledger) -> tuple[Judge, list[str]]:
     context = open_service(_service_settings(fleet))
     try:
         judge = Judge(client, context, ledger)
         time.sleep(TICKET_SECONDS + LONGEST_UPLOAD_SECONDS)
         left = judge.wait_until_quiet(_QUIET_SECONDS)
         faults = [f"not at an end after {_QUIET_SECONDS} seconds of quiet: {what}" for what in left]
-        return judge.facts, faults + judge.faults()
+        return judge, faults + judge.faults()
     finally:
         close_service(context)
 
@@ -135,4 +137,5 @@ def table(outcome: Outcome) -> Iterable[str]:
     ]
     width = max(len(what) for what, _ in rows)
     yield from (f"{what:<{width}}  {times:>15}" for what, times in rows)
+    yield from (f"NOTE   {note}" for note in outcome.notes)
     yield from (f"FAULT  {fault}" for fault in outcome.faults)
