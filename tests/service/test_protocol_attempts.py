@@ -161,7 +161,7 @@ def test_opening_says_why_newer_checkpoints_were_passed_over(service: RunningSer
     assert [each["detail"] for each in second.opened["passed_over"]] == [
         "Step 600 of attempt 1 was never complete: fenced by attempt 2.",
         "Step 500 of attempt 1 was never complete: disk full.",
-        "Step 400 of attempt 1 is cold; thaw it before it can be read.",
+        "Step 400 of attempt 1 is cold. `holdfast thaw demo/gpt@400#1` makes it readable.",
         "Step 300 of attempt 1 cannot be read whole: a hole.",
         "Step 200 of attempt 1 diverged: the metric loss is inf.",
     ]
