@@ -360,9 +360,12 @@ def _records() -> None:
         sqlite_where=SUBJECT_TO_RECORD,
         postgresql_where=SUBJECT_TO_RECORD,
     )
-    columns = "INSERT INTO record_subjects (kind, subject_id, project_id, version) "
-    op.execute(columns + "SELECT 'project', id, id, 1 FROM projects")
-    op.execute(columns + "SELECT 'run', id, project_id, 1 FROM runs")
+    op.execute(
+        "INSERT INTO record_subjects (kind, subject_id, project_id, version) SELECT 'project', id, id, 1 FROM projects"
+    )
+    op.execute(
+        "INSERT INTO record_subjects (kind, subject_id, project_id, version) SELECT 'run', id, project_id, 1 FROM runs"
+    )
     op.create_table(
         "written_records",
         sa.Column("kind", sa.Text(), nullable=False),

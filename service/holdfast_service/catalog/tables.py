@@ -338,9 +338,7 @@ class Copy(Table):
         Index("ix_copies_store_id_state_verified_at", "store_id", "state", "verified_at"),
         Index("ix_copies_to_read", "id", sqlite_where=text(COPY_TO_READ), postgresql_where=text(COPY_TO_READ)),
         Index("ix_copies_locked", "id", sqlite_where=text(COPY_LOCKED), postgresql_where=text(COPY_LOCKED)),
-        Index(
-            "ix_copies_leased", "leased_until", sqlite_where=text(COPY_LEASED), postgresql_where=text(COPY_LEASED)
-        ),
+        Index("ix_copies_leased", "leased_until", sqlite_where=text(COPY_LEASED), postgresql_where=text(COPY_LEASED)),
         Index("ix_copies_damaged", "id", sqlite_where=text(COPY_DAMAGED), postgresql_where=text(COPY_DAMAGED)),
     )
 
