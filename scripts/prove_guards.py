@@ -132,8 +132,8 @@ GUARDS = (
         "protocol-17",
         "a mark is taken back before anybody has read the new copy",
         "service/holdfast_service/catalog/corruption.py",
-        "        keeps_whole(store_ids, checkpoint.attempt_id),\n        read_since_damage(),\n",
-        "        keeps_whole(store_ids, checkpoint.attempt_id),\n",
+        "        keeps_anywhere(checkpoint.attempt_id),\n        read_since_damage(),\n",
+        "        keeps_anywhere(checkpoint.attempt_id),\n",
         ("tests/service/test_heal.py",),
     ),
     Guard(
@@ -156,8 +156,8 @@ GUARDS = (
         "protocol-28",
         "a bad copy in one store marks checkpoints that another store keeps whole",
         "service/holdfast_service/catalog/corruption.py",
-        "kept = exists().where(Copy.chunk_id == chunk_id, keeps_whole(store_ids, Checkpoint.attempt_id))",
-        "kept = exists().where(Copy.chunk_id == chunk_id, keeps_whole(list(store_ids)[:1], Checkpoint.attempt_id))",
+        "kept = exists().where(Copy.chunk_id == chunk_id, may_keep(Checkpoint.attempt_id))",
+        "kept = exists().where(Copy.chunk_id == chunk_id, may_keep(Checkpoint.attempt_id), Copy.store_id == 1)",
         ("tests/service/test_scrub.py",),
     ),
     Guard(

@@ -20,7 +20,7 @@ from holdfast_protocol.restore import RestorePoint
 
 class EditProject(Request):
     quota_bytes: int | None = Field(
-        default=None, ge=0, le=LARGEST_INTEGER, description="Bytes in the store; null: no limit."
+        default=None, ge=0, le=LARGEST_INTEGER, description="Bytes in the primary store; null: no limit."
     )
 
 

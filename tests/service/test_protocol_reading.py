@@ -14,14 +14,16 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
+import holdfast_service.restore.report_chunk as report_module
 import holdfast_service.scrub.heal
 import holdfast_service.scrub.prove
 from holdfast_protocol.states import CopyState, Proof, Scope
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.reread import Finding, claim, settle
+from holdfast_service.catalog.reread import Claim, Finding, claim, read_back, settle
 from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy, ReadLease
 from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
 from holdfast_service.stores.base import StoreUnavailable
 from holdfast_service.stores.posix import PosixStore
 from tests.service.conftest import Clock
@@ -220,15 +222,34 @@ def test_a_mount_that_is_absent_is_not_taken_for_lost_chunks(service: RunningSer
 
 
 @pytest.mark.rule("protocol-22")
+def test_a_wrong_report_stops_nobody_who_relies_on_the_chunk_meanwhile(
+    service: RunningService, job: Job, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = job.begin(200)
+    save.upload(0, [CONTENT])
+    met: list[Any] = []
+
+    def looked_into(context: ServiceContext, claimed: Claim) -> Finding:
+        other = Job(service.http(), run="demo/other").begin(1)
+        met.append(other.negotiate(0, [CONTENT])["chunks"][0]["status"])
+        met.append(save.seal(0, [CONTENT])["state"])
+        return read_back(context, claimed)
+
+    monkeypatch.setattr(report_module, "read_back", looked_into)
+    assert report(service, saved["id"], CONTENT)["readable"] is True
+    assert met == ["present", "committed"]
+
+
+@pytest.mark.rule("protocol-22")
 def test_two_reports_at_once_read_once(service: RunningService, saved: dict[str, Any]) -> None:
     with service.context.database.transaction() as session:
         chunk = session.scalars(select(Chunk).where(Chunk.digest == digest_of(CONTENT))).one()
         copy = session.scalars(select(Copy).where(Copy.chunk_id == chunk.id)).one()
-        held = claim(session, chunk, copy, database_now(session) + timedelta(seconds=60), suspect=True)
+        held = claim(session, chunk, copy, database_now(session) + timedelta(seconds=60), suspect=False)
     with pytest.raises(Refused) as refused:
         report(service, saved["id"], CONTENT)
     assert refused.value.code == "busy"
-    assert reads(service, saved["id"], CONTENT)["chunks"][0]["kind"] == "http", "a suspect copy can still be read"
+    assert reads(service, saved["id"], CONTENT)["chunks"][0]["kind"] == "http", "it can be read meanwhile"
     assert settle(service.context, held, Finding.GOOD, ACTOR) == []
     assert report(service, saved["id"], CONTENT)["readable"] is True
 
@@ -237,7 +258,7 @@ def test_a_lease_that_was_lost_settles_nothing(service: RunningService, saved: d
     with service.context.database.transaction() as session:
         chunk = session.scalars(select(Chunk).where(Chunk.digest == digest_of(CONTENT))).one()
         copy = session.scalars(select(Copy).where(Copy.chunk_id == chunk.id)).one()
-        slow = claim(session, chunk, copy, database_now(session) + timedelta(seconds=60), suspect=True)
+        slow = claim(session, chunk, copy, database_now(session) + timedelta(seconds=60), suspect=False)
     clock.advance(61)
     assert report(service, saved["id"], CONTENT)["readable"] is True
     assert settle(service.context, slow, Finding.WRONG_BYTES, ACTOR) is None

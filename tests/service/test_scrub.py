@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,20 @@ from sqlalchemy import select, update
 
 import holdfast_service.scrub.prove
 import holdfast_service.scrub.read_copies
-from holdfast_protocol.states import CopyState, Proof, StoreRole
+from holdfast_protocol.restore import ReportChunk
+from holdfast_protocol.states import CopyState, Proof, Scope, StoreRole
+from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.custody_tables import ScrubTotal
 from holdfast_service.catalog.store_row import MARKER_NAME
 from holdfast_service.catalog.tables import Checkpoint, Copy
+from holdfast_service.restore.report_chunk import report_chunk
 from holdfast_service.scrub import heal, rescrub
+from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.posix import PosixStore
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, in_background
-from tests.support.rank import Job
+from tests.support.rank import Job, digest_of
 from tests.support.rot import ROT, attached, copies_of, copy_to_second, cut, flip, key_of, overwrite, remove
 from tests.support.service import RunningService
 
@@ -154,6 +159,54 @@ def test_a_chunk_is_lost_when_the_last_store_has_lost_it(service: RunningService
     assert rescrub.tick(service.context).corrupt_checkpoints == (newer["id"],)
     assert [health_of(service, each["id"]) for each in (older, newer)] == ["ok", "corrupt"]
     assert heal.tick(service.context).lost_copies == 2
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.rule("protocol-22")
+def test_a_process_that_lacks_the_second_store_condemns_nothing_that_is_whole_there(
+    settings: ServiceSettings, service: RunningService, job: Job, clock: Clock
+) -> None:
+    saved = job.save(100, content=CONTENT)
+    copy_to_second(service)
+    flip(service.context.store, key_of(service, CONTENT))
+    clock.advance(31 * DAY)
+    lacking = open_service(settings.model_copy(update={"second_store": None}))
+    try:
+        assert rescrub.tick(lacking).corrupt_checkpoints == ()
+        assert copies_of(service, CONTENT)[0].state == CopyState.BAD
+        # Nor does a report there, to which no copy is left that it could read.
+        reader = Principal("tk_reader", "reader", frozenset(Scope))
+        wanted = ReportChunk(digest=digest_of(CONTENT), problem="mismatch")
+        told = report_chunk(lacking, reader, saved["id"], wanted)
+        assert (told.readable, told.corrupt_checkpoints) == (False, [])
+        assert health_of(service, saved["id"]) == "ok"
+        # A mark from before goes by what the others have read.
+        clock.advance(1)
+        assert rescrub.tick(service.context).good > 0
+        with service.context.database.transaction() as session:
+            session.get_one(Checkpoint, saved["id"]).health = "corrupt"
+        assert heal.tick(lacking).healed_checkpoints == (saved["id"],)
+    finally:
+        close_service(lacking)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.rule("protocol-22")
+def test_while_a_copy_was_not_read_again_nothing_is_marked(service: RunningService, job: Job) -> None:
+    """After a new epoch or a rebuild every copy is suspect."""
+    good, lost = job.save(100, content=b"good"), job.save(200, content=CONTENT)
+    copy_to_second(service)
+    for content, roles in ((b"good", [StoreRole.SECOND]), (CONTENT, [StoreRole.PRIMARY, StoreRole.SECOND])):
+        for role in roles:
+            flip(attached(service, role).store, key_of(service, content, role))
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).values(state=CopyState.SUSPECT))
+    second_first = replace(service.context, stores=(attached(service, StoreRole.SECOND),))
+    assert holdfast_service.scrub.prove.tick(second_first).bad == 2
+    assert [health_of(service, each["id"]) for each in (good, lost)] == ["ok", "ok"]
+    # It comes with the last one.
+    assert holdfast_service.scrub.prove.tick(service.context).corrupt_checkpoints == (lost["id"],)
+    assert [health_of(service, each["id"]) for each in (good, lost)] == ["ok", "corrupt"]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

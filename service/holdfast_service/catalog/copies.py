@@ -35,13 +35,19 @@ def is_usable_by(store_id: int, attempt_id: int | InstrumentedAttribute[int]) ->
 
 
 def keeps_whole(store_ids: Collection[int], attempt_id: int | InstrumentedAttribute[int]) -> ColumnElement[bool]:
-    """Whether a copy keeps its chunk from being lost: it is good, in any of these stores, though it may have to be
-    thawed first."""
-    return and_(
-        Copy.store_id.in_(store_ids),
-        Copy.state.in_(KEPT),
-        or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id),
-    )
+    """Whether a copy keeps its chunk readable from these stores: it is good, though it may have to be thawed first."""
+    return and_(Copy.store_id.in_(store_ids), keeps_anywhere(attempt_id))
+
+
+def keeps_anywhere(attempt_id: int | InstrumentedAttribute[int]) -> ColumnElement[bool]:
+    """The same in any store of the catalog: what this process has not attached is not lost."""
+    return and_(Copy.state.in_(KEPT), or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id))
+
+
+def may_keep(attempt_id: int | InstrumentedAttribute[int]) -> ColumnElement[bool]:
+    """Nobody has found this copy bad, in whatever store it is: while there is one, its chunk is not said to be lost.
+    What is suspect was not read yet, and may be good."""
+    return and_(Copy.state.in_((*KEPT, CopyState.SUSPECT)), or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id))
 
 
 def is_readable(

@@ -2,6 +2,9 @@
 
 Health has one value, so the mark keeps what it covers: a checkpoint in quarantine that became corrupt goes back into
 quarantine, and not to `ok`, once its bytes are whole again.
+
+Both ask every store of the catalog, and not those that this process happens to have: a process that lacks a setting
+must not condemn what another store keeps.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointState, Health, Proof
 from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.copies import keeps_whole
+from holdfast_service.catalog.copies import keeps_anywhere, may_keep
 from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
 
 _NEEDING = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
@@ -55,14 +58,14 @@ def lock_users(session: Session, *chunk_ids: int) -> set[str]:
     return ids
 
 
-def mark_users(session: Session, chunk_id: int, store_ids: Collection[int], why: str, *, actor: Actor) -> list[str]:
-    """Marks each committed checkpoint that needs the chunk and has no copy to rely on in any of these stores; the ids
-    of those marked so.
+def mark_users(session: Session, chunk_id: int, why: str, *, actor: Actor) -> list[str]:
+    """Marks each committed checkpoint that needs the chunk if every copy that it could rely on was read and is bad, in
+    every store; the ids of those marked so. Whoever finds the last one bad marks.
 
     Called after `lock_users`, in a later statement.
     """
     lists = select(ChunkListEntry.chunk_list_id).where(ChunkListEntry.chunk_id == chunk_id)
-    kept = exists().where(Copy.chunk_id == chunk_id, keeps_whole(store_ids, Checkpoint.attempt_id))
+    kept = exists().where(Copy.chunk_id == chunk_id, may_keep(Checkpoint.attempt_id))
     rows = session.scalars(
         select(Checkpoint)
         .where(
@@ -94,9 +97,9 @@ def _users(chunk_ids: Collection[int]) -> CompoundSelect[tuple[str]]:
     return union(sealed, negotiated)
 
 
-def heal_if_whole(session: Session, checkpoint_id: str, store_ids: Collection[int], *, actor: Actor) -> bool:
-    """Takes the mark away if every chunk has a copy to rely on, one that was read since damage was found. Whether it
-    did."""
+def heal_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bool:
+    """Takes the mark away if every chunk has a copy to rely on in some store, one that was read since damage was found.
+    Whether it did."""
     checkpoint = session.execute(
         select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
         execution_options={"populate_existing": True},
@@ -105,7 +108,7 @@ def heal_if_whole(session: Session, checkpoint_id: str, store_ids: Collection[in
         return False
     kept = exists().where(
         Copy.chunk_id == ChunkListEntry.chunk_id,
-        keeps_whole(store_ids, checkpoint.attempt_id),
+        keeps_anywhere(checkpoint.attempt_id),
         read_since_damage(),
     )
     listed = session.scalar(

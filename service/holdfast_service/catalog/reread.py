@@ -151,7 +151,7 @@ def _read(store: Store, claimed: Claim, on_bytes: Callable[[int], None]) -> Find
 def settle(context: ServiceContext, claimed: Claim, finding: Finding, actor: Actor) -> list[str] | None:
     """Writes down what was found; the ids of the checkpoints that are corrupt by it. None: the lease was lost.
 
-    Where a chunk has several copies, the good ones are settled first: they keep its checkpoints from being marked.
+    A chunk's checkpoints are corrupt when its last copy was found bad: one that is not read yet may be good.
     """
     while True:
         try:
@@ -204,7 +204,7 @@ def _settle(
     )
     session.flush()
     why = f"The chunk {claimed.digest} {finding.value}."
-    corrupt = mark_users(session, claimed.chunk_id, context.store_ids, why, actor=actor)
+    corrupt = mark_users(session, claimed.chunk_id, why, actor=actor)
     # What is left of it may have to be thawed first.
     mark_cold(session, [claimed.chunk_id], context.store_ids, actor=actor)
     return corrupt

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import CheckpointState, CopyState, StoreRole
+from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_service.catalog.copies import KEPT
 from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Run, Shard
 from holdfast_service.context import ServiceContext
@@ -24,24 +24,24 @@ class CommittedBytes(NamedTuple):
     deduplicated: int = 0
 
 
-def stored_bytes(session: Session, project_ids: Collection[str], *, but_store_id: int | None = None) -> dict[str, int]:
-    """By project id; everything that may be in the stores, uploads that are under way among it. `but_store_id` leaves
-    one store out."""
+def stored_bytes(session: Session, project_ids: Collection[str], *, store_id: int | None = None) -> dict[str, int]:
+    """By project id; everything that may be in the stores, uploads that are under way among it. `store_id`: in that one
+    only."""
     statement = (
         select(Copy.project_id, func.sum(Copy.stored_bytes))
         .where(Copy.project_id.in_(project_ids), Copy.state != CopyState.GONE)
         .group_by(Copy.project_id)
     )
-    if but_store_id is not None:
-        statement = statement.where(Copy.store_id != but_store_id)
+    if store_id is not None:
+        statement = statement.where(Copy.store_id == store_id)
     found = {project_id: int(total) for project_id, total in session.execute(statement)}
     return {project_id: found.get(project_id, 0) for project_id in project_ids}
 
 
 def bytes_against_quota(session: Session, context: ServiceContext, project_ids: Collection[str]) -> dict[str, int]:
-    """By project id. The second store's copies do not count: whoever asks for them must not stop the jobs' saves."""
-    second = context.attached(StoreRole.SECOND)
-    return stored_bytes(session, project_ids, but_store_id=None if second is None else second.store_id)
+    """By project id: what is in the primary store, which jobs write to. Copies elsewhere do not count, whether this
+    process has that store attached or not: whoever asks for them must not stop the jobs' saves."""
+    return stored_bytes(session, project_ids, store_id=context.store_id)
 
 
 def stored_bytes_of_run(session: Session, run_id: str) -> int:

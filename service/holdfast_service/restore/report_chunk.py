@@ -43,7 +43,7 @@ def report_chunk(context: ServiceContext, caller: Principal, checkpoint_id: str,
     if not claims:
         corrupt.update(_mark_without_copies(context, caller, checkpoint_id, digest))
     readable = Finding.GOOD in findings.values()
-    found = " and ".join(sorted(set(findings.values()))) or "has no copy left"
+    found = " and ".join(sorted(set(findings.values()))) or "has no copy left that can be read now"
     _log.warning(
         "chunk_reported",
         checkpoint_id=checkpoint_id,
@@ -104,7 +104,8 @@ def _claim_copies(
     if any(copy.leased_until is not None and copy.leased_until > now for copy in copies):
         raise ProblemError(ProblemCode.BUSY, "This chunk is being read again at this moment. Ask again in a second.")
     until = now + timedelta(seconds=context.settings.chunk_lease_seconds)
-    return [claim(session, chunk, copy, until, suspect=True) for copy in copies]
+    # A report proves nothing, so the copies stay what they are: whoever relies on one now is not stopped by it.
+    return [claim(session, chunk, copy, until, suspect=False) for copy in copies]
 
 
 def _worth_asking(context: ServiceContext) -> list[int]:
@@ -119,6 +120,6 @@ def _mark_without_copies(context: ServiceContext, caller: Principal, checkpoint_
         chunk = chunks_of_checkpoint(session, project.id, checkpoint, [digest])[digest]
         lock_users(session, chunk.id)
         why = f"The chunk {digest} has no copy left."
-        return mark_users(session, chunk.id, context.store_ids, why, actor=Actor.person(caller))
+        return mark_users(session, chunk.id, why, actor=Actor.person(caller))
 
     return context.database.run(mark)

@@ -16,7 +16,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
-from holdfast_service.catalog.copies import keeps_whole
+from holdfast_service.catalog.copies import keeps_anywhere
 from holdfast_service.catalog.copying import LeaseOverError, StoreFailedError
 from holdfast_service.catalog.corruption import heal_if_whole, needed_by_a_checkpoint, read_since_damage
 from holdfast_service.catalog.readable import WHOLE
@@ -162,7 +162,7 @@ def unmark(context: ServiceContext, checkpoint_id: str, by_store: dict[int, Tall
                 raise StoreFailedError(claimed.store_id, error) from error
             by_store.setdefault(claimed.store_id, Tally()).add(tally)
     with context.database.transaction() as session:
-        return heal_if_whole(session, checkpoint_id, context.store_ids, actor=HEAL)
+        return heal_if_whole(session, checkpoint_id, actor=HEAL)
 
 
 def _claim_unread(session: Session, context: ServiceContext, checkpoint_id: str) -> list[Claim]:
@@ -172,7 +172,7 @@ def _claim_unread(session: Session, context: ServiceContext, checkpoint_id: str)
         return []
     lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
     chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
-    whole = keeps_whole(context.store_ids, attempt_id)
+    whole = keeps_anywhere(attempt_id)
     read = select(Copy.chunk_id).where(Copy.chunk_id.in_(chunks), whole, read_since_damage()).correlate(None)
     now = database_now(session)
     rows = session.execute(
@@ -180,6 +180,7 @@ def _claim_unread(session: Session, context: ServiceContext, checkpoint_id: str)
         .join(Chunk, Chunk.id == Copy.chunk_id)
         .where(
             Copy.chunk_id.in_(chunks),
+            Copy.store_id.in_(context.store_ids),
             Copy.state == CopyState.VERIFIED,
             whole,
             ~read_since_damage(),
