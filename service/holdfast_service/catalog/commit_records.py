@@ -109,6 +109,7 @@ def forget_removed(context: ServiceContext, attached: AttachedStore) -> int:
 
 
 def _remove(context: ServiceContext, attached: AttachedStore, subject: Subject) -> None:
+    attached.watch.newer_records.refuse()
     removed = RemovedRecord(catalog_id=context.catalog_id, checkpoint_id=subject.subject_id)
     attached.store.write_named(subject.removed_name, encode(removed))
     for name in list(attached.store.list_named(subject.folder)):

@@ -42,7 +42,11 @@ class _Group(NamedTuple):
 
 def plan_collection(context: ServiceContext, caller: Principal, project: str | None) -> CollectionPlan:
     """Of one project, or of all that the caller sees. Raises `forbidden` and `project_not_found`."""
-    problems = {attached.store_id: why_not(context, attached) for attached in context.stores}
+    problems = {
+        # Whether it has newer records is not asked here: that may be a long listing.
+        attached.store_id: why_not(context, attached) or attached.watch.newer_records.last_problem
+        for attached in context.stores
+    }
     with context.database.read() as session:
         project_id = caller.project_id if project is None else project_named(session, caller, project).id
         question = Question.now_of(session, context, context.store_ids)

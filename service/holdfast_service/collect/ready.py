@@ -10,7 +10,7 @@ from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.commit_records import remove_due_records
 from holdfast_service.catalog.store_row import ForeignStoreError, deletes_are_allowed
 from holdfast_service.context import ServiceContext
-from holdfast_service.stores.base import StoreError
+from holdfast_service.stores.base import StoreError, StoreNotOurs
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Ready:
 def ready_stores(context: ServiceContext) -> Ready:
     stores, skipped = [], []
     for attached in context.stores:
-        why = why_not(context, attached)
+        why = why_not(context, attached) or _why_older(attached)
         if why is None:
             stores.append(attached)
         else:
@@ -45,10 +45,20 @@ def why_not(context: ServiceContext, attached: AttachedStore) -> str | None:
         allowed = deletes_are_allowed(attached.store, context.catalog_id, context.epoch)
         if allowed:
             remove_due_records(context, attached)  # before any chunk (rule 30); it may have been away until now
-    except ForeignStoreError as error:
+    except (ForeignStoreError, StoreNotOurs) as error:
         return str(error)
     except StoreError as error:
         return f"it does not answer ({error})."
     if allowed:
         return None
     return "it does not say that it belongs to this catalog in this epoch. Adopt it, if it is to be this catalog's."
+
+
+def _why_older(attached: AttachedStore) -> str | None:
+    try:
+        attached.watch.newer_records.refuse()
+    except StoreNotOurs as error:
+        return str(error)
+    except StoreError as error:
+        return f"it does not answer ({error})."
+    return None

@@ -2,7 +2,8 @@
 
 1. list      every project, wholly: any error ends the sweep, for what is not listed looks missing or deletable
 2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (protocol rule 25)
-3. stop      if that is more than the set share of the store or of a project (breaker.py), unless forced
+3. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
+             of the store or of a project (breaker.py)
 4. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
 
 Nothing can come to need an orphan: generations are random and never used again, a copy's row is there before its first
@@ -73,6 +74,7 @@ def sweep_store(
         findings = _look(context, attached, looked_at, dry_run=dry_run)
         if force:
             findings.stopped = None
+        findings.stopped = _why_older(attached, findings) or findings.stopped
         if not dry_run and findings.stopped is None:
             _delete(context, attached, findings, looked_at)
             _sweep_incoming(context, attached)
@@ -119,6 +121,13 @@ def _missing(
     for copy_ids in find_missing(context, attached, project_id, inventory, began_at):
         found += len(copy_ids) if dry_run else make_suspect(context, copy_ids)
     return found
+
+
+def _why_older(attached: AttachedStore, findings: _Findings) -> str | None:
+    """What looks like an orphan belongs to somebody whom a catalog from an older state does not know. Nobody's force
+    helps: it is said of too many orphans, and not of these."""
+    why = attached.watch.newer_records.problem(sorted({each.key.project_id for each in findings.due}))
+    return None if why is None else f"Nothing is deleted from the {attached.role.value} store: {why}"
 
 
 def _delete(

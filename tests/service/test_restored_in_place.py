@@ -1,0 +1,96 @@
+"""A database that was put back from an older state in the very same place, and nobody said so: same catalog, same
+epoch, same file. What it calls nobody's belongs to checkpoints that it does not know (protocol rule 5)."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+
+import pytest
+from sqlalchemy import make_url
+
+from holdfast_service.catalog.audit import Actor
+from holdfast_service.catalog.commit_records import remove_record
+from holdfast_service.catalog.epoch import raise_epoch
+from holdfast_service.collect.sweep import sweep_store
+from holdfast_service.collect.sweep_tick import tick as sweep
+from holdfast_service.collect.tick import tick as collect
+from holdfast_service.service import open_database
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import StoreNotOurs
+from holdfast_service.stores.posix import PosixStore
+from tests.service.conftest import Clock
+from tests.support.rank import Job, answer
+from tests.support.rebuilt import adopt_all, check_all, record_all
+from tests.support.service import RunningService, running_service
+
+
+def chunks(service: RunningService) -> set[bytes]:
+    store = service.context.store
+    assert isinstance(store, PosixStore)
+    return {path.read_bytes() for path in store.root.glob("*/chunks/*/*/*") if path.suffix != ".sha256"}
+
+
+def age_everything(service: RunningService) -> None:
+    store = service.context.store
+    assert isinstance(store, PosixStore)
+    for path in store.root.glob("*/chunks/*/*/*"):
+        os.utime(path, (time.time() - 3 * 24 * 3600.0,) * 2)
+
+
+@pytest.mark.rule("protocol-5")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_database_put_back_in_place_deletes_nothing_of_what_it_does_not_know(
+    settings: ServiceSettings, clock: Clock
+) -> None:
+    """Step 2 came after the backup. It took over a chunk that nobody needed then, and step 1 was held meanwhile."""
+    backup = sqlite3.connect(":memory:")
+    with running_service(settings) as service:
+        job = Job(service.http())
+        first = job.save(1)
+        given_up = job.begin(999)
+        given_up.upload(0, [b"frozen base"])
+        given_up.abort()
+        record_all(service.context)
+        with sqlite3.connect(str(make_url(settings.database_url_text).database)) as catalog:
+            catalog.backup(backup)
+    with running_service(settings) as service:
+        job.http = service.http()
+        job.save(2, content=b"frozen base")
+        answer(job.http.post(f"/v1/checkpoints/{first['id']}/holds", json={"reason": "the paper"}))
+        record_all(service.context)
+        assert sweep(service.context).error is None
+        before = chunks(service)
+        assert {b"frozen base", b"index frozen base"} <= before
+    with sqlite3.connect(str(make_url(settings.database_url_text).database)) as catalog:
+        backup.backup(catalog)
+    clock.advance(3 * 24 * 3600.0)
+    with running_service(settings) as service:
+        context = service.context
+        age_everything(service)
+        collected = collect(context)
+        assert collected.done == 0
+        assert "holdfast admin new-epoch" in collected.skipped_stores[0]
+        assert "new-epoch" in answer(service.http().get("/v1/collection"))["stores"][0]["problem"]
+        swept = sweep(context)
+        assert swept.deleted == 0
+        assert "holdfast admin new-epoch" in str(swept.error)
+        (primary,) = context.stores
+        forced = sweep_store(context, primary, dry_run=False, force=True, actor=Actor.at_the_database())
+        assert (forced.deleted, forced.stopped) == (0, swept.error)
+        project_id = next(context.store.list_named("records")).split("/")[1]
+        with pytest.raises(StoreNotOurs, match="older state"):
+            remove_record(context, project_id, first["id"])
+        assert chunks(service) == before
+    database = open_database(settings)
+    raise_epoch(database, Actor.at_the_database())
+    database.dispose()
+    clock.advance(settings.sweep_interval_seconds)
+    with running_service(settings) as service:
+        check_all(service.context)
+        adopt_all(service.context, accept_loss=True)
+        record_all(service.context)
+        assert sweep(service.context).error is None
+        collect(service.context)
+        assert b"index frozen base" not in chunks(service), "who accepts the loss has told that it may go"
