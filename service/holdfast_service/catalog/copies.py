@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, and_, exists, or_
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from holdfast_protocol.states import CopyState, Proof
+from holdfast_protocol.tiers import ARCHIVED
 from holdfast_service.catalog.tables import Copy
 from holdfast_service.stores.base import ObjectKey
 
@@ -60,10 +61,13 @@ def is_readable(
     """Over `copies`: a reader of this attempt's checkpoints can read it now, from one of these stores. What is thawed
     counts where it stays so `until` then; without a moment only what needs no thaw does.
 
-    A thawed copy stays cold in name, for nobody but a reader may rely on it."""
-    there: ColumnElement[bool] = copy.state.in_((CopyState.VERIFIED, CopyState.SUSPECT))
+    A thawed copy stays cold in name, for nobody but a reader may rely on it. A suspect one in an archive is no more
+    readable than a cold one."""
+    at_once = or_(copy.storage_class.is_(None), copy.storage_class.not_in(ARCHIVED))
+    there = or_(copy.state == CopyState.VERIFIED, and_(copy.state == CopyState.SUSPECT, at_once))
     if until is not None:
-        there = or_(there, and_(copy.state == CopyState.COLD, copy.readable_until >= until))
+        thawed = copy.state.in_((CopyState.COLD, CopyState.SUSPECT))
+        there = or_(there, and_(thawed, copy.readable_until >= until))
     return and_(copy.store_id.in_(store_ids), there, or_(copy.proof.in_(PROVEN), copy.attempt_id == attempt_id))
 
 

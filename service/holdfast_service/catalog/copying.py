@@ -26,13 +26,21 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.decoding import DecodeError, decode
-from holdfast_protocol.states import CopyState, Proof, StoreRole
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_service.catalog.cold_place import can_be_read, kept_state
 from holdfast_service.catalog.copies import KEPT, PROVEN, object_key
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.catalog.verification import proof_of
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
-from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store, StoreError
+from holdfast_service.stores.base import (
+    ObjectArchived,
+    ObjectKey,
+    ObjectMismatch,
+    ObjectMissing,
+    Store,
+    StoreError,
+)
 
 # Beyond the set lease, a second for each so many bytes: a slow store, or a low rate, must not cost a large chunk its
 # lease.
@@ -167,12 +175,11 @@ def best_source(context: ServiceContext, copies: Sequence[Copy]) -> Copy | None:
     answering = {
         attached.store_id: position for position, attached in enumerate(context.stores) if not attached.watch.away
     }
-    cold = {attached.store_id for attached in context.stores if attached.role is StoreRole.COLD}
     readable = [
         each
         for each in copies
         if each.store_id in answering
-        and (each.state == CopyState.VERIFIED or (each.state == CopyState.COLD and each.store_id in cold))
+        and (each.state == CopyState.VERIFIED or (each.state == CopyState.COLD and can_be_read(context, each)))
     ]
     return min(readable, key=lambda each: (each.proof not in PROVEN, answering[each.store_id], each.id), default=None)
 
@@ -189,6 +196,9 @@ def move_bytes(context: ServiceContext, task: CopyTask, on_bytes: Callable[[int]
         data = _read(source, task, on_bytes)
     except ObjectMissing:
         raise SourceBadError(f"the chunk {task.digest} is not where its copy should be") from None
+    except ObjectArchived:
+        # Nothing is wrong with the store: who reads this copy again finds out which class it is in now.
+        raise SourceBadError(f"the chunk {task.digest} has to be thawed before it can be copied") from None
     except (ObjectMismatch, DecodeError) as error:
         raise SourceBadError(f"the chunk {task.digest} was read from a copy that is not it: {error}") from None
     except StoreError as error:
@@ -201,16 +211,14 @@ def move_bytes(context: ServiceContext, task: CopyTask, on_bytes: Callable[[int]
         raise StoreFailedError(task.target_store_id, error) from error
 
 
-def settle_copy(
-    context: ServiceContext, task: CopyTask, moved: Moved, *, state: CopyState = CopyState.VERIFIED
-) -> bool:
-    """Whether the lease still held. `state` is COLD where what was written has to be thawed before it can be read."""
+def settle_copy(context: ServiceContext, task: CopyTask, moved: Moved) -> bool:
+    """Whether the lease still held. The copy is cold where it has to be thawed before it can be read."""
     with context.database.transaction() as session:
         settled = session.execute(
             update(Copy)
             .where(*_ours(task))
             .values(
-                state=state,
+                state=kept_state(context, task.target_store_id, task.storage_class),
                 proof=moved.proof,
                 stored_digest=moved.stored_digest,
                 version_id=moved.version_id,
@@ -232,8 +240,8 @@ def give_up_copy(context: ServiceContext, task: CopyTask, failure: BaseException
         if isinstance(failure, SourceBadError):
             session.execute(
                 update(Copy)
-                .where(Copy.id == task.source_copy_id, Copy.state == CopyState.VERIFIED)
-                .values(state=CopyState.SUSPECT)
+                .where(Copy.id == task.source_copy_id, Copy.state.in_((CopyState.VERIFIED, CopyState.COLD)))
+                .values(state=CopyState.SUSPECT, leased_until=None)
             )
 
 

@@ -25,6 +25,7 @@ from holdfast_protocol.codecs import Codec
 from holdfast_protocol.decoding import DecodeError, decode
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.cold_place import kept_state
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.corruption import lock_users, mark_users, users_of
 from holdfast_service.catalog.going_cold import mark_cold
@@ -35,7 +36,8 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store, StoreUnavailable
 
 READABLE = (CopyState.VERIFIED, CopyState.SUSPECT)
-"""What can be read back. What is cold must be thawed first."""
+"""What can be read back anywhere. What is cold must be thawed first, except in a cold store that the service reads."""
+_THERE = (*READABLE, CopyState.COLD, CopyState.THAWING)
 
 
 class Finding(StrEnum):
@@ -59,6 +61,7 @@ class Claim:
     codec: Codec
     stored_digest: str
     stored_bytes: int
+    storage_class: str | None
     state_before: CopyState
     leased_until: datetime
 
@@ -80,6 +83,7 @@ def claim(session: Session, chunk: Chunk, copy: Copy, leased_until: datetime, *,
         codec=Codec(copy.codec),
         stored_digest=copy.stored_digest,
         stored_bytes=copy.stored_bytes,
+        storage_class=copy.storage_class,
         state_before=before,
         leased_until=leased_until,
     )
@@ -177,18 +181,23 @@ class _UsedMeanwhileError(Exception):
 def _settle(
     session: Session, context: ServiceContext, claimed: Claim, finding: Finding, *, actor: Actor
 ) -> list[str] | None:
-    users = lock_users(session, claimed.chunk_id) if finding is not Finding.GOOD else set()
+    kept = kept_state(context, claimed.store_id, claimed.storage_class)
+    gets_cold = kept is CopyState.COLD and claimed.state_before is not CopyState.COLD
+    users = lock_users(session, claimed.chunk_id) if finding is not Finding.GOOD or gets_cold else set()
     session.execute(select(Chunk.id).where(Chunk.id == claimed.chunk_id).with_for_update())
     copy = session.execute(
         select(Copy).where(Copy.id == claimed.copy_id).with_for_update(),
         execution_options={"populate_existing": True},
     ).scalar_one()
-    if copy.leased_until != claimed.leased_until or copy.state not in READABLE:
+    if copy.leased_until != claimed.leased_until or copy.state not in _THERE:
         return None
     copy.leased_until = None
     now = database_now(session)
     if finding is Finding.GOOD:
-        copy.state, copy.proof, copy.verified_at = CopyState.VERIFIED, Proof.READ, now
+        copy.state, copy.proof, copy.verified_at = kept, Proof.READ, now
+        session.flush()
+        if gets_cold and (copy.readable_until is None or copy.readable_until <= now):
+            mark_cold(session, [claimed.chunk_id], context.store_ids, actor=actor)
         return []
     if users_of(session, claimed.chunk_id) - users:
         raise _UsedMeanwhileError

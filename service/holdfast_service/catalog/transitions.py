@@ -19,7 +19,7 @@ COPY: dict[CopyState, frozenset[CopyState]] = {
     CopyState.VERIFIED: frozenset({CopyState.SUSPECT, CopyState.BAD, CopyState.COLD, CopyState.DELETING}),
     CopyState.COLD: frozenset({CopyState.THAWING, CopyState.SUSPECT, CopyState.BAD, CopyState.DELETING}),
     CopyState.THAWING: frozenset({CopyState.VERIFIED, CopyState.COLD, CopyState.BAD, CopyState.DELETING}),
-    CopyState.SUSPECT: frozenset({CopyState.VERIFIED, CopyState.BAD, CopyState.DELETING}),
+    CopyState.SUSPECT: frozenset({CopyState.VERIFIED, CopyState.COLD, CopyState.BAD, CopyState.DELETING}),
     CopyState.BAD: frozenset({CopyState.VERIFIED, CopyState.DELETING}),
     CopyState.DELETING: frozenset({CopyState.GONE}),
     CopyState.GONE: frozenset(),

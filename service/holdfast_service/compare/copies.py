@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.states import CopyState
 from holdfast_protocol.stores import FindingKind
 from holdfast_service.attached_store import AttachedStore
+from holdfast_service.catalog.archived import note_archived
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.reread import (
     READABLE,
@@ -31,7 +32,7 @@ from holdfast_service.catalog.tables import Chunk, Copy, Project
 from holdfast_service.clock import database_now
 from holdfast_service.compare.findings import Findings
 from holdfast_service.context import ServiceContext
-from holdfast_service.stores.base import ObjectMissing, StoredObject, StoreError
+from holdfast_service.stores.base import ObjectArchived, ObjectMissing, StoredObject, StoreError
 
 _BATCH = 500
 _LEASE = timedelta(minutes=10)
@@ -164,10 +165,12 @@ def _read(check: CopyCheck, copy_id: int, size: int) -> int:
     if claimed is None:
         return 0
     try:
-        finding = read_back(check.context, claimed)
+        finding = _read_or_note(check, claimed)
     except StoreError:
         let_go(check.context, claimed)
         raise
+    if finding is None:
+        return 0
     settle(check.context, claimed, finding, check.actor)
     if finding is not Finding.GOOD:
         check.findings.add(FindingKind.DAMAGED_COPIES, claimed.key.path, size)
@@ -175,8 +178,17 @@ def _read(check: CopyCheck, copy_id: int, size: int) -> int:
     return 1
 
 
+def _read_or_note(check: CopyCheck, claimed: Claim) -> Finding | None:
+    """None: it has to be thawed first, which its row says now."""
+    try:
+        return read_back(check.context, claimed)
+    except ObjectArchived:
+        return note_archived(check.context, claimed, check.actor)
+
+
 def _claim(check: CopyCheck, copy_id: int, states: Sequence[CopyState]) -> Claim | None:
-    """Until it is settled the copy is suspect. None if it changed meanwhile, or somebody else is at it."""
+    """The lease is enough: what is cold stays cold until something is found. None if it changed meanwhile, or somebody
+    else is at it."""
     with check.context.database.transaction() as session:
         now = database_now(session)
         copy = session.scalar(
@@ -193,4 +205,4 @@ def _claim(check: CopyCheck, copy_id: int, states: Sequence[CopyState]) -> Claim
 
 def _claimed(session: Session, copy: Copy) -> Claim:
     chunk = session.get_one(Chunk, copy.chunk_id)
-    return claim(session, chunk, copy, database_now(session) + _LEASE, suspect=copy.state not in READABLE)
+    return claim(session, chunk, copy, database_now(session) + _LEASE, suspect=False)

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, or_, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState, Proof
+from holdfast_protocol.tiers import ARCHIVED
 from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.copies import KEPT
+from holdfast_service.catalog.copies import KEPT, PROVEN
 from holdfast_service.catalog.copying import CopyTask, SourceBadError, TargetBadError, begin_copy, copy_now
 from holdfast_service.catalog.reread import Claim, claim, let_go
 from holdfast_service.catalog.tables import Chunk, Copy
@@ -139,7 +140,8 @@ def _settle_healed(context: ServiceContext, damaged: Damaged) -> bool:
                 Copy.chunk_id == damaged.chunk_id,
                 Copy.store_id == damaged.store_id,
                 Copy.state.in_(KEPT),
-                Copy.proof == Proof.READ,
+                # What lies in an archive nobody reads before a thaw: there the store's own SHA-256 counts.
+                or_(Copy.proof == Proof.READ, and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),
                 Copy.verified_at > damaged.bad_at,
             )
             .order_by(Copy.id)

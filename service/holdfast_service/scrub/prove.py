@@ -20,7 +20,7 @@ from holdfast_service.scrub.read_copies import Due, backlog_of, read_due
 from holdfast_service.scrub.tally import total_of
 
 # The text of the partial index, so that it is used.
-_DUE = Due(lambda _now: text(f"({COPY_TO_READ})"), Copy.id)
+_DUE = Due(lambda _now, _attached: text(f"({COPY_TO_READ})"), Copy.id)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,18 +12,19 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import structlog
-from sqlalchemy import ColumnElement, TextClause, func, or_, select, update
+from sqlalchemy import ColumnElement, TextClause, and_, func, or_, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_service.attached_store import AttachedStore
+from holdfast_service.catalog.archived import note_archived
 from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.reread import Claim, claim, read_back, settle
+from holdfast_service.catalog.reread import Claim, Finding, claim, read_back, settle
 from holdfast_service.catalog.rounds import Backlog
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.scrub.tally import Tally, keep_totals
-from holdfast_service.stores.base import StoreError
+from holdfast_service.stores.base import ObjectArchived, StoreError
 
 BATCH = 8
 # A copy that the store could not give is not the first one again in the next round, or it would hold up the others.
@@ -34,9 +35,9 @@ _log = structlog.get_logger("holdfast.scrub")
 
 @dataclass(frozen=True)
 class Due:
-    """Which copies are due now, and which of them come first."""
+    """Which copies of a store are due now, and which of them come first."""
 
-    condition: Callable[[datetime], ColumnElement[bool] | TextClause]
+    condition: Callable[[datetime, AttachedStore], ColumnElement[bool] | TextClause]
     first: InstrumentedAttribute[int] | InstrumentedAttribute[datetime | None]
 
 
@@ -78,7 +79,7 @@ def _read_batch(
     spend: Callable[[int], None],
 ) -> bool:
     """Whether there may be more to read in this store."""
-    claims = context.database.run(lambda session: _claim_due(session, context, due, attached.store_id))
+    claims = context.database.run(lambda session: _claim_due(session, context, due, attached))
     for position, claimed in enumerate(claims):
         try:
             tally = read_one(context, claimed, actor, spend)
@@ -100,7 +101,13 @@ def read_one(context: ServiceContext, claimed: Claim, actor: Actor, spend: Calla
         tally.read_bytes += count
         spend(count)
 
-    finding = read_back(context, claimed, on_bytes)
+    finding: Finding | None
+    try:
+        finding = read_back(context, claimed, on_bytes)
+    except ObjectArchived:
+        finding = note_archived(context, claimed, actor)
+        if finding is None:
+            return tally
     marked = settle(context, claimed, finding, actor)
     if marked is not None:  # else it took longer than the lease; somebody else has it now
         tally.note(finding)
@@ -122,7 +129,7 @@ def backlog_of(session: Session, context: ServiceContext, due: Due, waited: time
             func.count().filter(free),
             func.count().filter(~free),
             func.min(Copy.verified_at),
-        ).where(Copy.store_id.in_(context.store_ids), due.condition(now))
+        ).where(or_(*(and_(Copy.store_id == each.store_id, due.condition(now, each)) for each in context.stores)))
     ).one()
     return Backlog(count, leased, None if oldest is None else oldest + waited)
 
@@ -132,12 +139,12 @@ def lease(context: ServiceContext) -> timedelta:
     return timedelta(seconds=context.settings.chunk_lease_seconds)
 
 
-def _claim_due(session: Session, context: ServiceContext, due: Due, store_id: int) -> list[Claim]:
+def _claim_due(session: Session, context: ServiceContext, due: Due, attached: AttachedStore) -> list[Claim]:
     now = database_now(session)
     rows = session.execute(
         select(Copy, Chunk)
         .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(Copy.store_id == store_id, due.condition(now), is_free(now))
+        .where(Copy.store_id == attached.store_id, due.condition(now, attached), is_free(now))
         .order_by(due.first, Copy.id)
         .limit(BATCH)
         .with_for_update(of=Copy, skip_locked=True)

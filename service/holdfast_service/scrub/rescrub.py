@@ -4,7 +4,7 @@ Every copy is read once in HOLDFAST_SCRUB_DAYS, at HOLDFAST_SCRUB_BYTES_PER_SECO
 reads back at all. A copy comes due a little before its time, by up to a fifth and by its number: so what was written in
 one burst does not come due in one burst, and each day has its share.
 
-Cold copies cannot be read and are left out.
+What has to be thawed first is left out. What lies in the cold store is read like the rest: nobody else looks at it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import CopyState
+from holdfast_protocol.states import CopyState, StoreRole
+from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.copies import PROVEN
 from holdfast_service.catalog.rounds import Backlog, RoundReport
@@ -73,27 +74,27 @@ def oldest_seconds(session: Session, context: ServiceContext) -> dict[int, float
     now = database_now(session)
     found: dict[int, float] = {}
     # One by one: so each is a look at the end of an index, and not a walk through all of it.
-    for store_id in context.store_ids:
+    for attached in context.stores:
         oldest = session.scalar(
             select(func.min(Copy.verified_at)).where(
-                Copy.store_id == store_id, Copy.state == CopyState.VERIFIED, Copy.storage_class.is_(None)
+                Copy.store_id == attached.store_id, Copy.state == _settled(attached), Copy.storage_class.is_(None)
             )
         )
         if oldest is not None:
-            found[store_id] = max(0.0, (now - oldest).total_seconds())
+            found[attached.store_id] = max(0.0, (now - oldest).total_seconds())
     return found
 
 
 def _due(context: ServiceContext) -> Due:
     whole = timedelta(days=context.settings.scrub_days)
 
-    def condition(now: datetime) -> ColumnElement[bool]:
+    def condition(now: datetime, attached: AttachedStore) -> ColumnElement[bool]:
         slots = [
             and_(Copy.id % _SLOTS == slot, Copy.verified_at <= now - whole * (1 - _EARLIEST * slot / (_SLOTS - 1)))
             for slot in range(_SLOTS)
         ]
         return and_(
-            Copy.state == CopyState.VERIFIED,
+            Copy.state == _settled(attached),
             Copy.proof.in_(PROVEN),
             # In a class for what is seldom read, reading costs more than a month of storing: only a person asks for it.
             Copy.storage_class.is_(None),
@@ -102,3 +103,8 @@ def _due(context: ServiceContext) -> Due:
         )
 
     return Due(condition, Copy.verified_at)
+
+
+def _settled(attached: AttachedStore) -> CopyState:
+    """What a good copy there is, if it can be read at once."""
+    return CopyState.COLD if attached.role is StoreRole.COLD else CopyState.VERIFIED

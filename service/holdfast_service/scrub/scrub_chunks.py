@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.scrub import ScrubMode
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.catalog.audit import Actor
+from holdfast_service.catalog.cold_place import can_be_read, is_read_back
 from holdfast_service.catalog.copying import LeaseOverError, StoreFailedError
 from holdfast_service.catalog.reread import READABLE, Claim, Finding, claim, let_go
 from holdfast_service.catalog.tables import Chunk, Copy
@@ -86,7 +87,7 @@ class ChunkScrub:
             self._count_damage(copy)
             return
         self.copies += 1
-        if copy.state not in READABLE:
+        if not can_be_read(self._context, copy):
             self.cold += copy.state in (CopyState.COLD, CopyState.THAWING)
         elif self._read_since(copy):
             self.good += 1
@@ -106,7 +107,7 @@ class ChunkScrub:
             self.bad += 1
 
     def _read_since(self, copy: Copy) -> bool:
-        if self._mode is not ScrubMode.READ or copy.proof != Proof.READ or copy.state != CopyState.VERIFIED:
+        if self._mode is not ScrubMode.READ or copy.proof != Proof.READ or copy.state == CopyState.SUSPECT:
             return False
         return copy.verified_at is not None and copy.verified_at >= self._since
 
@@ -178,7 +179,7 @@ def _claim(session: Session, context: ServiceContext, copy_id: int) -> Claim | N
     row = session.execute(
         select(Copy, Chunk)
         .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(Copy.id == copy_id, Copy.state.in_(READABLE), is_free(now))
+        .where(Copy.id == copy_id, is_read_back(context), is_free(now))
         .with_for_update(of=Copy, skip_locked=True)
     ).one_or_none()
     return None if row is None else claim(session, row.Chunk, row.Copy, now + lease(context), suspect=False)

@@ -5,7 +5,7 @@ ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,8 +24,10 @@ from holdfast_service.catalog.copying import (
 from holdfast_service.catalog.tables import TO_COOL, Checkpoint, Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
+from holdfast_service.stores.base import StoreError
+from holdfast_service.tiers.look import could_go, still_there
 from holdfast_service.tiers.movable import Place, hotter_copy, in_use, needed_by, place_of, wanted_hotter
-from holdfast_service.tiers.move import move_chunk
+from holdfast_service.tiers.move import Made, move_chunk
 from holdfast_service.tiers.retire import retire
 
 _CHUNKS_AT_ONCE = 64
@@ -85,8 +87,9 @@ def cool_checkpoint(
         if not chunk_ids:
             break
         after = chunk_ids[-1]
-        _move(context, chunk_ids, place, cooled, on_bytes)
-        retired = retire(context, chunk_ids, place)
+        made = _move(context, chunk_ids, place, cooled, on_bytes)
+        there = made | _look(context, set(chunk_ids) - made.keys(), place, cooled, on_bytes)
+        retired = retire(context, there, place)
         cooled.retired += retired.copies
         cooled.retired_bytes += retired.bytes
         cooled.cold.update(retired.cold_checkpoints)
@@ -122,23 +125,49 @@ def _movable(
 
 def _move(
     context: ServiceContext, chunk_ids: Sequence[int], place: Place, cooled: Cooled, on_bytes: Callable[[int], None]
-) -> None:
-    def move(chunk_id: int) -> int | CopyFailure | None:
+) -> dict[int, int]:
+    """By chunk, the copy that was made just now."""
+
+    def move(chunk_id: int) -> Made | CopyFailure | None:
         try:
             return move_chunk(context, chunk_id, place, on_bytes)
         except (SourceBadError, TargetBadError, LeaseOverError, StoreFailedError) as failure:
             return failure
 
+    made = {}
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-cool") as threads:
         for outcome in threads.map(move, chunk_ids):
-            if isinstance(outcome, int):
+            if isinstance(outcome, Made):
+                made[outcome.chunk_id] = outcome.copy_id
                 cooled.moved += 1
-                cooled.moved_bytes += outcome
+                cooled.moved_bytes += outcome.bytes
             elif outcome is not None:
                 cooled.failed += 1
                 cooled.error = str(outcome)
                 cooled.away = cooled.away or isinstance(outcome, StoreFailedError)
                 _log.warning("move_failed", place=place.target, reason=str(outcome))
+    return made
+
+
+def _look(
+    context: ServiceContext, chunk_ids: Collection[int], place: Place, cooled: Cooled, on_bytes: Callable[[int], None]
+) -> dict[int, int]:
+    """By chunk, the copy that is in the place from before, and is still good. What is not is marked."""
+    there: dict[int, int] = {}
+    if cooled.away or not chunk_ids:
+        return there
+    with context.database.read() as session:
+        waiting = could_go(session, context, chunk_ids, place)
+    for chunk_id in waiting:
+        try:
+            copy_id = still_there(context, chunk_id, place, on_bytes)
+        except StoreError as error:
+            cooled.failed, cooled.error, cooled.away = cooled.failed + 1, str(error), True
+            _log.warning("place_not_asked", place=place.target, reason=str(error))
+            break
+        if copy_id is not None:
+            there[chunk_id] = copy_id
+    return there
 
 
 def _settle(session: Session, context: ServiceContext, checkpoint_id: str, place: Place) -> None:

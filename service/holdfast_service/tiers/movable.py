@@ -5,6 +5,7 @@ Asked twice: to find work, and again under the locks of the chunk and of all its
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -69,12 +70,19 @@ def hotter_copy(context: ServiceContext, place: Place) -> ColumnElement[bool]:
     )
 
 
-def may_be_left(place: Place, now: datetime) -> ColumnElement[bool]:
-    """Over `copies` that are hotter: the place has the chunk, the store was told of no hold on this copy, and nobody is
-    reading it again. Never the last good copy."""
+def may_be_left(place: Place, now: datetime, there: Collection[int]) -> ColumnElement[bool]:
+    """Over `copies` that are hotter: the place has the chunk by one of the copies `there`, the store was told of no
+    hold on this copy, and nobody is reading it again. Never the last good copy."""
     other = aliased(Copy)
     return and_(
-        exists().where(other.chunk_id == Copy.chunk_id, other.id != Copy.id, place.holds(other)),
+        exists().where(other.chunk_id == Copy.chunk_id, other.id.in_(there), other.id != Copy.id, place.holds(other)),
+        not_kept_back(now),
+    )
+
+
+def not_kept_back(now: datetime) -> ColumnElement[bool]:
+    """Over `copies`: no hold and nobody's work keeps it."""
+    return and_(
         store_lets_go(),
         or_(Copy.leased_until.is_(None), Copy.leased_until <= now),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import CopyState, Proof
+from holdfast_protocol.states import Proof
 from holdfast_service.catalog.copies import PROVEN
 from holdfast_service.catalog.copying import (
     CopyTask,
@@ -40,8 +40,17 @@ class _Task:
     stored_digest: str | None
 
 
-def move_chunk(context: ServiceContext, chunk_id: int, place: Place, on_bytes: Callable[[int], None]) -> int | None:
-    """The bytes that were copied; None if there was nothing to do, or somebody else does it. Raises what `move_bytes`
+@dataclass(frozen=True)
+class Made:
+    """A copy that this process has just made."""
+
+    copy_id: int
+    chunk_id: int
+    bytes: int
+
+
+def move_chunk(context: ServiceContext, chunk_id: int, place: Place, on_bytes: Callable[[int], None]) -> Made | None:
+    """What was made; None if there was nothing to do, or somebody else does it. Raises what `move_bytes`
     does, with the lease given back."""
     task = context.database.run(lambda session: _begin(session, context, chunk_id, place))
     if task is None:
@@ -51,8 +60,8 @@ def move_chunk(context: ServiceContext, chunk_id: int, place: Place, on_bytes: C
     except BaseException as failure:
         give_up_copy(context, task.copy, failure)
         raise
-    state = CopyState.COLD if place.is_cold else CopyState.VERIFIED
-    return task.copy.stored_bytes if settle_copy(context, task.copy, moved, state=state) else None
+    made = Made(task.copy.copy_id, chunk_id, task.copy.stored_bytes)
+    return made if settle_copy(context, task.copy, moved) else None
 
 
 def _begin(session: Session, context: ServiceContext, chunk_id: int, place: Place) -> _Task | None:

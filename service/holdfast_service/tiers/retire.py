@@ -9,7 +9,7 @@ bytes stay until the last issued URL has run out: `leased_until` is that moment,
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -35,16 +35,19 @@ class Retired:
     cold_checkpoints: tuple[str, ...] = ()
 
 
-def retire(context: ServiceContext, chunk_ids: Collection[int], place: Place) -> Retired:
-    """Of these chunks, what may go now. Repeatable."""
-    return context.database.run(lambda session: _retire(session, context, chunk_ids, place))
+def retire(context: ServiceContext, there: Mapping[int, int], place: Place) -> Retired:
+    """Of these chunks, what may go now. Each has the copy in the place that was made, or looked at, just now.
+    Repeatable."""
+    return context.database.run(lambda session: _retire(session, context, there, place))
 
 
-def _retire(session: Session, context: ServiceContext, chunk_ids: Collection[int], place: Place) -> Retired:
-    lock_users(session, *chunk_ids)
+def _retire(session: Session, context: ServiceContext, there: Mapping[int, int], place: Place) -> Retired:
+    lock_users(session, *there)
     locked = session.scalars(
-        select(Chunk.id).where(Chunk.id.in_(chunk_ids)).order_by(Chunk.digest).with_for_update()
+        select(Chunk.id).where(Chunk.id.in_(there.keys())).order_by(Chunk.digest).with_for_update()
     ).all()
+    # The copies in the place as well: none is found bad between the look at it and the end of this.
+    session.execute(select(Copy.id).where(Copy.chunk_id.in_(locked)).order_by(Copy.id).with_for_update()).all()
     now = database_now(session)
     # A later statement: it sees what the others committed while this waited for the locks.
     copies = session.scalars(
@@ -53,7 +56,7 @@ def _retire(session: Session, context: ServiceContext, chunk_ids: Collection[int
         .where(
             Chunk.id.in_(locked),
             hotter_copy(context, place),
-            may_be_left(place, now),
+            may_be_left(place, now, tuple(there.values())),
             ~wanted_hotter(place),
             ~in_use(context, place, now),
         )

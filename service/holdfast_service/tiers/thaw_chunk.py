@@ -15,7 +15,8 @@ from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_protocol.tiers import TERMS, StorageClass, ThawSpeed
+from holdfast_protocol.tiers import ARCHIVED, TERMS, StorageClass, ThawSpeed
+from holdfast_service.catalog.cold_place import can_be_read
 from holdfast_service.catalog.copies import PROVEN, object_key
 from holdfast_service.catalog.copying import (
     CopyTask,
@@ -113,7 +114,9 @@ def _claim(session: Session, context: ServiceContext, chunk_id: int) -> CopyTask
         execution_options={"populate_existing": True},
     ).all()
     cold_store = context.attached(StoreRole.COLD)
-    if cold_store is not None and any(copy.store_id == cold_store.store_id for copy in copies):
+    if cold_store is not None and any(
+        copy.store_id == cold_store.store_id for copy in copies if can_be_read(context, copy)
+    ):
         return begin_copy(session, context, chunk_id, context.store_id)
     for copy in copies:
         store = classed_store(context, copy.store_id)
@@ -150,8 +153,15 @@ def _ask(work: _Claim, asked: ChunkThaw) -> tuple[dict[str, Any], bool]:
     try:
         told = work.store.class_facts(work.key)
         if told.storage_class != work.storage_class:
-            # Somebody moved it in the bucket. Whoever reads it again finds out what it is now.
-            return {"state": CopyState.SUSPECT, "leased_until": None}, False
+            # Somebody moved it in the bucket. In an archive it is asked for again, as what it is now; else it is read.
+            state = CopyState.COLD if told.storage_class in ARCHIVED else CopyState.SUSPECT
+            return {
+                "state": state,
+                "storage_class": told.storage_class,
+                "readable_until": told.readable_until,
+                "thaw_requested_at": None,
+                "leased_until": None,
+            }, False
         if not told.thawing and not _long_enough(told, asked):
             since = work.now if told.readable_until is not None else asked.ready_at
             work.store.restore_object(work.key, asked.days(since), asked.speed)

@@ -1,0 +1,89 @@
+"""A copy that its store calls archived: a fact about this one copy, and no failure of the store.
+
+Whoever reads a copy back and is told so writes it down here, with the class that the store names, and goes on with the
+others. Nothing is thawed by it: a person asks for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import CursorResult, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_protocol.tiers import ARCHIVED
+from holdfast_service.catalog.audit import Actor
+from holdfast_service.catalog.corruption import lock_users
+from holdfast_service.catalog.going_cold import mark_cold
+from holdfast_service.catalog.reread import Claim, Finding, refuse_wrong_store, store_of_copy
+from holdfast_service.catalog.tables import Chunk, Copy
+from holdfast_service.catalog.verification import proof_of
+from holdfast_service.context import ServiceContext
+from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, StoreRefused
+from holdfast_service.stores.storage_classes import ClassedStore, ClassFacts
+
+
+@dataclass(frozen=True)
+class StoreSays:
+    """Of an object, unread. `finding` is None where its size is right and the store has not hashed it."""
+
+    storage_class: str | None
+    finding: Finding | None
+
+
+def store_says(context: ServiceContext, claimed: Claim) -> StoreSays | None:
+    """None where the store has no classes: it is to be read. Raises StoreError if the store cannot tell."""
+    store = store_of_copy(context, claimed)
+    if not isinstance(store, ClassedStore):
+        return None
+    try:
+        told: ClassFacts = store.class_facts(claimed.key)
+    except ObjectMissing:
+        refuse_wrong_store(context, store)
+        return StoreSays(None, Finding.MISSING)
+    except ObjectMismatch:
+        refuse_wrong_store(context, store)
+        return StoreSays(None, Finding.WRONG_SIZE)
+    finding = None
+    if told.facts.bytes != claimed.stored_bytes:
+        finding = Finding.WRONG_SIZE
+    elif proof_of(told.facts, store.capabilities) is Proof.STORE_SHA256:
+        finding = Finding.GOOD if told.facts.sha256 == claimed.stored_digest else Finding.WRONG_BYTES
+    if finding not in (None, Finding.GOOD):
+        refuse_wrong_store(context, store)
+    return StoreSays(told.storage_class, finding)
+
+
+def note_archived(context: ServiceContext, claimed: Claim, actor: Actor) -> Finding | None:
+    """After ObjectArchived: the row says cold and the class, and the lease is given back. Or what the store says
+    against the copy, which is then the caller's to settle. Raises StoreError if the store cannot tell."""
+    says = store_says(context, claimed)
+    if says is not None and says.finding not in (None, Finding.GOOD):
+        return says.finding
+    if says is None or says.storage_class not in ARCHIVED:
+        raise StoreRefused("the store calls an object archived, and does not say that it is in a class for that")
+    note_class(context, claimed, says.storage_class, actor)
+    return None
+
+
+def note_class(context: ServiceContext, claimed: Claim, storage_class: str | None, actor: Actor) -> None:
+    """Somebody moved it in the bucket. In an archive it is cold there; else whoever reads it again settles it."""
+    context.database.run(lambda session: _note(session, context, claimed, storage_class, actor=actor))
+
+
+def _note(
+    session: Session, context: ServiceContext, claimed: Claim, storage_class: str | None, *, actor: Actor
+) -> None:
+    state = CopyState.COLD if storage_class in ARCHIVED else CopyState.SUSPECT
+    lock_users(session, claimed.chunk_id)
+    session.execute(select(Chunk.id).where(Chunk.id == claimed.chunk_id).with_for_update())
+    noted = session.execute(
+        update(Copy)
+        .where(Copy.id == claimed.copy_id, Copy.leased_until == claimed.leased_until)
+        .values(state=state, storage_class=storage_class, readable_until=None, leased_until=None),
+        execution_options={"synchronize_session": False},
+    )
+    if cast("CursorResult[Any]", noted).rowcount:
+        mark_cold(session, [claimed.chunk_id], context.store_ids, actor=actor, target=storage_class)
