@@ -228,8 +228,8 @@ GUARDS = (
         "protocol-29",
         "who has placed a hold can release it",
         "service/holdfast_service/holds/release.py",
-        "if hold.placed_by_token == caller.token_id:",
-        "if False:",
+        "    if why is None:",
+        "    if True:",
         ("tests/service/test_holds.py",),
     ),
     Guard(
@@ -311,6 +311,22 @@ GUARDS = (
         "    if allowed:",
         "    if True:",
         ("tests/service/test_protocol_collect.py", "tests/service/test_sweep.py"),
+    ),
+    Guard(
+        "protocol-5",
+        "a sweep does not ask whether the store has newer records than the catalog",
+        "service/holdfast_service/collect/sweep.py",
+        "        findings.stopped = _why_older(attached, findings) or findings.stopped\n",
+        "",
+        ("tests/service/test_restored_in_place.py",),
+    ),
+    Guard(
+        "protocol-5",
+        "the collector does not ask whether the store has newer records than the catalog",
+        "service/holdfast_service/collect/ready.py",
+        "why_not(context, attached) or _why_older(attached)",
+        "why_not(context, attached)",
+        ("tests/service/test_restored_in_place.py",),
     ),
     Guard(
         "protocol-10",

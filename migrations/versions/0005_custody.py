@@ -80,6 +80,7 @@ def upgrade() -> None:
         op.add_column("controllers", sa.Column(name, kind, nullable=True))
     for name in ("done", "failed"):
         op.add_column("controllers", sa.Column(name, sa.BigInteger(), nullable=False, server_default="0"))
+    op.add_column("tokens", sa.Column("created_by_token", sa.Text(), nullable=True))
     for name, kind in CHECKPOINT_COLUMNS:
         op.add_column("checkpoints", sa.Column(name, kind, nullable=True))
     op.add_column("checkpoints", sa.Column("recorded_version", sa.Integer(), nullable=False, server_default="0"))
@@ -423,5 +424,6 @@ def downgrade() -> None:
     op.drop_index("ix_checkpoints_trashed_purge", table_name="checkpoints")
     for name in (*(name for name, _ in CHECKPOINT_COLUMNS), "recorded_version"):
         op.drop_column("checkpoints", name)
+    op.drop_column("tokens", "created_by_token")
     for name in (*(name for name, _ in CONTROLLER_COLUMNS), "done", "failed"):
         op.drop_column("controllers", name)

@@ -13,7 +13,7 @@ from holdfast_service.catalog.custody_tables import AuditEvent
 from holdfast_service.catalog.tables import Checkpoint
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
-from tests.support.rank import Job, answer
+from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService
 
 pytestmark = pytest.mark.rule("protocol-29")
@@ -74,6 +74,39 @@ def test_a_hold_is_placed_once_shown_and_released_by_another_token(service: Runn
         ("hold.place", "a court's order"),
         ("hold.release", "closed"),
     ]
+
+
+def made_with(service: RunningService, token: str, name: str) -> str:
+    """A new administrator's token, as a person makes it."""
+    reply = service.http(token=token).post("/v1/tokens", json={"name": name, "scopes": ["admin", "operate"]})
+    return str(answer(reply)["token"])
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_nobody_releases_his_own_hold_with_another_token(service: RunningService, clock: Clock) -> None:
+    saved = Job(service.http()).save(100)
+    root = service.token(Scope.ADMIN, Scope.OPERATE)
+    placer, colleague = made_with(service, root, "placer"), made_with(service, root, "colleague")
+    clock.advance(1)
+    hold = place(service, saved["id"], token=placer)
+    clock.advance(1)
+    second_me = made_with(service, placer, "second me")
+    made_since = made_with(service, root, "made since")
+    for token, why in (
+        (placer, "has placed this hold"),
+        (second_me, "was made by"),
+        (made_with(service, second_me, "third me"), "was made by"),
+        (root, "has made"),
+        (made_since, "was made after"),
+        (made_with(service, made_since, "and its child"), "was made after"),
+    ):
+        with pytest.raises(Refused, match=why) as caught:
+            release(service, hold["id"], token=token)
+        assert caught.value.code == "forbidden"
+    assert release(service, hold["id"], token=made_with(service, colleague, "their child"))["released_at"]
+    # Whoever has the database can always make one.
+    hold = place(service, saved["id"], token=placer)
+    assert release(service, hold["id"], token=service.token(Scope.ADMIN))["released_at"]
 
 
 def test_a_retain_until_ends_by_the_databases_clock_and_is_only_made_longer(

@@ -58,5 +58,5 @@ class HoldOperations(Operations):
         return self.transport.call("PATCH", path("holds", hold_id), HoldView, body=request)
 
     def release_hold(self, hold_id: str, request: ReleaseHold) -> HoldView:
-        """Only by another token than the one that placed it."""
+        """Only by another person's token: not by the one that placed it, nor by one that it has made or was made by."""
         return self.transport.call("POST", path("holds", hold_id, "release"), HoldView, body=request)

@@ -39,6 +39,7 @@ def create_token(context: ServiceContext, caller: Principal, request: CreateToke
             scopes=request.scopes,
             project_id=project.id if project else None,
             expires_at=expires_at,
+            created_by_token=caller.token_id,
         )
         record_event(
             session, Actor.person(caller), "token.create", project_id=token.project_id, after=token_facts(token)

@@ -54,8 +54,9 @@ def token_row(
     scopes: Iterable[Scope],
     project_id: str | None,
     expires_at: datetime | None,
+    created_by_token: str | None = None,
 ) -> dict[str, Any]:
-    """The columns of `tokens`."""
+    """The columns of `tokens`. `created_by_token`: None for what is made at the database."""
     token_id, secret_sha256 = parse_token(text)
     return {
         "id": token_id,
@@ -64,6 +65,7 @@ def token_row(
         "project_id": project_id,
         "scopes": sorted({scope.value for scope in scopes}),
         "created_at": database_now(session),
+        "created_by_token": created_by_token,
         "expires_at": expires_at,
         "revoked_at": None,
     }
@@ -77,8 +79,18 @@ def insert_token(
     scopes: Iterable[Scope],
     project_id: str | None,
     expires_at: datetime | None,
+    created_by_token: str | None = None,
 ) -> Token:
-    token = Token(**token_row(session, text, name=name, scopes=scopes, project_id=project_id, expires_at=expires_at))
+    row = token_row(
+        session,
+        text,
+        name=name,
+        scopes=scopes,
+        project_id=project_id,
+        expires_at=expires_at,
+        created_by_token=created_by_token,
+    )
+    token = Token(**row)
     session.add(token)
     session.flush()
     return token

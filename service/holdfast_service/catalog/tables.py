@@ -90,6 +90,7 @@ class Token(Table):
     project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
     scopes: Mapped[list[str]] = mapped_column(Document)
     created_at: Mapped[datetime] = mapped_column(Moment)
+    created_by_token: Mapped[str | None] = mapped_column(Text)  # null: made at the database, or before it was kept
     expires_at: Mapped[datetime | None] = mapped_column(Moment)
     revoked_at: Mapped[datetime | None] = mapped_column(Moment)
 
