@@ -60,4 +60,7 @@ class WorkerView(Reply):
     started_at: datetime
     seen_at: datetime
     silent: bool = Field(description="It was killed, cut off, or hangs: its leases run out.")
+    stores: dict[str, int] = Field(
+        default_factory=dict, description="The stores that it has attached, by role: their numbers in the catalog."
+    )
     done: dict[str, int] = Field(description="Rows that it has settled, by controller.")

@@ -40,3 +40,7 @@ class ReadinessCheck(Reply):
 class Readiness(Reply):
     ready: bool
     checks: list[ReadinessCheck]
+    warnings: list[str] = Field(
+        default_factory=list,
+        description="What is to be mended though the service works: processes whose stores differ.",
+    )

@@ -132,6 +132,7 @@ def _workers() -> None:
         sa.Column("started_at", MOMENT, nullable=False),
         sa.Column("seen_at", MOMENT, nullable=False),
         sa.Column("ended_at", MOMENT, nullable=True),
+        sa.Column("stores", DOCUMENT, nullable=False),
         sa.Column("done", DOCUMENT, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_workers"),
     )

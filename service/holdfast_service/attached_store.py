@@ -8,6 +8,12 @@ from holdfast_protocol.states import StoreRole
 from holdfast_service.store_watch import StoreWatch
 from holdfast_service.stores.base import Store
 
+SETTING_OF_ROLE = {
+    StoreRole.PRIMARY: "HOLDFAST_STORE",
+    StoreRole.SECOND: "HOLDFAST_SECOND_STORE",
+    StoreRole.COLD: "HOLDFAST_COLD_STORE",
+}
+
 
 @dataclass(frozen=True)
 class AttachedStore:

@@ -11,7 +11,7 @@ import structlog
 from sqlalchemy.exc import ArgumentError
 
 from holdfast_protocol.states import StoreRole
-from holdfast_service.attached_store import AttachedStore
+from holdfast_service.attached_store import SETTING_OF_ROLE, AttachedStore
 from holdfast_service.auth.make_token import check_entropy
 from holdfast_service.catalog.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
 from holdfast_service.catalog.notifier import CommitNotifier
@@ -106,13 +106,6 @@ def close_service(context: ServiceContext) -> None:
     context.database.dispose()
 
 
-_SETTING = {
-    StoreRole.PRIMARY: "HOLDFAST_STORE",
-    StoreRole.SECOND: "HOLDFAST_SECOND_STORE",
-    StoreRole.COLD: "HOLDFAST_COLD_STORE",
-}
-
-
 def _attach(
     database: Database, identity: CatalogIdentity, role: StoreRole, url: str, credentials: Credentials | None
 ) -> AttachedStore:
@@ -120,15 +113,15 @@ def _attach(
     try:
         store = open_store(url, key_of_role(identity.signing_key, role), credentials)
     except StoreUrlError as error:
-        raise SettingsError(f"{_SETTING[role]}: {error}") from None
+        raise SettingsError(f"{SETTING_OF_ROLE[role]}: {error}") from None
     except StoreRefused as error:
-        raise SettingsError(f"{_SETTING[role]} cannot be used: {error}") from None
+        raise SettingsError(f"{SETTING_OF_ROLE[role]} cannot be used: {error}") from None
     row = find_row(database, url, store.kind, _marker_if_there(store), identity.catalog_id)
     watch = StoreWatch(database, store, row.id, identity)
     try:
         watch.settle()
     except ForeignStoreError as error:
-        raise SettingsError(f"{_SETTING[role]}: {error}") from None
+        raise SettingsError(f"{SETTING_OF_ROLE[role]}: {error}") from None
     return AttachedStore(role, store, row.id, watch)
 
 
@@ -138,8 +131,8 @@ def _refuse_one_store_twice(stores: list[AttachedStore]) -> None:
         for other in stores[:position]:
             if attached.store_id == other.store_id:
                 raise SettingsError(
-                    f"{_SETTING[attached.role]} is the same store as {_SETTING[other.role]}. Give it a bucket, a "
-                    "folder or a prefix of its own, or leave it out."
+                    f"{SETTING_OF_ROLE[attached.role]} is the same store as {SETTING_OF_ROLE[other.role]}. Give it a "
+                    "bucket, a folder or a prefix of its own, or leave it out."
                 )
 
 

@@ -18,6 +18,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
 from holdfast_service import app
 from holdfast_service.background import rounds_of
+from holdfast_service.catalog.attachments import attached_here
 from holdfast_service.catalog.custody_tables import AuditEvent
 from holdfast_service.catalog.processes import say_alive, say_goodbye
 from holdfast_service.catalog.rounds import Backlog, Round, RoundReport
@@ -295,7 +296,7 @@ def test_processes_are_listed_until_they_say_good_bye(
     database = service.context.database
     for each in others:
         with database.transaction() as session:
-            say_alive(session, each.process_id, "worker")
+            say_alive(session, each.process_id, "worker", attached_here(each))
     tried.answer = lambda: TriedReport(done=3)
     run_round(others[1], round_of)
     run_round(others[1], round_of)
@@ -303,7 +304,7 @@ def test_processes_are_listed_until_they_say_good_bye(
         say_goodbye(session, others[0].process_id)
     clock.advance(60)
     with database.transaction() as session:
-        say_alive(session, others[1].process_id, "worker")
+        say_alive(session, others[1].process_id, "worker", attached_here(others[1]))
     listed = answer(service.http().get("/v1/workers"))["items"]
     assert [(one["id"], one["silent"], one["done"]) for one in listed] == [
         ("node-1", False, {"tried": 6}),
@@ -311,7 +312,7 @@ def test_processes_are_listed_until_they_say_good_bye(
     ]
     clock.advance(2 * 86400)
     with database.transaction() as session:
-        say_alive(session, "node-3", "serve")
+        say_alive(session, "node-3", "serve", attached_here(service.context))
     assert [one["id"] for one in answer(service.http().get("/v1/workers"))["items"]] == ["node-3"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast_service.catalog.attachments import attached_here
 from holdfast_service.catalog.processes import ProcessKind, say_alive
 from holdfast_service.reap.tick import MISSED_HEARTBEATS, ReapReport, tick
 from holdfast_service.settings import ServiceSettings
@@ -72,7 +73,7 @@ def test_the_services_own_downtime_is_left_out(service: RunningService, clock: C
 def test_while_only_workers_run_nobody_can_call_and_nothing_is_reaped(service: RunningService, clock: Clock) -> None:
     def heard_of(process: str, kind: ProcessKind) -> None:
         with service.context.database.transaction() as session:
-            say_alive(session, process, kind)
+            say_alive(session, process, kind, attached_here(service.context))
 
     save = Job(service.http()).begin(100)
     heard_of("node-1", "serve")

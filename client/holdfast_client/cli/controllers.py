@@ -103,7 +103,7 @@ def workers(json: JsonOption = False) -> None:
         show_json(found)
         return
     show_table(
-        ["process", "kind", "version", "started (UTC)", "state", ">rows done"],
+        ["process", "kind", "version", "started (UTC)", "state", "stores", ">rows done"],
         (
             (
                 one.id,
@@ -111,6 +111,7 @@ def workers(json: JsonOption = False) -> None:
                 one.version,
                 as_time(one.started_at),
                 "silent" if one.silent else "alive",
+                ", ".join(f"{role} {number}" for role, number in one.stores.items()),
                 str(sum(one.done.values())),
             )
             for one in found

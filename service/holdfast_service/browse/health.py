@@ -7,6 +7,7 @@ from sqlalchemy import select
 
 from holdfast_protocol.server import Readiness, ReadinessCheck
 from holdfast_protocol.states import StoreRole
+from holdfast_service.catalog.attachments import what_differs
 from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.context import Context, ServiceContext
 from holdfast_service.errors import ProblemError
@@ -34,7 +35,16 @@ def readyz(context: Context, response: Response) -> Readiness:
 
 def check_readiness(context: ServiceContext) -> Readiness:
     checks = [*_check_database(context), _check_stores(context)]
-    return Readiness(ready=all(check.ok for check in checks), checks=checks)
+    ready = all(check.ok for check in checks)
+    return Readiness(ready=ready, checks=checks, warnings=_warnings(context))
+
+
+def _warnings(context: ServiceContext) -> list[str]:
+    try:
+        with context.database.read() as session:
+            return what_differs(session, context)
+    except ProblemError:
+        return []  # the checks say it
 
 
 def _check_database(context: ServiceContext) -> list[ReadinessCheck]:

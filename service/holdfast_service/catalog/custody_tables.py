@@ -59,6 +59,7 @@ class Worker(Table):
     started_at: Mapped[datetime] = mapped_column(Moment)
     seen_at: Mapped[datetime] = mapped_column(Moment)
     ended_at: Mapped[datetime | None] = mapped_column(Moment)  # it has said good-bye
+    stores: Mapped[dict[str, int]] = mapped_column(Document)  # those that it has attached, by role
     done: Mapped[dict[str, int]] = mapped_column(Document)  # rows that it has settled, by controller
 
 

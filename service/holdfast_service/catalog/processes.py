@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -26,8 +27,8 @@ SILENT_AFTER = timedelta(seconds=45)
 _FORGOTTEN_AFTER = timedelta(days=1)
 
 
-def say_alive(session: Session, process_id: str, kind: ProcessKind) -> None:
-    """The first time, and again after a day of sleep, it makes the row."""
+def say_alive(session: Session, process_id: str, kind: ProcessKind, stores: Mapping[str, int]) -> None:
+    """The first time, and again after a day of sleep, it makes the row. `stores` are those attached, by role."""
     now = database_now(session)
     seen = update(Worker).where(Worker.id == process_id).values(seen_at=now).returning(Worker.id)
     if session.scalar(seen, execution_options={"synchronize_session": False}) is None:
@@ -39,6 +40,7 @@ def say_alive(session: Session, process_id: str, kind: ProcessKind) -> None:
             "version": VERSION,
             "started_at": now,
             "seen_at": now,
+            "stores": dict(stores),
             "done": {},
         }
         insert_absent(session, Worker, [row])

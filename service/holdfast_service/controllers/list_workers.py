@@ -36,6 +36,7 @@ def list_workers(context: ServiceContext, caller: Principal) -> list[WorkerView]
             started_at=row.started_at,
             seen_at=row.seen_at,
             silent=now - row.seen_at > SILENT_AFTER,
+            stores=row.stores,
             done=row.done,
         )
         for row in rows

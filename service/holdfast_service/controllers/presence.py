@@ -1,4 +1,5 @@
 """Says in the catalog that this process is alive, and renews the leases of the rounds that are under way in it.
+It warns where the processes do not all have the same stores.
 
 A process that is killed falls silent, and its leases run out.
 """
@@ -13,6 +14,7 @@ from datetime import timedelta
 import structlog
 from sqlalchemy import update
 
+from holdfast_service.catalog.attachments import attached_here, what_differs
 from holdfast_service.catalog.custody_tables import Controller
 from holdfast_service.catalog.processes import ProcessKind, say_alive, say_goodbye
 from holdfast_service.clock import database_now
@@ -34,6 +36,7 @@ class Presence:
         self._kind = kind
         self._lock = threading.Lock()
         self._leases: set[str] = set()
+        self._told: list[str] = []
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-presence", daemon=True)
 
@@ -86,4 +89,10 @@ class Presence:
                     update(Controller).where(Controller.lease_token.in_(leases)).values(leased_until=until),
                     execution_options={"synchronize_session": False},
                 )
-            say_alive(session, self._context.process_id, self._kind)
+            say_alive(session, self._context.process_id, self._kind, attached_here(self._context))
+        with self._context.database.read() as session:
+            differs = what_differs(session, self._context)
+        if differs != self._told:
+            for sentence in differs:
+                _log.warning("stores_differ", reason=sentence)
+            self._told = differs

@@ -92,6 +92,8 @@ def check_ready(client: Client) -> Iterator[Finding]:
             yield good(check.name, check.detail or "answers")
         else:
             yield failed(check.name, check.detail, remedies[check.name], ExitCode.UNAVAILABLE)
+    for sentence in readiness.warnings:
+        yield warning("stores", sentence, "`holdfast workers` shows which process has which.")
 
 
 def check_round_trip(client: Client, info: ServerInfo, project: str | None) -> Finding:
