@@ -16,7 +16,7 @@ from holdfast_protocol.states import CopyState
 from holdfast_protocol.version import PROTOCOL_MAJOR, PROTOCOL_VERSION
 from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.cold_words import cold_problem
-from holdfast_service.catalog.copies import PROVEN, is_readable, keeps_whole
+from holdfast_service.catalog.copies import PROVEN, is_readable, may_keep
 from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
@@ -85,7 +85,9 @@ def choose_copies(
 
 def _refuse_cold(session: Session, context: ServiceContext, checkpoint: Checkpoint, chunk_ids: set[int]) -> None:
     """What is there and cannot be read now is not gone: no other restore point has to be taken for ever."""
-    cold = select(Copy.id).where(Copy.chunk_id.in_(chunk_ids), keeps_whole(context.store_ids, checkpoint.attempt_id))
+    cold = select(Copy.id).where(
+        Copy.chunk_id.in_(chunk_ids), Copy.store_id.in_(context.store_ids), may_keep(checkpoint.attempt_id)
+    )
     if chunk_ids and session.scalar(cold.limit(1)) is not None:
         raise cold_problem(session, checkpoint)
 

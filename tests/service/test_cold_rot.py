@@ -1,0 +1,223 @@
+"""What lies cold rots too, or is moved behind the service's back: it is found before anybody relies on it (protocol
+rules 14, 15 and 28)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from holdfast_protocol.states import CopyState, StoreRole
+from holdfast_service.catalog.copies import object_key
+from holdfast_service.catalog.tables import Copy
+from holdfast_service.collect.listing import make_suspect
+from holdfast_service.scrub import heal, prove, rescrub
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import StoreUnavailable
+from holdfast_service.tiers.tick import tick
+from tests.support.rank import Job, Refused, digest_of
+from tests.support.rot import attached, copies_of, copy_to_second, flip, stored
+from tests.support.tiers import DAY, Cold, weights
+
+IN_A_FOLDER = pytest.mark.parametrize(("kind", "database_url"), [("folder", "sqlite")], indirect=["database_url"])
+IN_A_BUCKET = pytest.mark.parametrize(("kind", "database_url"), [("bucket", "sqlite")], indirect=["database_url"])
+OTHER = "demo/other"
+
+
+@pytest.fixture
+def settings(settings: ServiceSettings, tmp_path: Path, request: pytest.FixtureRequest) -> ServiceSettings:
+    if "second_store" in request.node.name:
+        return settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
+    return settings.model_copy(update={"scrub_days": 30.0})
+
+
+def only_copy(cold: Cold) -> Copy:
+    role = StoreRole.COLD if cold.fake is None else StoreRole.PRIMARY
+    (copy,) = (each for each in copies_of(cold.service, weights(1), role) if each.state == CopyState.COLD)
+    return copy
+
+
+def rot(cold: Cold) -> None:
+    copy = only_copy(cold)
+    flip(attached(cold.service, StoreRole.COLD).store, object_key(copy.project_id, digest_of(weights(1)), copy))
+
+
+def sent_again(cold: Cold) -> None:
+    """Another run sends the same bytes, which get cold there too."""
+    job = Job(cold.http, run=OTHER)
+    job.save(1, content=weights(1))
+    for step in (2, 3):
+        job.save(step)
+    cold.policy(run=OTHER)
+    cold.advance(8 * DAY)
+
+
+def set_state(cold: Cold, copy_id: int, state: CopyState) -> None:
+    with cold.context.database.transaction() as session:
+        session.execute(update(Copy).where(Copy.id == copy_id).values(state=state, leased_until=None))
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("protocol-15")
+def test_a_hot_copy_does_not_go_in_favour_of_a_cold_one_that_has_rotted(cold: Cold) -> None:
+    cold.cooled()
+    cold.collect()
+    rot(cold)
+    sent_again(cold)
+    cold.until_idle()
+    cold.collect()
+    # The bad one was found by the look at it; another one was made of the hot copy, and only then that one went.
+    assert cold.copies(weights(1)) == [("bad", "cold"), ("cold", "cold")]
+    new = only_copy(cold)
+    store = attached(cold.service, StoreRole.COLD).store
+    assert stored(store, object_key(new.project_id, digest_of(weights(1)), new)) == weights(1)
+    assert (cold.view(1, OTHER)["tier"], cold.view(1, OTHER)["health"]) == ("cold", "ok")
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("protocol-15")
+def test_a_place_that_cannot_be_asked_keeps_the_hot_copy(cold: Cold, monkeypatch: pytest.MonkeyPatch) -> None:
+    cold.cooled()
+    cold.collect()
+    sent_again(cold)
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(attached(cold.service, StoreRole.COLD).store, "open_read", away)
+    report = tick(cold.context)
+    assert (report.failed > 0, report.error) == (True, "no answer")
+    assert ("verified", "primary") in cold.copies(weights(1))
+    assert only_copy(cold).leased_until is None
+    monkeypatch.undo()
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("protocol-14")
+def test_what_lies_in_the_cold_store_is_scrubbed_and_a_thaw_of_what_has_rotted_says_so(cold: Cold) -> None:
+    cold.cooled()
+    cold.collect()
+    checkpoint = cold.view(1)["id"]
+    cold.advance(31 * DAY)
+    assert rescrub.tick(cold.context).bad == 0
+    assert (only_copy(cold).state, only_copy(cold).proof) == ("cold", "read"), "what was read is still cold"
+    rot(cold)
+    cold.thaw(1)
+    assert tick(cold.context).failed
+    assert cold.copies(weights(1))[0] == ("suspect", "cold")
+    assert prove.tick(cold.context).corrupt_checkpoints == (checkpoint,)
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("protocol-14")
+def test_a_round_of_scrubbing_finds_rot_in_the_cold_store(cold: Cold) -> None:
+    cold.cooled()
+    cold.collect()
+    rot(cold)
+    cold.advance(31 * DAY)
+    report = rescrub.tick(cold.context)
+    assert (report.bad, report.corrupt_checkpoints) == (1, (cold.view(1)["id"],))
+
+
+@IN_A_BUCKET
+@pytest.mark.rule("protocol-15")
+def test_a_hot_copy_does_not_go_in_favour_of_one_that_the_bucket_has_lost_or_moved(cold: Cold) -> None:
+    assert cold.fake is not None
+    cold.cooled()
+    cold.collect()
+    names = [name for name in cold.fake.objects.names("") if digest_of(weights(1)) in name]
+    assert len(names) == 1
+    cold.fake.objects.delete(names[0])
+    sent_again(cold)
+    cold.until_idle()
+    cold.collect()
+    assert cold.copies(weights(1)) == [("bad", "GLACIER"), ("cold", "GLACIER")]
+    assert len([name for name in cold.fake.objects.names("") if digest_of(weights(1)) in name]) == 1
+
+
+@IN_A_BUCKET
+@pytest.mark.rule("protocol-28")
+def test_with_a_second_store_a_copy_healed_into_an_archive_is_cold_and_counts_by_the_stores_own_checksum(
+    cold: Cold,
+) -> None:
+    assert cold.fake is not None
+    job = Job(cold.http)
+    for step in (1, 2, 3):
+        job.save(step)
+    copy_to_second(cold.service)
+    cold.policy()
+    cold.advance(8 * DAY)
+    cold.round()
+    cold.collect()
+    lost = only_copy(cold)
+    cold.context.store.delete(object_key(lost.project_id, digest_of(weights(1)), lost))
+    assert make_suspect(cold.context, [lost.id]) == 1
+    cold.advance(1)
+    assert prove.tick(cold.context).bad == 1
+    report = heal.tick(cold.context)
+    assert (report.healed_copies, report.failed) == (1, 0)
+    assert cold.copies(weights(1)) == [("verified", "second"), ("bad", "GLACIER"), ("cold", "GLACIER")]
+    assert heal.tick(cold.context).idle
+    assert cold.content(1, weights(1)) == weights(1)
+    negotiated = Job(cold.http, run=OTHER).begin(1).negotiate(0, [weights(1)])["chunks"]
+    assert [each["status"] for each in negotiated] == ["upload"], "what is cold is never present"
+
+
+@IN_A_BUCKET
+@pytest.mark.rule("protocol-21")
+def test_what_was_moved_to_another_archive_is_thawed_from_there(cold: Cold) -> None:
+    assert cold.fake is not None
+    cold.cooled()
+    cold.collect()
+    everything = cold.fake.objects._stored
+    for name, found in everything.items():
+        if found.storage_class == "GLACIER":
+            everything[name] = replace(found, storage_class="DEEP_ARCHIVE")
+    cold.thaw(1, days=2)
+    cold.round()
+    assert cold.copies(weights(1)) == [("cold", "DEEP_ARCHIVE")]
+    assert cold.tier(1) == "thawing"
+    cold.thawed(1, days=2)
+    assert cold.content(1, weights(1)) == weights(1)
+
+
+@IN_A_BUCKET
+@pytest.mark.rule("protocol-21")
+def test_a_suspect_copy_in_an_archive_is_not_readable_and_holds_up_nobody(cold: Cold) -> None:
+    cold.cooled()
+    cold.collect()
+    set_state(cold, only_copy(cold).id, CopyState.SUSPECT)
+    with pytest.raises(Refused, match="checkpoint_cold"):
+        cold.tickets(1, weights(1))
+    report = prove.tick(cold.context)
+    assert (report.failed, report.done) == (0, 0)
+    assert cold.copies(weights(1)) == [("cold", "GLACIER")]
+    # What is thawed is read, and is still for readers only.
+    cold.thawed(1, days=2)
+    set_state(cold, only_copy(cold).id, CopyState.SUSPECT)
+    assert cold.content(1, weights(1)) == weights(1)
+    assert prove.tick(cold.context).good == 1
+    assert cold.copies(weights(1)) == [("cold", "GLACIER")]
+    assert cold.tier(1) == "hot"
+    cold.advance(10 * DAY)
+    cold.until_idle()
+    assert cold.tier(1) == "cold"
+
+
+@IN_A_BUCKET
+@pytest.mark.rule("protocol-22")
+def test_what_a_lifecycle_rule_has_archived_is_written_down_as_cold_and_the_others_are_read(cold: Cold) -> None:
+    assert cold.fake is not None
+    Job(cold.http).save(1)
+    everything = cold.fake.objects._stored
+    (name,) = (name for name in everything if digest_of(weights(1)) in name)
+    everything[name] = replace(everything[name], storage_class="GLACIER")
+    cold.advance(31 * DAY)
+    report = rescrub.tick(cold.context)
+    assert (report.failed, report.good) == (0, 1)
+    assert cold.copies(weights(1)) == [("cold", "GLACIER")]
+    assert (cold.tier(1), cold.view(1)["health"]) == ("cold", "ok")
+    cold.thawed(1, days=2)
+    assert cold.content(1, weights(1)) == weights(1)
