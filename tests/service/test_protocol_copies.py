@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from holdfast_protocol.states import CheckpointState, CopyState, Proof, Scope, S
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.custody_tables import AuditEvent, CheckpointCopy
 from holdfast_service.catalog.record_tables import WrittenRecord
-from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy
+from holdfast_service.catalog.stored_bytes import bytes_against_quota
+from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy, Project
 from holdfast_service.clock import database_now
+from holdfast_service.replicate import rows
 from holdfast_service.replicate.tick import ReplicateReport
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectKey
@@ -279,6 +282,12 @@ def test_what_is_in_the_second_store_does_not_count_against_the_jobs_quota(
     assert replicate(service).whole == (saved["id"],)
     service.make_project("demo", quota_bytes=3 * len(CONTENT))
     Job(service.http(), after=1).save(200, content=b"w" * (len(CONTENT) // 3))
+    # A process that lacks the second store counts the same.
+    lacking = replace(service.context, stores=service.context.stores[:1])
+    with service.context.database.read() as session:
+        projects = session.scalars(select(Project.id)).all()
+        counted = [bytes_against_quota(session, each, projects) for each in (service.context, lacking)]
+    assert counted[0] == counted[1]
 
 
 def test_the_newest_checkpoint_goes_first_and_only_its_own_chunks_move(
@@ -310,6 +319,24 @@ def test_a_chunk_that_the_second_store_lost_is_copied_there_again(
     report = replicate(service)
     assert (report.reopened, report.done, report.whole) == (1, 1, (saved["id"],))
     assert copies_in(service, SECOND)[-1].state == CopyState.VERIFIED
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_is_lost_there_for_good_keeps_no_other_from_being_due_again(
+    service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More is lost, in both stores, than one round looks at."""
+    monkeypatch.setattr(rows, "_ROWS", 1)
+    Job(service.http(), "demo/other").save(1)
+    put_policy(service)
+    for _ in range(4):
+        replicate(service)
+    store_id = store_of(service, StoreRole.SECOND)[1]
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).values(state=CopyState.BAD, bad_at=database_now(session)))
+    assert [rows.reopen_damaged(service.context, store_id) for _ in range(3)] == [1, 1, 0]
+    with service.context.database.read() as session:
+        assert session.scalars(select(CheckpointCopy.complete_at)).all() == [None, None]
 
 
 @pytest.mark.rule("protocol-30")
