@@ -53,18 +53,18 @@ def reopen_damaged(context: ServiceContext, store_id: int) -> int:
     lost = select(Copy.chunk_id).where(
         Copy.store_id == store_id, text(f"({COPY_DAMAGED})"), ~is_in(store_id, Copy.chunk_id)
     )
+    lists = select(ChunkListEntry.chunk_list_id).where(ChunkListEntry.chunk_id.in_(lost))
+    # What is due already is left out before the limit: else the first portion would keep out all the others for good.
     with context.database.transaction() as session:
-        chunk_ids = session.scalars(lost.distinct().limit(_ROWS)).all()
-        if not chunk_ids:
-            return 0
-        lists = select(ChunkListEntry.chunk_list_id).where(ChunkListEntry.chunk_id.in_(chunk_ids))
-        needing = select(Shard.checkpoint_id).where(Shard.chunk_list_id.in_(lists))
         rows = session.scalars(
-            select(CheckpointCopy).where(
+            select(CheckpointCopy)
+            .where(
                 CheckpointCopy.store_id == store_id,
                 CheckpointCopy.complete_at.is_not(None),
-                CheckpointCopy.checkpoint_id.in_(needing),
+                CheckpointCopy.checkpoint_id.in_(select(Shard.checkpoint_id).where(Shard.chunk_list_id.in_(lists))),
             )
+            .order_by(CheckpointCopy.checkpoint_id)
+            .limit(_ROWS)
         ).all()
         for row in rows:
             row.complete_at = None
