@@ -44,6 +44,7 @@ CONTROLLER_COLUMNS = (
     ("error_at", MOMENT),
 )
 CHECKPOINT_COLUMNS = (
+    ("lost_chunk_id", sa.BigInteger()),
     ("pinned_at", MOMENT),
     ("pinned_by", sa.Text()),
     ("pin_reason", sa.Text()),

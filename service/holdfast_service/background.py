@@ -43,7 +43,6 @@ _log = structlog.get_logger("holdfast.background")
 
 # Garbage is no hurry, and looking for it reads more of the catalog than anything else.
 _COLLECT_EVERY_ROUNDS = 12
-_HEAL_EVERY_ROUNDS = 12
 _HOLDS_EVERY_ROUNDS = 6
 # A drill of an hour must not keep a prune of a second waiting.
 _OPERATION_THREADS = 4
@@ -58,7 +57,7 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
         Round("records", interval, records.tick, holdfast_service.records.due.backlog),
         _controller("prove", interval, prove),
         _controller("scrub", interval, rescrub),
-        _controller("heal", interval * _HEAL_EVERY_ROUNDS, heal),
+        _controller("heal", interval * heal.EVERY_ROUNDS, heal),
         _controller("holds", interval * _HOLDS_EVERY_ROUNDS, holds),
         _controller("replicate", interval, replicate),
         Round(

@@ -99,7 +99,8 @@ def _users(chunk_ids: Collection[int]) -> CompoundSelect[tuple[str]]:
 
 def heal_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bool:
     """Takes the mark away if every chunk has a copy to rely on in some store, one that was read since damage was found.
-    Whether it did."""
+    Whether it did; if not, it keeps a chunk that stands in the way, so that nobody looks again before that has changed.
+    """
     checkpoint = session.execute(
         select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
         execution_options={"populate_existing": True},
@@ -115,13 +116,16 @@ def heal_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bool
         select(func.count()).where(Shard.checkpoint_id == checkpoint_id, Shard.chunk_list_id.is_not(None))
     )
     if listed != checkpoint.world_size:
-        return False  # after a rebuild from a damaged record: nobody knows which chunks it needs
+        # After a rebuild from a damaged record: nobody knows which chunks it needs.
+        checkpoint.lost_chunk_id = 0
+        return False
     lost = session.scalar(
         select(ChunkListEntry.chunk_id)
         .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
         .where(Shard.checkpoint_id == checkpoint_id, ~kept)
         .limit(1)
     )
+    checkpoint.lost_chunk_id = lost
     if lost is not None:
         return False
     health, reason = health_once_whole(checkpoint.health_reason)

@@ -152,6 +152,8 @@ class Checkpoint(Table):
     state: Mapped[str] = mapped_column(Text)
     health: Mapped[str] = mapped_column(Text)
     health_reason: Mapped[str | None] = mapped_column(Text)
+    # Of a corrupt one: a chunk that it needs and that was not whole at the last look; 0 if nobody knows what it needs.
+    lost_chunk_id: Mapped[int | None] = mapped_column(BigInteger)
     tier: Mapped[str] = mapped_column(Text)
     digest: Mapped[str | None] = mapped_column(Text)
     logical_bytes: Mapped[int] = mapped_column(BigInteger, default=0)

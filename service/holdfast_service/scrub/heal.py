@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import structlog
-from sqlalchemy import func, select, text
+from sqlalchemy import and_, exists, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
@@ -29,6 +30,10 @@ from holdfast_service.scrub.mend_chunk import HEAL, Damaged, Mended, claim_damag
 from holdfast_service.scrub.read_copies import BATCH, is_free, lease, read_one
 from holdfast_service.scrub.tally import Tally, keep_totals, total_of
 from holdfast_service.stores.base import StoreError
+
+# Rounds of the controllers' pause between two of this one; so long it may take, and then there is no pause.
+EVERY_ROUNDS = 12
+_PORTION = 50
 
 _log = structlog.get_logger("holdfast.scrub")
 
@@ -58,19 +63,13 @@ class _Round:
 
 
 def tick(context: ServiceContext) -> HealReport:
-    """Heals for about one interval, or until nothing is due."""
+    """Heals for about the interval of its rounds, or until nothing is due."""
     doing = _Round()
     healed: list[str] = []
+    ends_at = time.monotonic() + context.settings.controller_interval_seconds * EVERY_ROUNDS
     try:
-        _mend_what_is_due(context, doing)
-        for checkpoint_id in _corrupt(context):
-            if context.stopping.is_set():
-                break
-            try:
-                if unmark(context, checkpoint_id, doing.by_store):
-                    healed.append(checkpoint_id)
-            except StoreFailedError as error:
-                doing.fail(error)
+        _mend_what_is_due(context, doing, ends_at)
+        _unmark_what_changed(context, doing, ends_at, healed)
     finally:
         keep_totals(context.database, doing.by_store)
     total = total_of(doing.by_store)
@@ -96,8 +95,7 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
     return Backlog(due, leased, oldest)
 
 
-def _mend_what_is_due(context: ServiceContext, doing: _Round) -> None:
-    ends_at = time.monotonic() + context.settings.controller_interval_seconds
+def _mend_what_is_due(context: ServiceContext, doing: _Round, ends_at: float) -> None:
     store_ids = set(context.store_ids)
     while store_ids and time.monotonic() < ends_at and not context.stopping.is_set():
         damaged = context.database.run(lambda session: _claim_one(session, context, store_ids))
@@ -137,22 +135,58 @@ def _claim_one(session: Session, context: ServiceContext, store_ids: set[int]) -
     return None if copy is None else claim_damaged(session, context, copy)
 
 
-def _corrupt(context: ServiceContext) -> list[str]:
+def _unmark_what_changed(context: ServiceContext, doing: _Round, ends_at: float, healed: list[str]) -> None:
+    """A portion in any case, however long the mending took. A store that fails is asked once."""
+    store_ids = set(context.store_ids)
+    portion = _changed(context, store_ids, "")
+    while portion:
+        for checkpoint_id in portion:
+            if context.stopping.is_set():
+                return
+            try:
+                if unmark(context, checkpoint_id, doing.by_store, store_ids):
+                    healed.append(checkpoint_id)
+            except StoreFailedError as error:
+                doing.fail(error)
+                store_ids.discard(error.store_id)
+        if time.monotonic() >= ends_at:
+            return
+        portion = _changed(context, store_ids, portion[-1])
+
+
+def _changed(context: ServiceContext, store_ids: Collection[int], after: str) -> list[str]:
+    """Corrupt checkpoints at which nobody has looked, or whose chunk that stood in the way is whole now or may be once
+    it is read. Whoever looks leaves what stands in the way, so the next process does not repeat it."""
     with context.database.read() as session:
+        readable = and_(Copy.store_id.in_(store_ids), Copy.state == CopyState.VERIFIED, is_free(database_now(session)))
+        stands_no_more = exists().where(
+            Copy.chunk_id == Checkpoint.lost_chunk_id,
+            keeps_anywhere(Checkpoint.attempt_id),
+            or_(read_since_damage(), readable),
+        )
         # The text of the partial index, so that it is used.
         return list(
             session.scalars(
                 select(Checkpoint.id)
-                .where(text("health = 'corrupt'"), Checkpoint.state.in_(WHOLE))
+                .where(
+                    text("health = 'corrupt'"),
+                    Checkpoint.state.in_(WHOLE),
+                    Checkpoint.id > after,
+                    or_(Checkpoint.lost_chunk_id.is_(None), stands_no_more),
+                )
                 .order_by(Checkpoint.id)
+                .limit(_PORTION)
             ).all()
         )
 
 
-def unmark(context: ServiceContext, checkpoint_id: str, by_store: dict[int, Tally]) -> bool:
-    """Reads what keeps its damaged chunks and was not read since, then takes the mark away if all of them are there.
-    Raises StoreFailedError if a store cannot tell."""
-    while claims := context.database.run(lambda session: _claim_unread(session, context, checkpoint_id)):
+def unmark(
+    context: ServiceContext, checkpoint_id: str, by_store: dict[int, Tally], store_ids: Collection[int] | None = None
+) -> bool:
+    """Reads what keeps its damaged chunks and was not read since, from these stores or from all that are attached; then
+    takes the mark away if all of them are there. Raises StoreFailedError if a store cannot tell."""
+    among = context.store_ids if store_ids is None else store_ids
+    while claims := context.database.run(lambda session: _claim_unread(session, context, checkpoint_id, among)):
         for position, claimed in enumerate(claims):
             try:
                 tally = read_one(context, claimed, HEAL, context.reading_pace.spend)
@@ -165,7 +199,9 @@ def unmark(context: ServiceContext, checkpoint_id: str, by_store: dict[int, Tall
         return heal_if_whole(session, checkpoint_id, actor=HEAL)
 
 
-def _claim_unread(session: Session, context: ServiceContext, checkpoint_id: str) -> list[Claim]:
+def _claim_unread(
+    session: Session, context: ServiceContext, checkpoint_id: str, store_ids: Collection[int]
+) -> list[Claim]:
     """A batch of the copies that would keep it whole if only they were read: of chunks that have no other that was."""
     attempt_id = session.scalar(select(Checkpoint.attempt_id).where(Checkpoint.id == checkpoint_id))
     if attempt_id is None:
@@ -180,7 +216,7 @@ def _claim_unread(session: Session, context: ServiceContext, checkpoint_id: str)
         .join(Chunk, Chunk.id == Copy.chunk_id)
         .where(
             Copy.chunk_id.in_(chunks),
-            Copy.store_id.in_(context.store_ids),
+            Copy.store_id.in_(store_ids),
             Copy.state == CopyState.VERIFIED,
             whole,
             ~read_since_damage(),
