@@ -6,8 +6,8 @@ DATABASE ?= sqlite
 VENV := .venv
 # Arguments for pytest, for example: make test ARGS='tests/unit -k digest'
 ARGS ?=
-# Test processes. Each starts servers of its own; two fill two cores, as servers and clients take turns.
-WORKERS ?= 2
+# Test processes. Each starts servers of its own; three fill two cores, as tests wait for their servers.
+WORKERS ?= 3
 # make bench: the bytes of the state, and how often everything is measured.
 SIZE ?= 1GiB
 REPEATS ?= 5
