@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -61,6 +62,22 @@ def _plain_log() -> None:
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that sets up logging inside a test would write into that test's closed streams for ever after."""
+    root = logging.getLogger()
+    handlers, level, configuration = root.handlers[:], root.level, structlog.get_config()
+    named = {name: logging.getLogger(name) for name in ("uvicorn.access", "botocore", "urllib3", "alembic")}
+    as_they_were = {name: (logger.level, logger.disabled) for name, logger in named.items()}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name, logger in named.items():
+        logger.setLevel(as_they_were[name][0])
+        logger.disabled = as_they_were[name][1]
+    structlog.configure(**configuration)
 
 
 @pytest.fixture(autouse=True)

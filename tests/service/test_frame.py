@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 
 from holdfast_protocol.problems import PROBLEM_KINDS, ProblemCode
 from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
@@ -155,22 +154,12 @@ def test_a_client_of_the_same_major_version_is_served(service: RunningService, t
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """The service's own logging, into a text; what pytest had set up comes back afterwards."""
-    root = logging.getLogger()
-    handlers, level, configuration = root.handlers[:], root.level, structlog.get_config()
-    named = {name: logging.getLogger(name) for name in ("uvicorn.access", "botocore", "urllib3", "alembic")}
-    as_they_were = {name: (logger.level, logger.disabled) for name, logger in named.items()}
+def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """The service's own logging, into a text."""
     written = io.StringIO()
     monkeypatch.setattr("sys.stderr", written)
     configure_logging(ServiceSettings(log_format="json"))
-    yield written
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    for name, logger in named.items():
-        logger.setLevel(as_they_were[name][0])
-        logger.disabled = as_they_were[name][1]
-    structlog.configure(**configuration)
+    return written
 
 
 def requests_in(log: io.StringIO) -> list[dict[str, Any]]:
