@@ -266,7 +266,7 @@ class TestThaw:
         for hour in range(30):  # a slow reader, who takes tickets again and again
             if hour % 5 == 0:
                 assert cold.content(1, weights(1)) == weights(1)
-            # Rounds are minutes apart. A bucket ends a thaw at midnight: a jump over it would end what a round prolongs.
+            # Rounds are minutes apart, and a bucket ends a thaw at midnight: a jump over it ends what a round prolongs.
             cold.advance(HOUR)
             cold.round()
         assert cold.tier(1) == "hot"
