@@ -21,6 +21,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    Float,
     ForeignKey,
     Index,
     Integer,
@@ -117,6 +118,17 @@ class Attempt(Table):
     opened_at: Mapped[datetime] = mapped_column(Moment)
     heartbeat_at: Mapped[datetime | None] = mapped_column(Moment)
     last_step: Mapped[int | None] = mapped_column(BigInteger)
+    # What it tells of itself: the first step that it ran, when the last step rose, and sums since it was opened.
+    first_step: Mapped[int | None] = mapped_column(BigInteger)
+    progressed_at: Mapped[datetime | None] = mapped_column(Moment)
+    stalled_at: Mapped[datetime | None] = mapped_column(Moment)  # alive without progress since; null: it goes on
+    steps_per_second: Mapped[float | None] = mapped_column(Float)
+    restore_seconds: Mapped[float | None] = mapped_column(Float)
+    saves_begun: Mapped[int | None] = mapped_column(Integer)
+    save_blocked_seconds: Mapped[float | None] = mapped_column(Float)  # training stood still for saves
+    error_type: Mapped[str | None] = mapped_column(Text)
+    error_rank: Mapped[int | None] = mapped_column(Integer)
+    notice: Mapped[dict[str, Any] | None] = mapped_column(Document)  # of a preemption: source, deadline
     ended_at: Mapped[datetime | None] = mapped_column(Moment)
     outcome: Mapped[str | None] = mapped_column(Text)
     outcome_detail: Mapped[str | None] = mapped_column(Text)
@@ -163,6 +175,8 @@ class Checkpoint(Table):
     metrics: Mapped[dict[str, Any]] = mapped_column(Document)
     labels: Mapped[list[str]] = mapped_column(Document)
     components: Mapped[dict[str, Any]] = mapped_column(Document)
+    missing_components: Mapped[list[str] | None] = mapped_column(Document)  # which the run's first checkpoint has
+    blocked_seconds: Mapped[float | None] = mapped_column(Float)  # training stood still for it, on its slowest rank
     version: Mapped[int] = mapped_column(Integer, default=1)  # the ETag
     created_at: Mapped[datetime] = mapped_column(Moment)
     deadline_at: Mapped[datetime] = mapped_column(Moment)  # moved by each call of a rank; the reaper aborts after it
