@@ -25,6 +25,7 @@ from holdfast.layout.plan import ChunkSizes
 from holdfast.local.adoption import Adoption
 from holdfast.local.opening import open_local_tier
 from holdfast.log import speak_up
+from holdfast.outcome_file import OutcomeFile
 from holdfast.pipeline import SavePipeline
 from holdfast.progress import Progress, ProgressBoard
 from holdfast.ranks import Ranks
@@ -107,7 +108,10 @@ class Checkpointer:
         self._tier = open_local_tier(self._ranks, self._client.settings, local)
         self._workers = TransferWorkers(self._settings.transfers)
         adoption = Adoption(self._client, run_name, self._ranks, self._workers, self._tier, self.stats)
-        self._session = Session(self._client, run_name, self._ranks, create=create, adoption=adoption)
+        outcome_file = OutcomeFile(run_name, self._ranks.rank, self._settings)
+        self._session = Session(
+            self._client, run_name, self._ranks, create=create, outcome_file=outcome_file, adoption=adoption
+        )
         self._pipeline = SavePipeline(
             self._session,
             self.stats,
@@ -259,6 +263,7 @@ class Checkpointer:
             if self._session.ended_by() is not self._raised:
                 self._raise_pending()
         else:
+            self._session.note(error)
             self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
 
     def _close_at_exit(self) -> None:

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import platform
 import socket
 import threading
-import uuid
 
-import torch
-
+from holdfast.environment import environment
 from holdfast.errors import (
     HoldfastError,
     NotRestored,
@@ -23,6 +19,7 @@ from holdfast.errors import (
     TokenProblem,
 )
 from holdfast.local.adoption import Adoption
+from holdfast.outcome_file import OutcomeFile
 from holdfast.ranks import Ranks
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
@@ -46,7 +43,14 @@ ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
 
 class Session:
     def __init__(
-        self, client: Client, run: RunName, ranks: Ranks, *, create: bool | None, adoption: Adoption | None = None
+        self,
+        client: Client,
+        run: RunName,
+        ranks: Ranks,
+        *,
+        create: bool | None,
+        outcome_file: OutcomeFile,
+        adoption: Adoption | None = None,
     ) -> None:
         self.client = client
         self.brief_client = Client(client.settings.model_copy(update={"retry_seconds": _BRIEF_SECONDS}))
@@ -63,7 +67,8 @@ class Session:
         """A restore has written into the state, and none has ended well since."""
         self._create = create
         # Made once per process, so that a repeated call after a lost reply opens nothing twice. Rank 0's is the job's.
-        self.launch_id = uuid.uuid4().hex
+        self.launch_id = outcome_file.new_launch_id()
+        self._outcome_file = outcome_file
         self._opened: AttemptOpened | None = None
         self._adoption = adoption
         """Still to be done; every call of open() begins it anew until it has been gone through."""
@@ -75,8 +80,13 @@ class Session:
         """The attempt; opened by rank 0 at the first call and shared, and then what older attempts had spooled is
         committed. Collective at the first call. Every rank raises what rank 0 met."""
         if self._opened is None:
-            self.launch_id, self._opened = self.ranks.from_first(lambda: (self.launch_id, self._open_on_first()))
+            try:
+                self.launch_id, self._opened = self.ranks.from_first(lambda: (self.launch_id, self._open_on_first()))
+            except StaleAttempt as error:
+                self._outcome_file.ended(AttemptOutcome.FENCED, str(error))
+                raise
             self.save_interval_seconds = self._opened.save_interval_seconds
+            self._outcome_file.opened(self._opened.attempt)
             if self.ranks.is_first:
                 self._heart = threading.Thread(target=self._beat, name="holdfast-heartbeat", daemon=True)
                 self._heart.start()
@@ -154,6 +164,10 @@ class Session:
         self._stop.set()
         if self._heart is not None:
             self._tell_end(self._heart, outcome, detail)
+        if self._opened is not None:
+            # Last: a launcher that is told of the end may end this process.
+            fenced = isinstance(self._ended_by, StaleAttempt)
+            self._outcome_file.ended(AttemptOutcome.FENCED if fenced else outcome, detail)
         self.brief_client.close()
 
     def _open_on_first(self) -> AttemptOpened:
@@ -163,7 +177,7 @@ class Session:
             self.launch_id,
             world_size=self.ranks.world_size,
             host=socket.gethostname(),
-            environment=_environment(),
+            environment=environment(),
             create=self._create,
         )
 
@@ -186,6 +200,8 @@ class Session:
         request = EndAttempt(**self.fence.model_dump(), outcome=outcome, detail=text_to_keep(detail, 4000))
         try:
             self.brief_client.end_attempt(self.run.project, self.run.run, self.opened.attempt, request)
+        except StaleAttempt as error:
+            self.note(error)
         except HoldfastError as error:
             log.warning("the service was not told that this attempt ended (%s); it will see so by its silence", error)
 
@@ -205,13 +221,3 @@ class Session:
             except HoldfastError as error:
                 # A gateway's page or a bug's reply may pass, and a heart that stops has the attempt taken for lost.
                 log.warning("the service did not understand a heartbeat: %s", error)
-
-
-def _environment() -> dict[str, str]:
-    facts = {"python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-        facts["cuda"] = str(torch.version.cuda)
-    if job := os.environ.get("SLURM_JOB_ID"):
-        facts["slurm_job"] = job
-    return facts

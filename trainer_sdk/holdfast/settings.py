@@ -41,6 +41,14 @@ class TrainerSettings(BaseSettings):
         "training waits while it does. Default: as much as the rank's share of the state.",
     )
 
+    launch: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._:-]{1,90}$",
+        description="Set by `holdfast run` for its job: the first part of the launch id of its attempts.",
+    )
+    outcome_dir: Path | None = Field(
+        default=None, description="Set by `holdfast run` for its job: the folder where each rank tells how it ended."
+    )
     cache_dir: Path | None = Field(
         default=None,
         description="Where the ranks of a host leave each other the chunks of a restore, for as long as it takes. "
