@@ -27,6 +27,7 @@ from holdfast_client.errors import (
     Busy,
     ConfigurationError,
     HoldfastError,
+    InvalidRequest,
     RouteNotFound,
     ServiceFault,
     ServiceUnavailable,
@@ -37,8 +38,9 @@ from holdfast_client.errors import (
 from holdfast_client.rebuild import from_problem
 from holdfast_client.redaction import keep_queries_out_of_logs
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.base import body_for
 from holdfast_protocol.problems import Problem
-from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
+from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_MINOR, PROTOCOL_VERSION, minor_of, speaks_with
 
 log = logging.getLogger("holdfast.client")
 
@@ -80,10 +82,19 @@ class _Failed:
     wait_seconds: float = 0.0
 
 
+@dataclass
+class _Service:
+    """What is known of the other side; one for all copies of a transport. An older service refuses the fields that it
+    does not know, and during a rolling upgrade any reply may come from one."""
+
+    minor: int = PROTOCOL_MINOR
+
+
 class Transport:
     def __init__(self, settings: ClientSettings) -> None:
         keep_queries_out_of_logs()
         self.settings = settings
+        self._service = _Service()
         self._stop: threading.Event | None = None
         # One set of trusted certificates for both planes: certifi's, or SSL_CERT_FILE's.
         self.tls = httpx.create_ssl_context()
@@ -161,9 +172,12 @@ class Transport:
         ambiguous = False
         while True:
             check_stop(self._stop)
+            minor = self._service.minor
             tried = self._try_once(call, request_id)
             if isinstance(tried, httpx.Response):
                 return tried
+            if isinstance(tried.failure, InvalidRequest) and self._service.minor < minor:
+                continue  # said anew, in the words that an older service knows
             failure = tried.failure
             failure.earlier_try_ambiguous = ambiguous
             if not (tried.retryable or (isinstance(failure, ServiceFault) and backoff.tries < _FAULT_TRIES)):
@@ -183,7 +197,7 @@ class Transport:
             response = self._http.request(
                 call.method,
                 call.route,
-                content=None if call.body is None else call.body.model_dump_json().encode(),
+                content=None if call.body is None else body_for(self._service.minor, call.body),
                 params={name: value for name, value in call.params.items() if value is not None} or None,
                 headers=headers,
                 timeout=httpx.Timeout(seconds, read=seconds + call.waits_seconds),
@@ -233,6 +247,8 @@ class Transport:
                 f"This client speaks protocol {PROTOCOL_VERSION}, the service at {self.settings.url} speaks {spoken}",
                 request_id=request_id,
             )
+        if spoken is not None:
+            self._service.minor = min(minor_of(spoken), PROTOCOL_MINOR)
         if response.is_success or response.status_code in call.also_good:
             if spoken is None and call.route.startswith("/v1/"):
                 return UnexpectedReply(f"What answers at {self.settings.url} is not a Holdfast service")

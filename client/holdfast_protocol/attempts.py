@@ -14,10 +14,10 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request
+from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, since
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.restore import PassedOver, RestorePoint
-from holdfast_protocol.states import AttemptOutcome
+from holdfast_protocol.states import AttemptOutcome, Doing
 
 LaunchId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
@@ -47,6 +47,20 @@ class AttemptOpened(Reply):
     heartbeat_interval_seconds: float
 
 
+class Notice(Request):
+    """Why a job was told to go: who said so, and how long it had."""
+
+    source: str = Field(max_length=100, description="Such as `SIGTERM`, `aws`, `gcp`, `azure`.")
+    reason: str = Field(default="", max_length=1000)
+    deadline_seconds: float | None = Field(default=None, ge=0, description="From the notice on; null: not said.")
+
+
+class NoticeView(Reply):
+    source: str
+    reason: str = ""
+    deadline_seconds: float | None = None
+
+
 class AttemptView(Reply):
     number: int
     launch_id: str
@@ -55,10 +69,28 @@ class AttemptView(Reply):
     environment: dict[str, str]
     opened_at: datetime
     heartbeat_at: datetime | None
+    first_step: int | None = Field(default=None, description="The first step that it ran.")
+    first_step_at: datetime | None = Field(default=None, description="When that one was over.")
     last_step: int | None
+    steps_run: int | None = Field(default=None, description="Those that it ran again after a rollback count again.")
+    steps_per_second: float | None = Field(default=None, description="Lately, without saves and restores.")
+    doing: Doing | None = None
+    progressed_at: datetime | None = Field(default=None, description="The last sign of its training thread.")
+    stalled_at: datetime | None = Field(default=None, description="It lives, and has made no progress since then.")
+    restore_seconds: float | None = Field(default=None, description="All its restores together.")
+    saves_begun: int | None = None
+    save_blocked_seconds: float | None = Field(
+        default=None, description="Training stood still for its saves, on rank 0."
+    )
     ended_at: datetime | None
     outcome: AttemptOutcome | None
     outcome_detail: str | None
+    error_type: str | None = Field(default=None, description="What it crashed with: the exception's type.")
+    error_rank: int | None = Field(default=None, description="The rank that was the first to tell so.")
+    notice: NoticeView | None = Field(default=None, description="The notice that it was preempted with.")
+    refused_at: datetime | None = Field(
+        default=None, description="It called after it was fenced, so it was still alive then."
+    )
     resumed_from: str | None = Field(description="Checkpoint id.")
 
 
@@ -69,14 +101,47 @@ class ResumedFrom(Fence):
     rollback: bool = Field(default=False, description="True cuts the line here: what came after is never latest.")
 
 
-class Heartbeat(Fence):
-    step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER)
+class Account(Fence):
+    """What an attempt tells of itself. Sums are of this attempt, ages of the job's own clock, all of one rank; what is
+    null is not known. An age is turned into a moment by the service's clock."""
+
+    step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, description="The last step that was run.")
+    first_step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
+    steps_run: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
+    first_step_age_seconds: float | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
+    progress_age_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=LARGEST_INTEGER,
+        json_schema_extra=since(3),
+        description="How long ago the training thread ended a step, a save or a restore.",
+    )
+    steps_per_second: float | None = Field(
+        default=None,
+        ge=0,
+        le=LARGEST_INTEGER,
+        json_schema_extra=since(3),
+        description="Since the last heartbeat, without saves and restores.",
+    )
+    restore_seconds: float | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
+    saves_begun: int | None = Field(default=None, ge=0, le=2**31 - 1, json_schema_extra=since(3))
+    save_blocked_seconds: float | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
+    doing: Doing | None = Field(default=None, json_schema_extra=since(3))
+
+
+class Heartbeat(Account):
+    pass
 
 
 class HeartbeatReply(Reply):
     save_interval_seconds: float
 
 
-class EndAttempt(Fence):
+class EndAttempt(Account):
+    """From rank 0, or, where it is `failed`, from the rank that met the error. The first word counts."""
+
     outcome: AttemptOutcome
     detail: str = Field(default="", max_length=4000)
+    error_type: str | None = Field(default=None, max_length=200, json_schema_extra=since(3))
+    error_rank: int | None = Field(default=None, ge=0, le=100_000, json_schema_extra=since(3))
+    notice: Notice | None = Field(default=None, json_schema_extra=since(3))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, field_validator
+from pydantic.fields import FieldInfo
 
 LARGEST_INTEGER = 2**62
 """Of what is kept as a number: both databases have 64 bits."""
@@ -26,6 +27,12 @@ def text_to_keep(text: str, most: int) -> str:
     return _NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)[:most]
 
 
+def since(minor: int) -> dict[str, JsonValue]:
+    """For a Request's field that an older service does not know: `Field(default=None, json_schema_extra=since(3))`.
+    It is left out for a service of an older minor version (`body_for`)."""
+    return {"since": f"1.{minor}"}
+
+
 class Request(BaseModel):
     """What a client sends. Unknown fields are an error: the service would silently not do what was asked."""
 
@@ -39,6 +46,17 @@ class Request(BaseModel):
         if any(isinstance(text, str) and _NOT_TEXT.search(text) for text in texts):
             raise ValueError("the text holds NUL or half of a surrogate pair; leave such characters out")
         return value
+
+
+def body_for(minor: int, body: BaseModel) -> bytes:
+    """The JSON of `body` for a service that speaks 1.`minor`: without the fields that it does not know."""
+    unknown = {name for name, field in type(body).model_fields.items() if _since(field) > minor}
+    return body.model_dump_json(exclude=unknown or None).encode()
+
+
+def _since(field: FieldInfo) -> int:
+    extra = field.json_schema_extra
+    return int(str(extra["since"]).partition(".")[2]) if isinstance(extra, dict) and "since" in extra else 0
 
 
 class Reply(BaseModel):

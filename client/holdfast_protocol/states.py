@@ -96,6 +96,14 @@ class AttemptOutcome(StrEnum):
     LOST = "lost"
 
 
+class Doing(StrEnum):
+    """What the training thread of an attempt is at."""
+
+    RESTORING = "restoring"
+    TRAINING = "training"
+    SAVING = "saving"
+
+
 class OperationState(StrEnum):
     """A long piece of work that a person started."""
 

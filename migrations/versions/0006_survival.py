@@ -19,6 +19,9 @@ TO_DELIVER = sa.text("delivered_at IS NULL AND given_up_at IS NULL")
 
 ATTEMPT_COLUMNS = (
     ("first_step", sa.BigInteger()),
+    ("first_step_at", MOMENT),
+    ("steps_run", sa.BigInteger()),
+    ("doing", sa.Text()),
     ("progressed_at", MOMENT),
     ("stalled_at", MOMENT),
     ("steps_per_second", sa.Float()),
@@ -28,6 +31,8 @@ ATTEMPT_COLUMNS = (
     ("error_type", sa.Text()),
     ("error_rank", sa.Integer()),
     ("notice", DOCUMENT),
+    ("refused_at", MOMENT),
+    ("excused_until", MOMENT),
 )
 CHECKPOINT_COLUMNS = (
     ("blocked_seconds", sa.Float()),

@@ -118,8 +118,11 @@ class Attempt(Table):
     opened_at: Mapped[datetime] = mapped_column(Moment)
     heartbeat_at: Mapped[datetime | None] = mapped_column(Moment)
     last_step: Mapped[int | None] = mapped_column(BigInteger)
-    # What it tells of itself: the first step that it ran, when the last step rose, and sums since it was opened.
+    # What it tells of itself: when its training thread last came on, and sums since it was opened.
     first_step: Mapped[int | None] = mapped_column(BigInteger)
+    first_step_at: Mapped[datetime | None] = mapped_column(Moment)
+    steps_run: Mapped[int | None] = mapped_column(BigInteger)
+    doing: Mapped[str | None] = mapped_column(Text)
     progressed_at: Mapped[datetime | None] = mapped_column(Moment)
     stalled_at: Mapped[datetime | None] = mapped_column(Moment)  # alive without progress since; null: it goes on
     steps_per_second: Mapped[float | None] = mapped_column(Float)
@@ -129,6 +132,9 @@ class Attempt(Table):
     error_type: Mapped[str | None] = mapped_column(Text)
     error_rank: Mapped[int | None] = mapped_column(Integer)
     notice: Mapped[dict[str, Any] | None] = mapped_column(Document)  # of a preemption: source, deadline
+    refused_at: Mapped[datetime | None] = mapped_column(Moment)  # called after it was fenced: it was alive then
+    # The service was away until then, so silence before it means nothing.
+    excused_until: Mapped[datetime | None] = mapped_column(Moment)
     ended_at: Mapped[datetime | None] = mapped_column(Moment)
     outcome: Mapped[str | None] = mapped_column(Text)
     outcome_detail: Mapped[str | None] = mapped_column(Text)

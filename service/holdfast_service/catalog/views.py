@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.attempts import AttemptView
+from holdfast_protocol.attempts import AttemptView, NoticeView
 from holdfast_protocol.checkpoints import CheckpointView, Component, MetricValue
 from holdfast_protocol.states import (
     AbortCause,
     AttemptOutcome,
     CheckpointKind,
     CheckpointState,
+    Doing,
     Health,
     ShardState,
     Tier,
@@ -128,9 +129,23 @@ def attempt_view(row: Attempt) -> AttemptView:
         environment=dict(row.environment),
         opened_at=row.opened_at,
         heartbeat_at=row.heartbeat_at,
+        first_step=row.first_step,
+        first_step_at=row.first_step_at,
         last_step=row.last_step,
+        steps_run=row.steps_run,
+        steps_per_second=row.steps_per_second,
+        doing=None if row.doing is None else Doing(row.doing),
+        progressed_at=row.progressed_at,
+        stalled_at=row.stalled_at,
+        restore_seconds=row.restore_seconds,
+        saves_begun=row.saves_begun,
+        save_blocked_seconds=row.save_blocked_seconds,
         ended_at=row.ended_at,
         outcome=None if row.outcome is None else AttemptOutcome(row.outcome),
         outcome_detail=row.outcome_detail,
+        error_type=row.error_type,
+        error_rank=row.error_rank,
+        notice=None if row.notice is None else NoticeView.model_validate(row.notice),
+        refused_at=row.refused_at,
         resumed_from=row.resumed_from_id,
     )
