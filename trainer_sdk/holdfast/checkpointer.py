@@ -11,12 +11,13 @@ import atexit
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast.agreement import Clock, clock_of
+from holdfast.agreement import Ask, agreement_of
 from holdfast.errors import HoldfastError
 from holdfast.handle import SaveHandle
 from holdfast.host_sharing import HostSharing
@@ -35,6 +36,7 @@ from holdfast.session import Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import Declarations
 from holdfast.stats import SaveStats
+from holdfast.verify.following import follow
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
@@ -43,6 +45,7 @@ from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 if TYPE_CHECKING:
     from holdfast.dcp.reader import HoldfastReader
     from holdfast.dcp.writer import HoldfastWriter
+    from holdfast.verify.recorder import Recorder
 
 log = logging.getLogger("holdfast")
 
@@ -104,6 +107,9 @@ class Checkpointer:
         self._every = save
         self._strict = strict
         self._ranks = Ranks(timeout_seconds=self._settings.collective_timeout_seconds)
+        self._recorder = follow(self._settings.verify_dir, self._ranks, declared)
+        if self._recorder is not None:  # nothing of the user's own catalog or node is touched
+            run_name, create, local, client_settings = self._recorder.run(run_name), True, None, None
         self._client = Client((client_settings or ClientSettings()).compressing(compress))
         self._tier = open_local_tier(self._ranks, self._client.settings, local)
         self._workers = TransferWorkers(self._settings.transfers)
@@ -137,7 +143,8 @@ class Checkpointer:
             sharing=HostSharing(self._ranks, self._settings, local=self._tier.folder if self._tier else None),
             progress=self._progress,
         )
-        self._clock: Clock | None = None
+        self._saved_at = time.monotonic()
+        self._agreement = agreement_of(self._ranks, self._wants_save)
         self._raised: HoldfastError | None = None
         self._closed = False
         self._process_id = os.getpid()
@@ -171,8 +178,9 @@ class Checkpointer:
             start = self._restorer.restore(state, at)
         finally:
             self._saver.forget_frozen()
-        if self._clock is not None:
-            self._clock.restart()
+        if self._recorder is not None:
+            self._recorder.restored(start, state)
+        self._interval_begins()
         return start
 
     def step(self, step: int, state: dict[str, Any], metrics: Metrics | None = None) -> SaveHandle | None:
@@ -180,10 +188,13 @@ class Checkpointer:
 
         Where an earlier save is still in flight on any rank, all ranks leave this one out and say so.
         """
-        self._session.step = step
+        self._session.account.ran(step)
         if not self._session.may_save:
             self._session.ready_to_save()
-        if self._is_due(step):
+        if self._recorder is not None:
+            return self._step_recorded(self._recorder, step, state, metrics)
+        ask = self._agreement.due(step)
+        if ask is Ask.SAVE or (self._every is not None and self._every.due_after(step)):
             handle = self._save(step, state, metrics, CheckpointKind.PERIODIC, wait=False)
             self._raise_pending()
             return handle
@@ -203,9 +214,11 @@ class Checkpointer:
 
         Raises on every rank where one rank's state cannot be saved (UnsupportedStateError names the key).
         """
-        self._session.step = step
+        self._session.account.ran(step)
         handle = self._save(step, state, metrics, CheckpointKind(kind), wait=True)
         self._raise_pending()
+        if self._recorder is not None:
+            self._recorder.stepped(step, state, metrics, handle)
         return handle
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
@@ -238,8 +251,7 @@ class Checkpointer:
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        if self._clock is not None:
-            self._clock.close()
+        self._agreement.close()
         bound = self._settings.drain_seconds
         if outcome is not AttemptOutcome.FINISHED:
             bound = min(bound, _DRAIN_AFTER_ERROR_SECONDS)
@@ -280,19 +292,28 @@ class Checkpointer:
         try:
             return self._saver.save(step, state, metrics, kind, wait=wait)
         finally:
-            if self._clock is not None:
-                self._clock.restart()
+            self._interval_begins()
 
-    def _is_due(self, step: int) -> bool:
+    def _step_recorded(
+        self, recorder: Recorder, step: int, state: dict[str, Any], metrics: Metrics | None
+    ) -> SaveHandle | None:
+        due = recorder.saves_at(step)
+        handle = self._save(step, state, metrics, CheckpointKind.PERIODIC, wait=True) if due else None
+        self._raise_pending()
+        recorder.stepped(step, state, metrics, handle)
+        return handle
+
+    def _interval_begins(self) -> None:
+        self._saved_at = time.monotonic()
+        self._agreement.restart()
+
+    def _wants_save(self) -> bool:
+        """Whether a save is due by the clock; asked on a background thread of rank 0."""
         if self._every is not None and self._every.steps is not None:
-            return self._every.due_after(step)
-        if self._clock is None:
-            self._clock = clock_of(self._ranks, self._interval_seconds)
-        return self._clock.due(step)
-
-    def _interval_seconds(self) -> float:
+            return False
         own = self._every.seconds if self._every is not None else None
-        return self._session.save_interval_seconds if own is None else own
+        interval_seconds = self._session.save_interval_seconds if own is None else own
+        return time.monotonic() - self._saved_at >= interval_seconds
 
     def _raise_pending(self) -> None:
         if (ended_by := self._session.ended_by()) is not None:

@@ -1,0 +1,340 @@
+"""The agreement of several ranks: background threads, one per rank, that meet in the job's key-value store.
+
+To save, a step ahead is proposed, and nobody waits:
+
+    rank 0, when a save is due:  proposes a step that lies beyond the step it is at
+    every rank:                  raises its barrier there, then acknowledges if it has not reached that step yet
+    rank 0:                      writes the verdict: all acknowledged, or not, and it proposes again, further ahead
+    a rank at its barrier:       waits for the verdict (which is there long before), and saves, or goes on
+
+To leave, the first step that all can still reach is found, and that is the one which the fastest is in:
+
+    rank 0, when any rank asks:  calls for it
+    every rank:                  holds its next step up, then tells how far it has come
+    rank 0:                      writes the step after the furthest, as soon as all have told
+    a rank that is held up:      leaves there, or goes on to it
+
+A step is counted by the calls of due(), which every rank makes alike, and not by its number: that may jump and go back.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum, auto
+
+import torch.distributed as dist
+
+from holdfast.errors import RanksDisagree
+from holdfast.ranks import KeyValueStore, Ranks
+
+log = logging.getLogger("holdfast")
+
+POLL_SECONDS = 0.25
+LEAD_SECONDS = 1.5
+"""How far ahead a save is proposed. All ranks see it within POLL_SECONDS; the rest is for slow hosts."""
+_HURRY_SECONDS = 0.02
+"""Who is to leave looks so often."""
+_ANSWER_SECONDS = 20.0
+_NEVER = math.inf
+_AT_ONCE = -1.0
+_LEFT = "left"
+
+
+class Ask(StrEnum):
+    """What to do after a step."""
+
+    SAVE = "save"
+    PREEMPT = "preempt"
+    """Save, and leave: the machine is about to be taken away. It outranks SAVE."""
+
+
+class Outlook(Enum):
+    """Of the request to leave."""
+
+    OPEN = auto()
+    """Nobody has asked, or not all ranks have answered."""
+    AGREED = auto()
+    """All ranks leave after the same step."""
+    OVER = auto()
+    """A rank comes to no more steps: it is at the end of its job. There is no step to leave after."""
+
+
+@dataclass
+class _Round:
+    """A step at which to save, proposed or agreed."""
+
+    barrier: int
+    decided: threading.Event = field(default_factory=threading.Event)
+    go: bool = False
+    lost: bool = False
+
+
+class RanksAgreement:
+    """`due` is the training thread's, `request` anyone's; all else runs on one background thread, started here."""
+
+    def __init__(
+        self, ranks: Ranks, store: KeyValueStore, wants: Callable[[], bool], heard: Callable[[str], None]
+    ) -> None:
+        self._wants = wants
+        self._heard = heard
+        self._ranks = ranks
+        self._store = store
+        self._at = -1
+        self._measured: tuple[int, float] | None = None
+        self._steps_per_second = 0.0
+        self._barrier: float = _NEVER
+        """The lowest step that may be due, or that is held up; a step below it is looked at no further."""
+        self._round: _Round | None = None
+        self._held: threading.Event | None = None
+        self._leave_at: float = _NEVER
+        self._lock = threading.Lock()  # of the four together; a step that is not at the barrier takes none
+        self._settled = threading.Event()  # a save was agreed on, and has not begun yet
+        self._asked: dict[Ask, str] = {}
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self.outlook = Outlook.OPEN
+        self._thread = threading.Thread(target=self._run, name="holdfast-agreement", daemon=True)
+        self._thread.start()
+
+    def due(self, step: int) -> Ask | None:
+        """Costs under a microsecond except at an agreed step. Raises RanksDisagree where no verdict comes in time."""
+        # The order matters: `_raise_barrier` sets the barrier before anyone reads `_at`. Whichever of the two threads
+        # comes second sees what the other one wrote, so that no rank tells of a step which it runs past.
+        self._at = at = self._at + 1
+        return None if at < self._barrier else self._due_at_barrier(step, at)
+
+    def request(self, ask: Ask, word: str = "") -> None:
+        self._asked.setdefault(ask, word)
+        self._wake.set()
+
+    def restart(self) -> None:
+        self._asked.pop(Ask.SAVE, None)
+        self._settled.clear()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(timeout=10 * POLL_SECONDS)
+
+    def _due_at_barrier(self, step: int, at: int) -> Ask | None:
+        while (held := self._held) is not None:
+            if not held.wait(self._ranks.timeout_seconds):
+                raise RanksDisagree(f"No answer came on leaving after step {step}; rank 0 or the job's store has ended")
+        if at >= self._leave_at:
+            return Ask.PREEMPT
+        current = self._round
+        if current is None or at < current.barrier:
+            return None
+        if not current.decided.wait(self._ranks.timeout_seconds) or current.lost:
+            raise RanksDisagree(f"No verdict came on saving after step {step}; rank 0 or the job's store has ended")
+        if current.go:
+            # Nothing is proposed until restart(): the others may still be on their way to this barrier, and a second
+            # one would take its place.
+            self._settled.set()
+        self._drop(current)
+        return Ask.SAVE if current.go else None
+
+    def _raise_barrier(self) -> None:
+        """With the lock: after any change of what may be due."""
+        if self._held is not None:
+            self._barrier = _AT_ONCE
+        else:
+            self._barrier = min(self._leave_at, self._round.barrier if self._round is not None else _NEVER)
+
+    def _drop(self, done: _Round) -> None:
+        with self._lock:
+            if self._round is done:
+                self._round = None
+                self._raise_barrier()
+
+    def _run(self) -> None:
+        work: Callable[[], None] = self._lead if self._ranks.is_first else self._follow
+        try:
+            work()
+            self._store.set(f"{_LEFT}/{self._ranks.rank}", _LEFT)
+        except (RuntimeError, dist.DistError) as error:
+            if not self._stop.is_set():
+                log.warning(
+                    "the job's store does not answer any more, so nothing is saved by the clock, and each rank is on "
+                    "its own when it is told to leave: %s",
+                    error,
+                )
+        finally:
+            if (current := self._round) is not None and not current.decided.is_set():
+                current.lost = True
+                current.decided.set()
+            self._let_go(self._leave_at)
+
+    def _lead(self) -> None:
+        number, lead_seconds = 0, LEAD_SECONDS
+        while not self._stop.is_set():
+            self._pause(POLL_SECONDS)
+            self._measure_speed()
+            if self._is_asked_to_leave(number):
+                self._lead_away(number)
+                number += 1
+            elif self.outlook is Outlook.OPEN and self._is_asked_to_save(number):
+                go = self._lead_to_save(number, lead_seconds)
+                number, lead_seconds = number + 1, LEAD_SECONDS if go else lead_seconds * 2
+
+    def _is_asked_to_leave(self, number: int) -> bool:
+        if self.outlook is not Outlook.OPEN:
+            return False
+        key = _request_key(number, Ask.PREEMPT)
+        if self._store.check([key]):
+            self._hear(self._store.get(key).decode())
+        return Ask.PREEMPT in self._asked
+
+    def _hear(self, word: str) -> None:
+        if self._asked.get(Ask.PREEMPT) != word:
+            self._asked.setdefault(Ask.PREEMPT, word)
+            self._heard(word)
+
+    def _is_asked_to_save(self, number: int) -> bool:
+        if self._round is not None or self._at < 0 or self._settled.is_set():
+            return False
+        return Ask.SAVE in self._asked or self._wants() or self._store.check([_request_key(number, Ask.SAVE)])
+
+    def _lead_to_save(self, number: int, lead_seconds: float) -> bool:
+        barrier = self._at + 1 + math.ceil(self._steps_per_second * lead_seconds)
+        self._store.set(f"{number}/call", f"{Ask.SAVE} {barrier}")
+        current, reachable = self._propose(barrier)
+        keys = [f"{number}/ack/{rank}" for rank in range(1, self._ranks.world_size)]
+        # A request to leave does not wait for a rank that is slow to answer.
+        answered = self._all_there(keys, unless=lambda: Ask.PREEMPT in self._asked)
+        go = reachable and answered and all(self._store.get(key) == b"yes" for key in keys)
+        self._store.set(f"{number}/verdict", "go" if go else "no")
+        self._decide(current, go=go)
+        return go
+
+    def _lead_away(self, number: int) -> None:
+        """One try: it is made again as long as not all have answered."""
+        self._store.set(f"{number}/call", f"{Ask.PREEMPT} {self._asked[Ask.PREEMPT]}")
+        furthest = self._hold_up()
+        keys = [f"{number}/at/{rank}" for rank in range(1, self._ranks.world_size)]
+        if self._all_there(keys, unless=self._is_any_gone):
+            furthest = max(furthest, *(int(self._store.get(key)) for key in keys))
+            self._store.set(f"{number}/leave", str(furthest + 1))
+            self._leave(furthest + 1)
+        elif self._is_any_gone():
+            self._store.set(f"{number}/leave", _LEFT)
+            self._leave(None)
+        else:
+            self._store.set(f"{number}/leave", "")
+            self._let_go(_NEVER)
+
+    def _is_any_gone(self) -> bool:
+        return any(self._store.check([f"{_LEFT}/{rank}"]) for rank in range(1, self._ranks.world_size))
+
+    def _follow(self) -> None:
+        number = 0
+        while self._appears(f"{number}/call", number):
+            ask, _, word = self._store.get(f"{number}/call").decode().partition(" ")
+            if not (self._follow_away(number, word) if ask == Ask.PREEMPT else self._follow_to_save(number, int(word))):
+                return
+            number += 1
+
+    def _follow_to_save(self, number: int, barrier: int) -> bool:
+        """False if we stop."""
+        current, reachable = self._propose(barrier)
+        self._store.set(f"{number}/ack/{self._ranks.rank}", "yes" if reachable else "no")
+        if not self._appears(f"{number}/verdict"):
+            return False
+        self._decide(current, go=self._store.get(f"{number}/verdict") == b"go")
+        return True
+
+    def _follow_away(self, number: int, word: str) -> bool:
+        """False if we stop."""
+        self._hear(word)
+        self._store.set(f"{number}/at/{self._ranks.rank}", str(self._hold_up()))
+        if not self._appears(f"{number}/leave"):
+            return False
+        leave = self._store.get(f"{number}/leave").decode()
+        if leave:
+            self._leave(None if leave == _LEFT else int(leave))
+        else:
+            self._let_go(_NEVER)
+        return True
+
+    def _propose(self, barrier: int) -> tuple[_Round, bool]:
+        """Raises the barrier; then whether this rank has still to come to it."""
+        current = _Round(barrier)
+        with self._lock:
+            self._round = current
+            self._raise_barrier()
+        return current, self._at < barrier
+
+    def _decide(self, current: _Round, *, go: bool) -> None:
+        current.go = go
+        if not go:
+            self._drop(current)
+        current.decided.set()
+
+    def _hold_up(self) -> int:
+        """Lets no step pass any more; then the step that this rank has come to."""
+        with self._lock:
+            self._held = self._held or threading.Event()
+            self._raise_barrier()
+        return self._at
+
+    def _leave(self, at: int | None) -> None:
+        """All ranks leave after that step; None: a rank has no more steps."""
+        self.outlook = Outlook.OVER if at is None else Outlook.AGREED
+        self._let_go(_NEVER if at is None else at)
+
+    def _let_go(self, leave_at: float) -> None:
+        with self._lock:
+            self._leave_at = leave_at
+            # A save that was agreed on stands where a rank may be in it already. Else leaving takes its place: every
+            # rank has the same two numbers.
+            if self._round is not None and leave_at <= self._round.barrier:
+                self._round = None
+            held, self._held = self._held, None
+            self._raise_barrier()
+        if held is not None:
+            held.set()
+
+    def _all_there(self, keys: list[str], *, unless: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while not self._store.check(keys):
+            if self._stop.wait(_HURRY_SECONDS) or unless() or time.monotonic() > deadline:
+                return False
+        return True
+
+    def _appears(self, key: str, asking_in: int | None = None) -> bool:
+        """Waits for the key; False if we stop. By asking: a blocking wait of torch's store logs each time-out.
+        `asking_in`: the round for which this rank's own requests are handed to rank 0 meanwhile."""
+        told: set[Ask] = set()
+        while not self._store.check([key]):
+            if self._stop.is_set():
+                return False
+            leaving = Ask.PREEMPT in self._asked and self.outlook is Outlook.OPEN
+            for ask, word in list(self._asked.items() if asking_in is not None else ()):
+                if ask not in told and (ask is Ask.SAVE or leaving):
+                    self._store.set(_request_key(asking_in or 0, ask), word)
+                    told.add(ask)
+            if leaving and self._store.check([f"{_LEFT}/0"]):
+                self._leave(None)
+            self._pause(_HURRY_SECONDS if leaving else POLL_SECONDS)
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def _measure_speed(self) -> None:
+        at, now = self._at, time.monotonic()
+        if self._measured is not None:
+            before, then = self._measured
+            fresh = max(0, at - before) / max(now - then, 1e-3)
+            self._steps_per_second = max(fresh, self._steps_per_second * 0.9)
+        self._measured = (at, now)
+
+
+def _request_key(number: int, ask: Ask) -> str:
+    return f"{number}/request/{ask}"
