@@ -188,7 +188,7 @@ class Checkpointer:
 
         Where an earlier save is still in flight on any rank, all ranks leave this one out and say so.
         """
-        self._session.account.ran(step)
+        self._session.step = step
         if not self._session.may_save:
             self._session.ready_to_save()
         if self._recorder is not None:
@@ -214,7 +214,7 @@ class Checkpointer:
 
         Raises on every rank where one rank's state cannot be saved (UnsupportedStateError names the key).
         """
-        self._session.account.ran(step)
+        self._session.step = step
         handle = self._save(step, state, metrics, CheckpointKind(kind), wait=True)
         self._raise_pending()
         if self._recorder is not None:

@@ -6,7 +6,7 @@ Each is `HOLDFAST_<NAME>`; docs/settings.md is made from the descriptions below.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -41,6 +41,27 @@ class TrainerSettings(BaseSettings):
         "training waits while it does. Default: as much as the rank's share of the state.",
     )
 
+    preemption_cloud: Literal["auto", "aws", "gcp", "azure", "none"] = Field(
+        default="auto",
+        description="Whose metadata server one rank per node asks for notices. `auto`: the cloud that the machine's "
+        "firmware names; where it names none, nothing is asked.",
+    )
+    preemption_rebalance: Literal["save", "leave", "ignore"] = Field(
+        default="save",
+        description="What AWS's rebalance recommendation leads to: a save soon, an emergency save and the end of the "
+        "job, or a line in the log. It may come hours before an interruption, and without one.",
+    )
+    preemption_lead_seconds: float = Field(
+        default=300.0,
+        ge=0,
+        description="How long before a cloud's event is due the job saves and leaves; what is announced later than "
+        "that (AWS two minutes, GCP and Azure 30 seconds ahead) at once.",
+    )
+    metadata_url: str | None = Field(
+        default=None,
+        pattern=r"^http://[^/?#@]+/?$",
+        description="The cloud's metadata server, where it is not at http://169.254.169.254.",
+    )
     launch: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9._:-]{1,90}$",
@@ -48,6 +69,10 @@ class TrainerSettings(BaseSettings):
     )
     outcome_dir: Path | None = Field(
         default=None, description="Set by `holdfast run` for its job: the folder where each rank tells how it ended."
+    )
+    verify_dir: Path | None = Field(
+        default=None,
+        description="Set by `holdfast verify-resume` for the launches of a script: where each rank records its steps.",
     )
     cache_dir: Path | None = Field(
         default=None,

@@ -1,0 +1,6 @@
+"""`holdfast verify-resume`: does this very script, killed and resumed, train as if nothing had happened?
+
+On the command's side, without torch: cli -> verification (straight, killed, resumed) -> launching, embedded_service;
+then evidence (what differs first) -> diagnosis (which piece of state is likely missing) -> report.
+In the script, woken by HOLDFAST_VERIFY_DIR: checkpointer -> recorder -> fingerprints, surroundings -> records.
+"""

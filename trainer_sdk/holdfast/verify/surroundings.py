@@ -1,0 +1,196 @@
+"""What the training loop reaches that changes as it goes and is not in the state: where forgotten state is found.
+
+In the script: recorder -> **surroundings**. From the frames of whoever called Holdfast, innermost first, through local
+variables and attributes, a few levels deep. Reads only; calls nothing but the state_dict() of what has one.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType, GeneratorType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from holdfast.verify.fingerprints import flat, tensor_digest
+from holdfast.verify.records import Outside
+
+_DEPTH = 4
+_ITEMS = 100
+"""Of one container."""
+_VISITS = 5000
+_LOCAL_TENSORS = 64
+_CLOSED = ("holdfast", "torch", "numpy", "builtins", "logging", "threading", "concurrent", "pathlib", "argparse")
+"""Packages whose objects are not looked into; their frames are passed over."""
+
+
+class Surroundings:
+    """One look around. `outside` and `locals` are as in records.Snapshot."""
+
+    def __init__(self, frame: FrameType | None, state: Mapping[str, Any]) -> None:
+        self.outside: dict[str, Outside] = {}
+        self.locals: dict[str, str] = {}
+        self._kept = _storages(state.values())
+        self._seen = {id(value) for value in state.values()} | {id(state)}
+        self._of_data: set[int] = set()
+        self._waiting: list[tuple[str, Any, int]] = []
+        for each in _user_frames(frame):
+            self._note_tensors(each)
+            self._waiting += _variables(each)
+        self._walk()
+
+    def _note_tensors(self, frame: FrameType) -> None:
+        """The batch is known by its bits, and is nowhere else."""
+        if frame.f_locals is frame.f_globals and frame.f_globals.get("__name__") != "__main__":
+            return
+        for name, value in list(frame.f_locals.items()):
+            for path, tensor in _tensors(name, value):
+                fresh = tensor.grad_fn is None and not tensor.requires_grad and not isinstance(tensor, DTensor)
+                if fresh and _storage(tensor) not in self._kept and len(self.locals) < _LOCAL_TENSORS:
+                    self.locals.setdefault(path, tensor_digest(tensor))
+
+    def _walk(self) -> None:
+        visits = 0
+        while self._waiting and visits < _VISITS:
+            path, value, depth = self._waiting.pop(0)
+            if id(value) in self._seen:
+                continue
+            self._seen.add(id(value))
+            visits += 1
+            if isinstance(value, DataLoader | Sampler):
+                self._of_data.add(id(getattr(value, "generator", None)))
+            if kind := self._kind(value):
+                self._note(path, kind, value)
+            if depth < _DEPTH:
+                self._waiting += [(name, item, depth + 1) for name, item in _inside(path, value)]
+
+    def _kind(self, value: Any) -> str | None:
+        if isinstance(value, torch.optim.Optimizer):
+            return "optimizer"
+        if isinstance(value, LRScheduler):
+            return "lr_scheduler"
+        if isinstance(value, torch.amp.GradScaler):
+            return "grad_scaler"
+        if isinstance(value, torch.nn.Module):
+            return "model"
+        if isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState):
+            return None if value is torch.default_generator else "generator"
+        if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+            return "stateful"
+        return None
+
+    def _note(self, path: str, kind: str, value: Any) -> None:
+        try:
+            parts = dict(self._parts(kind, value))
+        except Exception:  # whatever a foreign state_dict() raises: it is only looked at, and a save never asks for it
+            return
+        if kind == "generator" and id(value) in self._of_data:
+            kind = "data_generator"
+        if parts:
+            self.outside.setdefault(path, Outside(kind, type(value).__qualname__, parts))
+
+    def _parts(self, kind: str, value: Any) -> Iterator[tuple[str, str]]:
+        if kind == "model":
+            for name, tensor in value.state_dict().items():
+                if isinstance(tensor, torch.Tensor) and _storage(tensor) not in self._kept:
+                    yield name, tensor_digest(tensor)
+        elif kind == "generator":
+            yield "state", "".join(text for _, text in flat(_generator_state(value), ""))
+        else:
+            for name, text in flat(value.state_dict(), ""):
+                yield name.lstrip("."), text
+
+
+def batches_given() -> list[int]:
+    """How many batches each iterator of a DataLoader has handed out. Iterators are in no variable: `for` holds them."""
+    return sorted(each._num_yielded for each in gc.get_objects() if isinstance(each, _BaseDataLoaderIter))
+
+
+def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        if not _is_closed(frame.f_globals.get("__name__", "")):
+            yield frame
+        frame = frame.f_back
+
+
+def _variables(frame: FrameType) -> Iterator[tuple[str, Any, int]]:
+    found = list(frame.f_locals.items())
+    if frame.f_globals is not frame.f_locals and "site-packages" not in frame.f_code.co_filename:
+        found += frame.f_globals.items()
+    for name, value in found:
+        if not name.startswith("__") and not isinstance(value, ModuleType | type):
+            yield name, value, 0
+
+
+def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"{path}[{key!r:.40}]", item) for key, item in list(value.items())[:_ITEMS])
+    elif isinstance(value, list | tuple):
+        yield from ((f"{path}[{at}]", item) for at, item in enumerate(value[:_ITEMS]))
+    elif isinstance(value, GeneratorType):
+        if value.gi_frame is not None:
+            yield from ((f"{path}.{name}", item) for name, item in list(value.gi_frame.f_locals.items()))
+    elif isinstance(value, DataLoader):
+        for name in ("generator", "sampler", "batch_sampler", "dataset"):
+            yield f"{path}.{name}", getattr(value, name, None)
+    elif _is_open(value):
+        yield from ((f"{path}.{name}", item) for name, item in list(getattr(value, "__dict__", {}).items())[:_ITEMS])
+
+
+def _tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, list | tuple):
+        yield from ((f"{path}[{at}]", item) for at, item in enumerate(value[:8]) if isinstance(item, torch.Tensor))
+    elif isinstance(value, Mapping):
+        items = list(value.items())[:8]
+        yield from ((f"{path}[{key!r:.40}]", item) for key, item in items if isinstance(item, torch.Tensor))
+
+
+def _generator_state(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return repr(value.getstate())
+    return value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state(legacy=False)
+
+
+def _storages(values: Any) -> set[int]:
+    """Where the tensors of the state lie: another object that holds one of them holds state."""
+    found: set[int] = set()
+    for value in values:
+        if isinstance(value, torch.nn.Module):
+            found.update(map(_storage, value.state_dict().values()))
+        elif isinstance(value, torch.Tensor):
+            found.add(_storage(value))
+        elif isinstance(value, Mapping):
+            found |= _storages(value.values())
+        elif isinstance(value, list | tuple):
+            found |= _storages(value)
+    return found
+
+
+def _storage(tensor: Any) -> int:
+    if not isinstance(tensor, torch.Tensor):
+        return 0
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.untyped_storage().data_ptr()
+
+
+def _is_open(value: Any) -> bool:
+    # What a module's parts are is its own affair, and they are many.
+    if isinstance(value, torch.nn.Module | ModuleType | type):
+        return False
+    return isinstance(value, Sampler) or not _is_closed(type(value).__module__)
+
+
+def _is_closed(module: str) -> bool:
+    return module.partition(".")[0] in _CLOSED or module in sys.builtin_module_names
