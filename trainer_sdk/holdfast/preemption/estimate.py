@@ -1,0 +1,111 @@
+"""Which state can still be finished before the deadline: the newest, the one that is going up, or both. Pure.
+
+Estimates come from this job's own last saves, from the moment at which they were staged until they were committed. The
+slowest rank counts, for a checkpoint is there when its last shard is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+_SAVES_KEPT = 3
+_SAFETY = 1.2
+"""No save is as quick as the last one was, and a save that is late by a second is none."""
+
+
+class SaveRates:
+    """How long this rank's saves took. One thread writes, any reads."""
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=_SAVES_KEPT)
+        self.bytes: int = 0
+        """Of the last save that was committed: the next one is about as large."""
+
+    def committed(self, staged_bytes: int, seconds: float) -> None:
+        self._rates.append(max(staged_bytes, 1) / max(seconds, 1e-3))
+        self.bytes = staged_bytes
+
+    def seconds_for(self, staged_bytes: int) -> float | None:
+        """From staged to committed, as slow as the slowest of the last ones; None before the first."""
+        return max(staged_bytes, 1) / min(self._rates) if self._rates else None
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What one rank brings to the choice. Seconds; None is not known yet."""
+
+    left: float
+    """Until the last moment at which a save may be over; infinite where nobody says when."""
+    saved_step: int | None
+    """Of the newest save of this job that is under way or committed."""
+    in_flight: bool
+    in_flight_seconds: float | None
+    """Until what goes up now is committed."""
+    new_seconds: float | None
+    """To stage the state as it is now, and until that is committed."""
+
+
+class Choice(StrEnum):
+    NEW = "the state of this step is saved"
+    BOTH = "the save in flight is finished, then the state of this step is saved"
+    SUPERSEDE = "the save in flight is given up for the state of this step, which can still be finished"
+    IN_FLIGHT = "the save in flight is finished; the state of this step could not be"
+    STAGED = "what was staged before is finished; no step ended in time"
+    SAVED = "the state of this step is saved already"
+
+
+@dataclass(frozen=True)
+class Decision:
+    choice: Choice
+    left: float
+    in_flight_seconds: float | None
+    new_seconds: float | None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.choice} (left {_seconds(self.left)}; estimated: save in flight {_seconds(self.in_flight_seconds)}, "
+            f"new save {_seconds(self.new_seconds)})"
+        )
+
+
+def decide(step: int, ranks: Sequence[Numbers]) -> Decision:
+    """The newest state that can be finished in time. What is in flight is given up only where the new save is
+    estimated to fit and both together are not."""
+    left = min(numbers.left for numbers in ranks)
+    in_flight = any(numbers.in_flight for numbers in ranks)
+    in_flight_seconds = _slowest([numbers.in_flight_seconds for numbers in ranks if numbers.in_flight])
+    new_seconds = _slowest([numbers.new_seconds for numbers in ranks])
+
+    def decided(choice: Choice) -> Decision:
+        return Decision(choice, left, in_flight_seconds if in_flight else None, new_seconds)
+
+    if all(numbers.saved_step == step for numbers in ranks):
+        return decided(Choice.SAVED)
+    if not in_flight:
+        # Also where it is not expected to fit: there is nothing better to do with the time.
+        return decided(Choice.NEW)
+    if new_seconds is None or in_flight_seconds is None:
+        return decided(Choice.BOTH)
+    if (in_flight_seconds + new_seconds) * _SAFETY <= left:
+        return decided(Choice.BOTH)
+    return decided(Choice.SUPERSEDE if new_seconds * _SAFETY <= left else Choice.IN_FLIGHT)
+
+
+def latest_begin(left: float, seconds: float | None) -> float:
+    """How long an upload of so many seconds may still be put off; 0 where nobody knows how long it takes."""
+    return 0.0 if seconds is None else left - seconds * _SAFETY
+
+
+def _slowest(seconds: Sequence[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return max(known) if len(known) == len(seconds) and known else None
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "not known"
+    return "without end" if math.isinf(seconds) else f"{seconds:.1f} s"

@@ -1,0 +1,152 @@
+"""SIGTERM and SIGUSR1 as notices, seen at once even while the main thread is inside a collective (rule 13).
+
+    signal -> C handler writes its number into a pipe (signal.set_wakeup_fd) -> a thread reads it -> notice
+
+A Python handler alone would run only when the main thread comes back to the interpreter, which may be after the
+deadline. Who had a handler or a wakeup fd before is still served. A forked child (a data loader's worker, which is
+ended by SIGTERM) shares the pipe, and must not write into it: it gets back what was there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+log = logging.getLogger("holdfast")
+
+_END = b"\x00"
+_installed: weakref.WeakSet[SignalWatch] = weakref.WeakSet()
+
+
+class SignalWatch:
+    """`seen(number)` is called on a thread of its own, for each signal that arrives. Installs nothing outside of the
+    main thread: Python refuses it there."""
+
+    def __init__(self, signals: Sequence[signal.Signals], seen: Callable[[signal.Signals], None]) -> None:
+        self._seen = seen
+        self._process_id = os.getpid()
+        self._earlier: dict[signal.Signals, Any] = {}
+        self._earlier_fd = -1
+        self._closed = False
+        self._handler = self._handle  # one object, to know it again
+        self.installed = bool(signals) and threading.current_thread() is threading.main_thread()
+        if not self.installed:
+            if signals:
+                log.warning(
+                    "this Checkpointer is not made on the main thread, so it does not see %s; a notice of the cloud "
+                    "still saves. Make it on the main thread.",
+                    " and ".join(number.name for number in signals),
+                )
+            return
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
+        self._thread = threading.Thread(target=self._read, name="holdfast-signals", daemon=True)
+        self._thread.start()
+        # The pipe first: a signal between the two is written, and read.
+        self._earlier_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in signals:
+            self._earlier[number] = signal.signal(number, self._handler)
+        _installed.add(self)
+
+    @property
+    def signals(self) -> frozenset[signal.Signals]:
+        return frozenset(self._earlier)
+
+    def has_earlier_handler(self, number: signal.Signals) -> bool:
+        """Somebody else acts on this signal too, and may want to end the process in their own way."""
+        return callable(self._earlier.get(number))
+
+    def close(self) -> None:
+        """Puts back what was there before, where nobody has come after. Twice is fine."""
+        if not self.installed or self._closed or os.getpid() != self._process_id:
+            return
+        self._closed = True
+        restored = threading.current_thread() is threading.main_thread() and self._put_back()
+        os.write(self._write_fd, _END)
+        self._thread.join()
+        if restored:
+            # Else somebody may still write into it, or put it back; a number that another file has by then is worse.
+            os.close(self._read_fd)
+            os.close(self._write_fd)
+
+    def _put_back(self) -> bool:
+        """False where others have put theirs on top of ours."""
+        ours = True
+        for number, earlier in self._earlier.items():
+            if signal.getsignal(number) is self._handler:
+                signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+            else:
+                ours = False
+        current = signal.set_wakeup_fd(self._earlier_fd, warn_on_full_buffer=False)
+        if current != self._write_fd:
+            signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+            ours = False
+        return ours
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """On the main thread, in time. The thread has seen the signal before; here only the earlier handler is served,
+        and a signal that would have ended the process does not."""
+        earlier = self._earlier.get(signal.Signals(number))
+        if callable(earlier):
+            earlier(number, frame)
+        elif (self._closed or os.getpid() != self._process_id) and earlier is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _read(self) -> None:
+        while True:
+            for number in os.read(self._read_fd, 64):
+                if number == _END[0]:
+                    return
+                if self._earlier_fd >= 0:
+                    with contextlib.suppress(OSError):  # it may be full, or closed by now
+                        os.write(self._earlier_fd, bytes([number]))
+                with contextlib.suppress(ValueError):
+                    if (known := signal.Signals(number)) in self._earlier:
+                        self._seen(known)
+
+    def forget_in_child(self) -> None:
+        """After a fork, in the child: its signals are its own."""
+        for number, earlier in self._earlier.items():
+            if signal.getsignal(number) is self._handler:
+                signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+        signal.set_wakeup_fd(-1)
+
+
+class _Forking(threading.local):
+    """The signal mask that a thread had before it began to fork."""
+
+    mask: set[int] | None = None
+
+
+_forking = _Forking()
+
+
+def _before_fork() -> None:
+    # Between the fork and the child's first line, a signal to the child would be written into the parent's pipe.
+    if _installed:
+        watched = {number for watch in list(_installed) for number in watch.signals}
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+
+
+def _after_fork_in_parent() -> None:
+    if _forking.mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+        _forking.mask = None
+
+
+def _after_fork_in_child() -> None:
+    for watch in list(_installed):
+        watch.forget_in_child()
+    _installed.clear()
+    _after_fork_in_parent()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
