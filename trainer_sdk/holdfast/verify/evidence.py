@@ -1,0 +1,177 @@
+"""What differs between a launch that nobody disturbed and one that was killed and resumed. Pure.
+
+Verification -> **evidence** -> diagnosis. Two undisturbed launches are compared in the same way: what differs between
+those is no matter of the resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from holdfast.verify.records import Boundary, Outside, Snapshot, Trail
+
+Where = Literal["metric", "tensor", "value", "outside", "rng"]
+
+TRAINS: frozenset[str] = frozenset({"optimizer", "lr_scheduler", "grad_scaler", "generator", "model"})
+"""Kinds of objects outside of the state that are part of training or of its result: they must be equal as well."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One name at one step of one rank. `straight` and `resumed` are None where it is not there."""
+
+    rank: int
+    step: int
+    where: Where
+    name: str
+    straight: str | None
+    resumed: str | None
+
+
+@dataclass
+class Comparison:
+    """All steps that both launches have."""
+
+    compared_steps: list[int]
+    first: list[Difference] = field(default_factory=list)
+    """Those of the first step at which anything differs, metrics and tensors before all else; empty: all is equal."""
+    ignored: list[str] = field(default_factory=list)
+    """Names that undisturbed launches do not repeat either, such as a measured time."""
+
+    @property
+    def equal(self) -> bool:
+        return not self.first
+
+    @property
+    def step(self) -> int | None:
+        return self.first[0].step if self.first else None
+
+
+def compare(straight: Sequence[Trail], other: Sequence[Trail], *, ignored: frozenset[str] = frozenset()) -> Comparison:
+    """Rank by rank, step by step, everything bit for bit. `ignored` are names as in _name()."""
+    steps = sorted(set.intersection(*[set(trail.steps) for trail in (*straight, *other)]))
+    for step in steps:
+        found = [
+            difference
+            for left, right in zip(straight, other, strict=True)
+            for difference in _at_step(left, right, step)
+            if _name(difference) not in ignored
+        ]
+        if found:
+            # Stable: within a kind the order is that of the state, and so of the model.
+            return Comparison(steps, sorted(found, key=lambda each: _ORDER.index(each.where)), sorted(ignored))
+    return Comparison(steps, [], sorted(ignored))
+
+
+_ORDER: tuple[Where, ...] = ("metric", "tensor", "value", "outside", "rng")
+
+
+def unrepeated(straight: Sequence[Trail], again: Sequence[Trail]) -> frozenset[str] | None:
+    """Names of metrics and plain values that two undisturbed launches do not repeat; None where tensors, random
+    numbers or objects differ between them as well, and so training itself."""
+    names: set[str] = set()
+    for left, right in zip(straight, again, strict=True):
+        for step in sorted(set(left.steps) & set(right.steps)):
+            for difference in _at_step(left, right, step):
+                if difference.where not in ("metric", "value"):
+                    return None
+                names.add(_name(difference))
+    return frozenset(names)
+
+
+def follows_on(straight: Sequence[Trail], resumed: Sequence[Trail], saved_step: int) -> bool:
+    """Whether every rank restored, and then trained just the steps that the straight launch trained after the save."""
+    return all(
+        right.restored is not None and right.steps == [step for step in left.steps if step > saved_step]
+        for left, right in zip(straight, resumed, strict=True)
+    )
+
+
+def restored_otherwise(straight: Trail, resumed: Trail, saved_step: int) -> list[str]:
+    """Paths of the state that restore() did not bring back as they were when they were saved."""
+    before = straight.at(saved_step)
+    if before is None or resumed.restored is None:
+        return []
+    return [path for path, *_ in _differing(before.now.state, resumed.restored.state)]
+
+
+def left_outside(straight: Trail, resumed: Trail, saved_step: int) -> Iterator[tuple[str, Outside, Outside]]:
+    """(name, in the straight launch after the save, in the resumed one) of objects that restore() left as they are made
+    at the start, and that are still different one step later."""
+    saved, first = straight.at(saved_step), _first_after(resumed, saved_step)
+    if saved is None or resumed.restored is None:
+        return
+    after = straight.at(first.step) if first is not None else None
+    for name, there in resumed.restored.outside.items():
+        here = saved.now.outside.get(name)
+        if here is None or here.parts == there.parts:
+            continue
+        later = (after.now.outside.get(name), first.now.outside.get(name)) if after and first else (None, None)
+        if later[0] is not None and later[1] is not None and later[0].parts == later[1].parts:
+            continue  # put right between restore() and the end of the first step
+        yield name, here, there
+
+
+def other_batches(straight: Trail, step: int, resumed: Boundary) -> dict[str, list[int]]:
+    """Tensors in local variables that differ at `step` -> the other steps at which the straight launch had them."""
+    there = straight.at(step)
+    if there is None:
+        return {}
+    return {
+        name: [each.step for each in straight.boundaries if each.now.locals.get(name) == got]
+        for name, wanted, got in _differing(there.now.locals, resumed.now.locals)
+        if wanted is not None and got is not None
+    }
+
+
+def learning_rates(boundary: Boundary) -> dict[str, str]:
+    """Path -> rate, of the optimizers in the state and of those outside."""
+    found = {path: value for path, value in boundary.now.state.items() if path.endswith("].lr")}
+    for name, outside in boundary.now.outside.items():
+        if outside.kind == "optimizer":
+            found |= {f"{name}.{part}": value for part, value in outside.parts.items() if part.endswith("].lr")}
+    return found
+
+
+def differing_rates(straight: Boundary, resumed: Boundary) -> list[tuple[str, str, str]]:
+    """(path, in the straight launch, in the resumed one)."""
+    pairs = _differing(learning_rates(straight), learning_rates(resumed))
+    return [(path, left, right) for path, left, right in pairs if left is not None and right is not None]
+
+
+def _at_step(left: Trail, right: Trail, step: int) -> Iterator[Difference]:
+    one, two = left.at(step), right.at(step)
+    if one is None or two is None:
+        return
+    tensors = set(one.now.tensors) | set(two.now.tensors)
+
+    def of(where: Callable[[str], Where], pairs: Iterator[tuple[str, str | None, str | None]]) -> Iterator[Difference]:
+        return (Difference(left.rank, step, where(name), name, before, after) for name, before, after in pairs)
+
+    yield from of(lambda _: "metric", _differing(one.metrics, two.metrics))
+    yield from of(lambda path: "tensor" if path in tensors else "value", _differing(one.now.state, two.now.state))
+    yield from of(lambda _: "outside", _differing_outside(one.now, two.now))
+    yield from of(lambda _: "rng", _differing(one.now.rng, two.now.rng))
+
+
+def _differing_outside(one: Snapshot, two: Snapshot) -> Iterator[tuple[str, str | None, str | None]]:
+    for name, left in one.outside.items():
+        right = two.outside.get(name)
+        if left.kind in TRAINS and right is not None and right.kind == left.kind:
+            yield from ((f"{name}.{part}", *values) for part, *values in _differing(left.parts, right.parts))
+
+
+def _differing(one: Mapping[str, str], two: Mapping[str, str]) -> Iterator[tuple[str, str | None, str | None]]:
+    for name in dict.fromkeys([*one, *two]):
+        if one.get(name) != two.get(name):
+            yield name, one.get(name), two.get(name)
+
+
+def _first_after(trail: Trail, step: int) -> Boundary | None:
+    return next((boundary for boundary in trail.boundaries if boundary.step > step), None)
+
+
+def _name(difference: Difference) -> str:
+    return f"{difference.where} {difference.name}"
