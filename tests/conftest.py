@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,9 @@ import structlog
 from tests.support.databases import PostgresCatalogs, SqliteCatalogs
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
+
+# The tests may run on a machine of a cloud: no request of theirs goes to its metadata server.
+os.environ["HOLDFAST_PREEMPTION_CLOUD"] = "none"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
