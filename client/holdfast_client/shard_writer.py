@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast_client.chunks.outgoing import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
@@ -20,6 +20,7 @@ from holdfast_protocol.checkpoints import (
     CheckpointView,
     Component,
     FailShard,
+    HealthVerdict,
     IndexOrdinals,
     Metrics,
     SealShard,
@@ -104,6 +105,8 @@ class ShardWriter:
         components: dict[str, Component],
         finite: bool = True,
         metrics: Metrics | None = None,
+        verdict: HealthVerdict | None = None,
+        dropped_components: Sequence[str] = (),
     ) -> CheckpointView:
         """`index`, `layout`: the ordinals of these documents. The seal that completes the world commits."""
         seal = SealShard(
@@ -115,6 +118,8 @@ class ShardWriter:
             components=components,
             finite=finite,
             metrics=metrics,
+            verdict=verdict,
+            dropped_components=list(dropped_components),
         )
         return self._client.seal(self.checkpoint_id, self._rank, seal)
 

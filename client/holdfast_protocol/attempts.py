@@ -33,6 +33,12 @@ class OpenAttempt(Request):
         description="True: make project and run if they are not there. False: refuse. None: make the run, unless its "
         "name looks like a mistyped one of a run that has checkpoints.",
     )
+    rolls_back: int | None = Field(
+        default=None,
+        ge=1,
+        json_schema_extra=since(3),
+        description="The attempt of this same job that it leaves, to go back to an older checkpoint; null: a launch.",
+    )
 
 
 class AttemptOpened(Reply):
@@ -42,6 +48,9 @@ class AttemptOpened(Reply):
     restore_point: RestorePoint | None
     passed_over: list[PassedOver] = Field(description="Newer checkpoints that were not taken, and why.")
     ever_committed: bool = Field(description="False only if nothing was ever committed in this run.")
+    components: list[str] = Field(
+        default_factory=list, description="Those of the run's first checkpoint, by name: later ones should have them."
+    )
     note: str = Field(default="", description="A sentence for people, where a store does not answer.")
     save_interval_seconds: float = Field(description="The recommended time between two saves.")
     heartbeat_interval_seconds: float
@@ -92,6 +101,9 @@ class AttemptView(Reply):
         default=None, description="It called after it was fenced, so it was still alive then."
     )
     resumed_from: str | None = Field(description="Checkpoint id.")
+    rolled_back_at: datetime | None = Field(
+        default=None, description="Its own job left it then, to go back to an older checkpoint."
+    )
 
 
 class ResumedFrom(Fence):

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from holdfast_protocol.base import LARGEST_INTEGER, Digest, Label, Reply, Request
+from holdfast_protocol.base import LARGEST_INTEGER, Digest, Label, Reply, Request, since
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState, Health, ShardState, Tier
 
@@ -90,6 +90,16 @@ class IndexOrdinals(Request):
     layout: int | None = Field(default=None, ge=0, description="Ordinal of the global layout; rank 0 has it.")
 
 
+class HealthVerdict(Request):
+    """What the trainer's own look at its state and metrics came to."""
+
+    healthy: bool
+    reason: str = Field(default="", max_length=1000, description="For people, where it is not healthy.")
+
+
+ComponentName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
 class SealShard(Fence):
     outcome: Literal["sealed"] = "sealed"
     digest: Digest = Field(description="shard_digest(chunks); the service computes it again.")
@@ -99,6 +109,18 @@ class SealShard(Fence):
     components: dict[str, Component]
     finite: bool = Field(default=True, description="False: this part holds NaN or infinity; the checkpoint diverged.")
     metrics: Metrics | None = Field(default=None, description="Rank 0's only (protocol rule 7).")
+    verdict: HealthVerdict | None = Field(
+        default=None,
+        json_schema_extra=since(3),
+        description="Rank 0's is the word on the metrics too. Without it a metric that is not finite is a diverged "
+        "checkpoint.",
+    )
+    dropped_components: list[ComponentName] = Field(
+        default_factory=list,
+        max_length=100,
+        json_schema_extra=since(3),
+        description="Rank 0's only: components that the run had at first, left out on purpose.",
+    )
 
 
 class FailShard(Fence):
@@ -138,6 +160,9 @@ class CheckpointView(Reply):
     metrics: Metrics
     labels: list[str]
     components: dict[str, Component]
+    missing_components: list[str] = Field(
+        default_factory=list, description="Which the run's first checkpoint has, this one has not, and nobody dropped."
+    )
     created_at: datetime
     committed_at: datetime | None
     aborted_at: datetime | None

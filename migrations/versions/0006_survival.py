@@ -33,6 +33,12 @@ ATTEMPT_COLUMNS = (
     ("notice", DOCUMENT),
     ("refused_at", MOMENT),
     ("excused_until", MOMENT),
+    ("offered_id", sa.Text()),
+    ("rolled_back_at", MOMENT),
+)
+SHARD_COLUMNS = (
+    ("verdict", DOCUMENT),
+    ("dropped_components", DOCUMENT),
 )
 CHECKPOINT_COLUMNS = (
     ("blocked_seconds", sa.Float()),
@@ -45,6 +51,8 @@ def upgrade() -> None:
         op.add_column("attempts", sa.Column(name, kind, nullable=True))
     for name, kind in CHECKPOINT_COLUMNS:
         op.add_column("checkpoints", sa.Column(name, kind, nullable=True))
+    for name, kind in SHARD_COLUMNS:
+        op.add_column("shards", sa.Column(name, kind, nullable=True))
     op.create_table(
         "webhooks",
         sa.Column("id", sa.Text(), nullable=False),
@@ -90,6 +98,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("webhook_deliveries")
     op.drop_table("webhooks")
+    for name, _ in SHARD_COLUMNS:
+        op.drop_column("shards", name)
     for name, _ in CHECKPOINT_COLUMNS:
         op.drop_column("checkpoints", name)
     for name, _ in ATTEMPT_COLUMNS:

@@ -97,6 +97,12 @@ class ServiceSettings(BaseSettings):
     heartbeat_interval_seconds: float = Field(
         default=30.0, gt=0, description="How often an attempt should say that it is alive."
     )
+    crash_loop_attempts: int = Field(
+        default=3,
+        ge=0,
+        description="A checkpoint from which so many attempts resumed and crashed without progress is quarantined; "
+        "0: none is.",
+    )
     save_interval_seconds: float = Field(
         default=600.0, gt=0, description="The recommended time between two saves while nothing better is known."
     )

@@ -153,5 +153,6 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
             "components",
             ", ".join(f"{name} ({as_bytes(part.logical_bytes)})" for name, part in sorted(one.components.items())),
         ),
+        ("lacks", ", ".join(one.missing_components)),
     ]
     return [(name, value) for name, value in facts if value]

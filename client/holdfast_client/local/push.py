@@ -114,6 +114,8 @@ def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) ->
         components=record.components,
         finite=record.finite,
         metrics=record.metrics,
+        verdict=record.verdict,
+        dropped_components=record.dropped_components,
     )
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from holdfast_protocol.attempts import LaunchId
 from holdfast_protocol.base import Digest, Name
 from holdfast_protocol.canonical_json import DocumentError, canonical_bytes, parse
-from holdfast_protocol.checkpoints import Component, IndexOrdinals, Metrics, Step
+from holdfast_protocol.checkpoints import Component, ComponentName, HealthVerdict, IndexOrdinals, Metrics, Step
 from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import CheckpointKind
 
@@ -52,6 +52,8 @@ class SpoolRecord(BaseModel):
     components: dict[str, Component]
     finite: bool
     metrics: Metrics | None
+    verdict: HealthVerdict | None = None
+    dropped_components: list[ComponentName] = Field(default_factory=list)
     host: str
     created_at: datetime
 

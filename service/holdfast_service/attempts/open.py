@@ -2,7 +2,8 @@
 
 In one transaction, in this order: the run's row FOR UPDATE, which waits for every commit that is under way and holds
 off every new one; the number; the abort of what older attempts left uploading; and only then, in a later statement, the
-restore point. Otherwise attempt 2 is told step 800 and then 1000 commits.
+restore point. Otherwise attempt 2 is told step 800 and then 1000 commits. What the last launches have all crashed from
+is not offered again (`quarantine.py`). A running job may open one too, to leave its own attempt and go back.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from holdfast_protocol.restore import RestoreDecision
 from holdfast_protocol.selectors import Latest
 from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState
 from holdfast_service.attempts.find_or_make import find_or_make_run
+from holdfast_service.attempts.quarantine import break_crash_loop
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
+from holdfast_service.catalog.declared import first_components
 from holdfast_service.catalog.reach import Reach, reach_of
 from holdfast_service.catalog.record_names import RecordKind
 from holdfast_service.catalog.record_outbox import subject_changed
@@ -36,6 +39,7 @@ class _Opened:
     attempt: int
     run_id: str
     decision: RestoreDecision
+    components: list[str]
     aborted: list[str]
 
 
@@ -46,7 +50,10 @@ def open_attempt(
     `stale_attempt` for a launch that was fenced meanwhile, and what finding or making the run raises.
     """
     reach = reach_of(context)
-    opened = context.database.run(lambda session: _open(session, caller, project_name, run_name, request, reach=reach))
+    breaks_after = context.settings.crash_loop_attempts
+    opened = context.database.run(
+        lambda session: _open(session, caller, project_name, run_name, request, reach=reach, breaks_after=breaks_after)
+    )
     for checkpoint_id in opened.aborted:
         context.notifier.notify(checkpoint_id)
     return AttemptOpened(
@@ -56,6 +63,7 @@ def open_attempt(
         restore_point=opened.decision.restore_point,
         passed_over=opened.decision.passed_over,
         ever_committed=opened.decision.ever_committed,
+        components=opened.components,
         note=opened.decision.note,
         save_interval_seconds=context.settings.save_interval_seconds,
         heartbeat_interval_seconds=context.settings.heartbeat_interval_seconds,
@@ -70,6 +78,7 @@ def _open(
     request: OpenAttempt,
     *,
     reach: Reach | None,
+    breaks_after: int,
 ) -> _Opened:
     run = find_or_make_run(session, caller, project_name, run_name, request.create)
     run = session.execute(
@@ -91,12 +100,21 @@ def _open(
         )
     # A later statement than the lock: it sees every commit that the lock has waited for.
     decision = choose_restore_point(session, run.id, Latest(), reach=reach)
+    if run.latest_attempt != known and request.rolls_back is None:
+        decision = break_crash_loop(session, run, decision, attempts=breaks_after, reach=reach)
+        attempt.offered_id = None if decision.restore_point is None else decision.restore_point.checkpoint_id
     if run.latest_attempt != known:
         subject_changed(session, RecordKind.RUN, run.id, run.project_id)
-    return _Opened(attempt.number, run.id, decision, aborted)
+    return _Opened(attempt.number, run.id, decision, first_components(session, run.id), aborted)
 
 
 def _refuse_if_another_was_first(run: Run, request: OpenAttempt) -> None:
+    if request.rolls_back not in (None, request.after):
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"A job goes back from its own attempt, and this one names attempt {request.rolls_back} and opens after "
+            f"{request.after}. Give the same number in both.",
+        )
     if request.after == run.latest_attempt:
         return
     raise ProblemError(
@@ -120,6 +138,13 @@ def _fence_the_older(session: Session, run: Run, request: OpenAttempt) -> tuple[
         .values(ended_at=now, outcome=AttemptOutcome.FENCED, outcome_detail=f"attempt {number} has taken over"),
         execution_options={"synchronize_session": False},
     )
+    if request.rolls_back is not None:
+        session.execute(
+            update(Attempt)
+            .where(Attempt.run_id == run.id, Attempt.number == request.rolls_back)
+            .values(rolled_back_at=now, outcome_detail=f"left by its own job, which went back as attempt {number}"),
+            execution_options={"synchronize_session": False},
+        )
     attempt = Attempt(
         run_id=run.id,
         number=number,

@@ -127,6 +127,7 @@ class CheckpointFacts(Document):
     deduplicated_bytes: int
     metrics: dict[str, Any]
     components: dict[str, Any]
+    missing_components: list[str] | None = None
     pushed_by: int | None
     off_line: bool
     created_at: datetime

@@ -139,6 +139,8 @@ class Attempt(Table):
     outcome: Mapped[str | None] = mapped_column(Text)
     outcome_detail: Mapped[str | None] = mapped_column(Text)
     resumed_from_id: Mapped[str | None] = mapped_column(Text)  # a checkpoint; no key, for checkpoints refer to attempts
+    offered_id: Mapped[str | None] = mapped_column(Text)  # the restore point that its opening was told
+    rolled_back_at: Mapped[datetime | None] = mapped_column(Moment)  # its own job left it, to go back; it did not fail
     # First commit or explicit rollback: from here on this attempt's line is the run's line (protocol rule 3).
     cut_at: Mapped[datetime | None] = mapped_column(Moment)
     __table_args__ = (UniqueConstraint("run_id", "number"), UniqueConstraint("run_id", "launch_id"))
@@ -297,6 +299,8 @@ class Shard(Table):
     components: Mapped[dict[str, Any]] = mapped_column(Document)
     metrics: Mapped[dict[str, Any] | None] = mapped_column(Document)
     finite: Mapped[bool] = mapped_column(Boolean, default=True)
+    verdict: Mapped[dict[str, Any] | None] = mapped_column(Document)  # HealthVerdict; null: the trainer has none
+    dropped_components: Mapped[list[str] | None] = mapped_column(Document)  # rank 0's; null: none
     sealed_at: Mapped[datetime | None] = mapped_column(Moment)
     __table_args__ = (UniqueConstraint("checkpoint_id", "rank"),)
 

@@ -57,6 +57,7 @@ def checkpoint_view(
         metrics={name: MetricValue.model_validate(value) for name, value in row.metrics.items()},
         labels=list(row.labels),
         components={name: Component.model_validate(value) for name, value in row.components.items()},
+        missing_components=list(row.missing_components or ()),
         created_at=row.created_at,
         committed_at=row.committed_at,
         aborted_at=row.aborted_at,
@@ -148,4 +149,5 @@ def attempt_view(row: Attempt) -> AttemptView:
         notice=None if row.notice is None else NoticeView.model_validate(row.notice),
         refused_at=row.refused_at,
         resumed_from=row.resumed_from_id,
+        rolled_back_at=row.rolled_back_at,
     )

@@ -17,9 +17,10 @@ from holdfast_protocol.digests import checkpoint_digest
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState, Health, ShardState
 from holdfast_service.catalog.copies import is_usable_by
+from holdfast_service.catalog.declared import first_components
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 from holdfast_service.catalog.writing import Writing
-from holdfast_service.commit.merge import diverged_reason, merge_components
+from holdfast_service.commit.merge import diverged_reason, merge_components, missing_components
 from holdfast_service.errors import ProblemError
 
 _SHOWN_DIGESTS = 20
@@ -39,6 +40,7 @@ def complete_if_whole(session: Session, writing: Writing, store_id: int, now: da
         execution_options={"populate_existing": True},
     ).all()
     _fill(checkpoint, shards)
+    checkpoint.missing_components = _missing_components(session, checkpoint, shards)
     checkpoint.chunk_bytes = _distinct_chunk_bytes(session, checkpoint)
     checkpoint.state = CheckpointState.COMMITTED
     checkpoint.committed_at = now
@@ -78,10 +80,18 @@ def _fill(checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:
     checkpoint.logical_bytes = sum(shard.logical_bytes for shard in shards)
     checkpoint.uploaded_bytes = sum(shard.uploaded_bytes for shard in shards)
     checkpoint.deduplicated_bytes = sum(shard.deduplicated_bytes for shard in shards)
-    reason = diverged_reason([shard.rank for shard in shards if not shard.finite], metrics)
+    said = {shard.rank: shard.verdict for shard in shards if shard.verdict is not None}
+    reason = diverged_reason([shard.rank for shard in shards if not shard.finite], metrics, said)
     if reason is not None:
         checkpoint.health = Health.DIVERGED
         checkpoint.health_reason = reason
+
+
+def _missing_components(session: Session, checkpoint: Checkpoint, shards: Sequence[Shard]) -> list[str] | None:
+    """Null where there is none; an empty list would only be another word for it."""
+    declared = first_components(session, checkpoint.run_id)
+    dropped = shards[0].dropped_components or ()
+    return missing_components(declared, checkpoint.components, dropped) or None
 
 
 def _distinct_chunk_bytes(session: Session, checkpoint: Checkpoint) -> int:

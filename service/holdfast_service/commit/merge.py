@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 _SHOWN = 5
@@ -18,16 +18,32 @@ def merge_components(shards: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[
     return dict(sorted(merged.items()))
 
 
-def diverged_reason(ranks_not_finite: Sequence[int], metrics: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Why nobody should resume from it; None if everything is finite."""
-    reasons = []
-    if ranks_not_finite:
-        reasons.append(f"NaN or infinity in the state of {_ranks(ranks_not_finite)}")
+def missing_components(declared: Collection[str], has: Collection[str], dropped: Collection[str]) -> list[str]:
+    """What the run's first checkpoint has and this one has not, without what was left out on purpose."""
+    return sorted(set(declared) - set(has) - set(dropped))
+
+
+def diverged_reason(
+    ranks_not_finite: Sequence[int],
+    metrics: Mapping[str, Mapping[str, Any]],
+    verdicts: Mapping[int, Mapping[str, Any]],
+) -> str | None:
+    """Why nobody should resume from it; None if it is healthy. `verdicts`: a HealthVerdict for each rank that gave
+    one. Where rank 0 gave one, the trainer's rule has looked at the metrics; else none may be other than finite."""
+    told = {rank: str(said["reason"]) for rank, said in verdicts.items() if not said["healthy"]}
+    silent = [rank for rank in ranks_not_finite if not told.get(rank)]
+    reasons = [f"NaN or infinity in the state of {_ranks(silent)}"] if silent else []
+    for reason in dict.fromkeys(told.values()):
+        ranks = [rank for rank, same in told.items() if same == reason]
+        where = "" if ranks == [0] else f", on {_ranks(ranks)}"
+        reasons.append((reason or "the trainer's rule says so") + where)
+    return "; ".join(reasons + ([] if 0 in verdicts else _not_finite(metrics))) or None
+
+
+def _not_finite(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
     names = sorted(name for name, metric in metrics.items() if metric.get("nonfinite") is not None)
-    if names:
-        listed = ", ".join(f"{name} is {metrics[name]['nonfinite']}" for name in names[:_SHOWN])
-        reasons.append(f"the metric {listed}" + (" and more" if len(names) > _SHOWN else ""))
-    return "; ".join(reasons) or None
+    listed = ", ".join(f"{name} is {metrics[name]['nonfinite']}" for name in names[:_SHOWN])
+    return [f"the metric {listed}" + (" and more" if len(names) > _SHOWN else "")] if names else []
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -24,8 +24,8 @@ def check_seal(rank: int, request: SealShard) -> None:
             )
     if rank == 0 and request.index.layout is None:
         _refuse("Rank 0 brings the global layout: give index.layout.")
-    if rank != 0 and request.metrics:
-        _refuse(f"Metrics come from rank 0, and this is rank {rank}. Send them there only.")
+    if rank != 0 and (request.metrics or request.dropped_components):
+        _refuse(f"Metrics and dropped_components come from rank 0, and this is rank {rank}. Send them there only.")
 
 
 def shard_content(request: SealShard) -> dict[str, Any]:
@@ -40,6 +40,8 @@ def shard_content(request: SealShard) -> dict[str, Any]:
         if request.metrics is None
         else {name: metric.model_dump(mode="json") for name, metric in request.metrics.items()},
         "finite": request.finite,
+        "verdict": None if request.verdict is None else request.verdict.model_dump(mode="json"),
+        "dropped_components": sorted(set(request.dropped_components)) or None,
     }
 
 

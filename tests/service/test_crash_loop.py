@@ -1,0 +1,157 @@
+"""The crash-loop breaker, over HTTP on both databases: what is quarantined, what never is, and a person's release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import holdfast_service.attempts.open as opening
+from tests.support.interleave import hold_before, in_background, refused, until_blocked_or_done
+from tests.support.rank import Job, answer
+from tests.support.service import RunningService
+
+
+def crash(service: RunningService, times: int, *, after: int, step: int | None = None) -> int:
+    """Launches that fail; the number of the last one. Without a step while they load what they are offered."""
+    for number in range(after, after + times):
+        job = Job(service.http(), after=number)
+        if step is not None:
+            job.resumed_from(job.opened["restore_point"]["checkpoint_id"])
+            job.heartbeat(step)
+        job.end("failed")
+    return after + times
+
+
+def offered(job: Job) -> int:
+    step: int = job.opened["restore_point"]["step"]
+    return step
+
+
+def view(service: RunningService, step: int) -> dict[str, Any]:
+    found: dict[str, Any] = answer(service.http().get(f"/v1/projects/demo/runs/gpt/checkpoints/{step}"))
+    return found
+
+
+def test_what_three_attempts_crashed_from_is_quarantined_and_the_one_before_is_offered(service: RunningService) -> None:
+    first = Job(service.http())
+    for step in (100, 200):
+        first.save(step)
+    crash(service, 2, after=1, step=203)
+    assert offered(Job(service.http(), launch_id="third", after=3)) == 200, "two crashes may be bad luck"
+    Job(service.http(), launch_id="third", after=3).end("failed")
+    etag = view(service, 200)["etag"]
+
+    fourth = Job(service.http(), launch_id="fourth", after=4)
+    assert offered(fourth) == 100
+    assert [(over["step"], over["reason"]) for over in fourth.opened["passed_over"]] == [(200, "quarantined")]
+    assert "Attempts 2, 3, 4 crashed from step 200" in fourth.opened["note"]
+    found = view(service, 200)
+    assert found["health"] == "quarantined"
+    assert "Attempts 2, 3, 4" in found["health_reason"]
+    assert found["etag"] != etag
+    events = answer(service.http().get("/v1/events", params={"action": "checkpoint.quarantine"}))["items"]
+    assert [(event["actor_kind"], event["actor"], event["checkpoint_id"]) for event in events] == [
+        ("controller", "crash-loop", found["id"])
+    ]
+    again = Job(service.http(), launch_id="fourth", after=4)
+    assert offered(again) == 100, "the same launch that lost its reply"
+
+
+def test_a_released_checkpoint_is_not_quarantined_again_at_once(service: RunningService) -> None:
+    first = Job(service.http())
+    for step in (100, 200):
+        first.save(step)
+    last = crash(service, 3, after=1)
+    Job(service.http(), after=last).end("failed")
+    found = view(service, 200)
+    edit = {"health": "ok"}
+    answer(service.http().patch(f"/v1/checkpoints/{found['id']}", json=edit, headers={"If-Match": found["etag"]}))
+    last = crash(service, 2, after=last + 1)
+    assert offered(Job(service.http(), after=last, launch_id="x")) == 200
+    Job(service.http(), after=last, launch_id="x").end("failed")
+    assert offered(Job(service.http(), after=last + 1)) == 100, "three more crashes count"
+
+
+def test_a_job_that_crashes_at_every_start_does_not_eat_its_checkpoints(service: RunningService) -> None:
+    first = Job(service.http())
+    for step in (100, 200, 300, 400):
+        first.save(step)
+    last = crash(service, 9, after=1)
+    job = Job(service.http(), after=last)
+    assert offered(job) == 200
+    assert "the job seems to be at fault" in job.opened["note"]
+    assert [view(service, step)["health"] for step in (400, 300, 200, 100)] == ["quarantined"] * 2 + ["ok"] * 2
+
+
+def test_the_last_healthy_checkpoint_is_offered_however_often_it_crashes(service: RunningService) -> None:
+    Job(service.http()).save(100)
+    job = Job(service.http(), after=crash(service, 4, after=1))
+    assert offered(job) == 100
+    assert "no other healthy checkpoint is left" in job.opened["note"]
+
+
+def test_of_two_launches_at_once_one_quarantines_and_the_other_is_refused(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Job(service.http())
+    for step in (100, 200, 300):
+        first.save(step)
+    last = crash(service, 3, after=1)
+    gate = hold_before(monkeypatch, opening, "break_crash_loop")
+    with in_background(gate) as threads:
+        held = threads.submit(Job, service.http(), after=last)
+        gate.wait_until_reached()
+        other = threads.submit(Job, service.http(), after=last)
+        until_blocked_or_done(service, other)
+        gate.open()
+        assert offered(held.result(30)) == 200
+        with refused("attempt_conflict"):
+            other.result(30)
+    assert [view(service, step)["health"] for step in (300, 200)] == ["quarantined", "ok"]
+
+
+def test_an_edit_that_comes_first_is_kept(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Job(service.http())
+    for step in (100, 200):
+        first.save(step)
+    last = crash(service, 3, after=1)
+    gate = hold_before(monkeypatch, opening, "break_crash_loop")
+    found = view(service, 200)
+    edit = {"health": "diverged", "health_reason": "seen by a person"}
+    with in_background(gate) as threads:
+        held = threads.submit(Job, service.http(), after=last)
+        gate.wait_until_reached()
+        url, match = f"/v1/checkpoints/{found['id']}", {"If-Match": found["etag"]}
+        editing = threads.submit(service.http().patch, url, json=edit, headers=match)
+        until_blocked_or_done(service, editing)
+        gate.open()
+        held.result(30)
+        edited = editing.result(30)
+    assert view(service, 200)["health"] == ("diverged" if edited.is_success else "quarantined")
+    if not edited.is_success:
+        assert edited.json()["code"] == "edit_conflict"
+
+
+def test_a_job_that_goes_back_by_itself_is_no_crash_and_fences_itself(service: RunningService) -> None:
+    job = Job(service.http())
+    job.save(100)
+    job.save(200)
+    for number in range(1, 5):
+        opened = answer(
+            service.http().post(
+                f"{job.base}/attempts",
+                json={"launch_id": f"back-{number}", "after": number, "world_size": 1, "rolls_back": number},
+            )
+        )
+        assert opened["attempt"] == number + 1
+        assert opened["components"] == ["model"]
+    attempts = answer(service.http().get(f"{job.base}/attempts"))["items"]
+    assert [bool(each["rolled_back_at"]) for each in attempts] == [False] + [True] * 4
+    with refused("stale_attempt"):
+        job.save(300)
+    assert view(service, 200)["health"] == "ok"
+    reply = service.http().post(
+        f"{job.base}/attempts", json={"launch_id": "y", "after": 5, "world_size": 1, "rolls_back": 4}
+    )
+    assert reply.json()["code"] == "invalid_request"
