@@ -57,7 +57,7 @@ def test_the_exit_code_tells_the_kind_of_the_failure(monkeypatch, code, exit_cod
 
 
 def test_every_exit_code_is_documented():
-    documented = dict(re.findall(r"^\| (\d) \| (.+) \|$", exit_codes.__doc__ or "", re.MULTILINE))
+    documented = dict(re.findall(r"^\| (\d+) \| (.+) \|$", exit_codes.__doc__ or "", re.MULTILINE))
     assert sorted(map(int, documented)) == sorted(ExitCode)
 
 

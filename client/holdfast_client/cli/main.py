@@ -37,6 +37,7 @@ from holdfast_client.cli import (
 from holdfast_client.cli.doctor import command as doctor
 from holdfast_client.cli.exit_codes import ExitCode, exit_code_of
 from holdfast_client.cli.plugins import load_plugin, plugin_names
+from holdfast_client.cli.run import command as run
 from holdfast_client.cli.spool import command as spool
 from holdfast_client.errors import HoldfastError
 
@@ -149,6 +150,7 @@ for noun in (
     usage,
     copies,
     doctor,
+    run,
 ):
     noun.register(app)
 

@@ -1,0 +1,109 @@
+"""`holdfast run -- torchrun … train.py`: starts the job, sends signals on, and ends with a documented exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast_client.cli.connect import connect
+from holdfast_client.cli.run.child import Child
+from holdfast_client.cli.run.ending import ending_of
+from holdfast_client.cli.run.launcher import environment_of_child, is_preemption, is_torchrun, signal_for_child
+from holdfast_client.cli.run.outcome import Outcome, catalog_of, last_attempt, outcome_of_launch
+from holdfast_client.errors import HoldfastError
+from holdfast_client.outcome_notes import read_notes
+from holdfast_protocol.states import AttemptOutcome
+
+_DO_NOT_RESTART = (AttemptOutcome.FENCED, AttemptOutcome.PREEMPTED)
+_LEFT_TIME_SECONDS = 1.0
+"""From the last rank's word to the end of its process."""
+_STRAGGLERS_SECONDS = 10.0
+_CATALOG_SECONDS = 30.0
+"""How long rank 0, on another node, has to tell the catalog once this node's part has ended."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run", context_settings={"allow_interspersed_args": False})(run)
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="For example torchrun … train.py.")],
+    grace: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="How long torchrun lets its workers end after a signal before it kills them.",
+        ),
+    ] = 300,
+) -> None:
+    """Run a training job, and end with an exit code that a batch system can act on.
+
+    75: preempted, launch it again. 76: another launch has the run, do not. 79: nobody told how it ended. 0: finished.
+    Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave, under torchrun too.
+    """
+    with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
+        job = _Job(command, Path(folder), grace)
+        status = job.wait()
+        ending = ending_of(status, _outcome(Path(folder)), asked_to_end=job.asked_to_end)
+    sys.stderr.write(f"holdfast run: {ending.what} Exit code {ending.code}.\n")
+    raise typer.Exit(ending.code)
+
+
+class _Job:
+    def __init__(self, command: Sequence[str], folder: Path, grace_seconds: int) -> None:
+        self.asked_to_end = False
+        self._folder = folder
+        self._torchrun = is_torchrun(command)
+        self._told_at: float | None = None
+        environment = environment_of_child(os.environ, uuid.uuid4().hex, str(folder), grace_seconds)
+        self._child = Child(command, environment)
+
+    def wait(self) -> int:
+        return self._child.wait(self._send_on, self._stop_restarts if self._torchrun else lambda: None)
+
+    def _send_on(self, number: int) -> None:
+        translated = signal_for_child(number, torchrun=self._torchrun, already_asked=self.asked_to_end)
+        self.asked_to_end = self.asked_to_end or is_preemption(number, torchrun=self._torchrun)
+        if translated is not None:
+            self._child.send(translated)
+
+    def _stop_restarts(self) -> None:
+        """torchrun takes whoever leaves for a crash and starts its workers again (--max-restarts): on a machine that
+        is about to go, or against the launch that has taken over. Once the ranks have told, it is ended."""
+        if self.asked_to_end:
+            return
+        notes = read_notes(self._folder)
+        told = [
+            [note.outcome for note in last_attempt([note for note in notes if note.run_name == run])]
+            for run in {note.run_name for note in notes}
+        ]
+        leaving = [outcomes for outcomes in told if any(outcome in _DO_NOT_RESTART for outcome in outcomes)]
+        if not leaving:
+            self._told_at = None
+            return
+        self._told_at = self._told_at or time.monotonic()
+        all_told = all(outcome is not None for outcomes in leaving for outcome in outcomes)
+        if time.monotonic() - self._told_at >= (_LEFT_TIME_SECONDS if all_told else _STRAGGLERS_SECONDS):
+            self._send_on(signal.SIGTERM)
+
+
+def _outcome(folder: Path) -> Outcome | None:
+    notes = read_notes(folder)
+    if not notes:
+        return None
+    try:
+        client = connect()
+    except HoldfastError:
+        return outcome_of_launch(notes, lambda _run, _attempt: None, _CATALOG_SECONDS)
+    with client:
+        return outcome_of_launch(notes, catalog_of(client), _CATALOG_SECONDS)

@@ -1,0 +1,123 @@
+"""`holdfast run` around real processes: what the child gets, what it is sent, and the exit code at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.serve import HOLDFAST, without_holdfast_settings
+
+NO_SERVICE = {"HOLDFAST_URL": "http://127.0.0.1:9", "HOLDFAST_RETRY_SECONDS": "0"}
+
+
+@contextmanager
+def launched(
+    *command: str, environment: dict[str, str] = NO_SERVICE, log: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    output = log.open("w") if log else subprocess.PIPE
+    process = subprocess.Popen(
+        [HOLDFAST, "run", "--", *command],
+        env=without_holdfast_settings() | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> str:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None, process.stdout.read() if process.stdout else path
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def test_the_child_gets_its_own_group_free_signals_and_where_to_tell_and_its_own_code_is_ours():
+    facts = (
+        "import json, os, signal, sys\n"
+        "print(json.dumps({'own_group': os.getpgrp() == os.getpid(),"
+        " 'blocked': sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),"
+        " 'folder': os.path.isdir(os.environ['HOLDFAST_OUTCOME_DIR']), 'launch': os.environ['HOLDFAST_LAUNCH'],"
+        " 'arguments': sys.argv[1:]}), flush=True)\n"
+        "sys.exit(7)"
+    )
+    with launched(sys.executable, "-c", facts, "--lr", "0.1", "--help") as process:
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == 7
+    told = json.loads(printed.splitlines()[0])
+    assert told.pop("launch").isalnum()
+    assert told == {"own_group": True, "blocked": [], "folder": True, "arguments": ["--lr", "0.1", "--help"]}
+    assert "Exit code 7" in printed
+
+
+@pytest.mark.rule("training-14")
+def test_signals_are_sent_on_as_they_come_and_who_was_told_to_end_is_launched_again(tmp_path):
+    child = (
+        "import os, pathlib, signal, sys\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (folder / 'usr1').write_text('seen'))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))\n"
+        "(folder / 'ready').write_text(str(os.getpid()))\n"
+        "while True: signal.pause()"
+    )
+    with launched(sys.executable, "-c", child) as process:
+        wait_for(tmp_path / "ready", process)
+        process.send_signal(signal.SIGUSR1)
+        assert wait_for(tmp_path / "usr1", process) is not None
+        process.send_signal(signal.SIGTERM)
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "Launch it again" in printed
+
+
+@pytest.mark.rule("training-14")
+def test_torchrun_does_not_start_preempted_ranks_again_and_never_gets_what_kills_it(tmp_path):
+    """A stand-in of torchrun's name: its ranks have told that they were preempted, and it goes on, as with
+    --max-restarts. The service is away."""
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(
+        f"#!{sys.executable}\n"
+        "import os, pathlib, signal, sys\n"
+        "from holdfast_client.outcome_notes import OutcomeNote, write_note\n"
+        "told = pathlib.Path(os.environ['HOLDFAST_OUTCOME_DIR'])\n"
+        "def end(number, _):\n"
+        f"    pathlib.Path({str(tmp_path / 'got')!r}).write_text(signal.Signals(number).name)\n"
+        "    sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "for attempt, outcome in ((1, 'failed'), (2, 'preempted')):\n"
+        "    for rank in (2, 3):\n"
+        "        note = OutcomeNote(project='demo', run='gpt', attempt=attempt, rank=rank, outcome=outcome)\n"
+        "        write_note(told, note)\n"
+        "while True: signal.pause()\n"
+    )
+    torchrun.chmod(0o755)
+    with launched(str(torchrun)) as process:
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, printed
+    assert (tmp_path / "got").read_text() == "SIGTERM"
+    assert "demo/gpt, attempt 2," in printed
+
+
+def test_a_command_that_is_not_there_is_said():
+    with launched("no-such-command", "--x") as process:
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "no-such-command cannot be started" in printed
+    assert os.path.basename(HOLDFAST) in printed
