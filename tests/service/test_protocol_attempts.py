@@ -66,7 +66,7 @@ def test_every_write_of_a_fenced_attempt_is_refused(service: RunningService) -> 
             write()
         assert "Attempt 1 was fenced: attempt 2 has taken over" in caught.value.detail
     view = answer(second.http.get(f"{second.base}/attempts/1"))
-    assert (view["outcome"], view["outcome_detail"]) == ("fenced", "attempt 2 has taken over")
+    assert (view["outcome"], view["outcome_detail"]) == ("fenced", "attempt 2 has taken over while it was still alive")
 
 
 def test_an_attempt_cannot_write_into_another_ones_checkpoint(service: RunningService) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast_service.catalog.attachments import attached_here
 from holdfast_service.catalog.processes import ProcessKind, say_alive
-from holdfast_service.reap.tick import MISSED_HEARTBEATS, ReapReport, tick
+from holdfast_service.reap.tick import DRAIN_SECONDS, MISSED_HEARTBEATS, ReapReport, tick
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
@@ -123,8 +123,26 @@ def test_an_attempt_without_heartbeats_is_lost_and_comes_back_when_it_calls(
 def test_what_an_ended_attempt_left_uploading_is_given_up_at_once(service: RunningService) -> None:
     job = Job(service.http())
     save = job.begin(100)
-    job.end("failed")
+    job.end("preempted")
     assert tick(service.context).aborted == (save.id,)
     view = save.now()
-    assert view["abort_reason"] == "attempt 1 has ended (failed) without completing it"
+    assert view["abort_reason"] == "attempt 1 has ended (preempted) without completing it"
     assert view["abort_cause"] == "attempt_ended"
+
+
+def test_a_rank_that_crashed_has_told_so_before_its_save_in_flight_is_over(
+    service: RunningService, clock: Clock
+) -> None:
+    job = Job(service.http())
+    saves = [job.begin(100), job.begin(101)]
+    tick(service.context)
+    job.end("failed")
+    assert tick(service.context) == ReapReport()
+    assert saves[0].write(0, [b"w", b"i"])["state"] == "committed"
+    clock.advance(DRAIN_SECONDS // 2)
+    saves[1].negotiate(0, [b"w"])
+    tick(service.context)
+    clock.advance(DRAIN_SECONDS // 2 + 1)
+    saves[1].negotiate(0, [b"w"])
+    assert tick(service.context).aborted == (saves[1].id,)
+    assert saves[1].now()["abort_reason"] == "attempt 1 has ended (failed) without completing it"

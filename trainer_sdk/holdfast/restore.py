@@ -90,11 +90,14 @@ class Restorer:
         What is raised says so where the state is no longer what it was.
         """
         try:
-            return self._restore(state, at)
+            with self._session.account.restoring():
+                start = self._restore(state, at)
         except BaseException as error:
             if self._session.is_half_restored and not isinstance(error, NoRestorePoint):
                 error.add_note(_NOT_TO_BE_TRAINED_ON)
             raise
+        self._session.account.goes_on_from(start)
+        return start
 
     def _restore(self, state: dict[str, Any], at: str | None) -> int:
         if at is not None and self._session.may_save:

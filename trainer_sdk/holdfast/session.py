@@ -5,40 +5,27 @@ Opened late, by the first restore() or save(): making a Checkpointer fences nobo
 
 from __future__ import annotations
 
-import logging
 import math
 import socket
-import threading
 
+from holdfast.account import TrainingAccount
 from holdfast.environment import environment
-from holdfast.errors import (
-    HoldfastError,
-    NotRestored,
-    ServiceUnavailable,
-    StaleAttempt,
-    TokenProblem,
-)
+from holdfast.errors import HoldfastError, NotRestored, StaleAttempt
+from holdfast.heart import ENDS_THE_JOB, Heart
 from holdfast.local.adoption import Adoption
 from holdfast.outcome_file import OutcomeFile
 from holdfast.ranks import Ranks
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import UnsupportedProtocol
 from holdfast_client.launch import open_attempt
 from holdfast_client.shard_writer import ShardWriter
-from holdfast_protocol.attempts import AttemptOpened, EndAttempt, Heartbeat, ResumedFrom
-from holdfast_protocol.base import text_to_keep
+from holdfast_protocol.attempts import AttemptOpened, Notice, ResumedFrom
 from holdfast_protocol.checkpoints import BeginCheckpoint
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 
-log = logging.getLogger("holdfast")
-
 _BRIEF_SECONDS = 5.0
-
-ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
-"""What no later try can mend. Wherever in the background it shows, the training thread raises it at its next call."""
 
 
 class Session:
@@ -57,8 +44,7 @@ class Session:
         """For what is good to say and not worth waiting for."""
         self.run = run
         self.ranks = ranks
-        self.step: int | None = None
-        """The last step that was run here, for the heartbeat."""
+        self.account = TrainingAccount()
         self.save_interval_seconds = math.inf
         """What the service recommends; known once the attempt is open."""
         self.may_save = False
@@ -73,8 +59,7 @@ class Session:
         self._adoption = adoption
         """Still to be done; every call of open() begins it anew until it has been gone through."""
         self._ended_by: HoldfastError | None = None
-        self._stop = threading.Event()
-        self._heart: threading.Thread | None = None
+        self._heart: Heart | None = None
 
     def open(self) -> AttemptOpened:
         """The attempt; opened by rank 0 at the first call and shared, and then what older attempts had spooled is
@@ -87,9 +72,15 @@ class Session:
                 raise
             self.save_interval_seconds = self._opened.save_interval_seconds
             self._outcome_file.opened(self._opened.attempt)
-            if self.ranks.is_first:
-                self._heart = threading.Thread(target=self._beat, name="holdfast-heartbeat", daemon=True)
-                self._heart.start()
+            self._heart = Heart(
+                self.brief_client,
+                self.run,
+                self.ranks.rank,
+                self._opened,
+                self.account,
+                note=self.note,
+                take_interval=self._take_interval,
+            )
         if self._adoption is not None:
             if self._adoption.adopt(self.fence):
                 self._opened = self.ranks.from_first(self._choose_again)
@@ -159,16 +150,24 @@ class Session:
         """What a background thread met that ends the job."""
         return self._ended_by
 
-    def end(self, outcome: AttemptOutcome, detail: str = "") -> None:
+    def crashed(self, error: BaseException) -> None:
+        """This rank has raised `error`: told at once, before anything is waited for. Never raises."""
+        self.note(error)
+        if self._heart is not None and not isinstance(self._ended_by, StaleAttempt):
+            self._heart.crashed(error)
+
+    def end(self, outcome: AttemptOutcome, detail: str = "", notice: Notice | None = None) -> None:
         """Rank 0 tells how the job ended; the heartbeat stops. Never raises: it comes when all else is done."""
-        self._stop.set()
         if self._heart is not None:
-            self._tell_end(self._heart, outcome, detail)
+            self._heart.stop(outcome, detail, notice, fenced=isinstance(self._ended_by, StaleAttempt))
         if self._opened is not None:
             # Last: a launcher that is told of the end may end this process.
             fenced = isinstance(self._ended_by, StaleAttempt)
             self._outcome_file.ended(AttemptOutcome.FENCED if fenced else outcome, detail)
         self.brief_client.close()
+
+    def _take_interval(self, seconds: float) -> None:
+        self.save_interval_seconds = seconds
 
     def _open_on_first(self) -> AttemptOpened:
         return open_attempt(
@@ -192,32 +191,3 @@ class Session:
                 "note": decision.note,
             }
         )
-
-    def _tell_end(self, heart: threading.Thread, outcome: AttemptOutcome, detail: str) -> None:
-        heart.join(timeout=1.0)
-        if isinstance(self._ended_by, StaleAttempt):
-            return
-        request = EndAttempt(**self.fence.model_dump(), outcome=outcome, detail=text_to_keep(detail, 4000))
-        try:
-            self.brief_client.end_attempt(self.run.project, self.run.run, self.opened.attempt, request)
-        except StaleAttempt as error:
-            self.note(error)
-        except HoldfastError as error:
-            log.warning("the service was not told that this attempt ended (%s); it will see so by its silence", error)
-
-    def _beat(self) -> None:
-        opened = self.opened
-        while not self._stop.wait(opened.heartbeat_interval_seconds):
-            request = Heartbeat(**self.fence.model_dump(), step=self.step)
-            try:
-                reply = self.brief_client.heartbeat(self.run.project, self.run.run, opened.attempt, request)
-                self.save_interval_seconds = reply.save_interval_seconds
-            except ServiceUnavailable as error:
-                log.info("a heartbeat was lost: %s", error)
-            except ENDS_THE_JOB as error:
-                self.note(error)
-                log.warning("the service does not take this attempt's heartbeat: %s", error)
-                return
-            except HoldfastError as error:
-                # A gateway's page or a bug's reply may pass, and a heart that stops has the attempt taken for lost.
-                log.warning("the service did not understand a heartbeat: %s", error)

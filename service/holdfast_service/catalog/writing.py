@@ -144,3 +144,11 @@ def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSet
         .values(ended_at=None, outcome=None, outcome_detail=None),
         execution_options={"synchronize_session": False},
     )
+
+
+def lock_attempt(session: Session, attempt: Attempt) -> None:
+    """Takes the row FOR UPDATE and reads it anew. Behind the fence, so after the run's lock."""
+    session.execute(
+        select(Attempt).where(Attempt.id == attempt.id).with_for_update(),
+        execution_options={"populate_existing": True},
+    )

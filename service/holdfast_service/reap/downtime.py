@@ -58,4 +58,6 @@ def _move(session: Session, gap: timedelta, now: datetime) -> None:
     for attempt in session.scalars(
         select(Attempt).where(Attempt.ended_at.is_(None)).order_by(Attempt.id).with_for_update()
     ):
-        attempt.heartbeat_at = min(now, (attempt.heartbeat_at or attempt.opened_at) + gap)
+        # Its last heartbeat stays what it was: how far a job came is counted from it.
+        silent_since = max(attempt.heartbeat_at or attempt.opened_at, attempt.excused_until or attempt.opened_at)
+        attempt.excused_until = min(now, silent_since + gap)

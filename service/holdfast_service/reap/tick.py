@@ -20,6 +20,9 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.reap.downtime import NAME, leave_out_downtime
 from holdfast_service.reap.reasons import ended, silent
 
+# A rank that crashes says so at once, and then lets its save in flight end: so long it may go on.
+DRAIN_SECONDS = 60
+
 # An attempt that has missed so many heartbeats is lost. It comes back by calling again.
 MISSED_HEARTBEATS = 10
 
@@ -64,7 +67,11 @@ def _mark_lost(session: Session, context: ServiceContext) -> int:
     silent_since = now - timedelta(seconds=seconds)
     lost = session.scalars(
         update(Attempt)
-        .where(Attempt.ended_at.is_(None), func.coalesce(Attempt.heartbeat_at, Attempt.opened_at) < silent_since)
+        .where(
+            Attempt.ended_at.is_(None),
+            func.coalesce(Attempt.heartbeat_at, Attempt.opened_at) < silent_since,
+            func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,
+        )
         .values(ended_at=now, outcome=AttemptOutcome.LOST, outcome_detail=f"no heartbeat for {seconds:.0f} seconds")
         .returning(Attempt.id),
         execution_options={"synchronize_session": False},
@@ -107,8 +114,14 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
     return and_(
         Checkpoint.state == CheckpointState.UPLOADING,
         # A late save outlives the attempts that staged and pushed it: only its own silence ends it.
-        or_(Checkpoint.deadline_at <= now, Attempt.ended_at.is_not(None) & Checkpoint.pushed_by.is_(None)),
+        or_(Checkpoint.deadline_at <= now, _is_over(now) & Checkpoint.pushed_by.is_(None)),
     )
+
+
+def _is_over(now: datetime) -> ColumnElement[bool]:
+    """Over `attempts`: nobody writes its checkpoints any more."""
+    drained = Attempt.ended_at <= now - timedelta(seconds=DRAIN_SECONDS)
+    return and_(Attempt.ended_at.is_not(None), or_(Attempt.outcome != AttemptOutcome.FAILED, drained))
 
 
 def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:
@@ -120,9 +133,9 @@ def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:
         if checkpoint is None or checkpoint.state != CheckpointState.UPLOADING:
             return False
         now = database_now(session)
-        attempt = session.execute(select(Attempt).where(Attempt.id == checkpoint.attempt_id)).scalar_one()
+        attempt, over = session.execute(select(Attempt, _is_over(now)).where(Attempt.id == checkpoint.attempt_id)).one()
         missing = seal_progress(session, [checkpoint])[checkpoint.id].missing_ranks
-        if attempt.ended_at is not None and checkpoint.pushed_by is None:
+        if over and checkpoint.pushed_by is None:
             # A lost attempt was only silent: it may be cut off, and comes back by calling again.
             lost = attempt.outcome == AttemptOutcome.LOST
             cause = AbortCause.SILENT if lost else AbortCause.ATTEMPT_ENDED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from holdfast.begin_anew import worth_another_begin
-from holdfast.session import ENDS_THE_JOB
+from holdfast.heart import ENDS_THE_JOB
 from holdfast_client.errors import (
     CheckpointAborted,
     CheckpointConflict,
