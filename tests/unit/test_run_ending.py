@@ -37,21 +37,21 @@ def note(rank: int, outcome: AttemptOutcome | None = None, attempt: int = 1, run
         (0, PREEMPTED, False, 75),  # every rank caught Preempted and ended with 0: torchrun calls that finished
         (1, PREEMPTED, True, 75),
         (-9, PREEMPTED, True, 75),
-        (1, FENCED, False, 76),
-        (0, FENCED, True, 76),
+        (1, FENCED, False, 79),
+        (0, FENCED, True, 79),
         (3, FAILED, False, 3),
         (0, FAILED, False, 1),
         (75, FAILED, False, 1),
         (-9, FAILED, False, 137),
         (1, FAILED, True, 75),
         (1, FINISHED, False, 1),
-        (76, FINISHED, False, 1),
+        (79, FINISHED, False, 1),
         (-15, FINISHED, True, 75),
-        (1, None, False, 79),
-        (0, None, False, 79),
-        (-9, None, False, 79),
+        (1, None, False, 76),
+        (0, None, False, 76),
+        (-9, None, False, 76),
         (-15, None, True, 75),
-        (1, LOST, False, 79),
+        (1, LOST, False, 76),
         (0, NO_ATTEMPT, False, 0),
         (75, NO_ATTEMPT, False, 75),
         (-9, NO_ATTEMPT, False, 137),
@@ -154,6 +154,7 @@ def test_the_child_shares_no_store_with_torchruns_agent_unless_the_user_says_so(
     environment = environment_of_child(mine, "abc", "/tmp/told", 240)
     assert environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "240"
+    assert float(environment["HOLDFAST_PREEMPTION_GRACE_SECONDS"]) == 237
     assert "SIGUSR1" in environment["PET_SIGNALS_TO_HANDLE"].split(",")
     assert (environment["HOLDFAST_LAUNCH"], environment["HOLDFAST_OUTCOME_DIR"]) == ("abc", "/tmp/told")
     own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}

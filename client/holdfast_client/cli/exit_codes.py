@@ -11,11 +11,11 @@
 | 6 | bytes are not what they should be |
 | 7 | a newer attempt has taken over, or it was changed in between |
 | 75 | `holdfast run`: the job was preempted; launch it again |
-| 76 | `holdfast run`: another launch has taken over the run; do not launch this one again |
-| 79 | `holdfast run`: nobody has told how the job ended; launch it again, and look if it happens again |
+| 76 | `holdfast run`: nobody has told how the job ended; launch it again, and look if it happens again |
+| 79 | `holdfast run`: another launch has taken over the run; do not launch this one again |
 
-75 is EX_TEMPFAIL of sysexits.h, as batch systems know it. 76 and 79 stand where neither a shell (126 and more) nor
-Python (1, 2) nor torchrun puts its own.
+75 is EX_TEMPFAIL of sysexits.h, as batch systems know it. Where each node runs its own `holdfast run`, srun reports the
+highest code: that is why "do not" is above the other two.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ExitCode(IntEnum):
     INTEGRITY = 6
     STALE = 7
     PREEMPTED = 75
-    FENCED = 76
-    UNKNOWN = 79
+    UNKNOWN = 76
+    FENCED = 79
 
 
 _BY_KIND: tuple[tuple[type[HoldfastError], ExitCode], ...] = (

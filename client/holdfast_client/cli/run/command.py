@@ -42,14 +42,15 @@ def run(
         typer.Option(
             min=1,
             metavar="SECONDS",
-            help="How long torchrun lets its workers end after a signal before it kills them.",
+            help="How long the job has from a signal until it is killed: the batch system's own number. The ranks save "
+            "within it, and torchrun waits for them so long.",
         ),
-    ] = 300,
+    ] = 30,
 ) -> None:
     """Run a training job, and end with an exit code that a batch system can act on.
 
-    75: preempted, launch it again. 76: another launch has the run, do not. 79: nobody told how it ended. 0: finished.
-    Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave, under torchrun too.
+    0: finished. 75: preempted, launch it again. 76: nobody told how it ended. 79: another launch has the run, do not
+    launch this one again. Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave, under torchrun too.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
         job = _Job(command, Path(folder), grace)

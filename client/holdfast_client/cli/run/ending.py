@@ -8,7 +8,7 @@ from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.run.outcome import Outcome
 from holdfast_protocol.states import AttemptOutcome
 
-_RESERVED = (ExitCode.PREEMPTED, ExitCode.FENCED, ExitCode.UNKNOWN)
+_RESERVED = (ExitCode.PREEMPTED, ExitCode.UNKNOWN, ExitCode.FENCED)
 _SIGNALLED = 128
 """What a shell adds to the number of the signal that ended a command."""
 

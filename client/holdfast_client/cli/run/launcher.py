@@ -1,8 +1,8 @@
 """What a job's launcher needs to be told, and which signals it can bear. Read from torch 2.13's torchrun.
 
 torchrun's agent dies of SIGUSR1 and SIGUSR2 and leaves its workers behind. A SIGTERM it passes on, waits, kills what is
-left, and ends. Its wait is 30 seconds unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise, which is short for
-an emergency save. A second signal during that wait breaks it off. Everything else gets its signals as they come.
+left, and ends. Its wait is 30 seconds unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise, and a second signal during
+that wait breaks it off. Everything else gets its signals as they come.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def environment_of_child(
         # A restart on gloo that finds the agent's store as it was joins the dead ranks' rendezvous.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(grace_seconds),
+        # A little less: the signal takes a moment to reach the ranks.
+        "HOLDFAST_PREEMPTION_GRACE_SECONDS": str(grace_seconds - min(3.0, grace_seconds / 10)),
         # For signals that reach the agent past us: a batch system may send them to each process of a job.
         "PET_SIGNALS_TO_HANDLE": _HANDLED_BY_TORCHRUN,
     }
