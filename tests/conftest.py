@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from tests.support.databases import PostgresCatalogs, SqliteCatalogs
 from tests.support.postgres import PostgresServer, postgres_server
@@ -15,6 +16,10 @@ from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 
 # The tests may run on a machine of a cloud: no request of theirs goes to its metadata server.
 os.environ["HOLDFAST_PREEMPTION_CLOUD"] = "none"
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("holdfast")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
