@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 import holdfast_service.operations.claim
 import holdfast_service.records.due
+from holdfast_service.attend import tick as attend
 from holdfast_service.catalog.processes import ProcessKind
 from holdfast_service.catalog.rounds import Backlog, Round, RoundReport
 from holdfast_service.collect import sweep_tick as sweep
@@ -53,6 +54,7 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
     interval = settings.controller_interval_seconds
     return (
         _controller("reap", interval, reap),
+        _controller("attend", interval, attend),
         Round("stores", interval, _watch_stores, own=True),
         Round("records", interval, records.tick, holdfast_service.records.due.backlog),
         _controller("prove", interval, prove),

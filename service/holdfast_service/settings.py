@@ -105,6 +105,15 @@ class ServiceSettings(BaseSettings):
         description="A checkpoint from which so many attempts resumed and crashed without progress is quarantined; "
         "0: none is.",
     )
+    lost_after_heartbeats: int = Field(
+        default=10, ge=2, description="An attempt that has missed so many heartbeats is taken for lost."
+    )
+    stall_seconds: float = Field(
+        default=1800.0,
+        gt=0,
+        description="A run whose job is alive and ends no step for so long is shown as stalled; for 20 of its usual "
+        "steps, if that is longer.",
+    )
     save_interval_seconds: float = Field(
         default=600.0, gt=0, description="The recommended time between two saves while nothing better is known."
     )

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast_service.catalog.attachments import attached_here
 from holdfast_service.catalog.processes import ProcessKind, say_alive
-from holdfast_service.reap.tick import DRAIN_SECONDS, MISSED_HEARTBEATS, ReapReport, tick
+from holdfast_service.reap.tick import DRAIN_SECONDS, ReapReport, tick
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
@@ -107,7 +107,8 @@ def test_an_attempt_without_heartbeats_is_lost_and_comes_back_when_it_calls(
     save = job.begin(100)
     tick(service.context)
     lost = 0
-    for _ in range(int(HEARTBEAT_SECONDS * MISSED_HEARTBEATS / ROUND_SECONDS) + 1):
+    missed = service.context.settings.lost_after_heartbeats
+    for _ in range(int(HEARTBEAT_SECONDS * missed / ROUND_SECONDS) + 1):
         clock.advance(ROUND_SECONDS)
         lost += tick(service.context).lost_attempts
     assert lost == 1

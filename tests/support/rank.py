@@ -80,11 +80,14 @@ class Job:
             "PUT", f"{self.base}/attempts/{self.number}/resumed-from", checkpoint_id=checkpoint_id, rollback=rollback
         )
 
-    def heartbeat(self, step: int | None = None) -> Any:
-        return self.call("POST", f"{self.base}/attempts/{self.number}/heartbeat", step=step)
+    def heartbeat(self, step: int | None = None, **account: Any) -> Any:
+        return self.call("POST", f"{self.base}/attempts/{self.number}/heartbeat", step=step, **account)
 
-    def end(self, outcome: str = "finished") -> Any:
-        return self.call("POST", f"{self.base}/attempts/{self.number}/end", outcome=outcome)
+    def end(self, outcome: str = "finished", **account: Any) -> Any:
+        return self.call("POST", f"{self.base}/attempts/{self.number}/end", outcome=outcome, **account)
+
+    def view(self) -> Any:
+        return answer(self.http.get(f"{self.base}/attempts/{self.number}"))
 
     def save(self, step: int, *, content: bytes | None = None, **seal: Any) -> dict[str, Any]:
         """A whole checkpoint, all ranks; the view after the last seal."""

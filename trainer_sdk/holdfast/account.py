@@ -42,6 +42,8 @@ class TrainingAccount:
         self._ran: tuple[int | None, int] = (None, 0)
         """The last step, and how many there were."""
         self._progressed_at = self._began_at
+        self._tells_steps = False
+        """It calls step(), so that silence means something."""
         self._doing_since = self._began_at
         self._seconds = {Doing.RESTORING: 0.0, Doing.SAVING: 0.0}
         self._read = _Reading(0, 0.0)
@@ -52,7 +54,12 @@ class TrainingAccount:
         return self._ran[0]
 
     def ran(self, step: int) -> None:
-        """After each step, and before each save. The same step again is no step."""
+        """After each step. The same one again is no step."""
+        self._tells_steps = True
+        self.reached(step)
+
+    def reached(self, step: int) -> None:
+        """Before a save that was asked for: it tells how far the job is."""
         step = operator.index(step)
         base, steps_run = self._base, self._ran[1]
         if base is None:
@@ -89,7 +96,7 @@ class TrainingAccount:
             "first_step": None if first is None else first[0],
             "steps_run": steps_run,
             "first_step_age_seconds": None if first is None else max(0.0, now - first[1]),
-            "progress_age_seconds": max(0.0, now - self._progressed_at),
+            "progress_age_seconds": max(0.0, now - self._progressed_at) if self._tells_steps else None,
             "restore_seconds": self._seconds_of(Doing.RESTORING, now),
             "saves_begun": self.saves_begun,
             "save_blocked_seconds": self._seconds_of(Doing.SAVING, now),

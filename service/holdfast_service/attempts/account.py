@@ -15,7 +15,7 @@ def take_account(attempt: Attempt, told: Account, now: datetime) -> None:
     nothing: a request that was held up may arrive after a later one, and a rank may be behind another."""
     attempt.heartbeat_at = now
     if told.steps_run is None:
-        _take_step(attempt, told, now)
+        _take_step(attempt, told)
         return
     if attempt.steps_run is not None and told.steps_run < attempt.steps_run:
         return
@@ -39,10 +39,10 @@ def take_account(attempt: Attempt, told: Account, now: datetime) -> None:
     attempt.doing = told.doing
 
 
-def _take_step(attempt: Attempt, told: Account, now: datetime) -> None:
+def _take_step(attempt: Attempt, told: Account) -> None:
     """From a client of before protocol 1.3, which tells no more than this."""
     if told.step is not None and told.step > (-1 if attempt.last_step is None else attempt.last_step):
-        attempt.last_step, attempt.progressed_at = told.step, now
+        attempt.last_step = told.step
 
 
 def _ago(now: datetime, age_seconds: float | None, earliest: datetime) -> datetime:

@@ -50,4 +50,5 @@ def _note(context: ServiceContext, caller: Principal, project_name: str, run_nam
         if attempt is None or attempt.number == run.latest_attempt:
             return
         attempt.refused_at = database_now(session)
-        attempt.outcome, attempt.outcome_detail = AttemptOutcome.FENCED, fenced_alive(attempt.number + 1)
+        if attempt.rolled_back_at is None:
+            attempt.outcome, attempt.outcome_detail = AttemptOutcome.FENCED, fenced_alive(attempt.number + 1)

@@ -23,9 +23,6 @@ from holdfast_service.reap.reasons import ended, silent
 # A rank that crashes says so at once, and then lets its save in flight end: so long it may go on.
 DRAIN_SECONDS = 60
 
-# An attempt that has missed so many heartbeats is lost. It comes back by calling again.
-MISSED_HEARTBEATS = 10
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReapReport(RoundReport):
@@ -62,8 +59,9 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
 
 
 def _mark_lost(session: Session, context: ServiceContext) -> int:
+    """They come back by calling again."""
     now = database_now(session)
-    seconds = context.settings.heartbeat_interval_seconds * MISSED_HEARTBEATS
+    seconds = context.settings.heartbeat_interval_seconds * context.settings.lost_after_heartbeats
     silent_since = now - timedelta(seconds=seconds)
     lost = session.scalars(
         update(Attempt)

@@ -1,0 +1,55 @@
+"""A fenced attempt that has never called again was lost before it was fenced, and nobody had noticed yet."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, and_, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import AttemptOutcome
+from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.tables import Attempt, Run
+from holdfast_service.catalog.taken_over import lost_before
+from holdfast_service.settings import ServiceSettings
+
+_HEARTBEATS = 3
+"""So many a living job would have sent meanwhile, and have been refused."""
+_FORGOTTEN_AFTER = timedelta(days=1)
+"""What was fenced before attempts told of themselves stays as it was."""
+
+
+def to_settle(now: datetime, settings: ServiceSettings) -> ColumnElement[bool]:
+    """Over `attempts`."""
+    silent = timedelta(seconds=settings.heartbeat_interval_seconds * _HEARTBEATS)
+    return and_(
+        Attempt.outcome == AttemptOutcome.FENCED,
+        Attempt.refused_at.is_(None),
+        Attempt.rolled_back_at.is_(None),
+        Attempt.ended_at <= now - silent,
+        Attempt.ended_at > now - silent - _FORGOTTEN_AFTER,
+    )
+
+
+def settle(session: Session, actor: Actor, now: datetime, settings: ServiceSettings) -> int:
+    """How many were lost. Should one call later all the same, `attempts/refused.py` corrects it."""
+    rows = session.execute(
+        select(Attempt, Run.project_id)
+        .join(Run, Run.id == Attempt.run_id)
+        .where(to_settle(now, settings))
+        .order_by(Attempt.id)
+        .with_for_update(of=Attempt, skip_locked=True)
+    ).all()
+    for attempt, project_id in rows:
+        attempt.outcome = AttemptOutcome.LOST.value
+        attempt.outcome_detail = lost_before(attempt.number + 1, attempt.heartbeat_at or attempt.opened_at)
+        record_event(
+            session,
+            actor,
+            "attempt.lost",
+            project_id=project_id,
+            run_id=attempt.run_id,
+            reason=attempt.outcome_detail,
+            after={"attempt": attempt.number},
+        )
+    return len(rows)

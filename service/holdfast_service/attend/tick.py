@@ -1,0 +1,105 @@
+"""One round: which living attempts have come to a stop, which go on again, and which fenced ones were dead already.
+
+May run in several processes at once, and twice: each row is changed only as long as it is as it was seen. An attempt
+that says nothing at all is the reaper's, which knows when the service itself was away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import Doing
+from holdfast_service.attend.stalled import Pace, stalled_since
+from holdfast_service.attend.taken_over import settle, to_settle
+from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.rounds import Backlog, RoundReport
+from holdfast_service.catalog.tables import Attempt, Run
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+
+NAME = "attend"
+_ACTOR = Actor.controller(NAME)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendReport(RoundReport):
+    """`stalled` have come to a stop in this round, `going_on` go on again, `lost` were dead when they were fenced."""
+
+    stalled: int = 0
+    going_on: int = 0
+    lost: int = 0
+
+
+def tick(context: ServiceContext) -> AttendReport:
+    with context.database.transaction() as session:
+        lost = settle(session, _ACTOR, database_now(session), context.settings)
+    stalled = going_on = 0
+    with context.database.read() as session:
+        seen = session.execute(
+            select(Attempt, Run.project_id).join(Run, Run.id == Attempt.run_id).where(_living()).order_by(Attempt.id)
+        ).all()
+    for attempt, project_id in seen:
+        since = _stalled_since(attempt, context.settings.stall_seconds)
+        if (since is None) == (attempt.stalled_at is None):
+            continue
+        with context.database.transaction() as session:
+            if not _mark(session, attempt, project_id, since):
+                continue
+        stalled, going_on = stalled + (since is not None), going_on + (since is None)
+    return AttendReport(done=stalled + going_on + lost, stalled=stalled, going_on=going_on, lost=lost)
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    """Fenced attempts that nobody has heard of since; whether a living one comes on is looked at in each round."""
+    due, oldest = session.execute(
+        select(func.count(), func.min(Attempt.ended_at)).where(to_settle(database_now(session), context.settings))
+    ).one()
+    return Backlog(due, oldest_due_at=oldest)
+
+
+def _living() -> ColumnElement[bool]:
+    return Attempt.ended_at.is_(None) & Attempt.progressed_at.is_not(None)
+
+
+def _stalled_since(attempt: Attempt, stall_seconds: float) -> datetime | None:
+    pace = Pace(
+        heartbeat_at=attempt.heartbeat_at,
+        progressed_at=attempt.progressed_at,
+        doing=None if attempt.doing is None else Doing(attempt.doing),
+        steps_per_second=attempt.steps_per_second,
+    )
+    return stalled_since(pace, stall_seconds=stall_seconds)
+
+
+def _mark(session: Session, attempt: Attempt, project_id: str, since: datetime | None) -> bool:
+    """False where a heartbeat, an end or another process has come in between."""
+    changed = session.scalar(
+        update(Attempt)
+        .where(
+            Attempt.id == attempt.id,
+            Attempt.ended_at.is_(None),
+            Attempt.progressed_at == attempt.progressed_at,
+            Attempt.stalled_at.is_(None) if attempt.stalled_at is None else Attempt.stalled_at == attempt.stalled_at,
+        )
+        .values(stalled_at=since)
+        .returning(Attempt.id),
+        execution_options={"synchronize_session": False},
+    )
+    if changed is None:
+        return False
+    step = "no step" if attempt.last_step is None else f"step {attempt.last_step}"
+    reason = f"alive, and nothing after {step} since {since:%Y-%m-%d %H:%M:%S} UTC" if since else f"goes on at {step}"
+    record_event(
+        session,
+        _ACTOR,
+        "attempt.stalled" if since else "attempt.goes_on",
+        project_id=project_id,
+        run_id=attempt.run_id,
+        reason=reason,
+        after={"attempt": attempt.number, "step": attempt.last_step},
+    )
+    return True

@@ -1,0 +1,141 @@
+"""Why an attempt ended, as the catalog tells it: by the first word, by silence, and by what was refused afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+import holdfast_service.reap.tick as reap
+from holdfast_service.attend.tick import AttendReport, tick
+from holdfast_service.catalog.custody_tables import AuditEvent
+from holdfast_service.settings import ServiceSettings
+from tests.service.conftest import Clock
+from tests.support.interleave import in_background, refused
+from tests.support.rank import Job
+from tests.support.service import RunningService
+
+HEARTBEAT_SECONDS = 5.0
+STALL_SECONDS = 60.0
+
+
+@pytest.fixture
+def settings(settings: ServiceSettings) -> ServiceSettings:
+    return settings.model_copy(update={"heartbeat_interval_seconds": HEARTBEAT_SECONDS, "stall_seconds": STALL_SECONDS})
+
+
+def _trains(step: int, *, first: int = 0, age: float = 0.0, **more: Any) -> dict[str, Any]:
+    """What the heartbeat of a job tells that has run the steps `first` to `step`, the last one `age` seconds ago."""
+    account: dict[str, Any] = {"step": step, "first_step": first, "steps_run": step - first + 1}
+    return account | {"progress_age_seconds": age, "doing": "training", "steps_per_second": 1.0} | more
+
+
+def _events(service: RunningService) -> list[tuple[str, str, str | None]]:
+    with service.context.database.read() as session:
+        rows = session.scalars(
+            select(AuditEvent).where(AuditEvent.action.startswith("attempt.")).order_by(AuditEvent.id)
+        ).all()
+    return [(event.actor, event.action, event.reason) for event in rows]
+
+
+def test_the_first_word_counts_and_later_ones_tell_only_how_far_it_came(service: RunningService) -> None:
+    job = Job(service.http(), world_size=2)
+    job.heartbeat(**_trains(40))
+    crash = {"detail": "ValueError: boom", "error_type": "ValueError", "error_rank": 1}
+    job.end("failed", **_trains(42), **crash)
+    # Torn down by its launcher, rank 0 has another word, and so has its heartbeat that was held up.
+    job.end("preempted", **_trains(43), notice={"source": "SIGTERM"})
+    job.end("finished", **_trains(41))
+    job.heartbeat(**_trains(40))
+    view = job.view()
+    assert (view["outcome"], view["outcome_detail"]) == ("failed", "ValueError: boom")
+    assert (view["error_type"], view["error_rank"], view["notice"]) == ("ValueError", 1, None)
+    assert (view["first_step"], view["last_step"], view["steps_run"]) == (0, 43, 44)
+
+
+def test_of_two_words_at_once_one_counts(service: RunningService) -> None:
+    job = Job(service.http(), world_size=8)
+
+    def dies(rank: int) -> None:
+        job.end("failed", error_type=f"Error{rank}", error_rank=rank, detail=f"rank {rank}")
+
+    with in_background() as threads:
+        list(threads.map(dies, range(8)))
+    view = job.view()
+    assert (view["error_type"], view["outcome_detail"]) == (f"Error{view['error_rank']}", f"rank {view['error_rank']}")
+
+
+def test_a_preemption_keeps_its_notice(service: RunningService) -> None:
+    job = Job(service.http())
+    notice = {"source": "aws", "reason": "spot instance-action", "deadline_seconds": 120.0}
+    job.end("preempted", notice=notice)
+    assert (job.view()["outcome"], job.view()["notice"]) == ("preempted", notice)
+
+
+def test_a_job_that_was_killed_and_launched_again_at_once_was_lost_and_one_that_calls_was_alive(
+    service: RunningService, clock: Clock
+) -> None:
+    killed = Job(service.http(), "demo/killed")
+    killed.heartbeat(**_trains(7))
+    alive = Job(service.http(), "demo/alive")
+    Job(service.http(), "demo/killed", after=1)
+    Job(service.http(), "demo/alive", after=1)
+    for job in (killed, alive):
+        assert (job.view()["outcome"], job.view()["outcome_detail"]) == ("fenced", "attempt 2 has taken over")
+    assert tick(service.context) == AttendReport(), "nobody can know yet"
+    with refused("stale_attempt"):
+        alive.heartbeat(3)
+    clock.advance(3 * HEARTBEAT_SECONDS + 1)
+    assert tick(service.context) == AttendReport(done=1, lost=1)
+    assert tick(service.context) == AttendReport()
+    view = killed.view()
+    assert view["outcome"] == "lost"
+    assert view["outcome_detail"].startswith("no heartbeat since ")
+    assert view["outcome_detail"].endswith(" UTC; attempt 2 has taken over")
+    view = alive.view()
+    assert (view["outcome"], view["outcome_detail"]) == ("fenced", "attempt 2 has taken over while it was still alive")
+    assert [event[:2] for event in _events(service)] == [("attend", "attempt.lost")]
+    # It was only cut off, and calls after all.
+    with refused("stale_attempt"):
+        killed.end("finished")
+    assert killed.view()["outcome"] == "fenced"
+    assert killed.view()["refused_at"] is not None
+
+
+def test_a_run_that_makes_no_progress_is_stalled_until_it_goes_on(service: RunningService, clock: Clock) -> None:
+    job = Job(service.http())
+    job.heartbeat(**_trains(5))
+    clock.advance(STALL_SECONDS + 1)
+    assert tick(service.context) == AttendReport(), "without a heartbeat it is not known to live"
+    job.heartbeat(**_trains(5, age=STALL_SECONDS - 1))
+    assert tick(service.context) == AttendReport()
+    job.heartbeat(**_trains(5, age=2 * STALL_SECONDS, doing="saving"))
+    job.heartbeat(**_trains(5, age=2 * STALL_SECONDS, steps_per_second=0.1))
+    assert tick(service.context) == AttendReport(), "its steps take 10 seconds"
+    clock.advance(STALL_SECONDS)
+    job.heartbeat(**_trains(5, age=2 * STALL_SECONDS, steps_per_second=1.0))
+    assert tick(service.context) == AttendReport(done=1, stalled=1)
+    assert tick(service.context) == AttendReport()
+    assert job.view()["stalled_at"] == job.view()["progressed_at"]
+    job.heartbeat(**_trains(6))
+    assert tick(service.context) == AttendReport(done=1, going_on=1)
+    assert job.view()["stalled_at"] is None
+    stalled, goes_on = _events(service)
+    assert stalled[:2] == ("attend", "attempt.stalled")
+    assert (stalled[2] or "").startswith("alive, and nothing after step 5 since ")
+    assert goes_on == ("attend", "attempt.goes_on", "goes on at step 6")
+
+
+@pytest.mark.rule("protocol-31")
+def test_the_services_own_downtime_neither_stalls_nor_loses_a_run(service: RunningService, clock: Clock) -> None:
+    job = Job(service.http())
+    job.heartbeat(**_trains(5))
+    last_sign = job.view()["heartbeat_at"]
+    reap.tick(service.context)
+    clock.advance(3600)
+    assert reap.tick(service.context).deadlines_moved_seconds
+    assert (tick(service.context), reap.tick(service.context)) == (AttendReport(), reap.ReapReport())
+    assert job.view()["heartbeat_at"] == last_sign, "how far it came is counted from what it said"
+    clock.advance(service.context.settings.lost_after_heartbeats * HEARTBEAT_SECONDS + 1)
+    assert reap.tick(service.context).lost_attempts == 1
