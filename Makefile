@@ -11,10 +11,10 @@ WORKERS ?= 3
 # make bench: the bytes of the state, and how often everything is measured.
 SIZE ?= 1GiB
 REPEATS ?= 5
-# make soak: how long everything runs at once.
+# make soak, make chaos: how long everything runs at once.
 MINUTES ?= 10
 
-.PHONY: help demo test check prove soak bench run format docs venv
+.PHONY: help demo test check prove soak chaos bench run format docs venv
 
 help:
 	@echo 'make demo [STORE=posix|s3] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
@@ -22,6 +22,7 @@ help:
 	@echo 'make check                                              ruff, mypy and import-linter'
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
 	@echo 'make soak [MINUTES=10]                                  everything at once, with kill -9: is anything lost?'
+	@echo 'make chaos [MINUTES=10]                                 torchrun jobs while everything fails: do they come back?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5]                      beside its peers: docs/performance.md'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff mend and format the code'
@@ -49,6 +50,10 @@ prove: venv
 # Service, workers, writers and readers on Postgres and SeaweedFS, killed at random; see tests/soak.
 soak: venv
 	@$(VENV)/bin/python -m tests.soak --minutes $(MINUTES)
+
+# Real torchrun jobs, and everything that they need is killed, parted, spoilt or filled up; see tests/chaos_run.
+chaos: venv
+	@$(VENV)/bin/python -m tests.chaos_run --minutes $(MINUTES)
 
 # Writes benchmarks/results/latest.json and the plot. Leave the machine alone meanwhile: half an hour with the defaults.
 bench: venv

@@ -79,6 +79,9 @@ class SeaweedFS:
         # It waits for kept-alive connections to end; whoever stops it wants it away.
         self._process.stop(grace_seconds=2)
 
+    def kill9(self) -> None:
+        self._process.kill9()
+
     def forget(self) -> None:
         """Removes the sockets that it leaves in /tmp, whatever TMPDIR says."""
         for port in range(self._port, self._port + _PORTS):

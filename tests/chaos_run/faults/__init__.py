@@ -1,0 +1,14 @@
+"""What can happen in a chaos run, a kind each. A fault is over when its function returns: whatever was taken away is
+back by then, and from there on everything must mend itself."""
+
+from __future__ import annotations
+
+from tests.chaos_run.faults.base import Arena, Fault, Strike
+from tests.chaos_run.faults.clocks import FAULTS as CLOCKS
+from tests.chaos_run.faults.damage import FAULTS as DAMAGE
+from tests.chaos_run.faults.outages import FAULTS as OUTAGES
+from tests.chaos_run.faults.processes import FAULTS as PROCESSES
+
+ALL: dict[str, Fault] = {**PROCESSES, **OUTAGES, **DAMAGE, **CLOCKS}
+
+__all__ = ["ALL", "Arena", "Fault", "Strike"]

@@ -1,0 +1,108 @@
+"""Disks: stored bytes that are others than were stored, and a disk that is full."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from pathlib import Path
+
+import psycopg
+
+from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.states import CheckpointState
+from tests.chaos_run.faults.base import Arena, Fault, Strike
+from tests.chaos_run.job import Job
+from tests.chaos_run.place import PROJECT
+from tests.support.damage import flip
+
+_FULL_SECONDS = (2.0, 5.0)
+_KEY_OF_CHUNK = """
+    SELECT copies.project_id, chunks.digest, copies.generation FROM copies JOIN chunks ON chunks.id = copies.chunk_id
+    WHERE chunks.digest = %s AND copies.state NOT IN ('gone', 'bad') ORDER BY copies.id DESC LIMIT 1
+"""
+
+
+def corrupt_store(arena: Arena) -> Strike | None:
+    """A chunk of the newest checkpoint has other bytes when the job comes back: it must find out, and train on from
+    what is right."""
+    job = arena.a_job()
+    with job.held_down("job killed, and a chunk of its newest checkpoint made wrong"):
+        client = arena.place.client
+        newest = client.checkpoints(PROJECT, job.name, state=CheckpointState.COMMITTED, limit=2).items
+        if len(newest) < 2:
+            return None
+        # Not what the one before has as well (the layout): with a single store that would take all of them away, which
+        # is what a second store is for.
+        own, before = (_digests(arena, view) for view in newest)
+        digest = arena.numbers.choice(sorted(own - before))
+        view = newest[0]
+        arena.damaged.add(digest)
+        _put_wrong_bytes(arena, digest)
+        return Strike([job], f"{job.name}: chunk {digest[:12]} of step {view.step}")
+
+
+def corrupt_local_tier(arena: Arena) -> Strike | None:
+    """A chunk in the local tier has other bytes when the job comes back: the store's are taken."""
+    job = next((job for job in arena.jobs if job.local is not None), None)
+    if job is None or job.local is None:
+        return None
+    with job.held_down("job killed, and a chunk of its local tier made wrong"):
+        files = _chunk_files(job, arena.numbers)
+        if not files:
+            return None
+        for file in files:
+            flip(file)
+        return Strike([job], f"{job.name}: {len(files)} chunks on its disk")
+
+
+def fill_disk(arena: Arena) -> Strike | None:
+    """Not a byte is left in the local tier of one job."""
+    if arena.small_disk is None:
+        return None
+    job = next(job for job in arena.jobs if job.local is not None)
+    seconds = arena.numbers.uniform(*_FULL_SECONDS)
+    filler = arena.small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    arena.over.wait(seconds)
+    filler.unlink()
+    return Strike([job], f"{job.name}: full for {seconds:.1f} s")
+
+
+def _digests(arena: Arena, view: CheckpointView) -> set[str]:
+    shards = [arena.place.client.shard_chunks(view.id, rank) for rank in range(view.world_size)]
+    return {chunk.digest for shard in shards for chunk in shard.chunks}
+
+
+def _put_wrong_bytes(arena: Arena, digest: str) -> None:
+    """With the owner's keys, around the service, as a disk would: size and key stay what they are."""
+    with psycopg.connect(arena.place.database_url.replace("+psycopg", "")) as connection:
+        row = connection.execute(_KEY_OF_CHUNK, [digest]).fetchone()
+    assert row is not None, "a committed checkpoint has its chunks"
+    project_id, _, generation = row
+    weed = arena.place.weed
+    where = f"/{weed.bucket}/checkpoints/{project_id}/chunks/{digest[:2]}/{digest}/{generation}"
+    data = bytearray(weed.signed("GET", where).data)
+    data[arena.numbers.randrange(len(data))] ^= 1 << arena.numbers.randrange(8)
+    put = weed.signed("PUT", where, body=bytes(data))
+    assert put.status == 200, put.data
+
+
+def _chunk_files(job: Job, numbers: random.Random) -> list[Path]:
+    assert job.local is not None
+    files = [
+        Path(folder) / name
+        for folder, _, names in os.walk(job.local)
+        for name in names
+        if len(name) == 64 and not set(name) - set("0123456789abcdef")
+    ]
+    return numbers.sample(sorted(files), k=min(3, len(files)))
+
+
+FAULTS: dict[str, Fault] = {
+    "wrong bytes in the store": corrupt_store,
+    "wrong bytes on the local disk": corrupt_local_tier,
+    "full local disk": fill_disk,
+}

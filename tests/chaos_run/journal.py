@@ -1,0 +1,115 @@
+"""What the ranks of a job have done, one JSON line at a time, and what others read of it while they run.
+
+A line is in the file before the rank goes on, so that SIGKILL loses nothing of it; half a line is what a kill has left.
+Times are `time.monotonic()`, which all processes of a machine share and no jump of a clock moves.
+
+    begun      a rank runs: process, attempt, the step it goes on with, and the digest of the state that it has restored
+    step       a step was trained; `state` is the digest of all state after it
+    committed  the client was told that this step's checkpoint is committed
+    failed     the client was told that it is not, and why
+    ended      the rank has come to its end, and how
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """The writing end, of one rank in one launch."""
+
+    def __init__(self, folder: Path, launch: int, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.open(folder / f"launch{launch:04d}-rank{rank}.jsonl", flags, 0o644)
+        self._lock = threading.Lock()
+
+    def write(self, kind: str, **line: Any) -> None:
+        with self._lock:
+            os.write(self._file, json.dumps({"kind": kind, "at": time.monotonic(), **line}).encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class Step:
+    step: int
+    at: float
+    state: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """The client said that `step` is committed."""
+
+    step: int
+    at: float
+    checkpoint_id: str
+
+
+@dataclass
+class LaunchRecord:
+    """One rank's journal of one launch. Without `begun_at` it was killed before it had restored anything."""
+
+    launch: int
+    rank: int
+    begun_at: float | None = None
+    pid: int = 0
+    attempt: int = 0
+    world_size: int = 0
+    start: int = 0
+    state: str = ""
+    steps: list[Step] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+    ended: str | None = None
+
+    @property
+    def last_step(self) -> int | None:
+        return self.steps[-1].step if self.steps else None
+
+    def add(self, line: dict[str, Any]) -> None:
+        match line["kind"]:
+            case "begun":
+                self.begun_at, self.pid, self.attempt = line["at"], line["pid"], line["attempt"]
+                self.world_size, self.start, self.state = line["world_size"], line["start"], line["state"]
+            case "step":
+                self.steps.append(Step(line["step"], line["at"], line["state"]))
+            case "committed":
+                self.told.append(Told(line["step"], line["at"], line["checkpoint"]))
+            case "failed":
+                self.failed.append((line["step"], line["why"]))
+            case "ended":
+                self.ended = line["how"]
+
+
+class JournalReader:
+    """The reading end: all launches of one rank, kept and only added to. To be used from one thread."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._read: dict[Path, tuple[LaunchRecord, int]] = {}
+
+    def launches(self) -> list[LaunchRecord]:
+        """The oldest first, with what has come since the last call."""
+        paths = sorted(self._folder.glob(f"launch*-rank{self._rank}.jsonl"))
+        for path in paths:
+            known = path in self._read
+            if known and path != paths[-1] and path != paths[max(len(paths) - 2, 0)]:
+                continue  # older launches are over
+            number = int(path.name.removeprefix("launch").split("-")[0])
+            record, offset = self._read.get(path, (LaunchRecord(number, self._rank), 0))
+            with path.open("rb") as file:
+                file.seek(offset)
+                for text in file:
+                    if not text.endswith(b"\n"):
+                        break
+                    record.add(json.loads(text))
+                    offset += len(text)
+            self._read[path] = (record, offset)
+        return [self._read[path][0] for path in paths]
