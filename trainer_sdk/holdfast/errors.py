@@ -5,6 +5,7 @@ HoldfastError (holdfast_client.errors draws the whole tree)
 ├── SaveFailed        a save was not committed; with strict=True it is raised at the next call
 │   └── SaveSpooled   this job did not commit it, and its bytes are safe on the node's disk; never raised, only told
 ├── SaveDeclined      all ranks together left this save out, for one of them was still busy with an earlier one
+├── MissingComponent  with strict=True: the state lacks what the run's first checkpoint has
 ├── NotRestored       a save was asked for before restore() in a run that has checkpoints
 └── RanksDisagree     the ranks did not call the same thing in the same order
 StateError (holdfast.state.errors)
@@ -49,6 +50,7 @@ __all__ = [
     "HoldfastError",
     "IntegrityError",
     "LayoutError",
+    "MissingComponent",
     "NoRestorePoint",
     "NotFound",
     "NotRestored",
@@ -88,6 +90,11 @@ class SaveDeclined(HoldfastError):
 class NotRestored(HoldfastError):
     code = "not_restored"
     remedy = "Call restore(state) before the first step; to begin from nothing, choose the name of a new run."
+
+
+class MissingComponent(HoldfastError):
+    code = "missing_component"
+    remedy = 'Pass it to step() and save() too, or say that it is left out on purpose: Checkpointer(…, drop=["ema"]).'
 
 
 class RanksDisagree(HoldfastError):

@@ -9,16 +9,20 @@ from dataclasses import dataclass, field
 from holdfast_protocol.checkpoints import CheckpointView
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SaveHandle:
     """`staged` is done once the state may change again (save() returns no earlier). `local` is done once it is known
     whether this rank's part is durable on this node: False where there is no local tier, or no room in it. `committed`
     is done once the checkpoint can be restored, with the service's view of it, or with the reason why not.
 
-    All have `result(timeout)`, `exception(timeout)` and `done()` as in concurrent.futures. Cancelling does nothing.
+    `diverged`, known when save() returns and the same on every rank: why nobody should go on from this state; None where
+    it is healthy.
+
+    The futures have `result(timeout)`, `exception(timeout)` and `done()` as in concurrent.futures. Cancelling does nothing.
     """
 
     step: int
+    diverged: str | None = None
     staged: Future[None] = field(default_factory=Future, repr=False)
     local: Future[bool] = field(default_factory=Future, repr=False)
     committed: Future[CheckpointView] = field(default_factory=Future, repr=False)

@@ -1,0 +1,43 @@
+"""What the run's first checkpoint had, and the state that is saved now lacks: said loudly, and refused with `strict`.
+
+A scheduler that somebody forgot to pass on is missed only at the resume that needs it. The components of all ranks
+count together: one rank may have what the others have not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from holdfast.errors import MissingComponent
+
+log = logging.getLogger("holdfast")
+
+
+class Completeness:
+    """Of one job. The run's first checkpoint is this job's own where nothing was committed before."""
+
+    def __init__(self, *, drop: Iterable[str], strict: bool, speaks: bool) -> None:
+        """`drop`: components that are left out on purpose. `speaks`: on rank 0."""
+        self.dropped = frozenset(drop)
+        self._strict = strict
+        self._speaks = speaks
+        self._declared: frozenset[str] | None = None
+        self._said: set[frozenset[str]] = set()
+
+    def check(self, has: Iterable[str], declared: Iterable[str]) -> None:
+        """`has`: of all ranks; `declared`: as the service has it, empty where nothing is committed yet. The same on all
+        ranks. Raises MissingComponent with `strict`; else it is said once for each set of them."""
+        has = frozenset(has)
+        if self._declared is None:
+            self._declared = frozenset(declared) or has
+        missing = self._declared - has - self.dropped
+        if not missing or missing in self._said:
+            return
+        names = ", ".join(map(repr, sorted(missing)))
+        what = f"The state lacks {names}, which the first checkpoint of this run has"
+        if self._strict:
+            raise MissingComponent(what)
+        self._said.add(missing)
+        if self._speaks:
+            log.warning("%s. It is saved without. %s", what, MissingComponent.remedy)
