@@ -5,31 +5,17 @@ The same reading as a restore (documents -> plan -> fetch and verify -> apply), 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from holdfast.documents import read_documents
-from holdfast.errors import ConfigurationError, NoRestorePoint
-from holdfast.host_sharing import HostSharing
-from holdfast.layout.reshard import ReadPlan, plan_reads
-from holdfast.log import speak_up
-from holdfast.ranks import Ranks
-from holdfast.settings import TrainerSettings
-from holdfast.source import CheckpointSource
-from holdfast.state.arrivals import Arrivals
+from holdfast.errors import ConfigurationError
+from holdfast.reading import read_into
 from holdfast.state.components import Kind
-from holdfast.state.load import LoadOptions, LoadPlan, LoadReport, plan_load
+from holdfast.state.load import LoadOptions, LoadReport
 from holdfast.state.stored import StoredState
-from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
-from holdfast_protocol.restore import RestorePoint
-from holdfast_protocol.selectors import RunName, SelectorError, parse_selector
-
-log = logging.getLogger("holdfast")
 
 
 def load_weights(
@@ -52,53 +38,14 @@ def load_weights(
     Collective where torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
     Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
     """
-    speak_up()
-    try:
-        run, point_of_run = parse_selector(selector)
-    except SelectorError as error:
-        raise ConfigurationError(f"{error}.") from None
-    settings = TrainerSettings()
-    ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds)
-    try:
-        with Client(client_settings) as client, TransferWorkers(settings.transfers) as workers:
-            point = ranks.from_first(lambda: _resolve(client, run, str(point_of_run)))
-            with CheckpointSource(client, point.checkpoint_id, workers=workers) as source:
-                documents = read_documents(ranks, source, rank_trees=False)
-                key = _model_component(documents.stored, component, selector)
-                options = LoadOptions(strict=strict, cast=True, exclude=tuple(f"{key}/{each}" for each in exclude))
-                if dtype is not None:
-                    model.to(dtype)
-                planned: list[tuple[LoadPlan, ReadPlan, Arrivals]] = []
 
-                def plan_load_here() -> None:
-                    plan = plan_load(
-                        {key: model}, documents.stored, rank=ranks.rank, world_size=ranks.world_size, options=options
-                    )
-                    reads = plan_reads(documents.layout, plan.wanted, prefer_rank=ranks.rank)
-                    # Not into the live tensors: whoever is refused keeps the model as it was.
-                    planned.append((plan, reads, plan.arrivals(into_live=False)))
+    def demand(stored: StoredState) -> tuple[dict[str, Any], LoadOptions]:
+        key = _model_component(stored, component, selector)
+        if dtype is not None:
+            model.to(dtype)
+        return {key: model}, LoadOptions(strict=strict, cast=True, exclude=tuple(f"{key}/{each}" for each in exclude))
 
-                ranks.together(plan_load_here)
-                [(plan, reads, arrivals)] = planned
-                with HostSharing(ranks, settings).of(reads, documents.chunks) as shared:
-                    ranks.together(
-                        lambda: source.read(reads, documents.layout, documents.chunks, arrivals.rooms(), shared=shared)
-                    )
-            ranks.together(lambda: plan.apply(arrivals))
-            if ranks.is_first:
-                log.info("loaded the weights of %s, step %d%s", run, point.step, _left_out(plan.report))
-            return plan.report
-    finally:
-        ranks.close()
-
-
-def _resolve(client: Client, run: RunName, selector: str) -> RestorePoint:
-    point = client.restore_point(run.project, run.run, selector).restore_point
-    if point is None:
-        raise NoRestorePoint(
-            f"{run} has nothing to load at {selector!r}. `holdfast checkpoints {run}` lists what it has"
-        )
-    return point
+    return read_into(selector, demand, rank_trees=False, client_settings=client_settings)
 
 
 def _model_component(stored: StoredState, asked: str | None, selector: str) -> str:
@@ -114,16 +61,3 @@ def _model_component(stored: StoredState, asked: str | None, selector: str) -> s
 
 def _kind_of(tree: Any) -> Any:
     return tree[0] if isinstance(tree, list) and tree else None
-
-
-def _left_out(report: LoadReport) -> str:
-    parts = [
-        f"{len(names)} {what}"
-        for names, what in (
-            (report.missing, "missing"),
-            (report.unexpected, "unexpected"),
-            (report.excluded, "excluded"),
-        )
-        if names
-    ]
-    return f" ({', '.join(parts)})" if parts else ""

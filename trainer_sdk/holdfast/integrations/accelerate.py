@@ -1,0 +1,84 @@
+"""Accelerate: what accelerator.save_state() would write, as the state of a Checkpointer. Sharded models stay sharded.
+
+    accelerator.prepare(…) -> training_state(accelerator) -> checkpointer.restore(state), checkpointer.step(step, state)
+
+Accelerator keeps what it prepared in lists of its own; save_state() and load_state() read the same ones. Written
+against accelerate 1.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+from holdfast.errors import ConfigurationError
+
+_KEEP_THEIR_OWN = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+
+
+def training_state(accelerator: Accelerator) -> dict[str, Any]:
+    """The state of everything that was prepared or registered for checkpointing, by these keys: `model`, `optimizer`,
+    `lr_scheduler`, `dataloader`, `custom` (the second of each is `model_1` and so on), `scaler`, `accelerator`.
+
+        state = training_state(accelerator)     # once, after the last prepare() and register_for_checkpointing()
+        with holdfast.Checkpointer("demo/gpt") as checkpointer:
+            for step in range(checkpointer.restore(state), total_steps): ...
+
+    Random generators are in every checkpoint. Of a data loader, the epoch that it is in is kept, and its exact position
+    where it is stateful (DataLoaderConfiguration(use_stateful_dataloader=True), torchdata); else pass over what was
+    trained on with accelerator.skip_first_batches(). Hooks that were registered for save_state() are not called.
+
+    Raises ConfigurationError with DeepSpeed and Megatron-LM, whose state only they can write.
+    """
+    if accelerator.distributed_type in _KEEP_THEIR_OWN:
+        raise ConfigurationError(
+            f"{accelerator.distributed_type.value} keeps its state where only it can write it. "
+            "Use FSDP2 (fsdp_version=2), or accelerator.save_state()."
+        )
+    state = {
+        **_numbered("model", accelerator._models),
+        **_numbered("optimizer", (optimizer.optimizer for optimizer in accelerator._optimizers)),
+        **_numbered("lr_scheduler", (scheduler.scheduler for scheduler in accelerator._schedulers)),
+        **_numbered("dataloader", map(_loader, accelerator._dataloaders)),
+        **_numbered("custom", accelerator._custom_objects),
+        "accelerator": _Counter(accelerator),
+    }
+    return state if accelerator.scaler is None else state | {"scaler": accelerator.scaler}
+
+
+def _numbered(name: str, objects: Iterable[Any]) -> dict[str, Any]:
+    return {f"{name}_{at}" if at else name: each for at, each in enumerate(objects)}
+
+
+def _loader(loader: Any) -> Any:
+    return loader if getattr(loader, "use_stateful_dataloader", False) else _Epoch(loader)
+
+
+class _Counter:
+    """Where the accelerator is within gradient accumulation."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self._accelerator.step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._accelerator.step = state["step"]
+
+
+class _Epoch:
+    """How often a loader was gone through: a seedable sampler shuffles by it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def state_dict(self) -> dict[str, int]:
+        return {"iteration": getattr(self._loader, "iteration", 0)}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        if hasattr(self._loader, "set_epoch"):
+            self._loader.set_epoch(state["iteration"])

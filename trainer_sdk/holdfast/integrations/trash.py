@@ -1,0 +1,94 @@
+"""Checkpoints that a framework's own limit has outlived go to the run's trash. Below hf/ and lightning/.
+
+A framework deletes the old one when it has written the new one. Here the new one may still be on its way, so the
+service decides: the two newest healthy points, what is held, pinned or read stays, and is asked for again later.
+Best effort, on a thread of its own: training never waits for it, and never fails by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+
+from holdfast.errors import Forbidden, HoldfastError, NotFound
+from holdfast_client.client import Client
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.pruning import PruneCheckpoints, PruneFilter
+from holdfast_protocol.selectors import RunName
+from holdfast_protocol.states import CheckpointState
+
+log = logging.getLogger("holdfast")
+
+_BRIEF_SECONDS = 5.0
+_CLOSE_SECONDS = 10.0
+_OVER = frozenset(CheckpointState) - {CheckpointState.COMMITTED, CheckpointState.UPLOADING}
+"""There is nothing to delete. What is still uploading is asked for again."""
+
+
+class Trash:
+    """Of one run, on one rank. `reason` goes into the audit."""
+
+    def __init__(self, settings: ClientSettings, run: RunName, reason: str) -> None:
+        self._client = Client(settings.model_copy(update={"retry_seconds": _BRIEF_SECONDS}))
+        self._run = run
+        self._reason = reason
+        self._lock = threading.Lock()
+        self._due: set[int] = set()
+        self._refused = False
+        self._worker: threading.Thread | None = None
+
+    def drop(self, steps: Iterable[int]) -> None:
+        """These steps are no longer wanted. Returns at once; what cannot go yet is tried again at the next call."""
+        with self._lock:
+            self._due.update(steps)
+            if not self._due or self._refused or (self._worker is not None and self._worker.is_alive()):
+                return
+            self._worker = threading.Thread(target=self._empty, name="holdfast-trash", daemon=True)
+            self._worker.start()
+
+    def keep(self, step: int) -> None:
+        """The step was saved anew: it is wanted again."""
+        with self._lock:
+            self._due.discard(step)
+
+    def close(self) -> None:
+        """One last time, now that the saves are over."""
+        if self._worker is not None:
+            self._worker.join(_CLOSE_SECONDS)
+        self.drop(())
+        if self._worker is not None:
+            self._worker.join(_CLOSE_SECONDS)
+        self._client.close()
+
+    def _empty(self) -> None:
+        with self._lock:
+            due = sorted(self._due)
+        try:
+            found = {step: self._found(step) for step in due}
+            gone = {step for step, view in found.items() if view is None or view.state in _OVER}
+            named = [view.id for view in found.values() if view and view.state is CheckpointState.COMMITTED]
+            if named:
+                # With a filter, what must stay is left and told; without one a single such checkpoint refuses all.
+                request = PruneCheckpoints(filter=PruneFilter(), checkpoint_ids=named, reason=self._reason)
+                pruned = self._client.prune(self._run.project, self._run.run, request)
+                gone |= {each.step for each in pruned.trashed}
+            with self._lock:
+                self._due -= gone
+        except Forbidden:
+            self._refused = True
+            log.warning(
+                "older checkpoints of %s stay (%s): this job's token may not delete. Give it the scope operate, or "
+                "the run a retention policy",
+                self._run,
+                self._reason,
+            )
+        except HoldfastError as error:
+            log.info("older checkpoints of %s stay for now: %s", self._run, error)
+
+    def _found(self, step: int) -> CheckpointView | None:
+        try:
+            return self._client.selected_checkpoint(self._run.project, self._run.run, str(step))
+        except NotFound:
+            return None

@@ -1,0 +1,100 @@
+"""Read parts of a checkpoint into live objects: no attempt is opened, no RNG is touched, nobody is fenced.
+
+For weights.py, and for the evaluation jobs of integrations/. The same reading as a restore (documents -> plan -> fetch
+and verify -> apply), with other demands on the fit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.documents import read_documents
+from holdfast.errors import ConfigurationError, NoRestorePoint
+from holdfast.host_sharing import HostSharing
+from holdfast.layout.reshard import ReadPlan, plan_reads
+from holdfast.log import speak_up
+from holdfast.ranks import Ranks
+from holdfast.settings import TrainerSettings
+from holdfast.source import CheckpointSource
+from holdfast.state.arrivals import Arrivals
+from holdfast.state.load import LoadOptions, LoadPlan, LoadReport, plan_load
+from holdfast.state.stored import StoredState
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.restore import RestorePoint
+from holdfast_protocol.selectors import RunName, SelectorError, parse_selector
+
+log = logging.getLogger("holdfast")
+
+Demand = Callable[[StoredState], tuple[dict[str, Any], LoadOptions]]
+"""What is stored -> the state to load into, and how strictly it must fit. Called on every rank."""
+
+
+def read_into(
+    selector: str, demand: Demand, *, rank_trees: bool, client_settings: ClientSettings | None = None
+) -> LoadReport:
+    """Reads `demo/base@best:loss` (or `@latest`, `@1200`, …). `rank_trees`: also what each rank had of its own.
+
+    Collective where torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
+    Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
+    """
+    speak_up()
+    try:
+        run, point_of_run = parse_selector(selector)
+    except SelectorError as error:
+        raise ConfigurationError(f"{error}.") from None
+    settings = TrainerSettings()
+    ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds)
+    try:
+        with Client(client_settings) as client, TransferWorkers(settings.transfers) as workers:
+            point = ranks.from_first(lambda: _resolve(client, run, str(point_of_run)))
+            with CheckpointSource(client, point.checkpoint_id, workers=workers) as source:
+                documents = read_documents(ranks, source, rank_trees=rank_trees)
+                state, options = demand(documents.stored)
+                planned: list[tuple[LoadPlan, ReadPlan, Arrivals]] = []
+
+                def plan_load_here() -> None:
+                    plan = plan_load(
+                        state, documents.stored, rank=ranks.rank, world_size=ranks.world_size, options=options
+                    )
+                    reads = plan_reads(documents.layout, plan.wanted, prefer_rank=ranks.rank)
+                    # Not into the live tensors: whoever is refused keeps the state as it was.
+                    planned.append((plan, reads, plan.arrivals(into_live=False)))
+
+                ranks.together(plan_load_here)
+                [(plan, reads, arrivals)] = planned
+                with HostSharing(ranks, settings).of(reads, documents.chunks) as shared:
+                    ranks.together(
+                        lambda: source.read(reads, documents.layout, documents.chunks, arrivals.rooms(), shared=shared)
+                    )
+            ranks.together(lambda: plan.apply(arrivals))
+            if ranks.is_first:
+                log.info("loaded %s of %s, step %d%s", ", ".join(state), run, point.step, _left_out(plan.report))
+            return plan.report
+    finally:
+        ranks.close()
+
+
+def _resolve(client: Client, run: RunName, selector: str) -> RestorePoint:
+    point = client.restore_point(run.project, run.run, selector).restore_point
+    if point is None:
+        raise NoRestorePoint(
+            f"{run} has nothing to load at {selector!r}. `holdfast checkpoints {run}` lists what it has"
+        )
+    return point
+
+
+def _left_out(report: LoadReport) -> str:
+    parts = [
+        f"{len(names)} {what}"
+        for names, what in (
+            (report.missing, "missing"),
+            (report.unexpected, "unexpected"),
+            (report.excluded, "excluded"),
+        )
+        if names
+    ]
+    return f" ({', '.join(parts)})" if parts else ""
