@@ -25,6 +25,8 @@ def unknown_word(words: list[str]) -> str | None:
     group: Any = typer.main.get_group(app)
     with_options: Any = group
     for word in words:
+        if word == "--":
+            return None  # from here on another program's command
         if word.startswith("-"):
             if not any(word in parameter.opts for parameter in with_options.params) and word != "--help":
                 return word

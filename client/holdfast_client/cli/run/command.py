@@ -50,7 +50,8 @@ def run(
     """Run a training job, and end with an exit code that a batch system can act on.
 
     0: finished. 75: preempted, launch it again. 76: nobody told how it ended. 79: another launch has the run, do not
-    launch this one again. Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave, under torchrun too.
+    launch this one again. Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave, under
+    torchrun too.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
         job = _Job(command, Path(folder), grace)
