@@ -9,13 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from tests.support.serve import HOLDFAST, without_holdfast_settings
+from holdfast_client import Client, ClientSettings
+from holdfast_protocol.attempts import AttemptView
+from holdfast_protocol.states import AttemptOutcome
+from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve, without_holdfast_settings
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+JOB = str(Path(__file__).with_name("launched_job.py"))
 NO_SERVICE = {"HOLDFAST_URL": "http://127.0.0.1:9", "HOLDFAST_RETRY_SECONDS": "0"}
 
 
@@ -23,21 +28,48 @@ NO_SERVICE = {"HOLDFAST_URL": "http://127.0.0.1:9", "HOLDFAST_RETRY_SECONDS": "0
 def launched(
     *command: str, environment: dict[str, str] = NO_SERVICE, log: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    output = log.open("w") if log else subprocess.PIPE
-    process = subprocess.Popen(
-        [HOLDFAST, "run", "--", *command],
-        env=without_holdfast_settings() | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    with log.open("w") if log else nullcontext(subprocess.PIPE) as output:
+        process = subprocess.Popen(
+            [HOLDFAST, "run", "--", *command],
+            env=without_holdfast_settings() | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHoldfast]:
+    with holdfast_serve(tmp_path_factory.mktemp("run")) as served:
+        yield served
+
+
+@pytest.fixture
+def client(service: ServedHoldfast) -> Iterator[Client]:
+    with Client(ClientSettings(url=service.url, data_dir=service.environment["HOLDFAST_DATA_DIR"])) as client:
+        yield client
+
+
+def of_job(service: ServedHoldfast, folder: Path) -> dict[str, str]:
+    return service.environment | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+
+
+def began(folder: Path, restart: int) -> tuple[list[int], list[int]]:
+    """Per rank: the step at which it began, and its process."""
+    texts = [(folder / f"began-{restart}-{rank}").read_text().split() for rank in (0, 1)]
+    return [int(start) for start, _ in texts], [int(pid) for _, pid in texts]
+
+
+def attempts(client: Client, run: str) -> list[AttemptView]:
+    """The oldest first."""
+    return list(client.all_attempts(*run.split("/")))[::-1]
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> str:
@@ -121,3 +153,22 @@ def test_a_command_that_is_not_there_is_said():
     assert process.returncode == 2
     assert "no-such-command cannot be started" in printed
     assert os.path.basename(HOLDFAST) in printed
+
+
+@pytest.mark.rule("training-15")
+@pytest.mark.rule("training-14")
+def test_a_rank_that_crashes_under_torchrun_is_started_again_and_the_job_finishes(service, client, tmp_path):
+    log = tmp_path / "log"
+    command = (*TORCHRUN, "--max-restarts=1", JOB, "tests/crashes", str(tmp_path), "6", "3")
+    with launched(*command, environment=of_job(service, tmp_path), log=log) as process:
+        process.wait(timeout=200)
+    assert process.returncode == 0, log.read_text()
+    assert began(tmp_path, 0)[0] == [0, 0]
+    assert began(tmp_path, 1)[0] == [2, 2]
+    first, second = attempts(client, "tests/crashes")
+    assert first.outcome is not AttemptOutcome.FINISHED
+    assert second.outcome is AttemptOutcome.FINISHED
+    launch, _, own = second.launch_id.partition(".")
+    assert own
+    assert first.launch_id.startswith(f"{launch}.")
+    assert first.launch_id != second.launch_id
