@@ -624,6 +624,30 @@ GUARDS = (
         "in enumerate([outcome]):",
         ("tests/trainer/test_ranks.py", "tests/trainer/test_damaged_checkpoints.py"),
     ),
+    Guard(
+        "training-14",
+        "a preempted job ends with its launcher's own code",
+        "client/holdfast_client/cli/run/ending.py",
+        "if outcome is AttemptOutcome.PREEMPTED:",
+        "if False:",
+        ("tests/unit/test_run_ending.py",),
+    ),
+    Guard(
+        "training-14",
+        "SIGUSR1 reaches torchrun's agent as it came",
+        "client/holdfast_client/cli/run/launcher.py",
+        "if not torchrun or number in",
+        "if number or number in",
+        ("tests/unit/test_run_ending.py",),
+    ),
+    Guard(
+        "training-15",
+        "restarted ranks share the store of torchrun's agent",
+        "client/holdfast_client/cli/run/launcher.py",
+        '        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",\n',
+        "",
+        ("tests/unit/test_run_ending.py",),
+    ),
 )
 
 
