@@ -259,10 +259,13 @@ def test_saving_by_the_clock_saves_when_the_time_is_over(run):
 
 def test_the_exported_names_are_these():
     assert sorted(holdfast.__all__) == [
+        "Auto",
+        "Best",
         "Checkpointer",
         "ChunkSizes",
         "Every",
         "LoadReport",
+        "OnPreemption",
         "Progress",
         "SaveHandle",
         "SaveStats",

@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from holdfast import errors
     from holdfast.checkpointer import Checkpointer
     from holdfast.handle import SaveHandle
-    from holdfast.interval import Every
     from holdfast.layout.plan import ChunkSizes
     from holdfast.progress import Progress
     from holdfast.state.load import LoadReport
     from holdfast.stats import SaveStats
     from holdfast.weights import load_weights
+    from holdfast.when.policies import Auto, Best, Every, OnPreemption
 
 __all__ = [
+    "Auto",
+    "Best",
     "Checkpointer",
     "ChunkSizes",
     "Every",
     "LoadReport",
+    "OnPreemption",
     "Progress",
     "SaveHandle",
     "SaveStats",
@@ -39,10 +42,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Auto": "holdfast.when.policies",
+    "Best": "holdfast.when.policies",
     "Checkpointer": "holdfast.checkpointer",
     "ChunkSizes": "holdfast.layout.plan",
-    "Every": "holdfast.interval",
+    "Every": "holdfast.when.policies",
     "LoadReport": "holdfast.state.load",
+    "OnPreemption": "holdfast.when.policies",
     "Progress": "holdfast.progress",
     "SaveHandle": "holdfast.handle",
     "SaveStats": "holdfast.stats",

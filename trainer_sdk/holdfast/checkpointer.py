@@ -1,7 +1,7 @@
 """The one object of a training script. It holds the parts together; each part's file says what it does.
 
 restore()  -> session (attempt) -> restore -> documents, source -> state.load
-step()     -> interval or agreement (due?) -> save()
+step()     -> agreement, when/schedule (due?) -> save()
 save()     -> saving (capture, plan, vote, stage) -> pipeline (hash, upload, seal) -> commit_watch
 """
 
@@ -11,7 +11,6 @@ import atexit
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -21,22 +20,25 @@ from holdfast.agreement import Ask, agreement_of
 from holdfast.errors import HoldfastError
 from holdfast.handle import SaveHandle
 from holdfast.host_sharing import HostSharing
-from holdfast.interval import Every
 from holdfast.layout.plan import ChunkSizes
 from holdfast.local.adoption import Adoption
 from holdfast.local.opening import open_local_tier
 from holdfast.log import speak_up
+from holdfast.metric_values import Metrics
 from holdfast.outcome_file import OutcomeFile
 from holdfast.pipeline import SavePipeline
 from holdfast.progress import Progress, ProgressBoard
 from holdfast.ranks import Ranks
 from holdfast.restore import Restorer
-from holdfast.saving import Metrics, Saver, window_bytes
+from holdfast.saving import Saver, window_bytes
 from holdfast.session import Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import Declarations
 from holdfast.stats import SaveStats
 from holdfast.verify.following import follow
+from holdfast.when.best import known_best
+from holdfast.when.policies import Policy, policy_of
+from holdfast.when.schedule import Due, Schedule
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
@@ -56,7 +58,9 @@ class Checkpointer:
     """Saves and restores one run. Make it on every rank, after torch.distributed is initialised (if it is used).
 
     run: `project/run`; without it HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
-    save: how often step() saves; without it as often as the service recommends.
+    save: when step() saves: Every(steps=500), Every(minutes=10), Auto(), Best("val_loss"), OnPreemption(), or several
+        joined by `|`. Without it Auto(), as often as loses the least. A save that is due while an earlier one is in
+        flight is done at the first step after that one.
     strict: a save that fails raises SaveFailed at the next call. Without it, it is logged and counted in `stats`, and
         training goes on. A stale attempt and a refused token raise either way.
     replicated, per_rank: keys of the state whose values are the same on all ranks, or each rank's own, where the
@@ -82,7 +86,7 @@ class Checkpointer:
         self,
         run: str | None = None,
         *,
-        save: Every | None = None,
+        save: Policy | None = None,
         strict: bool = False,
         replicated: Iterable[str] = (),
         per_rank: Iterable[str] = (),
@@ -97,6 +101,7 @@ class Checkpointer:
         client_settings: ClientSettings | None = None,
     ) -> None:
         speak_up()
+        policy = policy_of(save)
         self._settings = settings or TrainerSettings()
         run_name = self._settings.run_name(run)
         declared = Declarations.of(replicated=replicated, per_rank=per_rank, frozen=frozen)
@@ -104,7 +109,6 @@ class Checkpointer:
         window = window_bytes(self._settings.host_memory_bytes if host_memory is None else host_memory, sizes)
         self.stats = SaveStats()
         self._progress = ProgressBoard()
-        self._every = save
         self._strict = strict
         self._ranks = Ranks(timeout_seconds=self._settings.collective_timeout_seconds)
         self._recorder = follow(self._settings.verify_dir, self._ranks, declared)
@@ -143,8 +147,14 @@ class Checkpointer:
             sharing=HostSharing(self._ranks, self._settings, local=self._tier.folder if self._tier else None),
             progress=self._progress,
         )
-        self._saved_at = time.monotonic()
-        self._agreement = agreement_of(self._ranks, self._wants_save)
+        self._schedule = Schedule(
+            policy,
+            self._ranks,
+            busy=lambda: self._pipeline.busy,
+            recommended_seconds=lambda: self._session.save_interval_seconds,
+            known_best=lambda best: known_best(self._session.brief_client, self._session.run, best),
+        )
+        self._agreement = agreement_of(self._ranks, self._schedule.wants)
         self._raised: HoldfastError | None = None
         self._closed = False
         self._process_id = os.getpid()
@@ -180,13 +190,15 @@ class Checkpointer:
             self._saver.forget_frozen()
         if self._recorder is not None:
             self._recorder.restored(start, state)
-        self._interval_begins()
+        self._schedule.restored()
+        self._agreement.restart()
         return start
 
     def step(self, step: int, state: dict[str, Any], metrics: Metrics | None = None) -> SaveHandle | None:
         """Call it after each step, on every rank. Saves when it is due; else costs about a microsecond.
 
-        Where an earlier save is still in flight on any rank, all ranks leave this one out and say so.
+        Where an earlier save is still in flight on any rank, all ranks put this one off, to the first step after that
+        one. A save for Best waits for it: a later step is not the one that was measured.
         """
         self._session.step = step
         if not self._session.may_save:
@@ -194,12 +206,10 @@ class Checkpointer:
         if self._recorder is not None:
             return self._step_recorded(self._recorder, step, state, metrics)
         ask = self._agreement.due(step)
-        if ask is Ask.SAVE or (self._every is not None and self._every.due_after(step)):
-            handle = self._save(step, state, metrics, CheckpointKind.PERIODIC, wait=False)
-            self._raise_pending()
-            return handle
+        due = self._schedule.due(step, metrics, agreed=ask is Ask.SAVE)
+        handle = None if due is None else self._save(step, state, metrics, CheckpointKind.PERIODIC, due=due)
         self._raise_pending()
-        return None
+        return handle
 
     def save(
         self,
@@ -215,7 +225,7 @@ class Checkpointer:
         Raises on every rank where one rank's state cannot be saved (UnsupportedStateError names the key).
         """
         self._session.step = step
-        handle = self._save(step, state, metrics, CheckpointKind(kind), wait=True)
+        handle = self._save(step, state, metrics, CheckpointKind(kind))
         self._raise_pending()
         if self._recorder is not None:
             self._recorder.stepped(step, state, metrics, handle)
@@ -287,33 +297,31 @@ class Checkpointer:
             self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
 
     def _save(
-        self, step: int, state: dict[str, Any], metrics: Metrics | None, kind: CheckpointKind, *, wait: bool
+        self,
+        step: int,
+        state: dict[str, Any],
+        metrics: Metrics | None,
+        kind: CheckpointKind,
+        *,
+        due: Due | None = None,
     ) -> SaveHandle:
+        """`due`: why step() saves; None where the script asks for it."""
         try:
-            return self._saver.save(step, state, metrics, kind, wait=wait)
+            handle = self._saver.save(step, state, metrics, kind, wait=due is not Due.BY_INTERVAL)
+            self._schedule.saved(metrics, handle, due)
+            return handle
         finally:
-            self._interval_begins()
+            self._schedule.restart()
+            self._agreement.restart()
 
     def _step_recorded(
         self, recorder: Recorder, step: int, state: dict[str, Any], metrics: Metrics | None
     ) -> SaveHandle | None:
         due = recorder.saves_at(step)
-        handle = self._save(step, state, metrics, CheckpointKind.PERIODIC, wait=True) if due else None
+        handle = self._save(step, state, metrics, CheckpointKind.PERIODIC) if due else None
         self._raise_pending()
         recorder.stepped(step, state, metrics, handle)
         return handle
-
-    def _interval_begins(self) -> None:
-        self._saved_at = time.monotonic()
-        self._agreement.restart()
-
-    def _wants_save(self) -> bool:
-        """Whether a save is due by the clock; asked on a background thread of rank 0."""
-        if self._every is not None and self._every.steps is not None:
-            return False
-        own = self._every.seconds if self._every is not None else None
-        interval_seconds = self._session.save_interval_seconds if own is None else own
-        return time.monotonic() - self._saved_at >= interval_seconds
 
     def _raise_pending(self) -> None:
         if (ended_by := self._session.ended_by()) is not None:

@@ -15,7 +15,8 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, Protocol, TypeVar
+from enum import IntEnum
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,14 @@ from holdfast_client.errors import rebuild_error
 T = TypeVar("T")
 
 _NO_DIGEST = "0" * 64
+
+
+class Question(IntEnum):
+    """What a vote is about: ranks that vote on different things at once must find out, and not count each other."""
+
+    SAVE = 0
+    IS_BEST = 1
+    IS_DIVERGED = 2
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,9 @@ class Ballot:
     """This rank could not capture its state."""
     layout_digest: str | None
     """The agreed layout, if this rank's plan is still the one that went into it; None asks for a new one."""
+    question: Question = Question.SAVE
+    yes: bool = False
+    """This rank's answer, where the question has one."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,8 @@ class Verdict:
     busy: bool
     failed: bool
     same_layout: bool
+    yes: bool
+    """Some rank has said so."""
 
 
 class KeyValueStore(Protocol):
@@ -187,20 +201,45 @@ class Ranks:
         return values
 
     def vote(self, ballot: Ballot) -> Verdict:
-        """One all-reduce of 160 bytes. Raises RanksDisagree on all ranks where they are not at the same step."""
+        """One all-reduce of 184 bytes. Raises RanksDisagree on all ranks where they are not at the same step, or do not
+        vote on the same question."""
         words = _words(ballot.layout_digest or _NO_DIGEST)
         known = ballot.layout_digest is not None
+        asked, step = int(ballot.question), ballot.step
         votes = torch.tensor(
-            [-ballot.busy, -ballot.failed, known, ballot.step, -ballot.step, *words, *(-word for word in words)],
+            [
+                *(-ballot.busy, -ballot.failed, -ballot.yes, known),
+                *(asked, -asked, step, -step),
+                *words,
+                *(-word for word in words),
+            ],
             dtype=torch.int64,
         )
         if self._group is not None:
             self._collective(lambda: dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self._group))
-        busy, failed, all_known, first_step, last_step, *extremes = votes.tolist()
+        busy, failed, yes, all_known, lowest_asked, highest_asked, first_step, last_step, *extremes = votes.tolist()
+        if lowest_asked != -highest_asked:
+            raise RanksDisagree(
+                f"Between step {first_step} and step {-last_step} one rank looks whether its metrics are the best, and "
+                "another saves. Pass the metric of Best(…) to step() on every rank, at the same steps"
+            )
         if first_step != -last_step:
             raise RanksDisagree(f"One rank saves step {first_step} and another step {-last_step}")
         lowest, highest = extremes[: len(words)], [-word for word in extremes[len(words) :]]
-        return Verdict(bool(busy), bool(failed), bool(all_known) and lowest == highest)
+        return Verdict(bool(busy), bool(failed), bool(all_known) and lowest == highest, bool(yes))
+
+    def first_says(self, step: int, question: Question, *, yes: bool, error: Exception | None) -> bool:
+        """Rank 0's answer, on every rank; what the others pass does not count. With an `error` every rank raises it."""
+        said = Ballot(step, busy=False, failed=error is not None, layout_digest=None, question=question, yes=yes)
+        verdict = self.vote(said)
+        if verdict.failed:
+            self.raise_together(error)
+        return verdict.yes
+
+    def raise_together(self, error: Exception | None) -> NoReturn:
+        """Some rank has an error, and every rank raises that of the lowest one that has."""
+        self.together(lambda: _raise(error))
+        raise AssertionError("a rank that failed has an error")
 
     def _collective(self, call: Callable[[], object]) -> None:
         try:
@@ -211,6 +250,11 @@ class Ranks:
                 "See which rank ended or hangs; its own error says why.",
                 code="rank_lost",
             ) from error
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _words(digest: str) -> list[int]:

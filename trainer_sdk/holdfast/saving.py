@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from holdfast.errors import ConfigurationError, SaveDeclined
 from holdfast.handle import SaveHandle
 from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
+from holdfast.metric_values import Metrics, metric_values
 from holdfast.pipeline import SavePipeline
 from holdfast.ranks import Ballot
 from holdfast.save_job import SaveJob
@@ -38,9 +39,6 @@ from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import CheckpointKind
 
 log = logging.getLogger("holdfast")
-
-Metrics = Mapping[str, Any]
-"""Names of at most 100 letters -> numbers, or tensors with one element."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ class Saver:
         self._check_finite = check_finite
         self._staging = StagingArea(window_bytes=window_bytes, helpers=helpers)
         self._number = 0
-        self._declined_during: int | None = None
         self._plan: LocalPlan | None = None
         self._agreed: tuple[LocalPlan, Layout] | None = None
 
@@ -111,10 +108,9 @@ class Saver:
             )
         )
         if verdict.failed or captured is None:
-            self._ranks.together(lambda: _raise(error))
-            raise AssertionError("a rank that failed has an error")
+            self._ranks.raise_together(error)
         if verdict.busy:
-            return self._declined(handle)
+            return self._declined(handle, waited=wait)
         layout = self._agree(captured.plan, same=verdict.same_layout)
         self._number += 1
         self._start(self._job(handle, kind, captured, layout, state))
@@ -143,7 +139,7 @@ class Saver:
                 sizes=self._sizes,
                 previous=self._plan,
             )
-            values = _metric_values(metrics) if metrics is not None and self._ranks.is_first else None
+            values = metric_values(metrics) if metrics is not None and self._ranks.is_first else None
             return _Captured(captured, capture_rng(), self._plan, values), None
         except Exception as error:  # the other ranks are on their way into the vote, and must not wait for this one
             return None, error
@@ -156,13 +152,12 @@ class Saver:
                 _warn_of_idle_patterns(self._agreed[1], self._declared)
         return self._agreed[1]
 
-    def _declined(self, handle: SaveHandle) -> SaveHandle:
+    def _declined(self, handle: SaveHandle, *, waited: bool) -> SaveHandle:
         self._stats.declined += 1
         declined = SaveDeclined(f"Step {handle.step} is not saved: an earlier save is still in flight on some rank")
-        # Said once per save in flight, for fast steps would say it hundreds of times; `stats.declined` counts them all.
-        if self._ranks.is_first and self._declined_during != self._number:
+        # Of one that only comes a little later the schedule tells.
+        if waited and self._ranks.is_first:
             log.warning("%s", declined)
-        self._declined_during = self._number
         handle.fail(declined)
         return handle
 
@@ -217,25 +212,6 @@ def _warn_of_idle_patterns(layout: Layout, declared: Declarations) -> None:
                 pattern,
                 ", ".join(map(repr, paths[:3])) or "nothing: it has no tensors",
             )
-
-
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error
-
-
-def _metric_values(metrics: Metrics) -> dict[str, MetricValue]:
-    values = {}
-    for name, value in metrics.items():
-        if not (isinstance(name, str) and 1 <= len(name) <= 100):
-            raise TypeError(f"the metric name {name!r:.120} is not usable; give text of 1 to 100 letters")
-        try:
-            values[name] = MetricValue.of(float(value.item() if isinstance(value, torch.Tensor) else value))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"metrics[{name!r}] is a {type(value).__name__}, not one number; give a float or a one-element tensor"
-            ) from error
-    return values
 
 
 def _components(plan: LocalPlan, state: Mapping[str, Any]) -> dict[str, Component]:
