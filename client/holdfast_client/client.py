@@ -21,6 +21,7 @@ from holdfast_client.operations.collection import CollectionOperations
 from holdfast_client.operations.controllers import ControllerOperations
 from holdfast_client.operations.copies import CopyOperations
 from holdfast_client.operations.events import EventOperations
+from holdfast_client.operations.goodput import GoodputOperations
 from holdfast_client.operations.holds import HoldOperations
 from holdfast_client.operations.operations import LongOperations
 from holdfast_client.operations.policies import PolicyOperations
@@ -45,6 +46,7 @@ class Client(
     ControllerOperations,
     CopyOperations,
     EventOperations,
+    GoodputOperations,
     HoldOperations,
     LongOperations,
     PolicyOperations,

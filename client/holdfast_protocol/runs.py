@@ -3,7 +3,7 @@
 `GET /v1/projects`                                  -> Page[ProjectView]
 `PUT /v1/projects/{project}`        EditProject     -> ProjectView
 `GET /v1/projects/{project}`                        -> ProjectView
-`GET /v1/projects/{project}/runs`                   -> Page[RunView]
+`GET /v1/projects/{project}/runs?status=`           -> Page[RunView]
 `PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; the same again is fine)
 `GET /v1/projects/{project}/runs/{run}`             -> RunView
 """
@@ -16,6 +16,7 @@ from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request
 from holdfast_protocol.restore import RestorePoint
+from holdfast_protocol.states import RunStatus
 
 
 class EditProject(Request):
@@ -41,6 +42,9 @@ class RunView(Reply):
     name: str
     created_at: datetime
     latest_attempt: int
+    status: RunStatus | None = Field(default=None, description="Null from a service of before protocol 1.3.")
+    status_detail: str | None = Field(default=None, description="Why, in a sentence, where that is known.")
+    last_step: int | None = Field(default=None, description="The last one of the newest attempt, as it told.")
     committed_checkpoints: int
     newest_step: int | None
     logical_bytes: int = Field(default=0, description="What the states of its committed checkpoints are.")

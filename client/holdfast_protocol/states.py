@@ -96,6 +96,20 @@ class AttemptOutcome(StrEnum):
     LOST = "lost"
 
 
+class RunStatus(StrEnum):
+    """How a run fares: what its newest attempt does, or how it ended."""
+
+    TRAINING = "training"
+    STALLED = "stalled"
+    """Its job is alive and makes no progress."""
+    LOST = "lost"
+    FAILED = "failed"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+    IDLE = "idle"
+    """It has no attempt, or only the catalog's memory of one that was taken over."""
+
+
 class Doing(StrEnum):
     """What the training thread of an attempt is at."""
 

@@ -21,6 +21,7 @@ import holdfast_service.commit.endpoints
 import holdfast_service.compare.endpoints
 import holdfast_service.controllers.endpoints
 import holdfast_service.forecast.endpoints
+import holdfast_service.goodput.endpoints
 import holdfast_service.holds.endpoints
 import holdfast_service.metrics.endpoints
 import holdfast_service.operations.endpoints
@@ -36,6 +37,7 @@ from holdfast_protocol.problems import Problem
 from holdfast_service.background import rounds_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.numbers import ControllerNumbers
+from holdfast_service.goodput.numbers import RunNumbers
 from holdfast_service.metrics.byte_numbers import ByteNumbers
 from holdfast_service.metrics.catalog_numbers import CatalogNumbers
 from holdfast_service.metrics.request_meter import RequestMeter
@@ -59,6 +61,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.replicate.endpoints.router,
     holdfast_service.scrub.endpoints.router,
     holdfast_service.browse.endpoints.router,
+    holdfast_service.goodput.endpoints.router,
     holdfast_service.holds.endpoints.router,
     holdfast_service.collect.endpoints.router,
     holdfast_service.compare.endpoints.router,
@@ -102,6 +105,7 @@ def create_app(context: ServiceContext) -> FastAPI:
     app.state.metrics.register(ByteNumbers(context))
     app.state.metrics.register(CopyNumbers(context))
     app.state.metrics.register(ScrubNumbers(context))
+    app.state.metrics.register(RunNumbers(context))
     app.state.metrics.register(ControllerNumbers(context, app.state.rounds))
     for router in ROUTERS:
         app.include_router(router)

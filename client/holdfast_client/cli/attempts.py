@@ -1,4 +1,4 @@
-"""`holdfast attempts PROJECT/RUN`: every launch of a run, and how it ended."""
+"""`holdfast attempts PROJECT/RUN`: every launch of a run, and why it ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from holdfast_client.cli.arguments import JsonOption, RunArgument, read_run
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
 from holdfast_protocol.attempts import AttemptView
+
+_SHOWN_LETTERS = 200
 
 
 def register(app: typer.Typer) -> None:
@@ -23,15 +25,15 @@ def attempts(run: RunArgument, json: JsonOption = False) -> None:
         show_json(found)
         return
     show_table(
-        [">attempt", "opened (UTC)", "last sign (UTC)", ">world", ">step", "outcome", "host"],
+        [">attempt", "opened (UTC)", "last sign (UTC)", ">step", "outcome", "why", "host"],
         (
             (
                 str(attempt.number),
                 as_time(attempt.opened_at),
-                as_time(attempt.ended_at or attempt.heartbeat_at),
-                str(attempt.world_size),
+                as_time(attempt.heartbeat_at or attempt.opened_at),
                 NOTHING if attempt.last_step is None else str(attempt.last_step),
                 _outcome(attempt),
+                _why(attempt),
                 attempt.host or NOTHING,
             )
             for attempt in found
@@ -41,4 +43,17 @@ def attempts(run: RunArgument, json: JsonOption = False) -> None:
 
 
 def _outcome(attempt: AttemptView) -> str:
-    return attempt.outcome.value if attempt.outcome else "open"
+    if attempt.outcome is not None:
+        return attempt.outcome.value
+    if attempt.stalled_at is not None:
+        return "stalled"
+    return attempt.doing.value if attempt.doing else "open"
+
+
+def _why(attempt: AttemptView) -> str:
+    if attempt.notice is not None:
+        return " ".join(part for part in (attempt.notice.source, attempt.notice.reason) if part)
+    if attempt.outcome is None and attempt.stalled_at is not None:
+        return f"no progress since {as_time(attempt.stalled_at)}"
+    told = (attempt.outcome_detail or NOTHING).partition("\n")[0][:_SHOWN_LETTERS]
+    return told if attempt.error_rank is None else f"rank {attempt.error_rank}: {told}"

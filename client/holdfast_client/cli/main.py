@@ -19,6 +19,7 @@ from holdfast_client.cli import (
     controllers,
     copies,
     events,
+    goodput,
     health,
     holds,
     operations,
@@ -129,6 +130,7 @@ def _options(
 for noun in (
     runs,
     attempts,
+    goodput,
     checkpoints,
     restore_point,
     scrub,

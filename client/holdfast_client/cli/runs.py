@@ -9,6 +9,7 @@ import typer
 from holdfast_client.cli.arguments import JsonOption
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
+from holdfast_protocol.states import RunStatus
 
 
 def register(app: typer.Typer) -> None:
@@ -16,20 +17,24 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(
-    project: Annotated[str | None, typer.Argument(help="Only this project's.")] = None, json: JsonOption = False
+    project: Annotated[str | None, typer.Argument(help="Only this project's.")] = None,
+    *,
+    status: Annotated[RunStatus | None, typer.Option(help="Only those that fare so.")] = None,
+    json: JsonOption = False,
 ) -> None:
-    """List runs, with their newest restore point."""
+    """List runs, how they fare, and their newest restore point."""
     with connect() as client:
         projects = [project] if project is not None else [one.name for one in client.all_projects()]
-        found = [run for name in projects for run in client.all_runs(name)]
+        found = [run for name in projects for run in client.all_runs(name, status=status)]
     if json:
         show_json(found)
         return
     show_table(
-        ["run", ">attempts", ">checkpoints", ">restore step", "committed (UTC)"],
+        ["run", "status", ">attempts", ">checkpoints", ">restore step", "committed (UTC)"],
         (
             (
                 f"{run.project}/{run.name}",
+                run.status.value if run.status else NOTHING,
                 str(run.latest_attempt),
                 str(run.committed_checkpoints),
                 str(run.restore_point.step) if run.restore_point else NOTHING,
@@ -37,5 +42,7 @@ def runs(
             )
             for run in found
         ),
-        nothing="There are no runs yet. A training job makes one when it starts.",
+        nothing=f"No run is {status.value}."
+        if status
+        else "There are no runs yet. A training job makes one when it starts.",
     )

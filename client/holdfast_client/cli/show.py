@@ -26,6 +26,10 @@ _STYLES = {
     "diverged": "red",
     "quarantined": "red",
     "failed": "red",
+    "training": "green",
+    "finished": "green",
+    "stalled": "yellow",
+    "lost": "red",
 }
 
 

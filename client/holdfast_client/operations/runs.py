@@ -9,6 +9,7 @@ from holdfast_client.operations.pages import all_items
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
 from holdfast_protocol.runs import EditProject, ProjectView, RunView
+from holdfast_protocol.states import RunStatus
 from holdfast_protocol.tokens import CreateToken, TokenCreated, TokenView
 
 
@@ -28,13 +29,18 @@ class RunOperations(Operations):
         """Makes the project if it is not there, and sets what the request says."""
         return self.transport.call("PUT", path("projects", project), ProjectView, body=request)
 
-    def runs(self, project: str, *, cursor: str | None = None, limit: int | None = None) -> Page[RunView]:
+    def runs(
+        self, project: str, *, status: RunStatus | None = None, cursor: str | None = None, limit: int | None = None
+    ) -> Page[RunView]:
         return self.transport.call(
-            "GET", path("projects", project, "runs"), Page[RunView], params={"cursor": cursor, "limit": limit}
+            "GET",
+            path("projects", project, "runs"),
+            Page[RunView],
+            params={"status": status, "cursor": cursor, "limit": limit},
         )
 
-    def all_runs(self, project: str) -> Iterator[RunView]:
-        return all_items(lambda cursor: self.runs(project, cursor=cursor))
+    def all_runs(self, project: str, *, status: RunStatus | None = None) -> Iterator[RunView]:
+        return all_items(lambda cursor: self.runs(project, status=status, cursor=cursor))
 
     def make_run(self, project: str, run: str) -> RunView:
         """Makes the run; the same again is fine."""

@@ -10,7 +10,7 @@ from holdfast_protocol.base import Label, Name, Page
 from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint, Manifest, ShardChunks, Step
 from holdfast_protocol.runs import EditProject, ProjectView, RunView
 from holdfast_protocol.server import ServerInfo
-from holdfast_protocol.states import CheckpointState, Health, Scope
+from holdfast_protocol.states import CheckpointState, Health, RunStatus, Scope
 from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
 from holdfast_service.browse import manifest, projects, runs
@@ -55,9 +55,15 @@ def edit_project(
 
 @router.get("/v1/projects/{project}/runs", summary="List runs, the newest first, with their restore points")
 def list_runs(
-    project: str, context: Context, caller: Reader, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE
+    *,
+    project: str,
+    context: Context,
+    caller: Reader,
+    status: Annotated[list[RunStatus] | None, Query(description="One or several.")] = None,
+    cursor: Cursor = None,
+    limit: Limit = DEFAULT_PAGE,
 ) -> Page[RunView]:
-    return runs.list_runs(context, caller, project, cursor=cursor, limit=limit)
+    return runs.list_runs(context, caller, project, statuses=status or (), cursor=cursor, limit=limit)
 
 
 @router.get("/v1/projects/{project}/runs/{run}", summary="Show a run and its restore point")

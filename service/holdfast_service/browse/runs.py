@@ -4,31 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import ColumnElement, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.runs import RunView
 from holdfast_protocol.selectors import Latest
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.states import CheckpointState, RunStatus
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.cursors import cut_page, decode_cursor, moment_from_text, moment_to_text
 from holdfast_service.catalog.make_run import ensure_run
 from holdfast_service.catalog.resolve import project_named, run_named
 from holdfast_service.catalog.restore_choice import choose_restore_point
+from holdfast_service.catalog.run_status import run_status, status_detail
 from holdfast_service.catalog.stored_bytes import stored_bytes_of_run
-from holdfast_service.catalog.tables import Checkpoint, Project, Run
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run
 from holdfast_service.context import ServiceContext
 
 _CURSOR = "runs"
 
 
 def list_runs(
-    context: ServiceContext, caller: Principal, project: str, *, cursor: str | None, limit: int
+    context: ServiceContext,
+    caller: Principal,
+    project: str,
+    *,
+    statuses: Sequence[RunStatus],
+    cursor: str | None,
+    limit: int,
 ) -> Page[RunView]:
-    """Raises `forbidden` and `project_not_found`."""
+    """Without `statuses` all of them. Raises `forbidden` and `project_not_found`."""
     query = select(Run).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit + 1)
+    if statuses:
+        query = query.outerjoin(Attempt, _newest()).where(run_status().in_([status.value for status in statuses]))
     if cursor is not None:
         created_at, run_id = decode_cursor(_CURSOR, cursor, str, str)
         query = query.where(tuple_(Run.created_at, Run.id) < tuple_(moment_from_text(created_at), run_id))
@@ -54,6 +63,11 @@ def put_run(context: ServiceContext, caller: Principal, project: str, run: str) 
         return _run_views(session, owner, [ensure_run(session, owner, run, Actor.person(caller))])[0]
 
 
+def _newest() -> ColumnElement[bool]:
+    """Joins a run with its newest attempt."""
+    return (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt)
+
+
 def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[RunView]:
     committed = (
         select(
@@ -67,8 +81,17 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
         .group_by(Checkpoint.run_id)
     )
     counted = {run_id: figures for run_id, *figures in session.execute(committed)}
+    newest = {
+        run_id: (status, attempt)
+        for run_id, status, attempt in session.execute(
+            select(Run.id, run_status(), Attempt)
+            .outerjoin(Attempt, _newest())
+            .where(Run.id.in_([run.id for run in runs]))
+        )
+    }
     views = []
     for run in runs:
+        status, attempt = newest[run.id]
         count, newest_step, logical, deduplicated = counted.get(run.id, (0, None, 0, 0))
         decision = choose_restore_point(session, run.id, Latest()) if count else None
         views.append(
@@ -78,6 +101,9 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
                 name=run.name,
                 created_at=run.created_at,
                 latest_attempt=run.latest_attempt,
+                status=RunStatus(status),
+                status_detail=status_detail(attempt),
+                last_step=None if attempt is None else attempt.last_step,
                 committed_checkpoints=count,
                 newest_step=newest_step,
                 logical_bytes=int(logical),

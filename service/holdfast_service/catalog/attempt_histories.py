@@ -1,0 +1,53 @@
+"""What `goodput.py` wants to know of attempts, read for some runs at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import AttemptOutcome
+from holdfast_service.catalog.goodput import AttemptHistory
+from holdfast_service.catalog.tables import Attempt, Checkpoint
+
+
+def attempt_histories(session: Session, run_ids: Collection[str]) -> dict[str, list[AttemptHistory]]:
+    """By run, the oldest attempt first; a run without attempts is not in it."""
+    begun = (
+        select(Checkpoint.attempt_id, func.max(Checkpoint.step).label("step"))
+        .where(Checkpoint.run_id.in_(run_ids))
+        .group_by(Checkpoint.attempt_id)
+        .subquery()
+    )
+    rows = session.execute(
+        select(Attempt, Checkpoint.attempt_number, Checkpoint.step, begun.c.step)
+        .outerjoin(Checkpoint, Checkpoint.id == Attempt.resumed_from_id)
+        .outerjoin(begun, begun.c.attempt_id == Attempt.id)
+        .where(Attempt.run_id.in_(run_ids))
+        .order_by(Attempt.run_id, Attempt.number)
+    )
+    histories: dict[str, list[AttemptHistory]] = defaultdict(list)
+    for attempt, resumed_attempt, resumed_step, begun_step in rows:
+        histories[attempt.run_id].append(
+            AttemptHistory(
+                number=attempt.number,
+                opened_at=attempt.opened_at,
+                outcome=None if attempt.outcome is None else AttemptOutcome(attempt.outcome),
+                ended_at=attempt.ended_at,
+                called_later=attempt.refused_at is not None or attempt.rolled_back_at is not None,
+                heartbeat_at=attempt.heartbeat_at,
+                first_step=attempt.first_step,
+                first_step_at=attempt.first_step_at,
+                last_step=attempt.last_step,
+                progressed_at=attempt.progressed_at,
+                steps_run=attempt.steps_run,
+                steps_per_second=attempt.steps_per_second,
+                restore_seconds=attempt.restore_seconds or 0.0,
+                save_blocked_seconds=attempt.save_blocked_seconds or 0.0,
+                resumed_from=None if resumed_step is None else (resumed_attempt, resumed_step),
+                highest_begun=begun_step,
+            )
+        )
+    return dict(histories)

@@ -1,0 +1,126 @@
+"""How runs fare, for `/metrics`: true for all processes together, so take `max` and not `sum`.
+
+By project and not by run, for runs come without number. Read at most once in CACHE_SECONDS, however many scrapers come.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import RunStatus
+from holdfast_service.catalog.attempt_histories import attempt_histories
+from holdfast_service.catalog.goodput import goodput_of
+from holdfast_service.catalog.run_status import run_status
+from holdfast_service.catalog.tables import Attempt, Project, Run
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
+
+CACHE_SECONDS = 30.0
+_RECENT = timedelta(days=1)
+_MOST_RUNS = 500
+"""Of those that are counted into the goodput, the newest: a scrape must stay short."""
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    runs: dict[tuple[str, str], int] = field(default_factory=dict)  # by project and status
+    ended: dict[tuple[str, str], int] = field(default_factory=dict)  # by project and outcome
+    goodput: dict[str, float] = field(default_factory=dict)
+    steps_lost: dict[str, int] = field(default_factory=dict)
+
+
+class RunNumbers(Collector):
+    """Registered once per application."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._numbers = _Numbers()
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not read the catalog."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        numbers = self._current()
+        runs = GaugeMetricFamily("holdfast_runs", "Runs by how they fare.", labels=("project", "status"))
+        for labels, count in sorted(numbers.runs.items()):
+            runs.add_metric(labels, count)
+        ended = CounterMetricFamily(
+            "holdfast_attempts_ended", "Attempts by why they ended.", labels=("project", "outcome")
+        )
+        for labels, count in sorted(numbers.ended.items()):
+            ended.add_metric(labels, count)
+        goodput = GaugeMetricFamily(
+            "holdfast_goodput",
+            "The share of their time that went into steps that they still have, of the runs that have an attempt open "
+            "or had one in the last day.",
+            labels=("project",),
+        )
+        lost = GaugeMetricFamily("holdfast_steps_lost", "Steps that these runs have run and lost.", labels=("project",))
+        for project, share in sorted(numbers.goodput.items()):
+            goodput.add_metric([project], share)
+        for project, steps in sorted(numbers.steps_lost.items()):
+            lost.add_metric([project], steps)
+        yield from (runs, ended, goodput, lost)
+
+    def _current(self) -> _Numbers:
+        with self._lock:
+            if time.monotonic() - self._read_at >= CACHE_SECONDS:
+                try:
+                    with self._context.database.read() as session:
+                        self._numbers = _read(session)
+                except ProblemError:  # the process's own metrics must still be shown
+                    self._numbers = _Numbers()
+                self._read_at = time.monotonic()
+            return self._numbers
+
+
+def _read(session: Session) -> _Numbers:
+    names = dict(session.execute(select(Project.id, Project.name)).all())
+    newest = (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt)
+    status = run_status().label("status")
+    runs = {(name, each.value): 0 for name in names.values() for each in RunStatus}
+    for project_id, each, count in session.execute(
+        select(Run.project_id, status, func.count()).outerjoin(Attempt, newest).group_by(Run.project_id, status)
+    ):
+        runs[names[project_id], each] = count
+    ended = {
+        (names[project_id], outcome): count
+        for project_id, outcome, count in session.execute(
+            select(Run.project_id, Attempt.outcome, func.count())
+            .join(Attempt, Attempt.run_id == Run.id)
+            .where(Attempt.outcome.is_not(None))
+            .group_by(Run.project_id, Attempt.outcome)
+        )
+    }
+    now = database_now(session)
+    active = session.execute(
+        select(Run.id, Run.project_id)
+        .join(Attempt, newest)
+        .where(or_(Attempt.ended_at.is_(None), Attempt.ended_at > now - _RECENT))
+        .order_by(Attempt.opened_at.desc())
+        .limit(_MOST_RUNS)
+    ).all()
+    productive: dict[str, float] = {}
+    wall: dict[str, float] = {}
+    lost: dict[str, int] = {}
+    histories = attempt_histories(session, [run_id for run_id, _ in active])
+    for run_id, project_id in active:
+        found, name = goodput_of(histories[run_id], now), names[project_id]
+        lost[name] = lost.get(name, 0) + found.steps_lost
+        if found.goodput is not None:
+            productive[name] = productive.get(name, 0.0) + found.productive_seconds
+            wall[name] = wall.get(name, 0.0) + found.wall_seconds
+    return _Numbers(runs, ended, {name: productive[name] / wall[name] for name in wall}, lost)
