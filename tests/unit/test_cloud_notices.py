@@ -16,6 +16,8 @@ from holdfast.preemption.clouds.event import CloudEvent
 from holdfast.preemption.clouds.gcp import Gcp
 from holdfast.preemption.clouds.metadata_server import MetadataError, MetadataServer
 from holdfast.preemption.clouds.poller import CloudPoller
+from holdfast.preemption.clouds.start import start_poller
+from holdfast.settings import TrainerSettings
 from tests.support.metadata_fakes import FakeAws, FakeAzure, FakeGcp, served
 from tests.support.scripted_http import DROP, Reply, scripted
 
@@ -238,3 +240,35 @@ def test_a_poller_ends_in_the_middle_of_a_request():
         poller.close()
         assert not poller._thread.is_alive()
         release.set()
+
+
+@pytest.mark.parametrize(("setting", "left", "saved"), [("save", 0, 1), ("leave", 1, 0), ("ignore", 0, 0)])
+def test_a_rebalance_recommendation_is_a_reason_to_save_unless_the_user_says_otherwise(
+    monkeypatch, setting, left, saved
+):
+    monkeypatch.setattr(Aws, "pause_seconds", 0.01)
+    notices, saves = [], []
+    with served(FakeAws()) as (cloud, url):
+        cloud.recommend_rebalance()
+        settings = TrainerSettings(preemption_cloud="aws", metadata_url=url, preemption_rebalance=setting)
+        ranks = SimpleNamespace(rank=0, host_leader=0)
+        poller = start_poller(ranks, settings, on_notice=notices.append, save_soon=lambda: saves.append(1))
+        while cloud.looks < 3:
+            assert poller._thread.is_alive()
+        poller.close()
+    assert (len(notices), len(saves)) == (left, saved)
+
+
+def test_one_rank_of_a_node_asks_and_none_where_the_user_says_none(monkeypatch):
+    def start(rank, cloud):
+        settings = TrainerSettings(preemption_cloud=cloud, metadata_url="http://127.0.0.1:9")
+        ranks = SimpleNamespace(rank=rank, host_leader=8)
+        return start_poller(ranks, settings, on_notice=print, save_soon=print)
+
+    before = threading.active_count()
+    assert start(9, "aws") is None
+    assert start(8, "none") is None
+    assert threading.active_count() == before
+    poller = start(8, "gcp")
+    assert poller is not None
+    poller.close()

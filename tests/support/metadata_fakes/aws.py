@@ -13,6 +13,7 @@ TOKEN = "x-aws-ec2-metadata-token"
 class FakeAws:
     def __init__(self) -> None:
         self.tokens_given = 0
+        self.looks = 0
         self.refused: list[str] = []
         self._tokens: set[str] = set()
         self._documents: dict[str, dict[str, str]] = {}
@@ -55,5 +56,6 @@ class FakeAws:
             return Reply(405, protocol=None)
         if seen.headers.get(TOKEN) not in self._tokens:
             return Reply(401, protocol=None)
+        self.looks += seen.path.endswith("/rebalance")
         document = self._documents.get(seen.path)
         return Reply(404, protocol=None) if document is None else as_json(document)
