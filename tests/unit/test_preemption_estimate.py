@@ -37,6 +37,11 @@ def test_the_newest_state_that_can_be_finished_is_chosen(ranks, choice):
     assert decide(7, ranks).choice is choice
 
 
+@pytest.mark.parametrize(("new", "choice"), [(5, Choice.SUPERSEDE), (50, Choice.IN_FLIGHT), (None, Choice.IN_FLIGHT)])
+def test_a_save_that_has_not_finished_as_it_was_estimated_to_is_not_waited_for_again(new, choice):
+    assert decide(7, [rank(in_flight=0, new=new)], has_waited=True).choice is choice
+
+
 def test_a_save_is_given_up_only_if_the_new_one_fits_and_both_do_not():
     for tenths in range(300):
         left = tenths / 10

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast import errors
     from holdfast.checkpointer import Checkpointer
+    from holdfast.errors import Preempted
     from holdfast.handle import SaveHandle
     from holdfast.layout.plan import ChunkSizes
     from holdfast.progress import Progress
@@ -34,6 +35,7 @@ __all__ = [
     "Every",
     "LoadReport",
     "OnPreemption",
+    "Preempted",
     "Progress",
     "SaveHandle",
     "SaveStats",
@@ -49,6 +51,7 @@ _HOMES = {
     "Every": "holdfast.when.policies",
     "LoadReport": "holdfast.state.load",
     "OnPreemption": "holdfast.when.policies",
+    "Preempted": "holdfast.errors",
     "Progress": "holdfast.progress",
     "SaveHandle": "holdfast.handle",
     "SaveStats": "holdfast.stats",

@@ -35,8 +35,8 @@ class StepAgreement(Protocol):
     def restart(self) -> None:
         """The save that was due has begun, or has failed to. Before this no other is due."""
 
-    def close(self) -> None:
-        """This rank comes to no more steps. Ends the background thread."""
+    def close(self, *, in_order: bool = True) -> None:
+        """This rank comes to no more steps. Ends the background thread. `in_order`: its job is done; else it failed."""
 
 
 def agreement_of(
@@ -82,5 +82,5 @@ class LoneAgreement:
             if self._asked is Ask.SAVE:
                 self._asked = None
 
-    def close(self) -> None:
+    def close(self, *, in_order: bool = True) -> None:
         """Nothing runs in the background."""

@@ -11,13 +11,15 @@ import atexit
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast.agreement import Ask, agreement_of
-from holdfast.errors import HoldfastError
+from holdfast.agreement import Ask
+from holdfast.errors import HoldfastError, Preempted
 from holdfast.handle import SaveHandle
 from holdfast.host_sharing import HostSharing
 from holdfast.layout.plan import ChunkSizes
@@ -31,6 +33,8 @@ from holdfast.progress import Progress, ProgressBoard
 from holdfast.ranks import Ranks
 from holdfast.restore import Restorer
 from holdfast.saving import Saver, window_bytes
+from holdfast.preemption.emergency import EmergencySave
+from holdfast.preemption.watch import PreemptionWatch
 from holdfast.session import Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import Declarations
@@ -154,7 +158,6 @@ class Checkpointer:
             recommended_seconds=lambda: self._session.save_interval_seconds,
             known_best=lambda best: known_best(self._session.brief_client, self._session.run, best),
         )
-        self._agreement = agreement_of(self._ranks, self._schedule.wants)
         self._raised: HoldfastError | None = None
         self._closed = False
         self._process_id = os.getpid()
@@ -169,6 +172,20 @@ class Checkpointer:
     def progress(self) -> Progress | None:
         """How far this process's restore is, or the upload of its save in flight; None while there is neither. To be
         asked from any thread, as often as one likes."""
+        self._end_lock = threading.Lock()
+        self._has_ended = False
+        self._preempted: Preempted | None = None
+        self._preemption = PreemptionWatch(
+            self._ranks,
+            self._settings,
+            wants=self._schedule.wants,
+            has_work=lambda: self._session.has_opened,
+            end=self._end,
+        )
+        self._agreement = self._preemption.agreement
+        self._emergency = EmergencySave(
+            self._ranks, self._saver, self._pipeline, self._preemption, stats=self.stats, progress=self._progress
+        )
         return self._progress.read()
 
     def restore(self, state: dict[str, Any], at: str | None = None) -> int:
@@ -197,10 +214,12 @@ class Checkpointer:
     def step(self, step: int, state: dict[str, Any], metrics: Metrics | None = None) -> SaveHandle | None:
         """Call it after each step, on every rank. Saves when it is due; else costs about a microsecond.
 
+        if ask is Ask.PREEMPT:
+            raise self._emergency_save(step, state, metrics)
         Where an earlier save is still in flight on any rank, all ranks put this one off, to the first step after that
         one. A save for Best waits for it: a later step is not the one that was measured.
         """
-        self._session.step = step
+        self._session.account.ran(step)
         if not self._session.may_save:
             self._session.ready_to_save()
         if self._recorder is not None:
@@ -224,7 +243,7 @@ class Checkpointer:
 
         Raises on every rank where one rank's state cannot be saved (UnsupportedStateError names the key).
         """
-        self._session.step = step
+        self._session.account.reached(step)
         handle = self._save(step, state, metrics, CheckpointKind(kind))
         self._raise_pending()
         if self._recorder is not None:
@@ -261,12 +280,23 @@ class Checkpointer:
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        self._agreement.close()
-        bound = self._settings.drain_seconds
-        if outcome is not AttemptOutcome.FINISHED:
-            bound = min(bound, _DRAIN_AFTER_ERROR_SECONDS)
-        self._pipeline.close(drain_seconds=bound)
-        self._session.end(outcome, detail)
+        began = time.monotonic()
+        in_order = outcome is not AttemptOutcome.FAILED
+        if in_order:
+            self._preemption.closing()
+        if outcome is AttemptOutcome.FINISHED:
+            # A notice that comes now shortens it.
+            drained = self._preemption.while_time_is_left(self._pipeline.wait_idle)
+            if not drained and (notice := self._preemption.notice) is not None:
+                outcome, detail = AttemptOutcome.PREEMPTED, f"{notice}. The last save was not committed in time."
+        elif not in_order:
+            bound = min(self._preemption.wait_seconds(), _DRAIN_AFTER_ERROR_SECONDS)
+            self._pipeline.wait_idle(bound)
+        self._pipeline.close(drain_seconds=0, waited_seconds=time.monotonic() - began)
+        self._end(outcome, detail)
+        elif isinstance(error, Preempted):
+            self.close(AttemptOutcome.PREEMPTED, error.detail)
+        self._preemption.close(in_order=in_order)
         self._workers.close()
         self._saver.close()
         if self._tier is not None:
@@ -274,6 +304,8 @@ class Checkpointer:
         self._client.close()
         self._ranks.close()
 
+        elif isinstance(error, Preempted):
+            self.close(AttemptOutcome.PREEMPTED, error.detail)
     def __enter__(self) -> Self:
         return self
 
@@ -285,8 +317,7 @@ class Checkpointer:
             if self._session.ended_by() is not self._raised:
                 self._raise_pending()
         else:
-            self._session.note(error)
-            self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
+            self._crashed(error)
 
     def _close_at_exit(self) -> None:
         # Set where the program ends by an exception; in an interactive session by any earlier one.
@@ -294,7 +325,25 @@ class Checkpointer:
         if error is None or hasattr(sys, "ps1"):
             self.close()
         else:
-            self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
+            self._crashed(error)
+
+    def _end(self, outcome: AttemptOutcome, detail: str) -> None:
+        """Once, whoever comes first: this thread, or the one that ends the process at the deadline."""
+        with self._end_lock:
+            if not self._has_ended:
+                self._has_ended = True
+                self._session.end(outcome, detail, self._preemption.told)
+
+    def _emergency_save(self, step: int, state: dict[str, Any], metrics: Metrics | None) -> Preempted:
+        if self._preempted is None:
+            self._preempted = self._emergency.save(step, state, metrics)
+        return self._preempted
+
+    def _crashed(self, error: BaseException) -> None:
+        # Told before anything is waited for: soon the launcher ends the other ranks, and their words come later.
+        if not self._closed and os.getpid() == self._process_id:
+            self._session.crashed(error)
+        self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
 
     def _save(
         self,

@@ -4,6 +4,8 @@
 HoldfastError (holdfast_client.errors draws the whole tree)
 ├── SaveFailed        a save was not committed; with strict=True it is raised at the next call
 │   └── SaveSpooled   this job did not commit it, and its bytes are safe on the node's disk; never raised, only told
+│   └── SaveSuperseded given up for a newer state that could still be saved in time
+├── Preempted         the job was told to leave, and has saved what it could: raised on all ranks by step()
 ├── SaveDeclined      all ranks together left this save out, for one of them was still busy with an earlier one
 ├── MissingComponent  with strict=True: the state lacks what the run's first checkpoint has
 ├── NotRestored       a save was asked for before restore() in a run that has checkpoints
@@ -54,11 +56,13 @@ __all__ = [
     "NoRestorePoint",
     "NotFound",
     "NotRestored",
+    "Preempted",
     "RanksDisagree",
     "RunNotFound",
     "SaveDeclined",
     "SaveFailed",
     "SaveSpooled",
+    "SaveSuperseded",
     "ServiceUnavailable",
     "StaleAttempt",
     "StateError",
@@ -100,3 +104,20 @@ class MissingComponent(HoldfastError):
 class RanksDisagree(HoldfastError):
     code = "ranks_disagree"
     remedy = "Call restore(), save() and step() on every rank, in the same order and with the same step."
+
+
+class SaveSuperseded(SaveFailed):
+    code = "save_superseded"
+    remedy = "Restore the newer checkpoint."
+
+
+class Preempted(HoldfastError):
+    """`saved_step`: the newest step of this job that is committed, or None; `notice`: what the job was told."""
+
+    code = "preempted"
+    remedy = "Launch the job again with the same command: it resumes from there."
+
+    def __init__(self, message: str, *, saved_step: int | None = None, notice: str = "") -> None:
+        super().__init__(message)
+        self.saved_step = saved_step
+        self.notice = notice

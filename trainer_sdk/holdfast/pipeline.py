@@ -15,17 +15,20 @@ import itertools
 import logging
 import math
 import threading
+import time
 
 from holdfast.begin_anew import BEGINS, worth_another_begin
 from holdfast.commit_watch import CommitWatch
-from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed, SaveSpooled
+from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed, SaveSpooled, SaveSuperseded
+from holdfast.heart import ENDS_THE_JOB
 from holdfast.local.keeping import keep_save
 from holdfast.local.verdict import Verdict, verdict_of
+from holdfast.preemption.estimate import SaveRates
 from holdfast.progress import Phase, ProgressBoard
 from holdfast.save_job import SaveJob
 from holdfast.save_reports import SaveReports
 from holdfast.save_thread import SaveThread
-from holdfast.session import ENDS_THE_JOB, Session
+from holdfast.session import Session
 from holdfast.shard_chunks import ShardChunks
 from holdfast.staging import StagedShard
 from holdfast.stats import SaveStats
@@ -37,7 +40,7 @@ from holdfast_client.local.keep import NoRoom
 from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier
 from holdfast_client.shard_writer import ShardWriter
-from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView
 from holdfast_protocol.states import AbortCause, CheckpointState
 
 log = logging.getLogger("holdfast")
@@ -67,6 +70,8 @@ class SavePipeline:
         self._in_flight: dict[int, SaveJob] = {}
         self._left: list[SaveJob] = []
         """What this job has stopped trying to commit, and did not fail for good."""
+        self._superseded: dict[int, str] = {}
+        self.rates = SaveRates()
         self._idle = threading.Event()
         self._idle.set()
         self._free = threading.Event()
@@ -87,13 +92,20 @@ class SavePipeline:
         """The staging memory of this rank is in use."""
         return not self._free.is_set()
 
+    @property
+    def in_flight(self) -> list[SaveJob]:
+        """The saves that are not over, in their order."""
+        with self._lock:
+            return list(self._in_flight.values())
+
     def start(self, job: SaveJob) -> None:
-        """Takes the job over; its handle says how it ends. Only while not busy."""
-        self._free.clear()
+        """Takes the job over; its handle says how it ends. Only while not busy, or with memory of its own."""
         with self._lock:
             self._in_flight[job.number] = job
             self._idle.clear()
-        self._staged = job.staged if isinstance(job.staged, StagedShard) else None
+        if not job.has_own_memory:
+            self._free.clear()
+            self._staged = job.staged if isinstance(job.staged, StagedShard) else None
         if self._keeps is None:
             job.handle.mark_local(kept=False)
         (self._keeps or self._uploads).put(job)
@@ -106,8 +118,29 @@ class SavePipeline:
         """Waits until every save is over; false if it takes longer."""
         return self._idle.wait(timeout_seconds)
 
-    def close(self, *, drain_seconds: float) -> None:
-        """Waits for the saves in flight, then stops whatever still runs, and says what is not committed."""
+    def supersede(self, reason: str) -> None:
+        """Gives up what is in flight, on every rank alike, for a state that is newer: closes its sockets, ends its
+        readers, and aborts it at the service. `wait_free` then says when the memory is free. What the spool holds
+        stays there. What has just been committed stays committed."""
+        with self._lock:
+            given_up = list(self._in_flight.values())
+            self._superseded.update({job.number: reason for job in given_up})
+            writer = self._writer
+        if writer is None or not given_up:
+            return
+        writer.stop()
+        self._session.client.transfers.cut()
+        if self._rank == 0:
+            # Who has sealed already waits at the service, and hears of it there.
+            abort = AbortCheckpoint(**self._session.fence.model_dump(), reason=reason)
+            try:
+                self._session.brief_client.abort(writer.checkpoint_id, abort)
+            except HoldfastError as error:
+                log.info("the save in flight was not aborted at the service: %s", error)
+
+    def close(self, *, drain_seconds: float, waited_seconds: float = 0.0) -> None:
+        """Waits for the saves in flight, then stops whatever still runs, and says what is not committed.
+        `waited_seconds`: for which the caller has waited already."""
         self._idle.wait(drain_seconds)
         self._stop.set()
         if (writer := self._writer) is not None:
@@ -128,7 +161,7 @@ class SavePipeline:
         self._reports.ended_with(
             spooled=[job for job in left if job.record is not None],
             lost=[job for job in left if job.record is None],
-            drain_seconds=drain_seconds,
+            drain_seconds=drain_seconds + waited_seconds,
         )
 
     def _keep(self, job: SaveJob) -> None:
@@ -164,8 +197,9 @@ class SavePipeline:
         if isinstance(job.staged, StagedShard):
             job.staged.give_up()
             job.staged.release()
-        self._staged = None
-        self._free.set()
+        if not job.has_own_memory:
+            self._staged = None
+            self._free.set()
 
     def _run(self, job: SaveJob) -> None:
         """On the upload thread."""
@@ -180,6 +214,7 @@ class SavePipeline:
             if job.record is None:
                 self._release(job)
         if committed is not None:
+            self.rates.committed(job.total_bytes, time.monotonic() - job.begun_at)
             self._forget(job)
             self._reports.committed(job, committed)
         failed = None if failure is None else self._failed(job, failure)
@@ -199,6 +234,8 @@ class SavePipeline:
         patience = Backoff(math.inf, self._stop.wait)
         for tries in itertools.count(1):
             check_stop(self._stop)
+            if reason := self._superseded.get(job.number):
+                raise SaveSuperseded(reason)
             if reason := self._watch.given_up(job.number):
                 raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
             try:
@@ -213,6 +250,8 @@ class SavePipeline:
         raise AssertionError("the loop ends with a commit or an error")
 
     def _tries_again(self, job: SaveJob, error: BaseException, tries: int) -> bool:
+        if job.number in self._superseded:
+            return False
         if self._tier is not None and not isinstance(job.staged, BaseException):
             return verdict_of(error) is Verdict.AGAIN
         can_repeat = isinstance(job.staged, StagedShard) and job.staged.can_repeat
@@ -224,6 +263,8 @@ class SavePipeline:
         client = self._prompt_client if prompt else self._patient_client
         self._writer = self._session.begin_shard(job.step, job.kind, self._workers, client)
         try:
+            if job.number in self._superseded:
+                self._writer.stop()
             with self._progress.under_way(Phase.SAVING, job.step, job.total_bytes) as meter:
                 self._writer.on_verified = meter.advance
                 view = self._write(self._writer, job)
@@ -247,7 +288,7 @@ class SavePipeline:
 
     def _others_must_hear(self, job: SaveJob, error: BaseException) -> bool:
         """This rank fails for good, and the others would wait for it."""
-        if isinstance(error, (CheckpointAborted, *ENDS_THE_JOB)):
+        if isinstance(error, (CheckpointAborted, *ENDS_THE_JOB)) or job.number in self._superseded:
             return False
         # Stopped, and in the spool: the next attempt goes on with it.
         return job.record is None or not isinstance(error, TransferStopped)
@@ -275,6 +316,10 @@ class SavePipeline:
         dropped = verdict_of(failure) is Verdict.DROP
         if dropped or isinstance(job.staged, BaseException):
             # Also after an abort that this rank only heard of, or before it could begin: one that is some saves behind
+        if reason := self._superseded.get(job.number):
+            if job.record is not None:
+                self._left.append(job)
+            return self._reports.superseded(job, reason)
             # would begin this one, and wait for a shard that nobody has.
             self._give_up(job, failure)
         if job.record is None:

@@ -42,7 +42,8 @@ _HURRY_SECONDS = 0.02
 _ANSWER_SECONDS = 20.0
 _NEVER = math.inf
 _AT_ONCE = -1.0
-_LEFT = "left"
+_IN_ORDER = "in order"
+_FAILED = "failed"
 
 
 class Ask(StrEnum):
@@ -62,6 +63,8 @@ class Outlook(Enum):
     """All ranks leave after the same step."""
     OVER = auto()
     """A rank comes to no more steps: it is at the end of its job. There is no step to leave after."""
+    BROKEN = auto()
+    """A rank comes to no more steps, for it has failed."""
 
 
 @dataclass
@@ -95,6 +98,7 @@ class RanksAgreement:
         self._lock = threading.Lock()  # of the four together; a step that is not at the barrier takes none
         self._settled = threading.Event()  # a save was agreed on, and has not begun yet
         self._asked: dict[Ask, str] = {}
+        self._left_as = _IN_ORDER
         self._wake = threading.Event()
         self._stop = threading.Event()
         self.outlook = Outlook.OPEN
@@ -116,7 +120,8 @@ class RanksAgreement:
         self._asked.pop(Ask.SAVE, None)
         self._settled.clear()
 
-    def close(self) -> None:
+    def close(self, *, in_order: bool = True) -> None:
+        self._left_as = _IN_ORDER if in_order else _FAILED
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout=10 * POLL_SECONDS)
@@ -156,7 +161,7 @@ class RanksAgreement:
         work: Callable[[], None] = self._lead if self._ranks.is_first else self._follow
         try:
             work()
-            self._store.set(f"{_LEFT}/{self._ranks.rank}", _LEFT)
+            self._store.set(_left_key(self._ranks.rank), self._left_as)
         except (RuntimeError, dist.DistError) as error:
             if not self._stop.is_set():
                 log.warning(
@@ -217,19 +222,22 @@ class RanksAgreement:
         self._store.set(f"{number}/call", f"{Ask.PREEMPT} {self._asked[Ask.PREEMPT]}")
         furthest = self._hold_up()
         keys = [f"{number}/at/{rank}" for rank in range(1, self._ranks.world_size)]
-        if self._all_there(keys, unless=self._is_any_gone):
+        if self._all_there(keys, unless=lambda: self._gone() is not None):
             furthest = max(furthest, *(int(self._store.get(key)) for key in keys))
             self._store.set(f"{number}/leave", str(furthest + 1))
             self._leave(furthest + 1)
-        elif self._is_any_gone():
-            self._store.set(f"{number}/leave", _LEFT)
-            self._leave(None)
+        elif gone := self._gone():
+            self._store.set(f"{number}/leave", gone)
+            self._stay(gone)
         else:
             self._store.set(f"{number}/leave", "")
             self._let_go(_NEVER)
 
-    def _is_any_gone(self) -> bool:
-        return any(self._store.check([f"{_LEFT}/{rank}"]) for rank in range(1, self._ranks.world_size))
+    def _gone(self) -> str | None:
+        """How another rank has left, if any has; the worst."""
+        keys = [_left_key(rank) for rank in range(1, self._ranks.world_size)]
+        left = [self._store.get(key).decode() for key in keys if self._store.check([key])]
+        return max(left, key=lambda how: how == _FAILED, default=None)
 
     def _follow(self) -> None:
         number = 0
@@ -255,8 +263,10 @@ class RanksAgreement:
         if not self._appears(f"{number}/leave"):
             return False
         leave = self._store.get(f"{number}/leave").decode()
-        if leave:
-            self._leave(None if leave == _LEFT else int(leave))
+        if leave in (_IN_ORDER, _FAILED):
+            self._stay(leave)
+        elif leave:
+            self._leave(int(leave))
         else:
             self._let_go(_NEVER)
         return True
@@ -282,10 +292,15 @@ class RanksAgreement:
             self._raise_barrier()
         return self._at
 
-    def _leave(self, at: int | None) -> None:
-        """All ranks leave after that step; None: a rank has no more steps."""
-        self.outlook = Outlook.OVER if at is None else Outlook.AGREED
-        self._let_go(_NEVER if at is None else at)
+    def _leave(self, at: int) -> None:
+        """All ranks leave after that step."""
+        self.outlook = Outlook.AGREED
+        self._let_go(at)
+
+    def _stay(self, left_as: str) -> None:
+        """Another rank has no more steps."""
+        self.outlook = Outlook.BROKEN if left_as == _FAILED else Outlook.OVER
+        self._let_go(_NEVER)
 
     def _let_go(self, leave_at: float) -> None:
         with self._lock:
@@ -318,8 +333,8 @@ class RanksAgreement:
                 if ask not in told and (ask is Ask.SAVE or leaving):
                     self._store.set(_request_key(asking_in or 0, ask), word)
                     told.add(ask)
-            if leaving and self._store.check([f"{_LEFT}/0"]):
-                self._leave(None)
+            if leaving and self._store.check([_left_key(0)]):
+                self._stay(self._store.get(_left_key(0)).decode())
             self._pause(_HURRY_SECONDS if leaving else POLL_SECONDS)
         return True
 
@@ -338,3 +353,7 @@ class RanksAgreement:
 
 def _request_key(number: int, ask: Ask) -> str:
     return f"{number}/request/{ask}"
+
+
+def _left_key(rank: int) -> str:
+    return f"left/{rank}"

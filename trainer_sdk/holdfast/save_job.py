@@ -30,6 +30,8 @@ class SaveJob:
     finite: bool
     metrics: Metrics | None
     handle: SaveHandle
+    has_own_memory: bool = False
+    """It is not in the memory that the next save waits for (`stage_every=`)."""
     record: SpoolRecord | None = None
     """In the spool: its bytes come from the folder, and what was staged is released."""
     begun_at: float = field(default_factory=time.monotonic)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from holdfast.errors import CheckpointAborted, SaveFailed, SaveSpooled
+from holdfast.errors import CheckpointAborted, SaveFailed, SaveSpooled, SaveSuperseded
 from holdfast.readable import readable_bytes
 from holdfast.save_job import SaveJob
 from holdfast.session import Session
@@ -88,6 +88,13 @@ class SaveReports:
             log.warning("%s Training goes on.", failed)
         return failed
 
+    def superseded(self, job: SaveJob, reason: str) -> SaveSuperseded:
+        """It made room for a newer state."""
+        self._tries_since = None
+        self._stats.superseded += 1
+        kept = " It stays on this node's disk." if job.record is not None else ""
+        return SaveSuperseded(f"The checkpoint of step {job.step} was given up. {reason}.{kept}")
+
     def left_in_spool(self, job: SaveJob, failure: BaseException) -> SaveSpooled:
         """This job will not commit it, and its bytes are safe."""
         self._session.note(failure)
@@ -98,7 +105,8 @@ class SaveReports:
     def ended_with(self, spooled: Sequence[SaveJob], lost: Sequence[SaveJob], drain_seconds: float) -> None:
         """The job ends, and these saves are not committed."""
         if lost:
-            log.warning("the save in flight was not over within %.0f s and was given up", drain_seconds)
+            within = f"within {drain_seconds:.0f} s" if drain_seconds >= 1 else "in time"
+            log.warning("the save in flight was not over %s and was given up", within)
         if spooled and self._tier is not None:
             steps = ", ".join(str(job.step) for job in spooled)
             log.warning(

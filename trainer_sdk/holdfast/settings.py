@@ -5,6 +5,7 @@ Each is `HOLDFAST_<NAME>`; docs/settings.md is made from the descriptions below.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,23 @@ class TrainerSettings(BaseSettings):
         description="How long before a cloud's event is due the job saves and leaves; what is announced later than "
         "that (AWS two minutes, GCP and Azure 30 seconds ahead) at once.",
     )
+    preemption_signals: str = Field(
+        default="SIGTERM,SIGUSR1",
+        description="The signals that tell this job to save and leave; empty: none is taken. Kubernetes and launchers "
+        "send SIGTERM, Slurm what `--signal` names.",
+    )
+    preemption_grace_seconds: float = Field(
+        default=27.0,
+        gt=0,
+        description="How long after such a signal the process is killed. Kubernetes and torchrun give 30 s by default; "
+        "a signal takes a moment to get here. Raise it with terminationGracePeriodSeconds or --shutdown-timeout.",
+    )
+    preemption_agree_seconds: float = Field(
+        default=2.0,
+        gt=0,
+        description="How long after SIGTERM all ranks must have answered each other, which background threads do. Else "
+        "a rank has crashed, its launcher ends the others, and they end at once.",
+    )
     metadata_url: str | None = Field(
         default=None,
         pattern=r"^http://[^/?#@]+/?$",
@@ -93,6 +111,17 @@ class TrainerSettings(BaseSettings):
             first = error.errors(include_url=False)[0]
             setting = "HOLDFAST_" + "_".join(str(part) for part in first["loc"]).upper()
             raise ConfigurationError(f"{setting} is not usable: {first['msg']}.") from None
+
+    @property
+    def preemption_signal_numbers(self) -> tuple[signal.Signals, ...]:
+        """Raises ConfigurationError for a name that is no signal's."""
+        names = [name.strip().upper() for name in self.preemption_signals.split(",") if name.strip()]
+        try:
+            return tuple(signal.Signals[name] for name in names)
+        except KeyError as error:
+            raise ConfigurationError(
+                f"HOLDFAST_PREEMPTION_SIGNALS names {error}, which is no signal. Write such as SIGTERM,SIGUSR1."
+            ) from None
 
     def run_name(self, given: str | None) -> RunName:
         """The run that the script names, else HOLDFAST_RUN. Raises ConfigurationError where neither names one."""

@@ -15,6 +15,8 @@ class SaveStats:
     failed: int = 0
     declined: int = 0
     """Left out by all ranks together, for an earlier save was still in flight."""
+    superseded: int = 0
+    """Given up for a newer state, when there was no time for both."""
     spooled: int = 0
     """Durable on this node's disk before they went up; only with a local tier."""
     committed_late: int = 0

@@ -15,6 +15,7 @@ from urllib3.exceptions import HTTPError
 
 from holdfast_client.backoff import Backoff, retry_after_seconds
 from holdfast_client.certificates import certificate_refused
+from holdfast_client.chunks.live_connections import LiveConnections
 from holdfast_client.chunks.pace import Pace, Turn
 from holdfast_client.errors import StoreRefused, StoreUnavailable
 from holdfast_client.redaction import keep_queries_out_of_logs
@@ -42,6 +43,7 @@ class TransferPool:
             # urllib3 also applies the connect time-out to each send. Bodies go out in slices, so it is one slice's.
             timeout=urllib3.Timeout(connect=settings.timeout_seconds, read=settings.timeout_seconds),
         )
+        self._live = LiveConnections(self._http)
 
     def with_patience(self, retry_seconds: float) -> Self:
         """The same connections and the same pace, with another time for retries. Only the first is closed."""
@@ -107,6 +109,11 @@ class TransferPool:
                     response.release_conn()
                 else:
                     response.close()
+
+    def cut(self) -> None:
+        """Breaks all that is under way, however long the store would let it wait. What comes after it connects anew.
+        From any thread."""
+        self._live.cut()
 
     def close(self) -> None:
         self._http.clear()

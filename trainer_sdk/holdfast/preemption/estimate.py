@@ -62,42 +62,47 @@ class Choice(StrEnum):
 class Decision:
     choice: Choice
     left: float
+    in_flight: bool
     in_flight_seconds: float | None
     new_seconds: float | None
 
     def __str__(self) -> str:
+        in_flight = f"save in flight {_seconds(self.in_flight_seconds)}, " if self.in_flight else ""
         return (
-            f"{self.choice} (left {_seconds(self.left)}; estimated: save in flight {_seconds(self.in_flight_seconds)}, "
-            f"new save {_seconds(self.new_seconds)})"
+            f"{self.choice} (left {_seconds(self.left)}; estimated: {in_flight}new save {_seconds(self.new_seconds)})"
         )
 
 
-def decide(step: int, ranks: Sequence[Numbers]) -> Decision:
+def decide(step: int, ranks: Sequence[Numbers], *, has_waited: bool = False) -> Decision:
     """The newest state that can be finished in time. What is in flight is given up only where the new save is
-    estimated to fit and both together are not."""
+    estimated to fit and both together are not. `has_waited`: for both, and what is in flight is still there: its
+    estimate was wrong."""
     left = min(numbers.left for numbers in ranks)
     in_flight = any(numbers.in_flight for numbers in ranks)
     in_flight_seconds = _slowest([numbers.in_flight_seconds for numbers in ranks if numbers.in_flight])
     new_seconds = _slowest([numbers.new_seconds for numbers in ranks])
 
     def decided(choice: Choice) -> Decision:
-        return Decision(choice, left, in_flight_seconds if in_flight else None, new_seconds)
+        return Decision(choice, left, in_flight, in_flight_seconds, new_seconds)
 
     if all(numbers.saved_step == step for numbers in ranks):
         return decided(Choice.SAVED)
     if not in_flight:
         # Also where it is not expected to fit: there is nothing better to do with the time.
         return decided(Choice.NEW)
-    if new_seconds is None or in_flight_seconds is None:
-        return decided(Choice.BOTH)
-    if (in_flight_seconds + new_seconds) * _SAFETY <= left:
-        return decided(Choice.BOTH)
+    if not has_waited:
+        if new_seconds is None or in_flight_seconds is None:
+            return decided(Choice.BOTH)
+        if (in_flight_seconds + new_seconds) * _SAFETY <= left:
+            return decided(Choice.BOTH)
+    if new_seconds is None:
+        return decided(Choice.IN_FLIGHT)
     return decided(Choice.SUPERSEDE if new_seconds * _SAFETY <= left else Choice.IN_FLIGHT)
 
 
-def latest_begin(left: float, seconds: float | None) -> float:
-    """How long an upload of so many seconds may still be put off; 0 where nobody knows how long it takes."""
-    return 0.0 if seconds is None else left - seconds * _SAFETY
+def may_wait(left: float, seconds: float | None) -> float:
+    """How long a save of so many seconds may still be put off; half of the time where nobody knows."""
+    return left / 2 if seconds is None else max(0.0, left - seconds * _SAFETY) * 0.95
 
 
 def _slowest(seconds: Sequence[float | None]) -> float | None:

@@ -1,0 +1,174 @@
+"""The job is told to leave: what is saved, what is told, and how the process ends. One process, signals and all."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+from tests.support.training import Job
+
+import holdfast
+from holdfast.agreement import Outlook
+from holdfast.preemption.notice import Notice
+from holdfast_client.chunks import uploader
+from holdfast_client.chunks.stopping import check_stop
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
+
+PATIENCE_SECONDS = 30
+
+
+def checkpoints(service, run):
+    return sorted(service.client.all_checkpoints(*run.split("/")), key=lambda view: view.created_at)
+
+
+def attempt(service, run):
+    return service.client.attempts(*run.split("/")).items[-1]
+
+
+def preempted(run, train, **options):
+    """What `train(ckpt, job)` was ended by."""
+    job = Job(seed=random.randrange(2**31))
+
+    def launch():
+        with holdfast.Checkpointer(run, **options) as ckpt:
+            ckpt.restore(job.state)
+            train(ckpt, job)
+
+    with pytest.raises(holdfast.Preempted) as told:
+        launch()
+    return told.value
+
+
+def until(true):
+    given_up = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < given_up
+        time.sleep(0.002)
+
+
+def until_told_to_leave(ckpt, job, in_step):
+    for step in range(10_000):
+        in_step(step)
+        job.step(step)
+        ckpt.step(step, job.state, metrics={"loss": 0.5})
+        time.sleep(0.002)
+    raise AssertionError("it was told to leave")
+
+
+@pytest.mark.rule("training-13")
+def test_sigterm_in_a_step_saves_that_step_and_the_next_launch_goes_on_after_it(run, service):
+    def train(ckpt, job):
+        def in_step_5(step):
+            if step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+                until(lambda: ckpt._preemption.agreement.outlook is Outlook.AGREED)
+
+        until_told_to_leave(ckpt, job, in_step_5)
+
+    told = preempted(run, train, save=holdfast.Every(steps=1000))
+    assert told.saved_step == 5
+    assert "step 5 is committed" in str(told)
+    [view] = checkpoints(service, run)
+    assert (view.step, view.kind, view.state) == (5, CheckpointKind.EMERGENCY, CheckpointState.COMMITTED)
+    ended = attempt(service, run)
+    assert ended.outcome == AttemptOutcome.PREEMPTED
+    assert ended.notice.source == "SIGTERM"
+    assert "step 5 is committed" in ended.outcome_detail
+    with holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore(Job().state) == 6
+
+
+def test_who_goes_on_after_being_told_is_told_again_and_saves_nothing_twice(run, service):
+    job = Job(seed=random.randrange(2**31))
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(job.state)
+        ckpt._preemption.give_notice(Notice("aws", "spot interruption", 60.0))
+        for step in range(2):
+            with pytest.raises(holdfast.Preempted, match="spot interruption"):
+                ckpt.step(step, job.state)
+    assert [view.step for view in checkpoints(service, run)] == [0]
+
+
+def test_a_notice_while_the_last_save_drains_lets_it_finish(run, service, monkeypatch):
+    job, told = Job(seed=random.randrange(2**31)), threading.Event()
+    put = uploader.put_chunk
+
+    def slowly(*arguments, **named):
+        os.kill(os.getpid(), signal.SIGTERM)
+        told.wait(0.5)
+        return put(*arguments, **named)
+
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(job.state)
+        monkeypatch.setattr(uploader, "put_chunk", slowly)
+        ckpt.save(0, job.state)
+    assert attempt(service, run).outcome == AttemptOutcome.FINISHED
+    assert [view.state for view in checkpoints(service, run)] == [CheckpointState.COMMITTED]
+
+
+class Store:
+    """Takes chunks as fast as ever, or not at all while `stalls` is set."""
+
+    def __init__(self, monkeypatch):
+        self.stalls = threading.Event()
+        self.stalled = threading.Event()
+        put = uploader.put_chunk
+
+        def put_or_stall(*arguments, stop, **named):
+            while self.stalls.is_set():
+                self.stalled.set()
+                check_stop(stop)
+                time.sleep(0.01)
+            return put(*arguments, stop=stop, **named)
+
+        monkeypatch.setattr(uploader, "put_chunk", put_or_stall)
+
+
+@pytest.mark.rule("training-16")
+def test_a_save_that_cannot_finish_in_time_makes_room_for_the_newest_state(run, service, monkeypatch, caplog):
+    store, old = Store(monkeypatch), []
+
+    def train(ckpt, job):
+        store.stalls.set()
+        old.append(ckpt.save(0, job.state))
+        assert store.stalled.wait(PATIENCE_SECONDS)
+        # As if saves took 6 s: two of them do not fit into the 10 s that are left, and one does.
+        ckpt._pipeline.rates.committed(ckpt._pipeline.in_flight[0].total_bytes, 6.0)
+        supersede = ckpt._pipeline.supersede
+        monkeypatch.setattr(ckpt._pipeline, "supersede", lambda why: (supersede(why), store.stalls.clear()))
+        ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 10.0 + 2.0))
+        job.step(1)
+        ckpt.step(1, job.state)
+
+    assert "step 1 is committed" in str(preempted(run, train))
+    assert isinstance(old[0].committed.exception(PATIENCE_SECONDS), holdfast.errors.SaveSuperseded)
+    assert [(view.step, view.state) for view in checkpoints(service, run)] == [
+        (0, CheckpointState.ABORTED),
+        (1, CheckpointState.COMMITTED),
+    ]
+    assert "There was no time left" in checkpoints(service, run)[0].abort_reason
+    assert "the save in flight is given up" in caplog.text
+
+
+@pytest.mark.rule("training-16")
+def test_a_save_in_flight_that_alone_can_finish_is_finished(run, service, monkeypatch):
+    store = Store(monkeypatch)
+
+    def train(ckpt, job):
+        store.stalls.set()
+        ckpt.save(0, job.state)
+        assert store.stalled.wait(PATIENCE_SECONDS)
+        ckpt._pipeline.rates.committed(ckpt._pipeline.in_flight[0].total_bytes, 600.0)
+        ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 60.0))
+        threading.Timer(0.1, store.stalls.clear).start()
+        job.step(1)
+        ckpt.step(1, job.state)
+
+    told = str(preempted(run, train))
+    assert "could not be" in told
+    assert "Committed is step 0" in told
+    assert [(view.step, view.state) for view in checkpoints(service, run)] == [(0, CheckpointState.COMMITTED)]

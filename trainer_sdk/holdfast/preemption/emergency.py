@@ -1,0 +1,133 @@
+"""The emergency save, on the training threads of all ranks, after the step at which they leave.
+
+    numbers of all ranks -> rank 0 decides (estimate.py) -> supersede, or wait, or neither -> save -> wait -> Preempted
+
+Raising is the caller's. Whatever goes wrong in here, all ranks leave: the machine goes either way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.errors import Preempted
+from holdfast.handle import SaveHandle
+from holdfast.heart import ENDS_THE_JOB
+from holdfast.pipeline import SavePipeline
+from holdfast.preemption.estimate import Choice, Decision, Numbers, decide, may_wait
+from holdfast.preemption.watch import PreemptionWatch
+from holdfast.progress import Phase, ProgressBoard
+from holdfast.ranks import Ranks
+from holdfast.saving import Metrics, Saver
+from holdfast.stats import SaveStats
+from holdfast_protocol.states import CheckpointKind
+
+log = logging.getLogger("holdfast")
+
+
+class EmergencySave:
+    def __init__(
+        self,
+        ranks: Ranks,
+        saver: Saver,
+        pipeline: SavePipeline,
+        watch: PreemptionWatch,
+        *,
+        stats: SaveStats,
+        progress: ProgressBoard,
+    ) -> None:
+        self._ranks = ranks
+        self._saver = saver
+        self._pipeline = pipeline
+        self._watch = watch
+        self._stats = stats
+        self._progress = progress
+
+    def save(self, step: int, state: Mapping[str, Any], metrics: Metrics | None) -> Preempted:
+        """What to raise; it says what was saved. Collective. Raises what ends the job anyway, such as StaleAttempt."""
+        try:
+            said = self._save(step, state, metrics)
+        except ENDS_THE_JOB:
+            raise
+        except Exception as error:
+            said = f"The state of step {step} could not be saved: {error}"
+        newest = self._stats.last_committed_step
+        if newest != step:
+            said += " Nothing was committed by this attempt." if newest is None else f" Committed is step {newest}."
+        self._watch.said = said
+        return Preempted(
+            f"This job was told to leave ({self._watch.notice}). {said}",
+            saved_step=newest,
+            notice=str(self._watch.notice),
+        )
+
+    def _save(self, step: int, state: Mapping[str, Any], metrics: Metrics | None) -> str:
+        decision = self._decided(step)
+        if decision.choice is Choice.BOTH:
+            self._pipeline.wait_free(min(self._watch.wait_seconds(), may_wait(decision.left, decision.new_seconds)))
+            if any(self._ranks.gather(self._pipeline.busy)):
+                decision = self._decided(step, has_waited=True)
+        if decision.choice is Choice.SUPERSEDE:
+            self._pipeline.supersede(f"There was no time left for it and for step {step}")
+            self._pipeline.wait_free(self._watch.wait_seconds())
+        handle: SaveHandle | None = None
+        if decision.choice in (Choice.NEW, Choice.BOTH, Choice.SUPERSEDE):
+            handle = self._saver.save(step, state, metrics, CheckpointKind.EMERGENCY, wait=False)
+        self._pipeline.wait_idle(self._watch.wait_seconds())
+        return self._outcome(step, decision, handle)
+
+    def _decided(self, step: int, *, has_waited: bool = False) -> Decision:
+        """The same on all ranks, from the numbers of all. Collective."""
+        numbers = self._ranks.gather(self._numbers())
+
+        def on_first() -> Decision:
+            decision = decide(step, numbers, has_waited=has_waited)
+            # What was staged earlier either is on its way now, or will not be.
+            if not has_waited and not self._watch.settle():
+                decision = dataclasses.replace(decision, choice=Choice.STAGED)
+            log.warning("leaving after step %d: %s", step, decision)
+            return decision
+
+        return self._ranks.from_first(on_first)
+
+    def _numbers(self) -> Numbers:
+        in_flight = self._pipeline.in_flight
+        rates = self._pipeline.rates
+        progress = self._progress.read()
+        seconds: float | None = 0.0
+        for job in in_flight:
+            takes = rates.seconds_for(job.total_bytes)
+            if progress is not None and progress.phase is Phase.SAVING and progress.step == job.step:
+                if takes is None and progress.bytes_done:
+                    takes = (time.monotonic() - job.begun_at) * job.total_bytes / progress.bytes_done
+                if takes is not None:
+                    takes = max(takes * (1 - progress.bytes_done / max(job.total_bytes, 1)), progress.seconds_left or 0)
+            seconds = None if seconds is None or takes is None else seconds + takes
+        new = rates.seconds_for(rates.bytes or max((job.total_bytes for job in in_flight), default=0))
+        steps = [job.step for job in in_flight]
+        if self._stats.last_committed_step is not None:
+            steps.append(self._stats.last_committed_step)
+        return Numbers(
+            left=self._watch.left_seconds(),
+            saved_step=max(steps, default=None),
+            in_flight=bool(in_flight),
+            in_flight_seconds=seconds,
+            new_seconds=new,
+        )
+
+    def _outcome(self, step: int, decision: Decision, handle: SaveHandle | None) -> str:
+        if self._stats.last_committed_step == step:
+            return f"The checkpoint of step {step} is committed."
+        if handle is None:
+            return f"Left at step {step}: {decision.choice}."
+        if handle.local.done() and handle.local.exception() is None and handle.local.result():
+            return f"The checkpoint of step {step} is in the spool of this node, and not committed."
+        if handle.committed.done() and (error := handle.committed.exception()) is not None:
+            return f"{error}"
+        if math.isinf(decision.left):
+            return f"The checkpoint of step {step} is not committed."
+        return f"The checkpoint of step {step} was not committed in time."

@@ -1,0 +1,204 @@
+"""Takes notices, has all ranks leave after the same step, and minds the deadline. One thread per process.
+
+    signal, cloud, another rank -> give_notice -> agreement: all leave after one step -> step() saves, raises Preempted
+                                             \\-> this thread: no answer from a rank, no step in time, time is over
+
+The training thread does the saving (emergency.py). Where it never comes to the end of its step, the upload in flight is
+finished by its own threads meanwhile, and this one ends the process before others kill it, so that the outcome is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast.agreement import Ask, Outlook, agreement_of
+from holdfast.preemption.notice import SIGTERM, Notice
+from holdfast.preemption.signals import SignalWatch
+from holdfast.ranks import Ranks
+from holdfast.settings import TrainerSettings
+from holdfast_protocol import attempts as protocol
+from holdfast_protocol.base import text_to_keep
+from holdfast_protocol.states import AttemptOutcome
+
+log = logging.getLogger("holdfast")
+
+EXIT_PREEMPTED = 77
+"""Where the training thread did not come back in time. Else the script ends as its Preempted makes it."""
+EXIT_TERMINATED = 128 + signal.SIGTERM
+"""As a shell shows a process that SIGTERM has ended, and as it would have been without us."""
+
+RESERVE_SECONDS = 3.0
+"""Before the deadline a save must be over: the outcome is told, and the script's own end runs."""
+_LOOK_SECONDS = 0.1
+_NOTICE_SECONDS = 0.5
+
+
+class Cover(Protocol):
+    """What is staged already, for when no step ends in time (cover.py)."""
+
+    def look(self, left_seconds: float) -> None:
+        """Uploads it if it is time to. Called again and again until the emergency save is settled."""
+
+
+class PreemptionWatch:
+    """`wants`: as in agreement_of. `has_work()`: the attempt is open, so that there is something to save.
+    `end(outcome, detail)`: tells how the job has ended, once."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        settings: TrainerSettings,
+        *,
+        wants: Callable[[], bool],
+        has_work: Callable[[], bool],
+        end: Callable[[AttemptOutcome, str], None],
+    ) -> None:
+        self._settings = settings
+        self._has_work = has_work
+        self._end = end
+        self._lock = threading.Lock()
+        self._deadline_at = math.inf
+        self._reserve_seconds = RESERVE_SECONDS
+        self._terminated_at: float | None = None
+        self._closing = False
+        self._settled = False
+        self._noticed = threading.Event()
+        self._stop = threading.Event()
+        self.notice: Notice | None = None
+        """The first that came; later ones only bring the deadline nearer."""
+        self.said = "No step ended in time."
+        """What became of the newest state, for the attempt's record."""
+        self.cover: Cover | None = None
+        self.agreement = agreement_of(ranks, wants, lambda word: self.give_notice(Notice.of(word)))
+        self._thread = threading.Thread(target=self._run, name="holdfast-preemption", daemon=True)
+        self._thread.start()
+        self._signals = SignalWatch(settings.preemption_signal_numbers, self._signalled)
+
+    def give_notice(self, notice: Notice) -> None:
+        """From any thread of any rank: all ranks save and leave. Again is fine; the earliest deadline counts."""
+        now = time.monotonic()
+        with self._lock:
+            if notice.deadline_seconds is not None and now + notice.deadline_seconds < self._deadline_at:
+                self._deadline_at = now + notice.deadline_seconds
+                self._reserve_seconds = min(RESERVE_SECONDS, max(0.0, notice.deadline_seconds) / 5)
+            if notice.source == SIGTERM and self._terminated_at is None:
+                self._terminated_at = now
+            first = self.notice is None
+            self.notice = self.notice or notice
+        within = "" if notice.deadline_seconds is None else f", within {notice.deadline_seconds:.0f} s"
+        if not first:
+            log.info("told again to leave (%s%s)", notice, within)
+            return
+        log.warning("this job is told to leave (%s%s): it saves after this step", notice, within)
+        self.agreement.request(Ask.PREEMPT, notice.word(time.monotonic() - now))
+        self._noticed.set()
+
+    def left_seconds(self) -> float:
+        """Until a save must be over; infinite where nobody says when."""
+        with self._lock:
+            return max(0.0, self._deadline_at - self._reserve_seconds - time.monotonic())
+
+    def wait_seconds(self) -> float:
+        """How long to wait for a save now: no longer than the end of a job waits anyway."""
+        return min(self.left_seconds(), self._settings.drain_seconds)
+
+    def while_time_is_left(self, wait: Callable[[float], bool]) -> bool:
+        """Waits as long as the end of a job may, and no longer than a notice leaves that comes meanwhile. `wait(s)`:
+        true once it is over."""
+        until = time.monotonic() + self._settings.drain_seconds
+        while (seconds := min(self.left_seconds(), until - time.monotonic())) > 0:
+            if wait(min(seconds, _NOTICE_SECONDS)):
+                return True
+        return wait(0)
+
+    @property
+    def told(self) -> protocol.Notice | None:
+        """The notice, for the attempt's record."""
+        if self.notice is None:
+            return None
+        deadline = self.notice.deadline_seconds
+        return protocol.Notice(
+            source=text_to_keep(self.notice.source, 100),
+            reason=text_to_keep(self.notice.reason, 1000),
+            deadline_seconds=None if deadline is None else max(0.0, deadline),
+        )
+
+    def settle(self) -> bool:
+        """The training threads have met and save now: from here on what was staged earlier is not uploaded any more.
+        False if it is on its way already."""
+        with self._lock:
+            settled, self._settled = not self._settled, True
+            return settled
+
+    def closing(self) -> None:
+        """The end of the job has begun in good order: what is in flight has the time that is left."""
+        self._closing = True
+
+    def close(self, *, in_order: bool) -> None:
+        """After the last save. `in_order`: False where this rank has failed, for which the others need not wait."""
+        self._signals.close()
+        self.agreement.close(in_order=in_order)
+        self._stop.set()
+        self._noticed.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self.give_notice(Notice(number.name, "a signal to this process", self._settings.preemption_grace_seconds))
+
+    def _run(self) -> None:
+        self._noticed.wait()
+        while not self._stop.wait(_LOOK_SECONDS):
+            if self._is_alone():
+                self._leave(
+                    EXIT_TERMINATED,
+                    AttemptOutcome.FAILED,
+                    f"Not all ranks answered within {self._settings.preemption_agree_seconds:g} s of SIGTERM: one of "
+                    "them has ended.",
+                )
+            if not self._has_work() and self._may_end_now():
+                self._leave(EXIT_TERMINATED, AttemptOutcome.PREEMPTED, "There is nothing to save yet.")
+            if self.cover is not None and not self._settled:
+                self._look_at_cover(self.cover)
+            if time.monotonic() >= self._last_moment():
+                self._leave(EXIT_PREEMPTED, AttemptOutcome.PREEMPTED, self.said)
+
+    def _is_alone(self) -> bool:
+        """A rank has crashed, and its launcher ends the others."""
+        if self._terminated_at is None or self._closing:
+            return False
+        if time.monotonic() < self._terminated_at + self._settings.preemption_agree_seconds:
+            return False
+        return self.agreement.outlook in (Outlook.OPEN, Outlook.BROKEN)
+
+    def _may_end_now(self) -> bool:
+        # Whoever handles SIGTERM himself ends the process in his own way.
+        return self._terminated_at is not None and not self._signals.has_earlier_handler(signal.SIGTERM)
+
+    def _look_at_cover(self, cover: Cover) -> None:
+        with self._lock:
+            if self._settled:
+                return
+        cover.look(self.left_seconds())
+
+    def _last_moment(self) -> float:
+        with self._lock:
+            return self._deadline_at - self._reserve_seconds / 2
+
+    def _leave(self, code: int, outcome: AttemptOutcome, why: str) -> None:
+        log.warning("%s This process ends now, with exit code %d", why, code)
+        self._end(outcome, f"{self.notice}. {why}")
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        # The training thread is in a call that does not come back: nothing gentler ends the process.
+        os._exit(code)
