@@ -38,6 +38,8 @@ def service(served: tuple[ServedHoldfast, Path], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "10")
     monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "10")
     monkeypatch.setenv("HOLDFAST_COLLECTIVE_TIMEOUT_SECONDS", "60")
+    # Threads of a crowded machine answer late, and no timing decides a result.
+    monkeypatch.setenv("HOLDFAST_PREEMPTION_AGREE_SECONDS", "60")
     with Client() as client:
         yield Service(running, data, client)
 

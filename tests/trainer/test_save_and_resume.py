@@ -266,6 +266,7 @@ def test_the_exported_names_are_these():
         "Every",
         "LoadReport",
         "OnPreemption",
+        "Preempted",
         "Progress",
         "SaveHandle",
         "SaveStats",
