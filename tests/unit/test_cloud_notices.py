@@ -42,8 +42,10 @@ def test_a_hibernation_of_aws_begins_at_once_and_a_rebalance_is_a_hint():
         cloud.interrupt(60, "hibernate")
         cloud.recommend_rebalance()
         hibernate, rebalance = Aws(MetadataServer(url)).look()
-        assert (hibernate.deadline_seconds, hibernate.is_hint) == (0.0, False)
+        assert (hibernate.deadline_seconds, hibernate.is_hint) == (None, False)
         assert (rebalance.deadline_seconds, rebalance.is_hint) == (None, True)
+        cloud.interrupt(-5)
+        assert Aws(MetadataServer(url)).look()[0].deadline_seconds is None
 
 
 def test_the_deadline_is_measured_by_the_clouds_own_clock(monkeypatch):
@@ -107,7 +109,7 @@ def test_azure_tells_what_ends_the_process_and_acknowledges_nothing(kind):
         assert 40 < event.deadline_seconds <= 46
         cloud.begin()
         (begun,) = azure.look()
-        assert (begun.key, begun.deadline_seconds) == (event.key, 0.0)
+        assert (begun.key, begun.deadline_seconds) == (event.key, None)
         assert not cloud.acknowledged
         assert not cloud.refused
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
-from holdfast.preemption.clouds.event import CloudEvent
+from holdfast.preemption.clouds.event import CloudEvent, seconds_left
 from holdfast.preemption.clouds.metadata_server import MetadataError, MetadataReply, MetadataServer
 
 _TOKEN_SECONDS = 21600  # the longest that there is
@@ -35,9 +35,8 @@ class Aws:
         if (action := self._get(_ACTION)) is not None:
             found = _json_of(action)
             what, at = str(found.get("action")), str(found.get("time"))
-            left = max(0.0, _seconds_since_1970(at) - action.now)
-            # A hibernation begins at once, and what it leaves may be resumed by nobody for days.
-            deadline = 0.0 if what == "hibernate" else left
+            # A hibernation begins at once, whatever its time says.
+            deadline = None if what == "hibernate" else seconds_left(_seconds_since_1970(at), action.now)
             events.append(CloudEvent(f"instance-action {at}", f"spot instance: {what} at {at}", deadline))
         if (rebalance := self._get(_REBALANCE)) is not None:
             at = str(_json_of(rebalance).get("noticeTime"))

@@ -12,7 +12,7 @@ import json
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from holdfast.preemption.clouds.event import CloudEvent
+from holdfast.preemption.clouds.event import CloudEvent, seconds_left
 from holdfast.preemption.clouds.metadata_server import MetadataError, MetadataReply, MetadataServer
 
 _HEADERS = {"Metadata": "true"}
@@ -49,7 +49,7 @@ class Azure:
         kind, source = event["EventType"], event.get("EventSource", "Platform")
         # Blank once it has begun.
         reason = f"{kind} by {source} " + (f"not before {not_before}" if not_before else "has begun")
-        left = max(0.0, _seconds_since_1970(not_before) - reply.now) if not_before else 0.0
+        left = seconds_left(_seconds_since_1970(not_before), reply.now) if not_before else None
         return CloudEvent(str(event.get("EventId")), reason, left)
 
 

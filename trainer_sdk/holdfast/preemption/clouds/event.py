@@ -13,9 +13,15 @@ class CloudEvent:
     reason: str
     """A few words for people."""
     deadline_seconds: float | None
-    """From now on until the machine may go; None where the cloud does not say."""
+    """From now on until the machine may go; None where the cloud does not say, or where that moment is over and the
+    machine is still there: every second is won then, and no moment is known to leave before."""
     is_hint: bool = False
     """It may never come to anything: the machine is likelier to be taken than others."""
+
+
+def seconds_left(at: float, now: float) -> float | None:
+    """Until `at`, both in seconds since 1970; None once it is over."""
+    return at - now if at > now else None
 
 
 class CloudSource(Protocol):
