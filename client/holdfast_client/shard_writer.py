@@ -107,6 +107,7 @@ class ShardWriter:
         metrics: Metrics | None = None,
         verdict: HealthVerdict | None = None,
         dropped_components: Sequence[str] = (),
+        blocked_seconds: float | None = None,
     ) -> CheckpointView:
         """`index`, `layout`: the ordinals of these documents. The seal that completes the world commits."""
         seal = SealShard(
@@ -120,6 +121,7 @@ class ShardWriter:
             metrics=metrics,
             verdict=verdict,
             dropped_components=list(dropped_components),
+            blocked_seconds=blocked_seconds,
         )
         return self._client.seal(self.checkpoint_id, self._rank, seal)
 

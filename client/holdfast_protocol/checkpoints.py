@@ -121,6 +121,13 @@ class SealShard(Fence):
         json_schema_extra=since(3),
         description="Rank 0's only: components that the run had at first, left out on purpose.",
     )
+    blocked_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=LARGEST_INTEGER,
+        json_schema_extra=since(3),
+        description="Training stood still for so long for this save, on this rank. Not a part of its content.",
+    )
 
 
 class FailShard(Fence):
@@ -173,6 +180,9 @@ class CheckpointView(Reply):
     )
     pushed_by: int | None = Field(
         default=None, description="The attempt that pushed this save late, from a spool; null: it was saved in time."
+    )
+    blocked_seconds: float | None = Field(
+        default=None, description="Training stood still for so long for it, on its slowest rank; null: not told."
     )
     off_line: bool = Field(
         default=False, description="Pushed when the run had gone on without it: restored by name, never as latest."

@@ -48,7 +48,7 @@ def one_rank_cannot_look(rank, run):
         ckpt.restore(job.state)
         with pytest.MonkeyPatch.context() as broken:
             if rank == 1:
-                broken.setattr(torch, "isfinite", full)
+                broken.setattr(torch, "aminmax", full)
             failed = ckpt.save(0, job.state).committed.exception(timeout=60)
         after = ckpt.save(1, job.state).committed.result(timeout=60)
         return type(failed).__name__, "CUDA out of memory" in str(failed), after.step, after.health

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.checkpointer import Checkpointer
     from holdfast.errors import Preempted
     from holdfast.handle import SaveHandle
+    from holdfast.health.loss_spike import LossSpike
     from holdfast.layout.plan import ChunkSizes
     from holdfast.progress import Progress
     from holdfast.state.load import LoadReport
@@ -34,6 +35,7 @@ __all__ = [
     "ChunkSizes",
     "Every",
     "LoadReport",
+    "LossSpike",
     "OnPreemption",
     "Preempted",
     "Progress",
@@ -49,6 +51,7 @@ _HOMES = {
     "Checkpointer": "holdfast.checkpointer",
     "ChunkSizes": "holdfast.layout.plan",
     "Every": "holdfast.when.policies",
+    "LossSpike": "holdfast.health.loss_spike",
     "LoadReport": "holdfast.state.load",
     "OnPreemption": "holdfast.when.policies",
     "Preempted": "holdfast.errors",

@@ -55,6 +55,7 @@ class Heart:
         self._take_interval = take_interval
         self._stop = threading.Event()
         self._told = False
+        self._left = False
         self._telling: threading.Thread | None = None
         self._beating: threading.Thread | None = None
         if rank == 0:
@@ -86,6 +87,13 @@ class Heart:
             if not (self._told or fenced):
                 self._tell(outcome, detail, None, notice)
 
+    def leave(self) -> None:
+        """The job goes on as another attempt: no more is told of this one, and being fenced ends nothing."""
+        self._left = True
+        self._stop.set()
+        if self._beating is not None:
+            self._beating.join(timeout=1.0)
+
     def _tell(self, outcome: AttemptOutcome, detail: str, error_type: str | None, notice: Notice | None) -> None:
         request = EndAttempt(
             **self._fence.model_dump(),
@@ -116,6 +124,8 @@ class Heart:
             except ServiceUnavailable as error:
                 log.info("a heartbeat was lost: %s", error)
             except ENDS_THE_JOB as error:
+                if self._left:
+                    return
                 self._note(error)
                 log.warning("the service does not take this attempt's heartbeat: %s", error)
                 return

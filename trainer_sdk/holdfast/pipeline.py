@@ -308,18 +308,21 @@ class SavePipeline:
             index=index,
             layout=index + 1 if self._rank == 0 else None,
             components=job.components,
-            finite=job.finite,
+            finite=job.is_healthy,
             metrics=job.metrics,
+            verdict=job.verdict,
+            dropped_components=job.dropped_components,
+            blocked_seconds=job.standstill.seconds,
         )
 
     def _failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
-        dropped = verdict_of(failure) is Verdict.DROP
-        if dropped or isinstance(job.staged, BaseException):
-            # Also after an abort that this rank only heard of, or before it could begin: one that is some saves behind
         if reason := self._superseded.get(job.number):
             if job.record is not None:
                 self._left.append(job)
             return self._reports.superseded(job, reason)
+        dropped = verdict_of(failure) is Verdict.DROP
+        if dropped or isinstance(job.staged, BaseException):
+            # Also after an abort that this rank only heard of, or before it could begin: one that is some saves behind
             # would begin this one, and wait for a shard that nobody has.
             self._give_up(job, failure)
         if job.record is None:

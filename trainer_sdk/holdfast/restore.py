@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.documents import CheckpointDocuments, read_documents
+from holdfast.environment_changes import tell_differences
 from holdfast.errors import (
     CheckpointNotFound,
     ChunkGone,
@@ -83,15 +84,23 @@ class Restorer:
         self._workers = workers
         self._declared = declared
 
-    def restore(self, state: dict[str, Any], at: str | None) -> int:
+    def restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool = True) -> int:
         """Collective. The next step to run: 0 only where the service says that nothing was ever committed.
 
         `at` names one point, which is restored or raises; without it the newest that all ranks can read is taken.
         What is raised says so where the state is no longer what it was.
         """
+        return self._restoring(lambda: self._restore(state, at, skip_diverged=skip_diverged))
+
+    def go_back(self, state: dict[str, Any], before_step: int | None, keep: frozenset[str]) -> int:
+        """Collective, and begun in an attempt that is new: the newest healthy point below `before_step`, without the
+        components of `keep`. The line of descent goes on from there."""
+        return self._restoring(lambda: self._go_back(state, before_step, keep))
+
+    def _restoring(self, work: Callable[[], int]) -> int:
         try:
             with self._session.account.restoring():
-                start = self._restore(state, at)
+                start = work()
         except BaseException as error:
             if self._session.is_half_restored and not isinstance(error, NoRestorePoint):
                 error.add_note(_NOT_TO_BE_TRAINED_ON)
@@ -99,30 +108,62 @@ class Restorer:
         self._session.account.goes_on_from(start)
         return start
 
-    def _restore(self, state: dict[str, Any], at: str | None) -> int:
+    def _restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool) -> int:
         if at is not None and self._session.may_save:
             raise ConfigurationError(
-                f"restore(at={at!r}) comes too late: this job has begun already. Launch it again to go back."
+                f"restore(at={at!r}) comes too late: this job has begun already. rollback(state, before=…) goes back "
+                "in a running job; or launch it again."
             )
-        decision = self._decide(at)
-        if decision.note and self._ranks.is_first:
-            log.warning("%s: %s", self._session.run, decision.note)
-        while decision.restore_point is not None:
-            point = decision.restore_point
-            try:
-                return self._restore_point(state, point, decision.passed_over, rollback=at is not None)
-            except DAMAGED as error:
-                if at is not None:
-                    raise
-                # All ranks hold the same error, so all of them come here.
-                decision = self._before(point)
-                self._say_fallback(point, decision, error)
+        decision = self._decide(at, skip_diverged=skip_diverged)
+        if at is not None and decision.restore_point is not None:
+            return self._restore_point(state, decision.restore_point, decision.passed_over, rollback=True)
+        loaded, decision = self._newest_readable(
+            decision,
+            lambda point, passed_over: self._restore_point(state, point, passed_over, rollback=False),
+            skip_diverged=skip_diverged,
+        )
+        if loaded is not None:
+            return loaded
         if decision.ever_committed or at is not None:
             raise self._nothing_left(decision, at)
         if self._ranks.is_first:
             log.info("%s begins: nothing was ever committed in it", self._session.run)
         self._session.restored_from(None, rollback=False)
         return 0
+
+    def _go_back(self, state: dict[str, Any], before_step: int | None, keep: frozenset[str]) -> int:
+        wanted = {key: value for key, value in state.items() if key not in keep}
+        declared = self._declared.without(keep)
+        start, decision = self._newest_readable(
+            self._before(before_step),
+            lambda point, passed_over: self._restore_point(
+                wanted, point, passed_over, rollback=True, declared=declared
+            ),
+        )
+        if start is None:
+            raise self._nothing_left(decision, None)
+        state.update(wanted)  # plain values are replaced
+        return start
+
+    def _newest_readable(
+        self,
+        decision: RestoreDecision,
+        load: Callable[[RestorePoint, list[PassedOver]], int],
+        *,
+        skip_diverged: bool = True,
+    ) -> tuple[int | None, RestoreDecision]:
+        """The next step to run, of the newest point that all ranks can read; None, and the last decision, where there
+        is none."""
+        if decision.note and self._ranks.is_first:
+            log.warning("%s: %s", self._session.run, decision.note)
+        while (point := decision.restore_point) is not None:
+            try:
+                return load(point, decision.passed_over), decision
+            except DAMAGED as error:
+                # All ranks hold the same error, so all of them come here.
+                decision = self._before(point.step, skip_diverged=skip_diverged)
+                self._say_fallback(point, decision, error)
+        return None, decision
 
     def choose(self, at: str | None) -> RestorePoint:
         """The point that a restore would begin with. Collective. Raises NoRestorePoint where there is none."""
@@ -131,10 +172,17 @@ class Restorer:
             raise self._nothing_left(decision, at)
         return decision.restore_point
 
-    def _decide(self, at: str | None) -> RestoreDecision:
+    def choose_before(self, step: int | None) -> RestorePoint:
+        """The newest healthy point below `step`. Collective. Raises NoRestorePoint, with nothing changed."""
+        decision = self._before(step)
+        if decision.restore_point is None:
+            raise self._nothing_left(decision, None if step is None else f"before step {step}")
+        return decision.restore_point
+
+    def _decide(self, at: str | None, *, skip_diverged: bool = True) -> RestoreDecision:
         again = self._session.has_opened
         opened = self._session.open()
-        if at is None and not again:
+        if at is None and not again and skip_diverged:
             return RestoreDecision(
                 restore_point=opened.restore_point,
                 passed_over=opened.passed_over,
@@ -146,23 +194,33 @@ class Restorer:
         except SelectorError as error:
             raise ConfigurationError(f"restore(at={at!r}) is not usable: {error}.") from None
         run = self._session.run
-        return self._ranks.from_first(lambda: self._session.client.restore_point(run.project, run.run, selector))
+        return self._ranks.from_first(
+            lambda: self._session.client.restore_point(run.project, run.run, selector, diverged=not skip_diverged)
+        )
 
-    def _before(self, point: RestorePoint) -> RestoreDecision:
+    def _before(self, step: int | None, *, skip_diverged: bool = True) -> RestoreDecision:
         run = self._session.run
         return self._ranks.from_first(
-            lambda: self._session.client.restore_point(run.project, run.run, before_step=point.step)
+            lambda: self._session.client.restore_point(
+                run.project, run.run, before_step=step, diverged=not skip_diverged
+            )
         )
 
     def _restore_point(
-        self, state: dict[str, Any], point: RestorePoint, passed_over: list[PassedOver], *, rollback: bool
+        self,
+        state: dict[str, Any],
+        point: RestorePoint,
+        passed_over: list[PassedOver],
+        *,
+        rollback: bool,
+        declared: Declarations | None = None,
     ) -> int:
         began = time.monotonic()
         with CheckpointSource(
             self._session.client, point.checkpoint_id, workers=self._workers, local=self._sharing.local
         ) as source:
             documents = read_documents(self._ranks, source, rank_trees=True)
-            planned = self._plan_on_all(state, documents)
+            planned = self._plan_on_all(state, documents, declared or self._declared)
             try:
                 read = self._read_on_all(source, planned, documents, point.step)
                 self._session.begin_to_restore()
@@ -172,6 +230,7 @@ class Restorer:
         self._ranks.from_first(lambda: self._session.restored_from(point.checkpoint_id, rollback=rollback))
         self._session.has_whole_state()
         if self._ranks.is_first:
+            tell_differences(self._session, point.attempt)
             log.info(
                 "resumed %s from step %d%s: %s read and verified%s%s in %.1f s%s",
                 self._session.run,
@@ -220,25 +279,25 @@ class Restorer:
                 readable_seconds(progress.seconds_left),
             )
 
-    def _plan_on_all(self, state: dict[str, Any], documents: CheckpointDocuments) -> _Planned:
+    def _plan_on_all(self, state: dict[str, Any], documents: CheckpointDocuments, declared: Declarations) -> _Planned:
         """What this rank reads, and where that arrives. Where one rank refuses, no rank's state has changed."""
         planned: list[_Planned] = []
 
         def plan() -> bool:
-            planned.append(self._plan(state, documents))
+            planned.append(self._plan(state, documents, declared))
             return planned[0].arrivals.touch_live_tensors
 
         if any(self._ranks.together(plan)):
             self._session.begin_to_restore()
         return planned[0]
 
-    def _plan(self, state: dict[str, Any], documents: CheckpointDocuments) -> _Planned:
+    def _plan(self, state: dict[str, Any], documents: CheckpointDocuments, declared: Declarations) -> _Planned:
         plan = plan_load(
             state,
             documents.stored,
             rank=self._ranks.rank,
             world_size=self._ranks.world_size,
-            declared=self._declared,
+            declared=declared,
         )
         reads = plan_reads(documents.layout, plan.wanted, prefer_rank=self._ranks.rank)
         return _Planned(plan, reads, plan.arrivals(into_live=True))

@@ -7,6 +7,7 @@ pipeline starts first and takes the chunks while this stages them.
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import logging
 import operator
@@ -21,20 +22,22 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import ConfigurationError, SaveDeclined
 from holdfast.handle import SaveHandle
+from holdfast.health.components import Completeness
+from holdfast.health.rule import HealthJudge
 from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
 from holdfast.metric_values import Metrics, metric_values
 from holdfast.pipeline import SavePipeline
-from holdfast.ranks import Ballot
-from holdfast.save_job import SaveJob
+from holdfast.ranks import Ballot, Question
+from holdfast.save_job import SaveJob, Standstill
 from holdfast.session import Session
 from holdfast.staging import StagedShard, StagingArea, WindowedShard
 from holdfast.state.capture import CapturedState, capture
 from holdfast.state.components import Declarations, path_of
-from holdfast.state.finite import all_finite
+from holdfast.state.finite import FiniteCheck, Looked
 from holdfast.state.rng import capture_rng
 from holdfast.stats import SaveStats
 from holdfast_client.chunks.workers import WorkerThreads
-from holdfast_protocol.checkpoints import Component, MetricValue
+from holdfast_protocol.checkpoints import Component, HealthVerdict, MetricValue
 from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import CheckpointKind
 
@@ -69,6 +72,8 @@ class Saver:
         declared: Declarations,
         sizes: ChunkSizes,
         check_finite: bool,
+        judge: HealthJudge,
+        completeness: Completeness,
         window_bytes: int | None,
         helpers: WorkerThreads,
     ) -> None:
@@ -79,11 +84,15 @@ class Saver:
         self._stats = stats
         self._declared = declared
         self._sizes = sizes
-        self._check_finite = check_finite
+        self._finite = FiniteCheck() if check_finite else None
+        self._judge = judge
+        self._completeness = completeness
         self._staging = StagingArea(window_bytes=window_bytes, helpers=helpers)
         self._number = 0
         self._plan: LocalPlan | None = None
         self._agreed: tuple[LocalPlan, Layout] | None = None
+        self._components: tuple[str, ...] = ()
+        """Of this rank's state, when the layout was agreed on."""
 
     def save(
         self, step: int, state: Mapping[str, Any], metrics: Metrics | None, kind: CheckpointKind, *, wait: bool
@@ -92,13 +101,20 @@ class Saver:
 
         A declined save's handle holds SaveDeclined. Raises on every rank where one rank's state cannot be saved.
         """
+        with self._session.account.saving():
+            return self._save(step, state, metrics, kind, wait=wait)
+
+    def _save(
+        self, step: int, state: Mapping[str, Any], metrics: Metrics | None, kind: CheckpointKind, *, wait: bool
+    ) -> SaveHandle:
         began = time.monotonic()
         handle = SaveHandle(operator.index(step))
         self._session.ready_to_save()
         if wait:
             self._pipeline.wait_free(self._ranks.timeout_seconds / 2)
+        standstill = Standstill()
         captured, error = self._capture(state, metrics)
-        unchanged = captured is not None and self._agreed is not None and captured.plan is self._agreed[0]
+        unchanged = captured is not None and self._is_as_agreed(captured)
         verdict = self._ranks.vote(
             Ballot(
                 handle.step,
@@ -111,15 +127,21 @@ class Saver:
             self._ranks.raise_together(error)
         if verdict.busy:
             return self._declined(handle, waited=wait)
-        layout = self._agree(captured.plan, same=verdict.same_layout)
+        layout = self._agree(captured, same=verdict.same_layout)
         self._number += 1
-        self._start(self._job(handle, kind, captured, layout, state))
+        self._session.account.saves_begun += 1
+        job = self._job(handle, kind, captured, layout, state, standstill=standstill)
+        self._start(job)
+        self._agree_on_health(job)
+        standstill.end()
         self._stats.blocked_seconds += time.monotonic() - began
         return handle
 
     def forget_frozen(self) -> None:
         """The state was loaded anew: what is declared frozen is staged once more."""
         self._staging.forget_frozen()
+        if self._finite is not None:
+            self._finite.forget()
 
     def close(self) -> None:
         """Gives the staging memory back, once no save reads it any more."""
@@ -144,10 +166,18 @@ class Saver:
         except Exception as error:  # the other ranks are on their way into the vote, and must not wait for this one
             return None, error
 
-    def _agree(self, plan: LocalPlan, *, same: bool) -> Layout:
+    def _is_as_agreed(self, captured: _Captured) -> bool:
+        same_plan = self._agreed is not None and captured.plan is self._agreed[0]
+        return same_plan and captured.state.components == self._components
+
+    def _agree(self, captured: _Captured, *, same: bool) -> Layout:
         if not same or self._agreed is None:
+            plan, components = captured.plan, captured.state.components
+            told = self._ranks.gather((plan, components))
             # Pure from here on: with the same plans every rank makes the same layout, or raises the same LayoutError.
-            self._agreed = (plan, global_layout(self._ranks.gather(plan)))
+            self._completeness.check((name for _, names in told for name in names), self._session.opened.components)
+            self._agreed = (plan, global_layout([each for each, _ in told]))
+            self._components = components
             if self._ranks.is_first:
                 _warn_of_idle_patterns(self._agreed[1], self._declared)
         return self._agreed[1]
@@ -162,7 +192,14 @@ class Saver:
         return handle
 
     def _job(
-        self, handle: SaveHandle, kind: CheckpointKind, captured: _Captured, layout: Layout, state: Mapping[str, Any]
+        self,
+        handle: SaveHandle,
+        kind: CheckpointKind,
+        captured: _Captured,
+        layout: Layout,
+        state: Mapping[str, Any],
+        *,
+        standstill: Standstill,
     ) -> SaveJob:
         first = self._ranks.is_first
         index = ShardIndex(
@@ -172,7 +209,10 @@ class Saver:
             replicated_trees=captured.state.replicated_trees if first else {},
             rng=captured.rng,
         )
-        staged, finite = self._stage(captured, state)
+        staged, verdict = self._stage(captured, state)
+        if first:
+            own = self._judge.judge(handle.step, captured.metrics)
+            verdict = own if verdict is None else _both(verdict, own)
         return SaveJob(
             number=self._number,
             step=handle.step,
@@ -180,9 +220,11 @@ class Saver:
             index=index,
             layout=layout,
             components=_components(captured.plan, state),
-            finite=finite,
+            verdict=verdict,
             metrics=captured.metrics,
+            dropped_components=tuple(sorted(self._completeness.dropped)) if first else (),
             handle=handle,
+            standstill=standstill,
             staged=staged,
         )
 
@@ -194,13 +236,50 @@ class Saver:
         if windowed is not None and windowed.fill():
             job.handle.mark_staged()
 
-    def _stage(self, captured: _Captured, state: Mapping[str, Any]) -> tuple[StagedShard | Exception, bool]:
-        """And whether this rank's part is finite, which is looked at only here: a save that is declined costs none."""
+    def _stage(
+        self, captured: _Captured, state: Mapping[str, Any]
+    ) -> tuple[StagedShard | Exception, HealthVerdict | None]:
+        """And what is wrong with this rank's part, which is looked at only here: a save that is declined costs none."""
+        looked: list[Looked] = []
+        plan, pieces, check = captured.plan, captured.state.pieces, self._finite
         try:
-            finite = not self._check_finite or all_finite(captured.state, state)
-            return self._staging.stage(captured.plan, captured.state.pieces), finite
+            if check is None:
+                return self._staging.stage(plan, pieces), None
+            staged = self._staging.stage(
+                plan, pieces, meanwhile=lambda: looked.append(check.look(plan, pieces, state))
+            )
+            return staged, _verdict_on(check.found(looked[0]))
         except Exception as error:  # after the vote: raising here would leave the others with a save that never ends
-            return error, True
+            return error, None
+
+    def _agree_on_health(self, job: SaveJob) -> None:
+        """Every rank learns what any of them has found: going back is something that all do, or none."""
+        own = job.verdict.reason if job.verdict is not None and not job.verdict.healthy else None
+        ballot = Ballot(job.step, busy=False, failed=False, layout_digest=None, question=Question.IS_DIVERGED)
+        if not self._ranks.vote(dataclasses.replace(ballot, yes=own is not None)).yes:
+            return
+        reason = "; ".join(dict.fromkeys(each for each in self._ranks.gather(own) if each))
+        job.handle.diverged = reason
+        self._stats.diverged += 1
+        if self._ranks.is_first:
+            log.warning(
+                "step %d has diverged: %s. It is saved, and never resumed from; rollback(state) goes back to the last "
+                "healthy checkpoint",
+                job.step,
+                reason,
+            )
+
+
+def _verdict_on(not_finite: list[str]) -> HealthVerdict | None:
+    if not not_finite:
+        return None
+    more = f" and {len(not_finite) - 1} more" if len(not_finite) > 1 else ""
+    return HealthVerdict(healthy=False, reason=f"{not_finite[0]:.500}{more} held NaN or infinity")
+
+
+def _both(found: HealthVerdict, said: HealthVerdict) -> HealthVerdict:
+    reasons = [each.reason for each in (found, said) if not each.healthy]
+    return HealthVerdict(healthy=not reasons, reason="; ".join(reasons)[:1000])
 
 
 def _warn_of_idle_patterns(layout: Layout, declared: Declarations) -> None:

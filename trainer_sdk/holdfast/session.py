@@ -17,9 +17,10 @@ from holdfast.outcome_file import OutcomeFile
 from holdfast.ranks import Ranks
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
+from holdfast_client.errors import AttemptConflict
 from holdfast_client.launch import open_attempt
 from holdfast_client.shard_writer import ShardWriter
-from holdfast_protocol.attempts import AttemptOpened, Notice, ResumedFrom
+from holdfast_protocol.attempts import AttemptOpened, Notice, OpenAttempt, ResumedFrom
 from holdfast_protocol.checkpoints import BeginCheckpoint
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.selectors import RunName
@@ -54,6 +55,7 @@ class Session:
         self._create = create
         # Made once per process, so that a repeated call after a lost reply opens nothing twice. Rank 0's is the job's.
         self.launch_id = outcome_file.new_launch_id()
+        self._next_launch_id: str | None = None
         self._outcome_file = outcome_file
         self._opened: AttemptOpened | None = None
         self._adoption = adoption
@@ -70,22 +72,31 @@ class Session:
             except StaleAttempt as error:
                 self._outcome_file.ended(AttemptOutcome.FENCED, str(error))
                 raise
-            self.save_interval_seconds = self._opened.save_interval_seconds
-            self._outcome_file.opened(self._opened.attempt)
-            self._heart = Heart(
-                self.brief_client,
-                self.run,
-                self.ranks.rank,
-                self._opened,
-                self.account,
-                note=self.note,
-                take_interval=self._take_interval,
-            )
+            self._is_open(self._opened)
         if self._adoption is not None:
             if self._adoption.adopt(self.fence):
                 self._opened = self.ranks.from_first(self._choose_again)
             self._adoption = None
         return self._opened
+
+    def open_anew(self) -> None:
+        """A new attempt for this same job, which fences its own old one: from it a job may go back. Collective; no save
+        may be in flight. Raises StaleAttempt on all ranks where another launch has taken over; the old attempt goes on
+        where anything is raised."""
+        if self._heart is not None:
+            self._heart.leave()
+        try:
+            launch_id, opened = self.ranks.from_first(self._open_after_own)
+        except StaleAttempt as error:
+            self.note(error)
+            self._outcome_file.ended(AttemptOutcome.FENCED, str(error))
+            raise
+        except BaseException:
+            self._beat(self.opened)
+            raise
+        self.launch_id, self._opened, self._next_launch_id = launch_id, opened, None
+        self.account.begin()
+        self._is_open(opened)
 
     @property
     def has_opened(self) -> bool:
@@ -165,6 +176,44 @@ class Session:
             fenced = isinstance(self._ended_by, StaleAttempt)
             self._outcome_file.ended(AttemptOutcome.FENCED if fenced else outcome, detail)
         self.brief_client.close()
+
+    def _is_open(self, opened: AttemptOpened) -> None:
+        self.save_interval_seconds = opened.save_interval_seconds
+        self._outcome_file.opened(opened.attempt)
+        self._beat(opened)
+
+    def _beat(self, opened: AttemptOpened) -> None:
+        self._heart = Heart(
+            self.brief_client,
+            self.run,
+            self.ranks.rank,
+            opened,
+            self.account,
+            note=self.note,
+            take_interval=self._take_interval,
+        )
+
+    def _open_after_own(self) -> tuple[str, AttemptOpened]:
+        own = self.opened.attempt
+        # Kept until it is known to have been opened: a lost reply and a second call must not fence each other.
+        self._next_launch_id = self._next_launch_id or self._outcome_file.new_launch_id()
+        request = OpenAttempt(
+            launch_id=self._next_launch_id,
+            after=own,
+            world_size=self.ranks.world_size,
+            host=socket.gethostname(),
+            environment=environment(),
+            create=False,
+            rolls_back=own,
+        )
+        try:
+            return request.launch_id, self.client.open_attempt(self.run.project, self.run.run, request)
+        except AttemptConflict as error:
+            raise StaleAttempt(
+                f"Another launch has taken over {self.run} since this job was attempt {own}",
+                request_id=error.request_id,
+                context=error.context,
+            ) from error
 
     def _take_interval(self, seconds: float) -> None:
         self.save_interval_seconds = seconds

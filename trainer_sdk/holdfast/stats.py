@@ -15,6 +15,8 @@ class SaveStats:
     failed: int = 0
     declined: int = 0
     """Left out by all ranks together, for an earlier save was still in flight."""
+    diverged: int = 0
+    """Staged with a verdict that nobody should go on from them (SaveHandle.diverged)."""
     superseded: int = 0
     """Given up for a newer state, when there was no time for both."""
     spooled: int = 0

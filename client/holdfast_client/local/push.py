@@ -116,6 +116,7 @@ def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) ->
         metrics=record.metrics,
         verdict=record.verdict,
         dropped_components=record.dropped_components,
+        blocked_seconds=record.blocked_seconds,
     )
 
 

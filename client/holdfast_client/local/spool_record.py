@@ -54,6 +54,7 @@ class SpoolRecord(BaseModel):
     metrics: Metrics | None
     verdict: HealthVerdict | None = None
     dropped_components: list[ComponentName] = Field(default_factory=list)
+    blocked_seconds: float | None = Field(default=None, ge=0)
     host: str
     created_at: datetime
 

@@ -9,14 +9,21 @@ from holdfast_protocol.restore import ChunkReads, ChunkVerdict, ReadChunks, Repo
 
 class RestoreOperations(Operations):
     def restore_point(
-        self, project: str, run: str, selector: str = "latest", before_step: int | None = None
+        self,
+        project: str,
+        run: str,
+        selector: str = "latest",
+        before_step: int | None = None,
+        *,
+        diverged: bool = False,
     ) -> RestoreDecision:
-        """The checkpoint to restore now and why newer ones are not it. `before_step` excludes that step and later."""
+        """The checkpoint to restore now and why newer ones are not it. `before_step` excludes that step and later;
+        with `diverged` a checkpoint that has diverged will do as well."""
         return self.transport.call(
             "GET",
             path("projects", project, "runs", run, "restore-point"),
             RestoreDecision,
-            params={"selector": selector, "before_step": before_step},
+            params={"selector": selector, "before_step": before_step, "diverged": diverged or None},
         )
 
     def read_chunks(self, checkpoint_id: str, request: ReadChunks) -> ChunkReads:

@@ -63,26 +63,28 @@ def choose_restore_point(
     before_step: int | None = None,
     reach: Reach | None = None,
     strictly: bool = False,
+    diverged: bool = False,
 ) -> RestoreDecision:
     """Only steps below `before_step` count, if it is given. `latest` and `best` may find nothing: then the restore
     point is None. A step or an id that was named and cannot be restored is `no_restore_point` or
     `checkpoint_not_found`: never another step instead.
 
     With a `reach`, `latest` and `best` are what is whole in the stores that answer; where nothing is, what they would
-    be if all did, for that can be waited for; not if `strictly`.
+    be if all did, for that can be waited for; not if `strictly`. `diverged`: what has diverged will do as well.
     """
     line = line_of_run(session, run_id)
     chosen: Candidate | None
     passed_over: list[PassedOver] = []
     note = ""
     if isinstance(point, AtStep | ById):
-        chosen = _named(session, _candidates(session, run_id, before_step), line, point)
+        chosen = _named(session, _candidates(session, run_id, before_step), line, point, diverged=diverged)
     else:
-        chosen, passed_over = choose(_candidates(session, run_id, before_step, reach), line, point)
+        candidates = _candidates(session, run_id, before_step, reach)
+        chosen, passed_over = choose(candidates, line, point, diverged=diverged)
         if reach is not None and chosen is not None:
             note = f"{reach.reason} Step {chosen.step} is whole in the stores that answer, and is read from there."
         elif reach is not None and not strictly:
-            chosen, passed_over = choose(_candidates(session, run_id, before_step), line, point)
+            chosen, passed_over = choose(_candidates(session, run_id, before_step), line, point, diverged=diverged)
             note = f"{reach.reason} No checkpoint is whole in the stores that answer." if chosen is not None else ""
     return RestoreDecision(
         note=note,
@@ -104,14 +106,14 @@ def known_to(passed_over: Sequence[PassedOver], protocol_minor: int) -> list[Pas
 
 
 def choose(
-    newest_first: Iterable[Candidate], line: Line, point: Latest | Best
+    newest_first: Iterable[Candidate], line: Line, point: Latest | Best, *, diverged: bool = False
 ) -> tuple[Candidate | None, list[PassedOver]]:
     """The restore point and what was passed over for it. Pure; `newest_first` is ordered by step, descending."""
     if isinstance(point, Best):
-        return _best(newest_first, line, point)
+        return _best(newest_first, line, point, diverged=diverged)
     passed_over: list[tuple[Candidate, PassedOver]] = []
     for candidate in newest_first:
-        reason = not_restorable(candidate, line)
+        reason = not_restorable(candidate, line, diverged=diverged)
         if reason is None:
             # An aborted first try of the very same step is not newer than what was then committed.
             return candidate, [seen for rejected, seen in passed_over if rejected.step > candidate.step]
@@ -120,8 +122,9 @@ def choose(
     return None, [seen for _, seen in passed_over]
 
 
-def not_restorable(candidate: Candidate, line: Line | None) -> PassedOver | None:
-    """Why not this one; None if it can be restored. Without a line, an off-line branch will do."""
+def not_restorable(candidate: Candidate, line: Line | None, *, diverged: bool = False) -> PassedOver | None:
+    """Why not this one; None if it can be restored. Without a line, an off-line branch will do; with `diverged`, what
+    has diverged."""
     reason, detail = None, ""
     name = f"Step {candidate.step} of attempt {candidate.attempt}"
     why = f": {candidate.health_reason}" if candidate.health_reason else ""
@@ -140,7 +143,7 @@ def not_restorable(candidate: Candidate, line: Line | None) -> PassedOver | None
         detail = f"{name} is not on the line of descent: the run went on from an older checkpoint."
     elif candidate.health == Health.CORRUPT:
         reason, detail = PassedOverReason.CORRUPT, f"{name} cannot be read whole{why}"
-    elif candidate.health == Health.DIVERGED:
+    elif candidate.health == Health.DIVERGED and not diverged:
         reason, detail = PassedOverReason.DIVERGED, f"{name} diverged{why}"
     elif candidate.health == Health.QUARANTINED:
         reason, detail = PassedOverReason.QUARANTINED, f"{name} is in quarantine{why}"
@@ -159,7 +162,9 @@ def not_restorable(candidate: Candidate, line: Line | None) -> PassedOver | None
     )
 
 
-def _best(newest_first: Iterable[Candidate], line: Line, point: Best) -> tuple[Candidate | None, list[PassedOver]]:
+def _best(
+    newest_first: Iterable[Candidate], line: Line, point: Best, *, diverged: bool
+) -> tuple[Candidate | None, list[PassedOver]]:
     """The best finite value of the metric; of equal ones the newest. Passed over: what is better and will not do."""
     sign = 1.0 if point.mode == "min" else -1.0
     chosen: tuple[float, Candidate] | None = None
@@ -169,7 +174,7 @@ def _best(newest_first: Iterable[Candidate], line: Line, point: Best) -> tuple[C
         if not isinstance(value, int | float) or not math.isfinite(value):
             continue
         rank = sign * value
-        reason = not_restorable(candidate, line)
+        reason = not_restorable(candidate, line, diverged=diverged)
         if reason is not None:
             rejected.append((rank, reason))
         elif chosen is None or rank < chosen[0]:
@@ -178,7 +183,9 @@ def _best(newest_first: Iterable[Candidate], line: Line, point: Best) -> tuple[C
     return None if chosen is None else chosen[1], [seen for _, seen in better[:PASSED_OVER_SHOWN]]
 
 
-def _named(session: Session, newest_first: Iterable[Candidate], line: Line, point: AtStep | ById) -> Candidate:
+def _named(
+    session: Session, newest_first: Iterable[Candidate], line: Line, point: AtStep | ById, *, diverged: bool
+) -> Candidate:
     """Exactly that one, or a problem. A step alone means the one on the line; an attempt or an id may lie off it."""
     if isinstance(point, ById):
         matching = [each for each in newest_first if each.checkpoint_id == point.checkpoint_id]
@@ -188,7 +195,7 @@ def _named(session: Session, newest_first: Iterable[Candidate], line: Line, poin
         within = line if point.attempt is None else None
     reasons = []
     for candidate in matching:
-        reason = not_restorable(candidate, within)
+        reason = not_restorable(candidate, within, diverged=diverged)
         if reason is None:
             return candidate
         reasons.append(reason)
@@ -275,7 +282,7 @@ def _thaw(session: Session, row: Checkpoint) -> str:
 
 def _away(session: Session, row: Checkpoint, reach: Reach | None) -> str | None:
     """Asked only of what could be restored otherwise: it looks at every chunk."""
-    if reach is None or (row.state, row.health) != (CheckpointState.COMMITTED, Health.OK):
+    if reach is None or row.state != CheckpointState.COMMITTED or row.health not in (Health.OK, Health.DIVERGED):
         return None
     return None if whole_in(session, row.id, row.attempt_id, reach.store_ids) else reach.reason
 

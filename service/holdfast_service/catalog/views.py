@@ -75,6 +75,7 @@ def checkpoint_view(
         purge_at=row.purge_at,
         deleted_at=row.deleted_at,
         abort_cause=None if row.abort_cause is None else AbortCause(row.abort_cause),
+        blocked_seconds=row.blocked_seconds,
         sealed_ranks=sealed_ranks,
         missing_ranks=list(missing_ranks),
         etag=f'"{row.version}"',

@@ -168,6 +168,9 @@ def _settle(
         shard.deduplicated_bytes = deduplicated
         for name, value in shard_content(request).items():
             setattr(shard, name, value)
+        if request.blocked_seconds is not None:
+            blocked = writing.checkpoint.blocked_seconds or 0.0
+            writing.checkpoint.blocked_seconds = max(blocked, request.blocked_seconds)
         session.flush()
         # From here on the chunk list is the reference.
         session.execute(

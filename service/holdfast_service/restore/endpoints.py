@@ -39,9 +39,12 @@ def restore_point(
         str, Query(max_length=200, description="latest, 1200, 1200#3, best:loss:min or ck_…", examples=["latest"])
     ] = "latest",
     before_step: Annotated[Step | None, Query(description="Only steps below this one count.")] = None,
+    diverged: Annotated[bool, Query(description="What has diverged will do as well.")] = False,
     spoken: ProtocolSpoken = PROTOCOL_VERSION,
 ) -> RestoreDecision:
-    decision = find_restore_point(context, caller, project, run, selector=selector, before_step=before_step)
+    decision = find_restore_point(
+        context, caller, project, run, selector=selector, before_step=before_step, diverged=diverged
+    )
     return decision.model_copy(update={"passed_over": known_to(decision.passed_over, minor_of(spoken))})
 
 

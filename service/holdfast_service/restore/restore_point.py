@@ -12,7 +12,14 @@ from holdfast_service.context import ServiceContext
 
 
 def find_restore_point(
-    context: ServiceContext, caller: Principal, project: str, run: str, *, selector: str, before_step: int | None
+    context: ServiceContext,
+    caller: Principal,
+    project: str,
+    run: str,
+    *,
+    selector: str,
+    before_step: int | None,
+    diverged: bool,
 ) -> RestoreDecision:
     """Raises `forbidden`, `project_not_found`, `run_not_found`, `invalid_request`; for a step or an id that was named,
     `checkpoint_not_found` and `no_restore_point`.
@@ -21,4 +28,4 @@ def find_restore_point(
     reach = reach_of(context)
     with context.database.read() as session:
         _, found = run_named(session, caller, project, run)
-        return choose_restore_point(session, found.id, point, before_step=before_step, reach=reach)
+        return choose_restore_point(session, found.id, point, before_step=before_step, reach=reach, diverged=diverged)

@@ -41,19 +41,17 @@ def losses_are_finite(step: int, metrics: Mapping[str, float], /) -> bool | str:
 
 
 class HealthJudge:
-    """Of one job, on rank 0. No rule's mistake ends a training: it is told, and the default rule takes its place."""
+    """Of one job. No rule's mistake ends a training: it is told, and the default rule takes its place."""
 
-    def __init__(self, rule: HealthRule | None) -> None:
+    def __init__(self, rule: HealthRule | None, *, asked: bool) -> None:
+        """`asked`: on rank 0, which alone has the metrics."""
         self._rule: HealthRule = rule or losses_are_finite
-        observe = getattr(rule, "observe", None)
+        observe = getattr(rule, "observe", None) if asked else None
         self._observe: Callable[[int, Mapping[str, Any]], object] | None = observe if callable(observe) else None
 
-    @property
-    def observes(self) -> bool:
-        return self._observe is not None
-
-    def observe(self, step: int, metrics: Mapping[str, Any]) -> None:
-        if self._observe is not None:
+    def observe(self, step: int, metrics: Mapping[str, Any] | None) -> None:
+        """After every step; without a rule that wants to see them it costs nothing."""
+        if self._observe is not None and metrics is not None:
             try:
                 self._observe(step, metrics)
             except Exception as error:

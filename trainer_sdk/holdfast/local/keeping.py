@@ -44,8 +44,11 @@ def keep_save(
             chunks=kept,
             index=IndexOrdinals(shard=index, layout=index + 1 if rank == 0 else None),
             components=job.components,
-            finite=job.finite,
+            finite=job.is_healthy,
             metrics=job.metrics,
+            verdict=job.verdict,
+            dropped_components=list(job.dropped_components),
+            blocked_seconds=job.standstill.seconds,
             host=socket.gethostname(),
             created_at=datetime.now(UTC),
         )

@@ -4,7 +4,7 @@ has bytes is staged through a window."""
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,12 +76,15 @@ class StagingArea:
             return len(self._free)
 
     @torch.inference_mode(mode=False)  # slabs that are made in that mode could not be written to outside of it
-    def stage(self, plan: LocalPlan, pieces: Sequence[TensorPiece]) -> StagedShard:
+    def stage(
+        self, plan: LocalPlan, pieces: Sequence[TensorPiece], *, meanwhile: Callable[[], object] = lambda: None
+    ) -> StagedShard:
         """Copy the pieces that the plan stores. When it returns, training may change the tensors; but a WindowedShard
         has yet to be filled, on this thread, while its chunks are taken on others.
 
         `pieces` are those that were planned; the ones that other ranks store are ignored. Bits are copied, never
         values: NaN payloads survive. Allocates nothing when an earlier slab has room and the plan is the same.
+        `meanwhile` is called once, while a device's copies are under way.
         Raises StagingBusyError when no slab is free.
         """
         with self._lock:
@@ -96,8 +99,9 @@ class StagingArea:
             if layout is None or layout.plan.digest != plan.digest:
                 layout = place.layout = self._laid_out(place, plan)
             if isinstance(layout, WholeLayout):
-                layout.fill(self._copier, stored)
+                layout.fill(self._copier, stored, meanwhile)
                 return WholeShard(layout, lambda: self._return(place))
+            meanwhile()
             return WindowedShard(layout, self._copier, stored, lambda: self._return(place))
         except BaseException:
             self._return(place)

@@ -39,10 +39,14 @@ class WholeLayout:
             )
         return cls(plan, slab, starts, views, FrozenPieces(plan, views, distrusted))
 
-    def fill(self, copier: Copier, stored: Sequence[TensorPiece]) -> None:
+    def fill(self, copier: Copier, stored: Sequence[TensorPiece], meanwhile: Callable[[], object]) -> None:
         """Returns when everything is copied."""
         changed = self.frozen.changed(stored)
-        copier.start(whole_copy(self.views[piece.spec.name], piece.local) for piece in changed).wait()
+        copying = copier.start(whole_copy(self.views[piece.spec.name], piece.local) for piece in changed)
+        try:
+            meanwhile()
+        finally:
+            copying.wait()  # nothing else may use the slab before
         self.frozen.staged(changed)
 
 

@@ -4,7 +4,7 @@ Flow: capture.py and load.py both begin here, so that a component is named and d
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import translate
@@ -53,6 +53,10 @@ class Declarations:
         if both := sorted(declared.replicated & declared.per_rank):
             raise StateError(f"component {both[0]!r} is declared both replicated and per rank; choose one")
         return declared
+
+    def without(self, keys: Collection[str]) -> "Declarations":
+        """For a state that has none of these components."""
+        return Declarations(self.replicated.difference(keys), self.per_rank.difference(keys), self.frozen)
 
     def is_frozen(self, path: str) -> bool:
         """Whether the tensor at `path` (component and FQN, without a rank) is declared frozen."""

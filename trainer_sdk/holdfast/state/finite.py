@@ -1,36 +1,121 @@
-"""Whether the models hold neither NaN nor infinity, for `check_finite=`: captured -> **looked at** -> staged."""
+"""Whether a rank's part of models and optimizers is finite, for `check_finite=`: planned -> copies begin -> **looked
+at** -> copied to the end.
+
+Queued behind the copies that staging has started: on CUDA they use the copy engine, and this the idle cores. All there
+is to wait for is one small read per device, at the end.
+
+What counts is what a training cannot go on from. NaN does, anywhere. Infinity does in what is trained and in optimizer
+state (an infinite second moment of Adam stands still for good, with a finite parameter); in buffers and frozen
+parameters it is often meant, as in attention masks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
+from holdfast.layout.plan import LocalPlan
 from holdfast.staging.bits import boxes
-from holdfast.state.capture import CapturedState
+from holdfast.state.components import path_of
+from holdfast.state.tensors import TensorPiece
 
-_LOOKED_AT = 4 * 1024 * 1024
-"""Elements that are looked at at once: torch makes copies of them."""
-
-
-@torch.no_grad()
-def all_finite(captured: CapturedState, state: Mapping[str, Any]) -> bool:
-    """Of this rank's parts of the models. One wait for the device in all. Raises what torch does, for one where the
-    device has no memory left."""
-    models = {key for key, value in state.items() if isinstance(value, torch.nn.Module)}
-    verdicts = [
-        _is_finite(box).all()
-        for piece in captured.pieces
-        if piece.spec.component in models and (piece.local.is_floating_point() or piece.local.is_complex())
-        for start in range(0, piece.local.numel(), _LOOKED_AT)
-        for box in boxes(piece.local, start, min(start + _LOOKED_AT, piece.local.numel()))
-    ]
-    if not verdicts:
-        return True
-    return bool(torch.stack([verdict.to(verdicts[0].device, non_blocking=True) for verdict in verdicts]).all())
+_CONVERTED = 4 * 1024 * 1024
+"""Elements of floats of one byte that are looked at at once: torch compares few of them, and copies are made."""
 
 
-def _is_finite(box: torch.Tensor) -> torch.Tensor:
-    # torch cannot compare most floats of one byte; each of their values has its like in float32.
-    return torch.isfinite(box.float() if box.element_size() == 1 else box)
+class _Kind(NamedTuple):
+    """What is looked at in one go."""
+
+    device: torch.device
+    dtype: torch.dtype
+    infinity_counts: bool
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Reductions that are under way: for each device the names of tensors, and whether each of them is bad."""
+
+    verdicts: list[tuple[list[str], torch.Tensor]]
+    declared: frozenset[str]
+    """Those among them that are declared frozen."""
+
+
+class FiniteCheck:
+    """Of one job. Each rank looks at what it stores: what other ranks have copies of is looked at once."""
+
+    def __init__(self) -> None:
+        self._believed: set[str] = set()
+
+    def found(self, looked: Looked) -> list[str]:
+        """The tensors that are not finite, each named once. Waits for the devices."""
+        bad: dict[str, None] = {}
+        for names, verdict in looked.verdicts:
+            bad.update(dict.fromkeys(name for name, is_bad in zip(names, verdict.tolist(), strict=True) if is_bad))
+        self._believed |= looked.declared - bad.keys()
+        return list(bad)
+
+    def forget(self) -> None:
+        """The tensors were loaded anew: look also at those that are declared frozen."""
+        self._believed.clear()
+
+    @torch.no_grad()
+    def look(self, plan: LocalPlan, pieces: Iterable[TensorPiece], state: Mapping[str, Any]) -> Looked:
+        """Queues the reductions, of this rank's pieces. Raises what torch does, for one where a device has no memory
+        left."""
+        stored = {piece.tensor for piece in plan.shard.pieces}
+        watched = {key for key, value in state.items() if isinstance(value, (torch.nn.Module, torch.optim.Optimizer))}
+        groups: dict[_Kind, list[tuple[str, torch.Tensor]]] = defaultdict(list)
+        declared = set()
+        for spec, local in pieces:
+            path = path_of(spec.name, spec.component)
+            if spec.name not in stored or spec.component not in watched or path in self._believed:
+                continue
+            if not (local.is_floating_point() or local.is_complex()) or not local.numel():
+                continue
+            if spec.pack == "declared":
+                declared.add(path)
+            groups[_Kind(local.device, local.dtype, spec.pack == "trainable")].append((path, local))
+        by_device: dict[torch.device, list[tuple[list[str], torch.Tensor]]] = defaultdict(list)
+        for kind, tensors in groups.items():
+            by_device[kind.device].append(_bad(kind, tensors))
+        return Looked(
+            [
+                ([name for names, _ in verdicts for name in names], torch.cat([bad for _, bad in verdicts]))
+                for verdicts in by_device.values()
+            ],
+            frozenset(declared),
+        )
+
+
+def _bad(kind: _Kind, tensors: list[tuple[str, torch.Tensor]]) -> tuple[list[str], torch.Tensor]:
+    """For each tensor, or part of one, its name and whether it is bad."""
+    names, parts = [], []
+    for name, tensor in tensors:
+        for part in _parts(tensor):
+            names.append(name)
+            parts.append(part)
+    # Extremes show both: they are NaN where an element is, and infinite where one is and none is NaN.
+    if kind.device.type == "cuda" and not kind.dtype.is_complex and kind.dtype.itemsize > 1:
+        # One launch for many tensors.
+        extremes = torch.stack(list(torch._foreach_norm(parts, float("inf")))).unsqueeze(0)
+    else:
+        # On the CPU five to ten times as fast as isfinite() or a norm, which write a tensor of the same size.
+        extremes = torch.stack([torch.stack(torch.aminmax(part)) for part in parts], dim=1)
+    bad = ~torch.isfinite(extremes) if kind.infinity_counts else torch.isnan(extremes)
+    return names, bad.any(dim=0)
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    if tensor.is_complex():
+        yield torch.view_as_real(tensor.resolve_conj().resolve_neg())
+    elif tensor.element_size() > 1:
+        yield tensor
+    else:
+        # Each of their values has its like in float32.
+        for start in range(0, tensor.numel(), _CONVERTED):
+            for box in boxes(tensor, start, min(start + _CONVERTED, tensor.numel())):
+                yield box.float()

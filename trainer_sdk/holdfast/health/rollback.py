@@ -1,0 +1,102 @@
+"""Back to the last healthy checkpoint, in a running job: `ckpt.rollback(state)`. Collective.
+
+    all ranks name the same target -> saves in flight end, or are given up -> is there such a checkpoint? -> a new
+    attempt of this same job, which fences its own old one -> restore -> the line of descent goes on from there
+
+A new attempt, because an attempt's line is cut by its first commit: what it has saved since would stay the run's latest
+(protocol rule 3). If the process dies before the restore is noted, the next launch resumes as if nobody had gone back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.errors import ConfigurationError, HoldfastError, RanksDisagree
+from holdfast.pipeline import SavePipeline
+from holdfast.restore import Restorer
+from holdfast.session import Session
+
+log = logging.getLogger("holdfast")
+
+_FINISH_SECONDS = 30.0
+"""A save in flight may be worth keeping, if it is not the one to get away from; and is not worth more."""
+_GIVE_UP_SECONDS = 30.0
+
+
+class Rollback:
+    """Of one job; `back` is called on the training thread of every rank."""
+
+    def __init__(self, session: Session, pipeline: SavePipeline, restorer: Restorer) -> None:
+        self._session = session
+        self._ranks = session.ranks
+        self._pipeline = pipeline
+        self._restorer = restorer
+
+    def back(
+        self, state: dict[str, Any], *, steps: int | None, before: int | None, keep: frozenset[str], skip_data: bool
+    ) -> int:
+        """The next step to run. Where it raises NoRestorePoint, nothing has changed."""
+        kept = keep | (_data_of(state) if skip_data else frozenset())
+        before_step = self._before_step(steps, before)
+        self._check(state, before_step, kept)
+        self._finish_saves()
+        at = self._session.account.step
+        self._restorer.choose_before(before_step)
+        self._session.open_anew()
+        start = self._restorer.go_back(state, before_step, kept)
+        if self._ranks.is_first:
+            left = f"; {', '.join(sorted(kept))} stayed as it was" if kept else ""
+            log.warning(
+                "%s went back from step %s to step %d, as attempt %d%s",
+                self._session.run,
+                at,
+                start - 1,
+                self._session.opened.attempt,
+                left,
+            )
+        return start
+
+    def _before_step(self, steps: int | None, before: int | None) -> int | None:
+        if steps is None:
+            return before
+        if before is not None or steps < 1:
+            raise ConfigurationError(
+                f"rollback(steps={steps}, before={before}) names no way back. Give steps, at least 1, or before, or "
+                "neither for the newest healthy checkpoint."
+            )
+        at = self._session.account.step
+        if at is None:
+            raise ConfigurationError("rollback(steps=…) counts from the last step, and none was run yet. Give before=…")
+        return max(0, at - steps + 1)
+
+    def _check(self, state: Mapping[str, Any], before_step: int | None, keep: frozenset[str]) -> None:
+        """On all ranks alike, before anything is done."""
+        if not self._session.has_opened:
+            raise ConfigurationError("rollback() comes too early: this job has neither restored nor saved yet.")
+        if unknown := sorted(keep - state.keys()):
+            raise ConfigurationError(f"keep={unknown!r} is not in the state; its keys are {sorted(state)}.")
+        told = self._ranks.gather((before_step, sorted(keep)))
+        if any(each != told[0] for each in told):
+            raise RanksDisagree(f"One rank goes back before step {told[0][0]}, and another one elsewhere")
+
+    def _finish_saves(self) -> None:
+        if all(self._ranks.gather(self._pipeline.wait_idle(_FINISH_SECONDS))):
+            return
+        self._pipeline.supersede("The job goes back to an older checkpoint")
+        if not all(self._ranks.gather(self._pipeline.wait_idle(_GIVE_UP_SECONDS))):
+            raise HoldfastError(
+                "A save in flight neither ends nor can be given up, so the job cannot go back. Launch it again.",
+                code="save_in_flight",
+            )
+
+
+def _data_of(state: Mapping[str, Any]) -> frozenset[str]:
+    found = frozenset(key for key in state if "loader" in key.lower() or "sampler" in key.lower())
+    if not found:
+        raise ConfigurationError(
+            f"skip_data=True finds no data loader in the state, whose keys are {sorted(state)}. Name what shall "
+            "stay as it is: keep=[…]."
+        )
+    return found
