@@ -308,11 +308,8 @@ class SavePipeline:
             index=index,
             layout=index + 1 if self._rank == 0 else None,
             components=job.components,
-            finite=job.is_healthy,
+            finite=job.finite,
             metrics=job.metrics,
-            verdict=job.verdict,
-            dropped_components=job.dropped_components,
-            blocked_seconds=job.standstill.seconds,
         )
 
     def _failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
