@@ -7,7 +7,7 @@ another step; then random numbers; and only then what follows from nothing of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from holdfast.verify.evidence import Comparison, differing_rates, left_outside, other_batches, restored_otherwise
@@ -52,7 +52,6 @@ _KEYS = {
     Piece.SCHEDULER: "lr_scheduler",
     Piece.SCALER: "grad_scaler",
     Piece.MODEL: "ema",
-    Piece.COMPONENT: "dataloader",
 }
 _DATA_REMEDY = (
     "Save where the data loader is: holdfast.data.ResumableLoader around a DataLoader, or torchdata's "
@@ -86,23 +85,45 @@ def diagnose(straight: Trail, resumed: Trail, comparison: Comparison, saved_step
                 "Count the steps that are left from the step that ckpt.restore(state) returns.",
             )
         ]
-    causes = [*_left_outside(straight, resumed, saved_step), *_data(straight, first)]
+    causes = [*_left_outside(straight, resumed, saved_step), *_earlier_batch(straight, first)]
     causes += _incomplete(straight, resumed, saved_step)
-    causes = causes or [*_rates(straight, first), *_random_numbers(straight, first)]
+    causes = causes or [
+        *_batches_given(straight, first),
+        *_rates(straight, first),
+        *_random_numbers(straight, first, comparison.ignored),
+    ]
+    causes = causes or _left_outside(straight, resumed, saved_step, equal_later=True)
     return causes or [_nothing_seen(comparison, first)]
 
 
-def _left_outside(straight: Trail, resumed: Trail, saved_step: int) -> list[Cause]:
+def _left_outside(straight: Trail, resumed: Trail, saved_step: int, *, equal_later: bool = False) -> list[Cause]:
     causes = []
-    for name, _, there in left_outside(straight, resumed, saved_step):
+    for found in left_outside(straight, resumed, saved_step):
+        if found.is_equal_later is not equal_later:
+            continue
+        name, there = found.name, found.there
         piece = _piece(name, there)
         as_new = "and after restore() it was not what it had been when the checkpoint was saved"
         evidence = f"{name} ({there.type}) is not in the state, {as_new}"
         if piece is Piece.SCHEDULER:
             evidence += "".join(f"; {text}" for text in _rate_texts(straight, resumed.boundaries[0]))
         causes.append(Cause(piece, name, evidence, _remedy(piece, name)))
+    causes = _within(causes)
     # What trains comes before what only feeds it: a loader's generator follows from its position.
     return sorted(causes, key=lambda cause: cause.piece in (Piece.DATA, Piece.COMPONENT))
+
+
+def _within(causes: list[Cause]) -> list[Cause]:
+    """Where an object with a state_dict() holds what was forgotten, that object is what the state lacks."""
+    holders = [cause for cause in causes if cause.piece is Piece.COMPONENT]
+    found = {cause.name: cause for cause in causes}
+    for holder in holders:
+        inner = [cause for cause in causes if cause.name.startswith(f"{holder.name}.")]
+        for cause in inner:
+            found[cause.name] = replace(cause, remedy=holder.remedy)
+        if inner:
+            del found[holder.name]
+    return list(found.values())
 
 
 def _piece(name: str, outside: Outside) -> Piece:
@@ -112,22 +133,26 @@ def _piece(name: str, outside: Outside) -> Piece:
     return _OF_KIND[outside.kind]
 
 
-def _data(straight: Trail, first: Boundary) -> list[Cause]:
-    causes = []
+def _earlier_batch(straight: Trail, first: Boundary) -> list[Cause]:
     for name, steps in other_batches(straight, first.step, first).items():
         if steps:
             seen = f"at step {first.step} {name} held what the undisturbed launch had had at step {steps[0]}"
-            causes.append(Cause(Piece.DATA, name, seen, _DATA_REMEDY))
-    wanted = straight.at(first.step)
-    if not causes and wanted is not None and wanted.now.batches != first.now.batches:
-        seen = (
-            f"after step {first.step} the DataLoaders had handed out {_numbers(first.now.batches)} batches, "
-            f"and {_numbers(wanted.now.batches)} in the undisturbed launch"
-        )
-        names = [name for name, steps in other_batches(straight, first.step, first).items() if not steps]
-        if names:
-            causes.append(Cause(Piece.DATA, names[0], seen, _DATA_REMEDY))
-    return causes[:1]
+            return [Cause(Piece.DATA, name, seen, _DATA_REMEDY)]
+    return []
+
+
+def _batches_given(straight: Trail, first: Boundary) -> list[Cause]:
+    """A loader whose position is in the state begins its pass anew all the same: its count tells nothing."""
+    there = straight.at(first.step)
+    has_loader = any("loader" in path.partition("/")[0].lower() for path in first.now.state)
+    names = list(other_batches(straight, first.step, first))
+    if there is None or has_loader or not names or there.now.batches == first.now.batches:
+        return []
+    seen = (
+        f"{names[0]} differed at step {first.step}, after which the DataLoaders had handed out "
+        f"{_numbers(first.now.batches)} batches, and {_numbers(there.now.batches)} in the undisturbed launch"
+    )
+    return [Cause(Piece.DATA, names[0], seen, _DATA_REMEDY)]
 
 
 def _incomplete(straight: Trail, resumed: Trail, saved_step: int) -> list[Cause]:
@@ -157,9 +182,13 @@ def _rate_texts(straight: Trail, first: Boundary) -> list[str]:
     return [f"after step {first.step} {path} was {got} instead of {wanted}" for path, wanted, got in pairs[:1]]
 
 
-def _random_numbers(straight: Trail, first: Boundary) -> list[Cause]:
+def _random_numbers(straight: Trail, first: Boundary, ignored: Sequence[str]) -> list[Cause]:
     there = straight.at(first.step)
-    names = [name for name, state in first.now.rng.items() if there is not None and there.now.rng.get(name) != state]
+    names = [
+        name
+        for name, state in first.now.rng.items()
+        if there is not None and there.now.rng.get(name) != state and f"rng {name}" not in ignored
+    ]
     if not names:
         return []
     evidence = (
@@ -205,7 +234,8 @@ def _remedy(piece: Piece, name: str) -> str:
         )
     if piece is Piece.DATA:
         return _DATA_REMEDY
-    return f'Put it into the state: state["{_KEYS[piece]}"] = {variable}.'
+    key = _KEYS.get(piece, variable.rpartition(".")[2])
+    return f'Put it into the state: state["{key}"] = {variable}.'
 
 
 def _numbers(counts: Sequence[int]) -> str:

@@ -6,13 +6,16 @@ those is no matter of the resume.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from holdfast.verify.records import Boundary, Outside, Snapshot, Trail
+from holdfast.verify.records import Boundary, Outside, Trail
 
 Where = Literal["metric", "tensor", "value", "outside", "rng"]
+
+_Pair = tuple[str, str | None, str | None]
+"""Name, and its text in each of two launches."""
 
 TRAINS: frozenset[str] = frozenset({"optimizer", "lr_scheduler", "grad_scaler", "generator", "model"})
 """Kinds of objects outside of the state that are part of training or of its result: they must be equal as well."""
@@ -28,6 +31,8 @@ class Difference:
     name: str
     straight: str | None
     resumed: str | None
+    kind: str = ""
+    """Of an object outside of the state: as in records.Outside."""
 
 
 @dataclass
@@ -38,7 +43,7 @@ class Comparison:
     first: list[Difference] = field(default_factory=list)
     """Those of the first step at which anything differs, metrics and tensors before all else; empty: all is equal."""
     ignored: list[str] = field(default_factory=list)
-    """Names that undisturbed launches do not repeat either, such as a measured time."""
+    """Names that undisturbed launches do not repeat either."""
 
     @property
     def equal(self) -> bool:
@@ -69,16 +74,21 @@ _ORDER: tuple[Where, ...] = ("metric", "tensor", "value", "outside", "rng")
 
 
 def unrepeated(straight: Sequence[Trail], again: Sequence[Trail]) -> frozenset[str] | None:
-    """Names of metrics and plain values that two undisturbed launches do not repeat; None where tensors, random
-    numbers or objects differ between them as well, and so training itself."""
+    """Names of what two undisturbed launches do not repeat although they train alike: a measured time, a generator
+    that nobody seeded and nobody uses. None where tensors or a loss differ between them, and so training itself."""
     names: set[str] = set()
     for left, right in zip(straight, again, strict=True):
         for step in sorted(set(left.steps) & set(right.steps)):
             for difference in _at_step(left, right, step):
-                if difference.where not in ("metric", "value"):
+                if _is_training(difference):
                     return None
                 names.add(_name(difference))
     return frozenset(names)
+
+
+def _is_training(difference: Difference) -> bool:
+    is_loss = difference.where == "metric" and "loss" in difference.name.lower()
+    return is_loss or difference.where == "tensor" or difference.kind in TRAINS - {"generator"}
 
 
 def follows_on(straight: Sequence[Trail], resumed: Sequence[Trail], saved_step: int) -> bool:
@@ -97,9 +107,18 @@ def restored_otherwise(straight: Trail, resumed: Trail, saved_step: int) -> list
     return [path for path, *_ in _differing(before.now.state, resumed.restored.state)]
 
 
-def left_outside(straight: Trail, resumed: Trail, saved_step: int) -> Iterator[tuple[str, Outside, Outside]]:
-    """(name, in the straight launch after the save, in the resumed one) of objects that restore() left as they are made
-    at the start, and that are still different one step later."""
+@dataclass(frozen=True)
+class LeftOutside:
+    """An object that restore() left as it is made at the start, which is not what it was when the state was saved."""
+
+    name: str
+    there: Outside
+    is_equal_later: bool
+    """One step later it is as in the straight launch: put right after restore(), or overwritten by that step."""
+
+
+def left_outside(straight: Trail, resumed: Trail, saved_step: int) -> Iterator[LeftOutside]:
+    """Objects outside of the state whose own state was not brought back."""
     saved, first = straight.at(saved_step), _first_after(resumed, saved_step)
     if saved is None or resumed.restored is None:
         return
@@ -108,10 +127,9 @@ def left_outside(straight: Trail, resumed: Trail, saved_step: int) -> Iterator[t
         here = saved.now.outside.get(name)
         if here is None or here.parts == there.parts:
             continue
-        later = (after.now.outside.get(name), first.now.outside.get(name)) if after and first else (None, None)
-        if later[0] is not None and later[1] is not None and later[0].parts == later[1].parts:
-            continue  # put right between restore() and the end of the first step
-        yield name, here, there
+        wanted = after.now.outside.get(name) if after is not None else None
+        got = first.now.outside.get(name) if first is not None else None
+        yield LeftOutside(name, there, wanted is not None and got is not None and wanted.parts == got.parts)
 
 
 def other_batches(straight: Trail, step: int, resumed: Boundary) -> dict[str, list[int]]:
@@ -147,23 +165,22 @@ def _at_step(left: Trail, right: Trail, step: int) -> Iterator[Difference]:
         return
     tensors = set(one.now.tensors) | set(two.now.tensors)
 
-    def of(where: Callable[[str], Where], pairs: Iterator[tuple[str, str | None, str | None]]) -> Iterator[Difference]:
-        return (Difference(left.rank, step, where(name), name, before, after) for name, before, after in pairs)
+    def of(where: Where, pairs: Iterable[_Pair], kind: str = "") -> Iterator[Difference]:
+        return (Difference(left.rank, step, where, name, before, after, kind) for name, before, after in pairs)
 
-    yield from of(lambda _: "metric", _differing(one.metrics, two.metrics))
-    yield from of(lambda path: "tensor" if path in tensors else "value", _differing(one.now.state, two.now.state))
-    yield from of(lambda _: "outside", _differing_outside(one.now, two.now))
-    yield from of(lambda _: "rng", _differing(one.now.rng, two.now.rng))
+    yield from of("metric", _differing(one.metrics, two.metrics))
+    of_state = list(_differing(one.now.state, two.now.state))
+    yield from of("tensor", (pair for pair in of_state if pair[0] in tensors))
+    yield from of("value", (pair for pair in of_state if pair[0] not in tensors))
+    for name, there in one.now.outside.items():
+        other = two.now.outside.get(name)
+        if there.kind in TRAINS and other is not None and other.kind == there.kind:
+            pairs = ((f"{name}.{part}", *values) for part, *values in _differing(there.parts, other.parts))
+            yield from of("outside", pairs, there.kind)
+    yield from of("rng", _differing(one.now.rng, two.now.rng))
 
 
-def _differing_outside(one: Snapshot, two: Snapshot) -> Iterator[tuple[str, str | None, str | None]]:
-    for name, left in one.outside.items():
-        right = two.outside.get(name)
-        if left.kind in TRAINS and right is not None and right.kind == left.kind:
-            yield from ((f"{name}.{part}", *values) for part, *values in _differing(left.parts, right.parts))
-
-
-def _differing(one: Mapping[str, str], two: Mapping[str, str]) -> Iterator[tuple[str, str | None, str | None]]:
+def _differing(one: Mapping[str, str], two: Mapping[str, str]) -> Iterator[_Pair]:
     for name in dict.fromkeys([*one, *two]):
         if one.get(name) != two.get(name):
             yield name, one.get(name), two.get(name)

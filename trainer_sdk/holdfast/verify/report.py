@@ -63,8 +63,8 @@ def _lines(verification: Verification) -> Iterator[str]:
         yield from _differences(comparison.first, "first", "second")
         yield from (f"  {line}" for line in _REPEATABLE)
     else:
-        where = "no step of it" if comparison.step is None else f"step {comparison.step}"
-        yield f"NOT EXACT: killed after step {verification.saved_step} and resumed, {where} differs first ({ranks})."
+        what = "what was compared is equal" if comparison.step is None else f"step {comparison.step} differs first"
+        yield f"NOT EXACT: killed after step {verification.saved_step} and resumed, {what} ({ranks})."
         yield from _differences(comparison.first, "straight", "resumed")
         for at, cause in enumerate(verification.causes):
             yield f"{'Likely missing' if at == 0 else 'And'}: {cause.piece.value}" + (
