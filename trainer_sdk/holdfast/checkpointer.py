@@ -21,8 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from holdfast.agreement import Ask
 from holdfast.errors import HoldfastError, Preempted
 from holdfast.handle import SaveHandle
+from holdfast.health.components import Completeness
+from holdfast.health.rollback import Rollback
+from holdfast.health.rule import HealthJudge, HealthRule
 from holdfast.host_sharing import HostSharing
 from holdfast.layout.plan import ChunkSizes
+from holdfast.loading import Loading
 from holdfast.local.adoption import Adoption
 from holdfast.local.opening import open_local_tier
 from holdfast.log import speak_up
@@ -49,7 +53,6 @@ from holdfast_client.settings import ClientSettings
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 
 if TYPE_CHECKING:
-    from holdfast.dcp.reader import HoldfastReader
     from holdfast.dcp.writer import HoldfastWriter
     from holdfast.verify.recorder import Recorder
 
@@ -58,7 +61,7 @@ log = logging.getLogger("holdfast")
 _DRAIN_AFTER_ERROR_SECONDS = 30.0
 
 
-class Checkpointer:
+class Checkpointer(Loading):
     """Saves and restores one run. Make it on every rank, after torch.distributed is initialised (if it is used).
 
     run: `project/run`; without it HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
@@ -82,8 +85,12 @@ class Checkpointer:
         them as soon as both are back, or the next launch with this folder before it restores.
     compress: `"zstd"` compresses chunks before they are sent, without loss, where that saves 5% or more
         (HOLDFAST_COMPRESS). It takes CPU time: worth it where the store is far or dear (docs/performance.md).
-    check_finite: look for NaN and infinity in the models at each save, and not only in the metrics. The service keeps
-        such a checkpoint as diverged and does not offer it for a resume.
+    check_finite: look for NaN and infinity in models and optimizers at each save, on the device (state/finite.py says
+        what counts). The service keeps such a checkpoint as diverged and does not offer it for a resume.
+    healthy: your own rule on what is diverged, asked on rank 0 at each save: `(step, metrics) -> True`, or False, or a
+        text that says why (health/rule.py), or `LossSpike()`. Without it: a metric that is called loss is not finite.
+    drop: components that the run's first checkpoint has and this job leaves out on purpose. What is missing without
+        that is said loudly, and with `strict` refused (MissingComponent).
     """
 
     def __init__(
@@ -97,6 +104,8 @@ class Checkpointer:
         frozen: Iterable[str] = (),
         create: bool | None = None,
         check_finite: bool = False,
+        healthy: HealthRule | None = None,
+        drop: Iterable[str] = (),
         host_memory: int | None = None,
         local: str | Path | None = None,
         compress: Literal["none", "zstd"] | None = None,
@@ -134,6 +143,7 @@ class Checkpointer:
             progress=self._progress,
             tier=self._tier,
         )
+        self._judge = HealthJudge(healthy, asked=self._ranks.is_first)
         self._saver = Saver(
             self._session,
             self._pipeline,
@@ -141,6 +151,8 @@ class Checkpointer:
             declared=declared,
             sizes=sizes,
             check_finite=check_finite,
+            judge=self._judge,
+            completeness=Completeness(drop=drop, strict=strict, speaks=self._ranks.is_first),
             window_bytes=window,
             helpers=self._workers.hashing,
         )
@@ -151,6 +163,7 @@ class Checkpointer:
             sharing=HostSharing(self._ranks, self._settings, local=self._tier.folder if self._tier else None),
             progress=self._progress,
         )
+        self._rollback = Rollback(self._session, self._pipeline, self._restorer)
         self._schedule = Schedule(
             policy,
             self._ranks,
@@ -188,29 +201,6 @@ class Checkpointer:
         asked from any thread, as often as one likes."""
         return self._progress.read()
 
-    def restore(self, state: dict[str, Any], at: str | None = None) -> int:
-        """Loads the newest restore point into `state`, and returns the next step to run. Call it on every rank.
-
-        0, with nothing touched, only where the service says that nothing was ever committed in this run. A checkpoint
-        that cannot be read whole is reported, and all ranks take the one before it. With `at` (`"1200"`, `"best:loss"`,
-        a checkpoint's id) exactly that one is loaded or it raises; the run goes on from there, and what came after is
-        never its latest again.
-
-        Raises on every rank or on none: NoRestorePoint, IntegrityError, StateMismatchError, ServiceUnavailable, ….
-        Bytes arrive in the tensors while they are hashed. So where it raises, the state may hold parts of a checkpoint;
-        the exception says so, and nothing is saved until a restore has ended well.
-        """
-        self._pipeline.wait_idle(self._ranks.timeout_seconds / 2)
-        try:
-            start = self._restorer.restore(state, at)
-        finally:
-            self._saver.forget_frozen()
-        if self._recorder is not None:
-            self._recorder.restored(start, state)
-        self._schedule.restored()
-        self._agreement.restart()
-        return start
-
     def step(self, step: int, state: dict[str, Any], metrics: Metrics | None = None) -> SaveHandle | None:
         """Call it after each step, on every rank. Saves when it is due; else costs about a microsecond.
 
@@ -220,6 +210,7 @@ class Checkpointer:
         self._session.account.ran(step)
         if not self._session.may_save:
             self._session.ready_to_save()
+        self._judge.observe(step, metrics)
         if self._recorder is not None:
             return self._step_recorded(self._recorder, step, state, metrics)
         ask = self._agreement.due(step)
@@ -263,15 +254,6 @@ class Checkpointer:
 
         self._session.ready_to_save()
         return HoldfastWriter(self._session, self._workers, step, CheckpointKind(kind))
-
-    def reader(self, at: str | None = None) -> HoldfastReader:
-        """A storage reader for your own `torch.distributed.checkpoint.load`; without `at` of the newest restore point.
-
-        Call it on every rank. Raises NoRestorePoint where there is none: ask for `reader.step` to go on from there.
-        """
-        from holdfast.dcp.reader import HoldfastReader
-
-        return HoldfastReader(self._session, self._workers, self._restorer.choose(at), rollback=at is not None)
 
     def close(self, outcome: AttemptOutcome = AttemptOutcome.FINISHED, detail: str = "") -> None:
         """Waits for the save in flight, within bounds, and ends the attempt. Twice is fine. Not a collective."""

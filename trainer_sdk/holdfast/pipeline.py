@@ -308,8 +308,11 @@ class SavePipeline:
             index=index,
             layout=index + 1 if self._rank == 0 else None,
             components=job.components,
-            finite=job.finite,
+            finite=job.is_healthy,
             metrics=job.metrics,
+            verdict=job.verdict,
+            dropped_components=job.dropped_components,
+            blocked_seconds=job.standstill.seconds,
         )
 
     def _failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
