@@ -10,9 +10,10 @@ job.py        one training run under a launcher that starts the same command aga
 faults/       what can happen, a kind each: how it is done, and how it ends
 chaos.py      faults at random moments, each until every job has trained and committed beyond it
 resized.py    the same run on one rank and on two again: what is restored is what was saved
-judge.py      the end: what must hold, read from the journals, through REST and by restoring everything
-readback.py   a process that restores every checkpoint that there is, and says what it got
-table.py      what a person sees
+findings.py   what must not be, and what was counted
+judge.py      by the journals: the bits, where each launch went on, why each ended
+catalog.py    by the catalog: what was committed is there; readback.py restores all of it in a process of its own
+run.py        all of it together; table.py is what a person sees
 
 A fault's random moment and choice come from the seed, which is printed: the processes around it are not repeatable, so
 a run that fails keeps its folder with journals and logs.

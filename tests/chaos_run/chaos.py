@@ -66,7 +66,7 @@ def let_things_fail(arena: Arena, *, seconds: float, kinds: Iterable[str] = ALL,
 def _strike(arena: Arena, kind: str) -> Happened | None:
     before = {job.name: job.last_step() for job in arena.jobs}
     at = time.monotonic()
-    strike = ALL[kind](arena)
+    strike = ALL[kind](arena, kind)
     if strike is None:
         return None
     names = {job.name for job in strike.jobs}

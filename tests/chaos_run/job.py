@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
@@ -110,6 +111,15 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             return True
+
+    def limit_files(self, most_bytes: int) -> int:
+        """The largest file that each rank may write from now on; how many ranks there are to be told so."""
+        with self._lock:
+            pids = [pid for rank in range(self.ranks) if (pid := self._rank_pid(rank)) is not None]
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
+            return len(pids)
 
     def terminate(self, by: str, deadline_seconds: float) -> None:
         """SIGTERM to torchrun, which passes it on; SIGKILL to whatever is left after the deadline."""

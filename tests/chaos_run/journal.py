@@ -20,19 +20,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+LARGEST_FILE_BYTES = 8 * 1024
+
 
 class Journal:
     """The writing end, of one rank in one launch."""
 
     def __init__(self, folder: Path, launch: int, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._file = os.open(folder / f"launch{launch:04d}-rank{rank}.jsonl", flags, 0o644)
+        self._name = folder / f"launch{launch:04d}-rank{rank}"
+        self._part = 0
+        self._bytes = 0
         self._lock = threading.Lock()
+        self._file = self._open()
 
     def write(self, kind: str, **line: Any) -> None:
+        text = json.dumps({"kind": kind, "at": time.monotonic(), **line}).encode() + b"\n"
         with self._lock:
-            os.write(self._file, json.dumps({"kind": kind, "at": time.monotonic(), **line}).encode() + b"\n")
+            # Small files: one fault is that the process may write no large ones.
+            if self._bytes + len(text) > LARGEST_FILE_BYTES:
+                os.close(self._file)
+                self._part, self._bytes = self._part + 1, 0
+                self._file = self._open()
+            self._bytes += os.write(self._file, text)
+
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        return os.open(f"{self._name}-part{self._part:04d}.jsonl", flags, 0o644)
 
 
 @dataclass(frozen=True)
@@ -93,23 +107,26 @@ class JournalReader:
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self._folder = folder
         self._rank = rank
-        self._read: dict[Path, tuple[LaunchRecord, int]] = {}
+        self._offsets: dict[str, int] = {}
+        self._over: set[str] = set()
+        self._launches: dict[int, LaunchRecord] = {}
 
     def launches(self) -> list[LaunchRecord]:
         """The oldest first, with what has come since the last call."""
-        paths = sorted(self._folder.glob(f"launch*-rank{self._rank}.jsonl"))
-        for path in paths:
-            known = path in self._read
-            if known and path != paths[-1] and path != paths[max(len(paths) - 2, 0)]:
-                continue  # older launches are over
-            number = int(path.name.removeprefix("launch").split("-")[0])
-            record, offset = self._read.get(path, (LaunchRecord(number, self._rank), 0))
-            with path.open("rb") as file:
-                file.seek(offset)
-                for text in file:
-                    if not text.endswith(b"\n"):
-                        break
-                    record.add(json.loads(text))
-                    offset += len(text)
-            self._read[path] = (record, offset)
-        return [self._read[path][0] for path in paths]
+        names = sorted(path.name for path in self._folder.glob(f"launch*-rank{self._rank}-part*.jsonl"))
+        for name in names:
+            if name not in self._over:
+                self._read_on(name)
+        self._over.update(names[:-2])  # the one before the last may have had its last line after the next was begun
+        return [self._launches[number] for number in sorted(self._launches)]
+
+    def _read_on(self, name: str) -> None:
+        number = int(name.removeprefix("launch").split("-")[0])
+        record = self._launches.setdefault(number, LaunchRecord(number, self._rank))
+        with (self._folder / name).open("rb") as file:
+            file.seek(self._offsets.get(name, 0))
+            for text in file:
+                if not text.endswith(b"\n"):
+                    break
+                record.add(json.loads(text))
+                self._offsets[name] = self._offsets.get(name, 0) + len(text)

@@ -10,25 +10,34 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.runs import EditProject
+from tests.chaos_run.catalog import judge_catalog
 from tests.chaos_run.chaos import Happened, let_things_fail
 from tests.chaos_run.faults import ALL, Arena
+from tests.chaos_run.findings import Verdict, Wrong
 from tests.chaos_run.job import Job
-from tests.chaos_run.judge import Verdict, judge_catalog, judge_job, undisturbed
-from tests.chaos_run.place import new_place
+from tests.chaos_run.judge import judge_job, undisturbed
+from tests.chaos_run.place import PROJECT, new_place
+from tests.chaos_run.resized import resize
 from tests.chaos_run.trainer import SAVE_EVERY
 
-_STEPS_TO_THE_END = 2 * SAVE_EVERY
 _END_SECONDS = 240
+_KEPT_CHECKPOINTS = 60
+"""Of each run; so retention, purge and collection go on beside everything, as they do anywhere."""
 _SMALL_DISK_BYTES = 96 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Plan:
+    """Things fail for `seconds`, and until there were `least_faults`. `resized`: with a part on one rank at the end."""
+
     seconds: float
     seed: int
     least_faults: int = 0
     kinds: Iterable[str] = tuple(ALL)
     jobs: int = 2
+    resized: bool = True
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,10 @@ class Outcome:
 
 
 def run_chaos(folder: Path, plan: Plan) -> Outcome:
+    verdict = Verdict()
     with new_place(folder) as place, small_disk(folder / "disk") as disk, contextlib.ExitStack() as stack:
+        place.client.edit_project(PROJECT, EditProject())
+        place.client.put_policy(PolicyKind.RETENTION, PROJECT, None, {"keep_last": _KEPT_CHECKPOINTS})
         jobs = [Job(place, "plain", seed=11)]
         if plan.jobs > 1:
             jobs.append(Job(place, "spooling", seed=12, local=(disk or folder) / "local"))
@@ -47,24 +59,31 @@ def run_chaos(folder: Path, plan: Plan) -> Outcome:
             stack.callback(job.stop)
             job.start()
         happened = let_things_fail(arena, seconds=plan.seconds, kinds=plan.kinds, least=plan.least_faults)
-        verdict = Verdict(hangs=[f"{one.kind}: {name} did not come back" for one in happened for name in one.hung])
-        if not verdict.hangs:
-            _end(jobs, verdict)
-            for job in jobs:
-                reference = undisturbed(job, job.last_step() + 1, folder / f"{job.name}-undisturbed")
-                judge_job(arena, job, happened, reference, verdict)
-                judge_catalog(arena, job, reference, verdict)
-        return Outcome(happened, verdict)
+        for one in happened:
+            for name in one.hung:
+                verdict.found(Wrong.HANG, one.kind, f"{name} did not come back; its log has the stacks")
+        if not verdict.findings and _all_end(jobs, verdict):
+            _judge(arena, happened, plan, verdict)
+    return Outcome(happened, verdict)
 
 
-def _end(jobs: list[Job], verdict: Verdict) -> None:
+def _all_end(jobs: list[Job], verdict: Verdict) -> bool:
     for job in jobs:
-        job.finish_at(job.last_step() + _STEPS_TO_THE_END)
+        job.finish_at(job.last_step() + 1 + 2 * SAVE_EVERY)
     deadline = time.monotonic() + _END_SECONDS
     for job in jobs:
         if not job.wait_finished(max(1.0, deadline - time.monotonic())):
-            verdict.hangs.append(f"{job.name} did not come to its end:\n{job.dump_stacks()}")
-            job.stop()
+            verdict.found(Wrong.HANG, "", f"{job.name} did not come to its end:\n{job.dump_stacks()}")
+    return not verdict.findings
+
+
+def _judge(arena: Arena, happened: list[Happened], plan: Plan, verdict: Verdict) -> None:
+    for job in arena.jobs:
+        reference = undisturbed(job, job.last_step() + 1, arena.place.folder / f"{job.name}-undisturbed")
+        judge_job(job, happened, reference, verdict)
+        if plan.resized and job is arena.jobs[0]:
+            reference = resize(job, verdict) | reference
+        judge_catalog(arena, job, happened, reference, verdict)
 
 
 @contextlib.contextmanager

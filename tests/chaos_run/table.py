@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests.chaos_run.faults import ALL
+from tests.chaos_run.findings import Wrong
+from tests.chaos_run.resized import KIND as RESIZED
 from tests.chaos_run.run import Outcome
 
-_COLUMNS = ("fault", "times", "recovered", "seconds: median", "max")
+_COLUMNS = ("fault", "times", "recovered", "seconds: median", "max", "steps lost: max")
+_NOBODY = "ended by itself"
 
 
 def table(outcome: Outcome) -> Iterator[str]:
-    rows = [_COLUMNS]
+    verdict = outcome.verdict
+    rows = [(*_COLUMNS, Wrong.BYTES.value, Wrong.HANG.value, Wrong.LOST_COMMIT.value)]
     for kind in ALL:
         of_kind = [one for one in outcome.happened if one.kind == kind]
         mended = [one.seconds for one in of_kind if one.is_mended]
-        median, longest = (f"{statistics.median(mended):.1f}", f"{max(mended):.1f}") if mended else ("", "")
-        rows.append((kind, str(len(of_kind)), str(len(mended)), median, longest))
-    mended_all = [one.seconds for one in outcome.happened if one.is_mended]
-    if mended_all:
-        rows.append(
-            (
-                "all",
-                str(len(outcome.happened)),
-                str(len(mended_all)),
-                f"{statistics.median(mended_all):.1f}",
-                f"{max(mended_all):.1f}",
-            )
-        )
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
+        rows.append(_row(outcome, kind, len(of_kind), mended, verdict.lost.get(kind, []), kind))
+    for kind, name in ((RESIZED, RESIZED), ("", _NOBODY)):
+        lost = verdict.lost.get(kind, [])
+        if lost or verdict.count(Wrong.BYTES, kind):
+            rows.append(_row(outcome, name, len(lost), [], lost, kind))
+    mended = [one.seconds for one in outcome.happened if one.is_mended]
+    lost = [steps for each in verdict.lost.values() for steps in each]
+    rows.append(_row(outcome, "all", len(outcome.happened), mended, lost, None))
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows:
-        yield "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-    verdict = outcome.verdict
+        yield "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        )
     yield ""
-    for by, lost in sorted(verdict.lost.items()):
-        yield f"steps trained again after: {by}: {len(lost)} launches, {max(lost)} at most, {sum(lost)} in all"
-    for what, count in sorted(verdict.facts.items()):
-        yield f"{what}: {count:,}"
-    yield f"wrong bytes: {len(verdict.wrong_bytes)}"
-    yield f"hangs: {len(verdict.hangs)}"
-    yield f"lost commits: {len(verdict.lost_commits)}"
-    yield from (f"FAULT  {fault}" for fault in verdict.faults)
+    yield from (f"{count:>7,}  {what}" for what, count in sorted(verdict.facts.items()))
+    yield from (f"{verdict.count(wrong):>7,}  {wrong.value}" for wrong in Wrong)
+    yield from (f"FAULT  {one.wrong}{f' ({one.kind})' if one.kind else ''}: {one.text}" for one in verdict.findings)
+
+
+def _row(
+    outcome: Outcome, name: str, times: int, mended: Sequence[float], lost: Sequence[int], kind: str | None
+) -> tuple[str, ...]:
+    return (
+        name,
+        str(times),
+        str(len(mended)) if mended or not times else "",
+        f"{statistics.median(mended):.1f}" if mended else "",
+        f"{max(mended):.1f}" if mended else "",
+        str(max(lost)) if lost else "-",
+        *(str(outcome.verdict.count(wrong, kind)) for wrong in (Wrong.BYTES, Wrong.HANG, Wrong.LOST_COMMIT)),
+    )

@@ -6,9 +6,10 @@ from __future__ import annotations
 from tests.chaos_run.faults.base import Arena, Fault, Strike
 from tests.chaos_run.faults.clocks import FAULTS as CLOCKS
 from tests.chaos_run.faults.damage import FAULTS as DAMAGE
+from tests.chaos_run.faults.damage import SPOILS, digests_of
 from tests.chaos_run.faults.outages import FAULTS as OUTAGES
 from tests.chaos_run.faults.processes import FAULTS as PROCESSES
 
 ALL: dict[str, Fault] = {**PROCESSES, **OUTAGES, **DAMAGE, **CLOCKS}
 
-__all__ = ["ALL", "Arena", "Fault", "Strike"]
+__all__ = ["ALL", "SPOILS", "Arena", "Fault", "Strike", "digests_of"]

@@ -40,5 +40,5 @@ class Strike:
     what: str
 
 
-Fault: TypeAlias = Callable[[Arena], Strike | None]
-"""None where this could not be done now: another one is tried."""
+Fault: TypeAlias = Callable[[Arena, str], Strike | None]
+"""Called with its kind. None where this could not be done now: another one is tried."""

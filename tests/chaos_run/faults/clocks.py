@@ -9,7 +9,7 @@ _AWRY_SECONDS = (1.0, 5.0)
 _JUMPS_SECONDS = (45.0, 600.0, 90_000.0)
 
 
-def jump_database(arena: Arena) -> Strike:
+def jump_database(arena: Arena, kind: str) -> Strike:
     """What all leases and deadlines are compared with."""
     jump = _jump(arena)
     arena.place.database_clock.set(jump)
@@ -18,7 +18,7 @@ def jump_database(arena: Arena) -> Strike:
     return Strike(arena.jobs, f"{jump:+.0f} s and back")
 
 
-def jump_service(arena: Arena) -> Strike:
+def jump_service(arena: Arena, kind: str) -> Strike:
     """What URLs are signed with."""
     jump = _jump(arena)
     set_clock(arena.place.service_clock, jump)
@@ -27,7 +27,7 @@ def jump_service(arena: Arena) -> Strike:
     return Strike(arena.jobs, f"{jump:+.0f} s and back")
 
 
-def jump_jobs(arena: Arena) -> Strike:
+def jump_jobs(arena: Arena, kind: str) -> Strike:
     """Of all ranks at once, and it stays: a trainer's clock may be anything."""
     jump = _jump(arena)
     set_clock(arena.place.job_clock, jump)

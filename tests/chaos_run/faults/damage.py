@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 from pathlib import Path
 
 import psycopg
@@ -13,28 +14,30 @@ from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.states import CheckpointState
 from tests.chaos_run.faults.base import Arena, Fault, Strike
 from tests.chaos_run.job import Job
+from tests.chaos_run.journal import LARGEST_FILE_BYTES
 from tests.chaos_run.place import PROJECT
 from tests.support.damage import flip
 
 _FULL_SECONDS = (2.0, 5.0)
+_SMALL_FILE_BYTES = 2 * LARGEST_FILE_BYTES
 _KEY_OF_CHUNK = """
     SELECT copies.project_id, chunks.digest, copies.generation FROM copies JOIN chunks ON chunks.id = copies.chunk_id
     WHERE chunks.digest = %s AND copies.state NOT IN ('gone', 'bad') ORDER BY copies.id DESC LIMIT 1
 """
 
 
-def corrupt_store(arena: Arena) -> Strike | None:
+def corrupt_store(arena: Arena, kind: str) -> Strike | None:
     """A chunk of the newest checkpoint has other bytes when the job comes back: it must find out, and train on from
     what is right."""
     job = arena.a_job()
-    with job.held_down("job killed, and a chunk of its newest checkpoint made wrong"):
+    with job.held_down(kind):
         client = arena.place.client
         newest = client.checkpoints(PROJECT, job.name, state=CheckpointState.COMMITTED, limit=2).items
         if len(newest) < 2:
             return None
         # Not what the one before has as well (the layout): with a single store that would take all of them away, which
         # is what a second store is for.
-        own, before = (_digests(arena, view) for view in newest)
+        own, before = (digests_of(arena, view) for view in newest)
         digest = arena.numbers.choice(sorted(own - before))
         view = newest[0]
         arena.damaged.add(digest)
@@ -42,12 +45,12 @@ def corrupt_store(arena: Arena) -> Strike | None:
         return Strike([job], f"{job.name}: chunk {digest[:12]} of step {view.step}")
 
 
-def corrupt_local_tier(arena: Arena) -> Strike | None:
+def corrupt_local_tier(arena: Arena, kind: str) -> Strike | None:
     """A chunk in the local tier has other bytes when the job comes back: the store's are taken."""
     job = next((job for job in arena.jobs if job.local is not None), None)
     if job is None or job.local is None:
         return None
-    with job.held_down("job killed, and a chunk of its local tier made wrong"):
+    with job.held_down(kind):
         files = _chunk_files(job, arena.numbers)
         if not files:
             return None
@@ -56,12 +59,18 @@ def corrupt_local_tier(arena: Arena) -> Strike | None:
         return Strike([job], f"{job.name}: {len(files)} chunks on its disk")
 
 
-def fill_disk(arena: Arena) -> Strike | None:
-    """Not a byte is left in the local tier of one job."""
-    if arena.small_disk is None:
+def fill_disk(arena: Arena, kind: str) -> Strike | None:
+    """Not a byte is left in the local tier of one job; or its ranks may write no file of a chunk's size any more
+    (EFBIG), as where a quota or a limit is met, and wherever no disk could be made that is small enough to be filled."""
+    job = next((job for job in arena.jobs if job.local is not None), None)
+    if job is None:
         return None
-    job = next(job for job in arena.jobs if job.local is not None)
     seconds = arena.numbers.uniform(*_FULL_SECONDS)
+    if arena.small_disk is None or arena.numbers.random() < 0.3:
+        before = job.limit_files(_SMALL_FILE_BYTES)
+        arena.over.wait(seconds)
+        job.limit_files(resource.RLIM_INFINITY)
+        return Strike([job], f"{job.name}: {before} ranks limited for {seconds:.1f} s") if before else None
     filler = arena.small_disk / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -71,7 +80,7 @@ def fill_disk(arena: Arena) -> Strike | None:
     return Strike([job], f"{job.name}: full for {seconds:.1f} s")
 
 
-def _digests(arena: Arena, view: CheckpointView) -> set[str]:
+def digests_of(arena: Arena, view: CheckpointView) -> set[str]:
     shards = [arena.place.client.shard_chunks(view.id, rank) for rank in range(view.world_size)]
     return {chunk.digest for shard in shards for chunk in shard.chunks}
 
@@ -101,8 +110,12 @@ def _chunk_files(job: Job, numbers: random.Random) -> list[Path]:
     return numbers.sample(sorted(files), k=min(3, len(files)))
 
 
+_IN_STORE, _ON_DISK = "wrong bytes in the store", "wrong bytes on the local disk"
+SPOILS = (_IN_STORE, _ON_DISK)
+"""After these the newest checkpoint may have to be left for the one before."""
+
 FAULTS: dict[str, Fault] = {
-    "wrong bytes in the store": corrupt_store,
-    "wrong bytes on the local disk": corrupt_local_tier,
+    _IN_STORE: corrupt_store,
+    _ON_DISK: corrupt_local_tier,
     "full local disk": fill_disk,
 }

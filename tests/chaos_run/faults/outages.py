@@ -8,12 +8,12 @@ from tests.support.fault_proxy import BlackHole, FaultProxy
 _PARTED_SECONDS = (1.0, 6.0)
 
 
-def part_from_service(arena: Arena) -> Strike:
+def part_from_service(arena: Arena, kind: str) -> Strike:
     job = arena.a_job()
     return Strike([job], f"{job.name}: {_part(arena, job.way)}")
 
 
-def part_from_store(arena: Arena) -> Strike:
+def part_from_store(arena: Arena, kind: str) -> Strike:
     return Strike(arena.jobs, _part(arena, arena.place.to_store))
 
 

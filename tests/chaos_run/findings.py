@@ -1,0 +1,42 @@
+"""What a chaos run has found, and what it has counted: filled by the judges, shown by the table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Wrong(StrEnum):
+    """What must not be."""
+
+    BYTES = "wrong bytes"
+    HANG = "hangs"
+    LOST_COMMIT = "lost commits"
+    LOST_WORK = "more than one interval lost"
+    END = "ends that nobody made"
+    ACCOUNT = "told otherwise by REST"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`kind`: the fault behind it, as far as that is known."""
+
+    wrong: Wrong
+    kind: str
+    text: str
+
+
+@dataclass
+class Verdict:
+    """`lost`: by the fault that ended a launch, the steps that the next one trained again."""
+
+    findings: list[Finding] = field(default_factory=list)
+    facts: Counter[str] = field(default_factory=Counter)
+    lost: dict[str, list[int]] = field(default_factory=dict)
+
+    def found(self, wrong: Wrong, kind: str, text: str) -> None:
+        self.findings.append(Finding(wrong, kind, text))
+
+    def count(self, wrong: Wrong, kind: str | None = None) -> int:
+        return sum(one.wrong is wrong and kind in (None, one.kind) for one in self.findings)
