@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.agreement import Ask, Outlook, agreement_of
+from holdfast.preemption.clouds.start import start_poller
 from holdfast.preemption.notice import SIGTERM, Notice
 from holdfast.preemption.signals import SignalWatch
 from holdfast.ranks import Ranks
@@ -82,6 +83,9 @@ class PreemptionWatch:
         self._thread = threading.Thread(target=self._run, name="holdfast-preemption", daemon=True)
         self._thread.start()
         self._signals = SignalWatch(settings.preemption_signal_numbers, self._signalled)
+        self._poller = start_poller(
+            ranks, settings, on_notice=self.give_notice, save_soon=lambda: self.agreement.request(Ask.SAVE)
+        )
 
     def give_notice(self, notice: Notice) -> None:
         """From any thread of any rank: all ranks save and leave. Again is fine; the earliest deadline counts."""
@@ -146,6 +150,8 @@ class PreemptionWatch:
     def close(self, *, in_order: bool) -> None:
         """After the last save. `in_order`: False where this rank has failed, for which the others need not wait."""
         self._signals.close()
+        if self._poller is not None:
+            self._poller.close()
         self.agreement.close(in_order=in_order)
         self._stop.set()
         self._noticed.set()
