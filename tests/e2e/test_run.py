@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import psutil
 import pytest
 
 from holdfast_client import Client, ClientSettings
 from holdfast_protocol.attempts import AttemptView
-from holdfast_protocol.states import AttemptOutcome
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve, without_holdfast_settings
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -172,3 +173,22 @@ def test_a_rank_that_crashes_under_torchrun_is_started_again_and_the_job_finishe
     assert own
     assert first.launch_id.startswith(f"{launch}.")
     assert first.launch_id != second.launch_id
+
+
+@pytest.mark.rule("training-14")
+def test_sigusr1_preempts_a_job_under_torchrun_and_nothing_is_left_behind(service, client, tmp_path):
+    log = tmp_path / "log"
+    command = (*TORCHRUN, "--max-restarts=3", JOB, "tests/preempted", str(tmp_path), "1000000")
+    with launched(*command, environment=of_job(service, tmp_path), log=log) as process:
+        wait_for(tmp_path / "newest", process)
+        process.send_signal(signal.SIGUSR1)
+        process.wait(timeout=200)
+    assert process.returncode == 75, log.read_text()
+    (attempt,) = attempts(client, "tests/preempted")
+    assert attempt.outcome is AttemptOutcome.PREEMPTED
+    newest = client.restore_point("tests", "preempted").restore_point
+    assert newest is not None
+    assert newest.step >= int((tmp_path / "newest").read_text())
+    (committed,) = client.checkpoints("tests", "preempted", limit=1).items
+    assert (committed.step, committed.kind) == (newest.step, CheckpointKind.EMERGENCY)
+    assert not any(psutil.pid_exists(pid) for pid in began(tmp_path, 0)[1])
