@@ -1,0 +1,114 @@
+"""transformers' own Trainer, with its checkpoints in a run. See examples/hf.py for one that is killed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+import holdfast
+from holdfast.integrations.hf import HoldfastTrainer, beyond_limit
+from tests.trainer.conftest import Service
+
+STEPS = 12
+
+
+class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __init__(self, count: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._tokens = torch.randint(0, 32, (count, 8), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, at: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self._tokens[at], "labels": self._tokens[at]}
+
+
+def trainer_of(checkpointer: holdfast.Checkpointer, folder: Path, **options: Any) -> HoldfastTrainer:
+    """9 batches an epoch: 12 steps of it end within the second."""
+    set_seed(1)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    )
+    arguments: dict[str, Any] = {
+        "output_dir": str(folder),
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 0.05,
+        "warmup_steps": 3,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "data_seed": 3,
+    } | options
+    return HoldfastTrainer(
+        model,
+        TrainingArguments(**arguments),
+        train_dataset=Texts(18, seed=0),
+        eval_dataset=Texts(4, seed=9),
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=50)] if "metric_for_best_model" in options else None,
+        checkpointer=checkpointer,
+    )
+
+
+def losses(trainer: Any) -> dict[int, float]:
+    return {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+
+
+class Killed(Exception):
+    """As good as a kill: nothing of Trainer's own end is run, and what is in memory is thrown away."""
+
+
+class Pace(TrainerCallback):
+    """Each save is over before the next step, so that none is declined; after step `last` the job is killed."""
+
+    def __init__(self, checkpointer: holdfast.Checkpointer, last: int | None = None) -> None:
+        self._checkpointer = checkpointer
+        self._last = last
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._checkpointer.wait()
+        if state.global_step == self._last:
+            raise Killed
+
+
+@pytest.mark.rule("training-18")
+def test_a_killed_trainer_goes_on_bit_for_bit(run: str, service: Service, tmp_path: Path) -> None:
+    with holdfast.Checkpointer(run + "-whole", save=holdfast.Every(steps=100), create=True) as checkpointer:
+        whole = trainer_of(checkpointer, tmp_path / "whole")
+        whole.train(resume_from_checkpoint=True)
+    with pytest.raises(Killed), holdfast.Checkpointer(run, save=holdfast.Every(steps=5)) as checkpointer:
+        first = trainer_of(checkpointer, tmp_path / "first")
+        first.add_callback(Pace(checkpointer, last=11))
+        first.train(resume_from_checkpoint=True)
+    with holdfast.Checkpointer(run, save=holdfast.Every(steps=5)) as checkpointer:
+        second = trainer_of(checkpointer, tmp_path / "second")
+        second.add_callback(Pace(checkpointer))
+        second.train(resume_from_checkpoint=True)
+    assert losses(second) == losses(whole)
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert second.state.total_flos == whole.state.total_flos
+    # 9 was due by the Checkpointer; 4, 8 and 12 by Trainer, with the evaluation of that step.
+    project, name = run.split("/")
+    views = {each.step: each for each in service.client.all_checkpoints(project, name)}
+    assert set(views) == {4, 8, 9, 12}
+    assert math.isfinite(views[8].metrics["eval_loss"].value)  # type: ignore[union-attr]
+    assert not list(tmp_path.glob("*/checkpoint-*")), "Trainer wrote a folder of its own"

@@ -1,0 +1,92 @@
+"""When a fit begins, steps, fails: what neither a CheckpointIO nor a strategy is told."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.strategies import Strategy
+
+from holdfast.errors import ConfigurationError
+from holdfast.integrations.lightning.checkpoint_io import HoldfastCheckpointIO
+from holdfast.integrations.lightning.named_run import NamedRun, RestOfCheckpoint
+from holdfast.integrations.lightning.strategy import HoldfastStrategyMixin
+
+
+class HoldfastCallback(Callback):
+    """Beside HoldfastCheckpointIO or a strategy with HoldfastStrategyMixin, and before ModelCheckpoint.
+
+    When the job is told to leave, the step is saved and Preempted comes out of trainer.fit(). SIGTERM is Holdfast's
+    meanwhile: Lightning's own handler calls a collective from within, and would end the epoch before the save.
+    """
+
+    def __init__(self) -> None:
+        self._run: NamedRun | None = None
+        self._sigterm: Any = None
+        self._stepped = -1
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Raises ConfigurationError where nothing of the state would be seen."""
+        if stage == "fit":
+            self._run = _named_run(trainer)
+            self._run.begin(trainer)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._fit.open()
+        if threading.current_thread() is threading.main_thread():
+            self._sigterm = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._sigterm is not None:
+            signal.signal(signal.SIGTERM, self._sigterm)
+        self._stepped = trainer.global_step
+        if trainer.fit_loop.restarted_mid_epoch:
+            # The loader's iterator was made by now. Between two epochs it is the next thing to be made.
+            self._fit.restore_rng()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step != self._stepped:
+            self._stepped = trainer.global_step
+            self._fit.step(trainer.global_step, _live_state(trainer))
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if self._run is not None:
+            self._run.fail(exception)
+
+    @property
+    def _fit(self) -> NamedRun:
+        if self._run is None:
+            raise AssertionError("setup() comes before any other hook of a fit")
+        return self._run
+
+
+def _named_run(trainer: Any) -> NamedRun:
+    strategy = trainer.strategy
+    if isinstance(strategy, HoldfastStrategyMixin):
+        return strategy.named_run
+    io = strategy.checkpoint_io
+    if not isinstance(io, HoldfastCheckpointIO):
+        raise ConfigurationError(
+            "HoldfastCallback does nothing by itself. Give Trainer plugins=[HoldfastCheckpointIO(…)], or a strategy "
+            "with HoldfastStrategyMixin."
+        )
+    ignores_it = type(strategy).save_checkpoint is not Strategy.save_checkpoint
+    if ignores_it or trainer.world_size > 1:
+        why = "never asks it" if ignores_it else f"asks it on one rank of {trainer.world_size}"
+        raise ConfigurationError(
+            f"A CheckpointIO is not enough here: {type(strategy).__name__} {why}. Use HoldfastDDPStrategy, "
+            "HoldfastModelParallelStrategy, or HoldfastStrategyMixin before a strategy of your own."
+        )
+    return io.named_run
+
+
+def _live_state(trainer: Any) -> dict[str, Any]:
+    def dump() -> dict[str, Any]:
+        dumped: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        return dumped
+
+    if isinstance(trainer.strategy, HoldfastStrategyMixin):
+        return trainer.strategy.training_state(dump)
+    return {"checkpoint": RestOfCheckpoint(dump)}

@@ -1,0 +1,227 @@
+"""One run behind Lightning's names: which step each name means, when to begin an attempt, what may go to the trash.
+
+checkpoint_io.py and strategy.py bring the state; callback.py says when a fit begins, steps and fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from holdfast.checkpointer import Checkpointer
+from holdfast.errors import ConfigurationError, NotFound, Preempted
+from holdfast.integrations.lightning.names import SCHEME, remove_name, step_of, write_name
+from holdfast.integrations.trash import Trash
+from holdfast.reading import read_into
+from holdfast.settings import TrainerSettings
+from holdfast.state.load import LoadOptions
+from holdfast.state.rng import capture_rng, restore_rng
+from holdfast.when.policies import OnPreemption
+from holdfast_client.client import Client
+from holdfast_client.settings import ClientSettings
+
+log = logging.getLogger("holdfast")
+
+
+class RestOfCheckpoint:
+    """What is no model and no optimizer: the dict that Lightning makes, given back as it was."""
+
+    def __init__(self, dumped: Any = None) -> None:
+        self._dump = dumped if callable(dumped) else lambda: dumped or {}
+        self.loaded: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._dump())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.loaded = dict(state)
+
+    def load_resharded_state_dict(self, states: list[Any], *, rank: int, world_size: int) -> None:
+        """Lightning writes rank 0's alone."""
+        self.load_state_dict(states[0])
+
+
+class Names:
+    """Name -> step, kept in each checkpoint: a job on another node has them too."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, int] = {}
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.steps)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.steps = dict(state)
+
+    def load_resharded_state_dict(self, states: list[Any], *, rank: int, world_size: int) -> None:
+        self.load_state_dict(states[0])
+
+
+class NamedRun:
+    """`options` are those of Checkpointer, which is made when a fit begins: only then the ranks have joined."""
+
+    def __init__(self, run: str | None, options: Mapping[str, Any]) -> None:
+        self._run = run
+        # Without a word on it, ModelCheckpoint alone says when: after a save in the middle of an epoch, a loader that
+        # is not stateful begins the epoch again.
+        self._options: dict[str, Any] = {"save": OnPreemption(), **options}
+        self._checkpointer: Checkpointer | None = None
+        self._names = Names()
+        self._saved: int | None = None
+        self._trash: Trash | None = None
+        self._rng: Any = None
+        self._trainer: Any = None
+        self._failure: BaseException | None = None
+        self._has_restored = False
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        if self._checkpointer is None:
+            if self._trainer is None:
+                raise ConfigurationError(
+                    "Nothing tells Holdfast when this fit begins. Give Trainer callbacks=[HoldfastCallback()]."
+                )
+            self._checkpointer = Checkpointer(self._run, **self._options)
+        return self._checkpointer
+
+    def begin(self, trainer: Any) -> None:
+        """A fit begins; what is loaded from here on is a resume."""
+        self._trainer, self._failure, self._has_restored = trainer, None, False
+
+    def open(self) -> None:
+        """On every rank, before anything of this fit is saved."""
+        _ = self.checkpointer
+
+    def fail(self, error: BaseException) -> None:
+        self._failure = error
+
+    def last(self) -> str | None:
+        """For ckpt_path: the newest restore point; None where nothing was ever committed."""
+        settings = self._options.get("client_settings") or ClientSettings()
+        name = TrainerSettings().run_name(self._run)
+        with Client(settings) as client:
+            try:
+                decision = client.restore_point(name.project, name.run)
+            except NotFound:
+                return None
+        return f"{SCHEME}latest" if decision.ever_committed else None
+
+    def load(self, point: str, state: dict[str, Any]) -> None:
+        """Into the objects of `state`. In a fit that has saved nothing yet this is what the job resumes from; else,
+        to test or predict with, the checkpoint is only read."""
+        if self._trainer is None or self._has_restored or self._saved is not None:
+            selector = f"{self._run_name}@{point}"
+            read_into(
+                selector,
+                lambda _stored: (state, LoadOptions()),
+                rank_trees=True,
+                client_settings=self._options.get("client_settings"),
+            )
+            return
+        self.checkpointer.restore(state | {"names": self._names}, None if point == "latest" else point)
+        self._has_restored = True
+        self._rng = capture_rng()
+        if self._is_first:
+            self._write_names_that(state["checkpoint"].loaded.get("callbacks", {}))
+
+    def restore_rng(self) -> None:
+        """Once more, where Lightning has drawn numbers since for what the checkpoint was already past."""
+        if self._rng is not None:
+            restore_rng(self._rng)
+            self._rng = None
+
+    def save(self, step: int, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+        """On every rank. Two names for one step, as ModelCheckpoint gives them, are one checkpoint."""
+        checkpointer = self.checkpointer
+        if self._failure is not None and not isinstance(self._failure, Preempted):
+            # ModelCheckpoint saves on exceptions. This rank may be within a step, and the others are not here.
+            log.warning("step %d is not saved after %s", step, type(self._failure).__name__)
+            return
+        before = self._names.steps.get(os.fspath(path))
+        self._names.steps[os.fspath(path)] = step
+        if self._saved != step:
+            checkpointer.save(step, state | {"names": self._names}, self._metrics())
+            self._saved = step
+        if self._is_first:
+            write_name(path, self._run_name, step)
+            self._trashed.keep(step)
+            self._drop_unless_named(before)
+
+    def step(self, step: int, state: dict[str, Any]) -> None:
+        """After each update, on every rank: what is due by the Checkpointer's own `save=`, and Preempted."""
+        try:
+            handle = self.checkpointer.step(step, state | {"names": self._names})
+        except Preempted:
+            self._saved = step  # and ModelCheckpoint, which saves on exceptions, need not save it again
+            raise
+        if handle is not None and not (handle.committed.done() and handle.committed.exception()):
+            self._saved = step
+
+    def knows(self, path: str | os.PathLike[str]) -> bool:
+        return os.fspath(path) in self._names.steps
+
+    def remove(self, path: str | os.PathLike[str]) -> None:
+        """The name goes, and the checkpoint with its last name."""
+        named = self._names.steps.pop(os.fspath(path), None)
+        step = step_of(path) if named is None else named
+        if not self._is_first:
+            return
+        remove_name(path)
+        self._drop_unless_named(step)
+
+    def close(self) -> None:
+        """The fit is over, well or not."""
+        checkpointer, trash, failure = self._checkpointer, self._trash, self._failure
+        self._checkpointer = self._trash = None
+        try:
+            if checkpointer is not None:
+                checkpointer.__exit__(type(failure) if failure else None, failure, None)
+        finally:
+            if trash is not None:
+                trash.close()  # the last save is committed by now, and an older one may go
+        self._trainer = self._saved = None
+
+    @property
+    def _trashed(self) -> Trash:
+        if self._trash is None:
+            client = self.checkpointer._client
+            self._trash = Trash(client.settings, self.checkpointer._session.run, "ModelCheckpoint no longer keeps it")
+        return self._trash
+
+    @property
+    def _run_name(self) -> str:
+        return str(TrainerSettings().run_name(self._run))
+
+    @property
+    def _is_first(self) -> bool:
+        return self._checkpointer is not None and self._checkpointer._session.ranks.is_first
+
+    def _drop_unless_named(self, step: int | None) -> None:
+        nameless = {step} - {None, *self._names.steps.values()}
+        self._trashed.drop(each for each in nameless if each is not None)
+
+    def _write_names_that(self, callbacks: Any) -> None:
+        """Those that ModelCheckpoint still counts on, on a node that has not got them. The newest save was made before
+        ModelCheckpoint took its older names away."""
+        mentioned = set(_texts(callbacks))
+        for path, step in self._names.steps.items():
+            if path in mentioned and os.path.isdir(os.path.dirname(path)) and not os.path.exists(path):
+                write_name(path, self._run_name, step)
+
+    def _metrics(self) -> dict[str, float]:
+        """What was logged to be monitored. On every rank, for it may be reduced only now."""
+        return {name: value for name, value in self._trainer.callback_metrics.items() if len(name) <= 100}
+
+
+def _texts(state: Any) -> Iterator[str]:
+    if isinstance(state, str):
+        yield state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from _texts(key)
+            yield from _texts(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _texts(value)

@@ -1,0 +1,124 @@
+"""Strategies that hand the live model and optimizers to a Checkpointer on every rank: sharded state stays sharded.
+
+Lightning's FSDP, ModelParallel and DeepSpeed strategies never ask the CheckpointIO, and DDP asks it on rank 0 alone. So
+this overrides what every strategy is asked: save_checkpoint, load_checkpoint, remove_checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+
+from holdfast.errors import ConfigurationError
+from holdfast.integrations.lightning.named_run import NamedRun, RestOfCheckpoint
+from holdfast.integrations.lightning.names import point_of
+
+_OF_THE_OBJECTS = ("state_dict", "optimizer_states")
+
+
+class HoldfastStrategyMixin:
+    """Put it before a strategy of Lightning: `class Mine(HoldfastStrategyMixin, DDPStrategy)`.
+
+    run, checkpointer: as in HoldfastCheckpointIO; everything else is the strategy's. What on_save_checkpoint() does to
+    checkpoint["state_dict"] is not seen: the model's tensors are saved from the model.
+    """
+
+    def __init__(
+        self, run: str | None = None, *args: Any, checkpointer: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.named_run = NamedRun(run, checkpointer or {})
+        self._has_loaded = False
+
+    def last(self) -> str | None:
+        """For `ckpt_path=`: the run's newest restore point, on whatever node; None where nothing was ever committed."""
+        return self.named_run.last()
+
+    def training_state(self, dump: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """What a checkpoint holds. `dump` gives Lightning's dict, when a save asks for it."""
+        strategy: Any = self
+        optimizers = [each._optimizer if isinstance(each, LightningOptimizer) else each for each in strategy.optimizers]
+        return {
+            "model": strategy.lightning_module,
+            **{f"optimizer_{at}" if at else "optimizer": each for at, each in enumerate(optimizers)},
+            "checkpoint": RestOfCheckpoint(lambda: _without(_OF_THE_OBJECTS, dump())),
+        }
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Into the model as the strategy has wrapped and sharded it."""
+        return True
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return False if self._has_loaded else bool(super().lightning_restore_optimizer)  # type: ignore[misc]
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Nothing: ModelParallel's own gathers a copy, and the model itself is saved."""
+        return {}
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """Nothing: ModelParallel's own takes a step with an optimizer that has no state yet."""
+        return {}
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """On every rank. Returns when the state may change again."""
+        if "optimizer_states" not in checkpoint:
+            raise ConfigurationError(
+                f"{filepath} would hold weights without the rest, and nothing resumes from those. "
+                "Leave save_weights_only out; `holdfast pull --only model` writes the weights of any checkpoint."
+            )
+        path = self._strategy.broadcast(filepath)
+        self.named_run.save(checkpoint["global_step"], path, self.training_state(lambda: checkpoint))
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Into the live objects; what is left is Lightning's. A file of Lightning's own is read by the strategy."""
+        strategy = self._strategy
+        # Only rank 0 has the names; the others may be on other nodes.
+        point = strategy.broadcast(point_of(checkpoint_path))
+        self._has_loaded = point is not None
+        if point is None:
+            loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)  # type: ignore[misc]
+            return loaded
+        state = self.training_state(dict)
+        if strategy.lightning_module.trainer.state.fn is not TrainerFn.FITTING:
+            state = {key: state[key] for key in ("model", "checkpoint")}
+        self.named_run.load(point, state)
+        rest: RestOfCheckpoint = state["checkpoint"]
+        return rest.loaded | {"state_dict": {}}
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        if not self._has_loaded:
+            super().load_model_state_dict(checkpoint, strict)  # type: ignore[misc]
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if not self._has_loaded:
+            super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        self.named_run.remove(filepath)
+
+    def teardown(self) -> None:
+        """Waits for the save in flight and ends the attempt, while the ranks are still together."""
+        self.named_run.close()
+        super().teardown()  # type: ignore[misc]
+
+    @property
+    def _strategy(self) -> Any:
+        return self
+
+
+class HoldfastDDPStrategy(HoldfastStrategyMixin, DDPStrategy):
+    """Data parallel. For a bit-exact resume give find_unused_parameters=True: see docs/integrations.md."""
+
+
+class HoldfastModelParallelStrategy(HoldfastStrategyMixin, ModelParallelStrategy):
+    """FSDP2 and tensor parallel, as configure_model() of your module sets them up."""
+
+
+def _without(keys: tuple[str, ...], dumped: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in dumped.items() if key not in keys}
