@@ -15,6 +15,7 @@ from typing import Self
 
 from holdfast_client.chunks.mount import MountAccess
 from holdfast_client.chunks.pool import TransferPool
+from holdfast_client.operations.advice import AdviceOperations
 from holdfast_client.operations.attempts import AttemptOperations
 from holdfast_client.operations.checkpoints import CheckpointOperations
 from holdfast_client.operations.collection import CollectionOperations
@@ -40,6 +41,7 @@ from holdfast_protocol.server import ServerInfo
 
 
 class Client(
+    AdviceOperations,
     AttemptOperations,
     CheckpointOperations,
     CollectionOperations,

@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 
+import holdfast_service.advise.endpoints
 import holdfast_service.attempts.endpoints
 import holdfast_service.audit.endpoints
 import holdfast_service.auth.endpoints
@@ -73,6 +74,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.audit.endpoints.router,
     holdfast_service.usage.endpoints.router,
     holdfast_service.forecast.endpoints.router,
+    holdfast_service.advise.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.browse.health.router,
     holdfast_service.metrics.endpoints.router,

@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.notifier import CommitNotifier
+from holdfast_service.catalog.save_advice import SaveAdvice
 from holdfast_service.database import Database
 from holdfast_service.reading_pace import ReadingPace
 from holdfast_service.settings import ServiceSettings
@@ -30,7 +31,8 @@ class ServiceContext:
     """`epoch` is half of every fencing token; `signing_key` signs the service's own URLs.
 
     `store` is the primary store, the only one that trainers write to, and `store_id` its row in the catalog. `stores`
-    are all that are attached, the primary one first. `reading_pace` is shared by all that reads copies back here.
+    are all that are attached, the primary one first. `reading_pace` is shared by all that reads copies back here,
+    and `save_advice` by all that is told how often to save.
     `process_id` names this process to the others. `stopping` is set when it is asked to end: long background work ends
     after the step in hand.
     """
@@ -46,6 +48,7 @@ class ServiceContext:
     notifier: CommitNotifier
     stores: tuple[AttachedStore, ...]
     reading_pace: ReadingPace
+    save_advice: SaveAdvice
     process_id: str = field(default_factory=_new_process_id)
     stopping: threading.Event = field(default_factory=threading.Event, repr=False)
 

@@ -115,7 +115,19 @@ class ServiceSettings(BaseSettings):
         "steps, if that is longer.",
     )
     save_interval_seconds: float = Field(
-        default=600.0, gt=0, description="The recommended time between two saves while nothing better is known."
+        default=600.0,
+        gt=0,
+        description="The recommended time between two saves until a run's own saves are measured; then it is what loses "
+        "the least (`holdfast advise`).",
+    )
+    shortest_save_interval_seconds: float = Field(
+        default=60.0, gt=0, description="No shorter time between two saves is recommended, however cheap saves are."
+    )
+    longest_save_interval_seconds: float = Field(
+        default=4 * 3600.0,
+        gt=0,
+        description="No longer time between two saves is recommended, however seldom anything fails: what one failure "
+        "may take.",
     )
     read_lease_seconds: int = Field(
         default=3600, ge=1, description="Nothing that is being read is purged for so long after the last ticket."

@@ -12,6 +12,7 @@ import typer.core
 from pydantic import ValidationError
 
 from holdfast_client.cli import (
+    advice,
     attempts,
     catalog,
     checkpoints,
@@ -129,6 +130,7 @@ def _options(
 
 for noun in (
     runs,
+    advice,
     attempts,
     goodput,
     checkpoints,

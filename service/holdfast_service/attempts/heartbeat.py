@@ -27,4 +27,4 @@ def take_heartbeat(
         beat(session, attempt, now, context.settings)
         lock_attempt(session, attempt)
         take_account(attempt, request, now)
-    return HeartbeatReply(save_interval_seconds=context.settings.save_interval_seconds)
+    return HeartbeatReply(save_interval_seconds=context.save_advice.interval_seconds(run.id))

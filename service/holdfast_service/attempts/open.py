@@ -65,7 +65,7 @@ def open_attempt(
         ever_committed=opened.decision.ever_committed,
         components=opened.components,
         note=opened.decision.note,
-        save_interval_seconds=context.settings.save_interval_seconds,
+        save_interval_seconds=context.save_advice.interval_seconds(opened.run_id),
         heartbeat_interval_seconds=context.settings.heartbeat_interval_seconds,
     )
 
