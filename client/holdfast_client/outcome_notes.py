@@ -30,6 +30,7 @@ class OutcomeNote(BaseModel):
     attempt: int
     """0: the launch was fenced before it had one."""
     rank: int
+    """-1: nobody's word, only known from the catalog."""
     outcome: AttemptOutcome | None = None
     """None: opened, and not ended as far as this rank could tell."""
     detail: str = ""

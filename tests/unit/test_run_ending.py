@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast_client.cli.run.ending import ending_of
 from holdfast_client.cli.run.launcher import environment_of_child, is_preemption, is_torchrun, signal_for_child
-from holdfast_client.cli.run.outcome import Outcome, outcome_of_launch
+from holdfast_client.cli.run.outcome import Outcome, notes_from_catalog, outcome_of_launch
 from holdfast_client.outcome_notes import OutcomeNote, read_notes, write_note
 from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import AttemptOutcome
@@ -98,6 +99,20 @@ def test_without_the_service_the_ranks_of_this_node_tell_the_gravest():
     away = [note(8, PREEMPTED), note(9, FINISHED)]
     assert outcome_of_launch(away, lambda *_: None, 3600).outcome is PREEMPTED
     assert outcome_of_launch([note(8, None)], lambda *_: None, 3600).outcome is None
+
+
+def test_ranks_that_could_leave_no_note_are_known_by_their_launch():
+    def attempts(project, run, limit):
+        assert (project, run) == ("demo", "gpt")
+        ids = ["another.1", "mine.2", "mine.1", "older.1"]
+        return SimpleNamespace(
+            items=[SimpleNamespace(number=9 - at, launch_id=launch_id) for at, launch_id in enumerate(ids)]
+        )
+
+    notes = notes_from_catalog(SimpleNamespace(attempts=attempts), RUN, "mine")
+    assert outcome_of_launch(notes, lambda *_: (PREEMPTED, ""), 0) == Outcome(RUN, 8, PREEMPTED)
+    assert outcome_of_launch(notes, lambda *_: None, 0) == Outcome(RUN, 8, None)
+    assert notes_from_catalog(SimpleNamespace(attempts=attempts), RUN, "min") == []
 
 
 def test_of_several_runs_the_gravest_is_told():

@@ -18,17 +18,27 @@ from holdfast_client.cli.connect import connect
 from holdfast_client.cli.run.child import Child
 from holdfast_client.cli.run.ending import ending_of
 from holdfast_client.cli.run.launcher import environment_of_child, is_preemption, is_torchrun, signal_for_child
-from holdfast_client.cli.run.outcome import Outcome, catalog_of, last_attempt, outcome_of_launch
+from holdfast_client.cli.run.outcome import (
+    Outcome,
+    catalog_of,
+    last_attempt,
+    notes_from_catalog,
+    outcome_of_launch,
+)
 from holdfast_client.errors import HoldfastError
 from holdfast_client.outcome_notes import read_notes
+from holdfast_protocol.selectors import SelectorError, parse_run
 from holdfast_protocol.states import AttemptOutcome
 
+_RUN = "HOLDFAST_RUN"
 _DO_NOT_RESTART = (AttemptOutcome.FENCED, AttemptOutcome.PREEMPTED)
 _LEFT_TIME_SECONDS = 1.0
 """From the last rank's word to the end of its process."""
 _STRAGGLERS_SECONDS = 10.0
 _CATALOG_SECONDS = 30.0
 """How long rank 0, on another node, has to tell the catalog once this node's part has ended."""
+_CATALOG_SECONDS_LEAVING = 3.0
+"""Where the job was told to end: soon somebody ends us too, and it is launched again in any case but one."""
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +66,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
         job = _Job(command, Path(folder), grace)
         status = job.wait()
-        ending = ending_of(status, _outcome(Path(folder)), asked_to_end=job.asked_to_end)
+        ending = ending_of(status, job.outcome(), asked_to_end=job.asked_to_end)
     sys.stderr.write(f"holdfast run: {ending.what} Exit code {ending.code}.\n")
     raise typer.Exit(ending.code)
 
@@ -67,11 +77,28 @@ class _Job:
         self._folder = folder
         self._torchrun = is_torchrun(command)
         self._told_at: float | None = None
-        environment = environment_of_child(os.environ, uuid.uuid4().hex, str(folder), grace_seconds)
+        self._launch = uuid.uuid4().hex
+        environment = environment_of_child(os.environ, self._launch, str(folder), grace_seconds)
         self._child = Child(command, environment)
 
     def wait(self) -> int:
         return self._child.wait(self._send_on, self._stop_restarts if self._torchrun else lambda: None)
+
+    def outcome(self) -> Outcome | None:
+        """How the job ended; None where it opened no attempt."""
+        notes = read_notes(self._folder)
+        patience_seconds = _CATALOG_SECONDS_LEAVING if self.asked_to_end else _CATALOG_SECONDS
+        run = os.environ.get(_RUN)
+        if not notes and not run:
+            return None
+        try:
+            with connect() as client:
+                if not notes and run:
+                    notes = notes_from_catalog(client, parse_run(run), self._launch)
+                return outcome_of_launch(notes, catalog_of(client), patience_seconds)
+        except (HoldfastError, SelectorError):
+            # A setting is wrong, and nobody can be asked.
+            return outcome_of_launch(notes, lambda _run, _attempt: None, patience_seconds)
 
     def _send_on(self, number: int) -> None:
         translated = signal_for_child(number, torchrun=self._torchrun, already_asked=self.asked_to_end)
@@ -97,15 +124,3 @@ class _Job:
         all_told = all(outcome is not None for outcomes in leaving for outcome in outcomes)
         if time.monotonic() - self._told_at >= (_LEFT_TIME_SECONDS if all_told else _STRAGGLERS_SECONDS):
             self._send_on(signal.SIGTERM)
-
-
-def _outcome(folder: Path) -> Outcome | None:
-    notes = read_notes(folder)
-    if not notes:
-        return None
-    try:
-        client = connect()
-    except HoldfastError:
-        return outcome_of_launch(notes, lambda _run, _attempt: None, _CATALOG_SECONDS)
-    with client:
-        return outcome_of_launch(notes, catalog_of(client), _CATALOG_SECONDS)

@@ -1,7 +1,7 @@
 """How the last attempt of this launch ended: from the job's own notes, else from the catalog.
 
 Rank 0's word is the job's. Where rank 0 is on another node, the catalog has it; where the service is away as well, what
-this node's ranks have told of themselves must do.
+this node's ranks have told of themselves must do. Where there are no notes at all, HOLDFAST_RUN says whom to look up.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _GRAVEST_FIRST = (
     AttemptOutcome.FINISHED,
 )
 _ASK_AGAIN_SECONDS = 1.0
+_LATELY = 20
+"""Attempts of others that may have been opened since."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,17 @@ def last_attempt(notes: Sequence[OutcomeNote]) -> list[OutcomeNote]:
     """This node's words on the last attempt of one run. One that was fenced before it had a number comes last."""
     number = max(note.attempt or 1 << 62 for note in notes)
     return [note for note in notes if (note.attempt or 1 << 62) == number]
+
+
+def notes_from_catalog(client: Client, run: RunName, launch: str) -> list[OutcomeNote]:
+    """The last attempt of this launch, where the ranks could leave no note, behind srun or in another container. Its
+    outcome is asked for afterwards. Empty where there is none, or the service is away."""
+    try:
+        newest_first = client.attempts(run.project, run.run, limit=_LATELY).items
+    except HoldfastError:
+        return []
+    ours = (attempt.number for attempt in newest_first if attempt.launch_id.startswith(f"{launch}."))
+    return [OutcomeNote(project=run.project, run=run.run, attempt=number, rank=-1) for number in ours][:1]
 
 
 def catalog_of(client: Client) -> Callable[[RunName, int], Asked | None]:
