@@ -270,6 +270,7 @@ def test_the_exported_names_are_these():
         "Progress",
         "SaveHandle",
         "SaveStats",
+        "data",
         "errors",
         "load_weights",
     ]

@@ -16,7 +16,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast import errors
+    from holdfast import data, errors
     from holdfast.checkpointer import Checkpointer
     from holdfast.errors import Preempted
     from holdfast.handle import SaveHandle
@@ -41,6 +41,7 @@ __all__ = [
     "Progress",
     "SaveHandle",
     "SaveStats",
+    "data",
     "errors",
     "load_weights",
 ]
@@ -58,6 +59,7 @@ _HOMES = {
     "Progress": "holdfast.progress",
     "SaveHandle": "holdfast.handle",
     "SaveStats": "holdfast.stats",
+    "data": "holdfast.data",
     "errors": "holdfast.errors",
     "load_weights": "holdfast.weights",
 }
@@ -73,4 +75,4 @@ def __getattr__(name: str) -> Any:
         home = importlib.import_module(_HOMES[name])
     finally:
         random.setstate(drawn)
-    return home if name == "errors" else getattr(home, name)
+    return home if name in ("data", "errors") else getattr(home, name)
