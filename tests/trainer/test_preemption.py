@@ -172,3 +172,65 @@ def test_a_save_in_flight_that_alone_can_finish_is_finished(run, service, monkey
     assert "could not be" in told
     assert "Committed is step 0" in told
     assert [(view.step, view.state) for view in checkpoints(service, run)] == [(0, CheckpointState.COMMITTED)]
+
+
+class Exit:
+    """In place of the end of the process."""
+
+    def __init__(self, monkeypatch):
+        self.code = None
+        monkeypatch.setattr("holdfast.preemption.watch.os._exit", self)
+
+    def __call__(self, code):
+        self.code = code
+
+
+@pytest.mark.rule("training-16")
+def test_where_no_step_ends_in_time_what_was_staged_last_is_saved_and_the_process_ends(run, service, monkeypatch):
+    job, ended = Job(seed=random.randrange(2**31)), Exit(monkeypatch)
+    with holdfast.Checkpointer(run, save=holdfast.Every(steps=1000), stage_every=2) as ckpt:
+        ckpt.restore(job.state)
+        for step in range(5):
+            job.step(step)
+            ckpt.step(step, job.state, metrics={"loss": step})
+        assert checkpoints(service, run) == []
+        ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 5.0))
+        until(lambda: ended.code is not None)
+    assert ended.code == 75
+    [view] = checkpoints(service, run)
+    assert (view.step, view.kind, view.state) == (3, CheckpointKind.EMERGENCY, CheckpointState.COMMITTED)
+    assert view.metrics["loss"].value == 3
+    assert attempt(service, run).outcome == AttemptOutcome.PREEMPTED
+    fresh = Job()
+    with holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore(fresh.state) == 4
+    assert fresh.state["notes"] == {"seen": [0, 1, 2, 3]}
+
+
+def test_what_is_staged_disturbs_no_save_in_flight_and_older_than_it_is_never_sent(run, service, monkeypatch):
+    store, job, ended = Store(monkeypatch), Job(seed=random.randrange(2**31)), Exit(monkeypatch)
+    with holdfast.Checkpointer(run, save=holdfast.Every(steps=1000), stage_every=1) as ckpt:
+        ckpt.restore(job.state)
+        ckpt.step(0, job.state)
+        store.stalls.set()
+        ckpt.save(1, job.state)
+        assert store.stalled.wait(PATIENCE_SECONDS)
+        ckpt._preemption.give_notice(Notice("aws", "spot interruption", 3.0))
+        threading.Timer(0.2, store.stalls.clear).start()
+        until(lambda: ended.code is not None)
+    assert [(view.step, view.state) for view in checkpoints(service, run)] == [(1, CheckpointState.COMMITTED)]
+
+
+def test_before_there_is_anything_to_save_sigterm_ends_the_process_as_ever(run, monkeypatch):
+    ended = Exit(monkeypatch)
+    ckpt = holdfast.Checkpointer(run)
+    ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 27.0))
+    until(lambda: ended.code is not None)
+    ckpt.close()
+    assert ended.code == 143
+
+
+@pytest.mark.parametrize("wrong", [{"stage_every": 0}, {"stage_every": 5, "host_memory": 2**30}])
+def test_cover_that_cannot_be_meant_is_refused(run, wrong):
+    with pytest.raises(holdfast.errors.ConfigurationError, match="stage_every"):
+        holdfast.Checkpointer(run, **wrong)

@@ -33,6 +33,7 @@ from holdfast.log import speak_up
 from holdfast.metric_values import Metrics
 from holdfast.outcome_file import OutcomeFile
 from holdfast.pipeline import SavePipeline
+from holdfast.preemption.cover import cover_of
 from holdfast.preemption.emergency import EmergencySave
 from holdfast.preemption.watch import PreemptionWatch
 from holdfast.progress import Progress, ProgressBoard
@@ -77,6 +78,8 @@ class Checkpointer(Loading):
         job runs. They are staged and hashed at the first save only. A change that is seen is an error in the log, and
         the tensor is staged at every save from then on; one that is not seen (a write through `.data`) may put its
         older bytes into checkpoints until its turn to be compared comes. restore() is no such change.
+    stage_every: stage the state after every so many steps, in place of what was staged before, and send nothing. If the
+        job is told to leave and no step ends in time, that is what is saved. Costs as much host memory again as a save.
     host_memory: the most bytes of host memory that this rank stages into (HOLDFAST_HOST_MEMORY_BYTES). A larger state
         goes through it as through a window: save() then returns only when the last byte is staged, which is nearly as
         long as the upload takes, and `frozen` saves nothing. By default a save takes as much memory as the state.
@@ -106,6 +109,7 @@ class Checkpointer(Loading):
         check_finite: bool = False,
         healthy: HealthRule | None = None,
         drop: Iterable[str] = (),
+        stage_every: int | None = None,
         host_memory: int | None = None,
         local: str | Path | None = None,
         compress: Literal["none", "zstd"] | None = None,
@@ -183,6 +187,10 @@ class Checkpointer(Loading):
             end=self._end,
         )
         self._agreement = self._preemption.agreement
+        self._cover = cover_of(
+            stage_every, self._ranks, self._saver, self._pipeline, window=window, helpers=self._workers.hashing
+        )
+        self._preemption.cover = self._cover
         self._emergency = EmergencySave(
             self._ranks, self._saver, self._pipeline, self._preemption, stats=self.stats, progress=self._progress
         )
@@ -218,6 +226,8 @@ class Checkpointer(Loading):
             raise self._emergency_save(step, state, metrics)
         due = self._schedule.due(step, metrics, agreed=ask is Ask.SAVE)
         handle = None if due is None else self._save(step, state, metrics, CheckpointKind.PERIODIC, due=due)
+        if due is None and self._cover is not None and self._cover.is_due(step):
+            self._cover.stage(step, state, metrics)
         self._raise_pending()
         return handle
 
@@ -279,6 +289,8 @@ class Checkpointer(Loading):
         self._preemption.close(in_order=in_order)
         self._workers.close()
         self._saver.close()
+        if self._cover is not None:
+            self._cover.close()
         if self._tier is not None:
             self._tier.close()
         self._client.close()

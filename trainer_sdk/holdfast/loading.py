@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agreement import StepAgreement
 from holdfast.health.rollback import Rollback
 from holdfast.pipeline import SavePipeline
+from holdfast.preemption.cover import StagedCover
 from holdfast.ranks import Ranks
 from holdfast.restore import Restorer
 from holdfast.saving import Saver
@@ -28,6 +29,7 @@ class Loading:
     """The parts are made by the Checkpointer."""
 
     _agreement: StepAgreement
+    _cover: StagedCover | None
     _pipeline: SavePipeline
     _ranks: Ranks
     _recorder: Recorder | None
@@ -95,6 +97,8 @@ class Loading:
             start = load()
         finally:
             self._saver.forget_frozen()
+            if self._cover is not None:
+                self._cover.forget()
         if self._recorder is not None:
             self._recorder.restored(start, state)
         self._schedule.restored()

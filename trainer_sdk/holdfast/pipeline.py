@@ -72,6 +72,7 @@ class SavePipeline:
         """What this job has stopped trying to commit, and did not fail for good."""
         self._superseded: dict[int, str] = {}
         self.rates = SaveRates()
+        self.last_committed_number = 0
         self._idle = threading.Event()
         self._idle.set()
         self._free = threading.Event()
@@ -214,6 +215,7 @@ class SavePipeline:
             if job.record is None:
                 self._release(job)
         if committed is not None:
+            self.last_committed_number = job.number
             self.rates.committed(job.total_bytes, time.monotonic() - job.begun_at)
             self._forget(job)
             self._reports.committed(job, committed)

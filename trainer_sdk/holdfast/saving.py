@@ -113,29 +113,30 @@ class Saver:
         if wait:
             self._pipeline.wait_free(self._ranks.timeout_seconds / 2)
         standstill = Standstill()
-        captured, error = self._capture(state, metrics)
-        unchanged = captured is not None and self._is_as_agreed(captured)
-        verdict = self._ranks.vote(
-            Ballot(
-                handle.step,
-                busy=self._pipeline.busy,
-                failed=error is not None,
-                layout_digest=self._agreed[1].digest if unchanged and self._agreed else None,
-            )
-        )
-        if verdict.failed or captured is None:
-            self._ranks.raise_together(error)
-        if verdict.busy:
+        agreed = self._vote(handle.step, state, metrics, busy=self._pipeline.busy)
+        if agreed is None:
             return self._declined(handle, waited=wait)
-        layout = self._agree(captured, same=verdict.same_layout)
-        self._number += 1
         self._session.account.saves_begun += 1
-        job = self._job(handle, kind, captured, layout, state, standstill=standstill)
+        job = self._job(handle, kind, *agreed, state, area=self._staging, standstill=standstill)
         self._start(job)
         self._agree_on_health(job)
         standstill.end()
         self._stats.blocked_seconds += time.monotonic() - began
         return handle
+
+    def stage_apart(self, step: int, state: Mapping[str, Any], metrics: Metrics | None, area: StagingArea) -> SaveJob:
+        """Stages into memory of its own, and starts nothing: the job is the caller's. Raises as save() does."""
+        with self._session.account.saving():
+            began, standstill = time.monotonic(), Standstill()
+            handle = SaveHandle(operator.index(step))
+            agreed = self._vote(handle.step, state, metrics, busy=False)
+            if agreed is None:
+                raise AssertionError("nobody is busy")
+            job = self._job(handle, CheckpointKind.EMERGENCY, *agreed, state, area=area, standstill=standstill)
+            job.handle.mark_staged()
+            standstill.end()
+            self._stats.blocked_seconds += time.monotonic() - began
+            return dataclasses.replace(job, has_own_memory=True)
 
     def forget_frozen(self) -> None:
         """The state was loaded anew: what is declared frozen is staged once more."""
@@ -146,6 +147,28 @@ class Saver:
     def close(self) -> None:
         """Gives the staging memory back, once no save reads it any more."""
         self._staging.close()
+
+    def _vote(
+        self, step: int, state: Mapping[str, Any], metrics: Metrics | None, *, busy: bool
+    ) -> tuple[_Captured, Layout] | None:
+        """None where any rank is busy; then all have voted alike, and none goes on."""
+        captured, error = self._capture(state, metrics)
+        unchanged = captured is not None and self._is_as_agreed(captured)
+        verdict = self._ranks.vote(
+            Ballot(
+                step,
+                busy=busy,
+                failed=error is not None,
+                layout_digest=self._agreed[1].digest if unchanged and self._agreed else None,
+            )
+        )
+        if verdict.failed or captured is None:
+            self._ranks.raise_together(error)
+        if verdict.busy:
+            return None
+        layout = self._agree(captured, same=verdict.same_layout)
+        self._number += 1
+        return captured, layout
 
     def _capture(
         self, state: Mapping[str, Any], metrics: Metrics | None
@@ -199,6 +222,7 @@ class Saver:
         layout: Layout,
         state: Mapping[str, Any],
         *,
+        area: StagingArea,
         standstill: Standstill,
     ) -> SaveJob:
         first = self._ranks.is_first
@@ -209,7 +233,7 @@ class Saver:
             replicated_trees=captured.state.replicated_trees if first else {},
             rng=captured.rng,
         )
-        staged, verdict = self._stage(captured, state)
+        staged, verdict = self._stage(captured, state, area)
         if first:
             own = self._judge.judge(handle.step, captured.metrics)
             verdict = own if verdict is None else _both(verdict, own)
@@ -237,17 +261,15 @@ class Saver:
             job.handle.mark_staged()
 
     def _stage(
-        self, captured: _Captured, state: Mapping[str, Any]
+        self, captured: _Captured, state: Mapping[str, Any], area: StagingArea
     ) -> tuple[StagedShard | Exception, HealthVerdict | None]:
         """And what is wrong with this rank's part, which is looked at only here: a save that is declined costs none."""
         looked: list[Looked] = []
         plan, pieces, check = captured.plan, captured.state.pieces, self._finite
         try:
             if check is None:
-                return self._staging.stage(plan, pieces), None
-            staged = self._staging.stage(
-                plan, pieces, meanwhile=lambda: looked.append(check.look(plan, pieces, state))
-            )
+                return area.stage(plan, pieces), None
+            staged = area.stage(plan, pieces, meanwhile=lambda: looked.append(check.look(plan, pieces, state)))
             return staged, _verdict_on(check.found(looked[0]))
         except Exception as error:  # after the vote: raising here would leave the others with a save that never ends
             return error, None

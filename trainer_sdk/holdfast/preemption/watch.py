@@ -32,7 +32,7 @@ from holdfast_protocol.states import AttemptOutcome
 
 log = logging.getLogger("holdfast")
 
-EXIT_PREEMPTED = 77
+EXIT_PREEMPTED = os.EX_TEMPFAIL
 """Where the training thread did not come back in time. Else the script ends as its Preempted makes it."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
 """As a shell shows a process that SIGTERM has ended, and as it would have been without us."""
@@ -46,8 +46,11 @@ _NOTICE_SECONDS = 0.5
 class Cover(Protocol):
     """What is staged already, for when no step ends in time (cover.py)."""
 
-    def look(self, left_seconds: float) -> None:
+    def look(self, left_seconds: float, settle: Callable[[], bool]) -> None:
         """Uploads it if it is time to. Called again and again until the emergency save is settled."""
+
+    def close(self) -> None:
+        """Nothing is staged any more."""
 
 
 class PreemptionWatch:
@@ -137,8 +140,8 @@ class PreemptionWatch:
         )
 
     def settle(self) -> bool:
-        """The training threads have met and save now: from here on what was staged earlier is not uploaded any more.
-        False if it is on its way already."""
+        """Once, on rank 0: either the training threads have met and save, or what was staged earlier is uploaded.
+        False for the one that comes second."""
         with self._lock:
             settled, self._settled = not self._settled, True
             return settled
@@ -164,19 +167,23 @@ class PreemptionWatch:
     def _run(self) -> None:
         self._noticed.wait()
         while not self._stop.wait(_LOOK_SECONDS):
-            if self._is_alone():
-                self._leave(
-                    EXIT_TERMINATED,
-                    AttemptOutcome.FAILED,
-                    f"Not all ranks answered within {self._settings.preemption_agree_seconds:g} s of SIGTERM: one of "
-                    "them has ended.",
-                )
-            if not self._has_work() and self._may_end_now():
-                self._leave(EXIT_TERMINATED, AttemptOutcome.PREEMPTED, "There is nothing to save yet.")
-            if self.cover is not None and not self._settled:
-                self._look_at_cover(self.cover)
-            if time.monotonic() >= self._last_moment():
-                self._leave(EXIT_PREEMPTED, AttemptOutcome.PREEMPTED, self.said)
+            if (ending := self._ending()) is not None:
+                self._leave(*ending)
+                return
+            if self.cover is not None:
+                self.cover.look(self.left_seconds(), self.settle)
+
+    def _ending(self) -> tuple[int, AttemptOutcome, str] | None:
+        """How the process is to end now, without its training thread."""
+        if self._is_alone():
+            within = f"{self._settings.preemption_agree_seconds:g} s"
+            why = f"Not all ranks answered within {within} of SIGTERM: one of them has ended."
+            return EXIT_TERMINATED, AttemptOutcome.FAILED, why
+        if not self._has_work() and self._may_end_now():
+            return EXIT_TERMINATED, AttemptOutcome.PREEMPTED, "There is nothing to save yet."
+        if time.monotonic() >= self._last_moment():
+            return EXIT_PREEMPTED, AttemptOutcome.PREEMPTED, self.said
+        return None
 
     def _is_alone(self) -> bool:
         """A rank has crashed, and its launcher ends the others."""
@@ -189,12 +196,6 @@ class PreemptionWatch:
     def _may_end_now(self) -> bool:
         # Whoever handles SIGTERM himself ends the process in his own way.
         return self._terminated_at is not None and not self._signals.has_earlier_handler(signal.SIGTERM)
-
-    def _look_at_cover(self, cover: Cover) -> None:
-        with self._lock:
-            if self._settled:
-                return
-        cover.look(self.left_seconds())
 
     def _last_moment(self) -> float:
         with self._lock:

@@ -1,0 +1,174 @@
+"""`stage_every=`: the state of some steps lies staged in memory, for when a notice comes and no step ends in time.
+
+    training threads, every so many steps -> [a second slab], in place of what was staged before; nothing is sent
+    after a notice, at the last moment at which it would still fit: rank 0's watch says so, all watches upload it
+
+It costs a second slab: as much host memory as the rank's share of the state, and the time of a copy each time. A save
+in flight is not disturbed: what is staged here waits for its turn behind it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from holdfast.errors import ConfigurationError
+from holdfast.layout.plan import LocalPlan
+from holdfast.pipeline import SavePipeline
+from holdfast.preemption.estimate import may_wait
+from holdfast.ranks import Ranks
+from holdfast.save_job import SaveJob
+from holdfast.saving import Metrics, Saver
+from holdfast.staging import StagedShard, StagingArea
+from holdfast.state.tensors import TensorPiece
+from holdfast_client.chunks.workers import WorkerThreads
+
+log = logging.getLogger("holdfast")
+
+
+class _OneSlab(StagingArea):
+    """Asks for room only when all ranks have voted to stage: before that, one may still need what is there."""
+
+    def __init__(self, make_room: Callable[[], None], helpers: WorkerThreads) -> None:
+        super().__init__(helpers=helpers)
+        self._make_room = make_room
+
+    def stage(
+        self, plan: LocalPlan, pieces: Sequence[TensorPiece], *, meanwhile: Callable[[], object] = lambda: None
+    ) -> StagedShard:
+        self._make_room()
+        return super().stage(plan, pieces, meanwhile=meanwhile)
+
+
+class StagedCover:
+    """`stage` is the training thread's, `look` the watch's."""
+
+    def __init__(
+        self,
+        every: int,
+        ranks: Ranks,
+        saver: Saver,
+        pipeline: SavePipeline,
+        *,
+        helpers: WorkerThreads,
+    ) -> None:
+        """Raises ConfigurationError for a number of steps that cannot be meant."""
+        if type(every) is not int or every < 1:
+            raise ConfigurationError(f"stage_every={every!r} must be a whole number of steps, at least 1.")
+        self._every = every
+        self._ranks = ranks
+        self._saver = saver
+        self._pipeline = pipeline
+        self._area = _OneSlab(self._make_room, helpers)
+        self._store = ranks.store("cover")
+        self._lock = threading.Lock()
+        self._staged: SaveJob | None = None
+        self._has_warned = False
+        self._over = False
+        """It is on its way, or is not wanted any more."""
+        self._first_left: float | None = None
+
+    def is_due(self, step: int) -> bool:
+        """The same on all ranks. Steps count from 0, as for Every(steps=…)."""
+        return (step + 1) % self._every == 0
+
+    def stage(self, step: int, state: Mapping[str, Any], metrics: Metrics | None) -> None:
+        """Collective. Raises as save() does. When it returns, the state may change."""
+        job = self._saver.stage_apart(step, state, metrics, self._area)
+        if isinstance(job.staged, StagedShard):
+            with self._lock:
+                self._staged = job
+        elif not self._over and not self._has_warned:
+            self._has_warned = True
+            log.warning("nothing can be staged for stage_every: %s", job.staged)
+
+    def forget(self) -> None:
+        """Another state was loaded: what is staged is of one that was left."""
+        with self._lock:
+            if not self._over:
+                self._drop()
+        self._area.forget_frozen()
+
+    def look(self, left_seconds: float, settle: Callable[[], bool]) -> None:
+        """Uploads what is staged if this is the last moment for it. `settle()`: false where the training threads have
+        met meanwhile; asked on rank 0, which decides for all."""
+        with self._lock:
+            job = self._staged
+            if self._over or job is None or not self._is_wanted(job):
+                return
+            if self._ranks.is_first:
+                if not self._is_last_moment(job, left_seconds) or not settle():
+                    return
+                if self._store is not None:
+                    self._store.set("upload", str(job.step))
+            elif not self._is_told_to(job.step):
+                return
+            self._over = True
+            log.warning("no step has ended in time: what was staged after step %d is saved", job.step)
+            self._pipeline.start(dataclasses.replace(job, begun_at=time.monotonic()))
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._over:
+                self._drop()
+            self._over = True
+        self._area.close()
+
+    def _make_room(self) -> None:
+        """All ranks are here: none can be asked any more for what was staged before."""
+        with self._lock:
+            if self._over:
+                raise RuntimeError("what was staged before is on its way")
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._staged is not None and isinstance(self._staged.staged, StagedShard):
+            self._staged.staged.release()
+        self._staged = None
+
+    def _is_wanted(self, job: SaveJob) -> bool:
+        """Nothing as new is committed or on its way."""
+        in_flight = [each.number for each in self._pipeline.in_flight]
+        return job.number > max(in_flight, default=self._pipeline.last_committed_number)
+
+    def _is_last_moment(self, job: SaveJob, left_seconds: float) -> bool:
+        rates = self._pipeline.rates
+        ahead = sum(each.total_bytes for each in self._pipeline.in_flight)
+        seconds = rates.seconds_for(job.total_bytes + ahead)
+        if self._first_left is None:
+            self._first_left = left_seconds
+        # Where nothing was measured, half of the time is for it.
+        return left_seconds <= self._first_left - may_wait(self._first_left, seconds)
+
+    def _is_told_to(self, step: int) -> bool:
+        with suppress(RuntimeError):  # the job's store has ended, and with it the job
+            return (
+                self._store is not None
+                and self._store.check(["upload"])
+                and self._store.get("upload").decode() == str(step)
+            )
+        return False
+
+
+def cover_of(
+    every: int | None,
+    ranks: Ranks,
+    saver: Saver,
+    pipeline: SavePipeline,
+    *,
+    window: int | None,
+    helpers: WorkerThreads,
+) -> StagedCover | None:
+    """None where nobody asks for it. Raises ConfigurationError where there is no memory for it."""
+    if every is None:
+        return None
+    if window is not None:
+        raise ConfigurationError(
+            "stage_every holds a whole second state in host memory, and host_memory bounds it. Leave one of them out."
+        )
+    return StagedCover(every, ranks, saver, pipeline, helpers=helpers)
