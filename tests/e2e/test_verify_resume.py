@@ -61,6 +61,7 @@ def test_a_script_that_forgets_nothing_is_exact(served: ServedHoldfast, warm: Wa
     assert found.metrics == ["loss"]
 
 
+@pytest.mark.rule("training-5")
 @pytest.mark.parametrize(
     ("forgets", "piece", "name"),
     [

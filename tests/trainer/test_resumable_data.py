@@ -122,6 +122,7 @@ def test_another_number_of_ranks_goes_on_with_the_samples_that_are_left(before: 
     assert sorted(first + rest) == list(range(length)), "no sample twice, none left out"
 
 
+@pytest.mark.rule("training-3")
 def test_ranks_that_were_not_at_one_position_are_refused() -> None:
     loaders = [make(rank=rank, world=2) for rank in range(2)]
     next(iter(loaders[1]))

@@ -44,6 +44,7 @@ def diagnosed(resumed: Trail) -> list[Any]:
     return diagnose(STRAIGHT, resumed, comparison, SAVED)
 
 
+@pytest.mark.rule("training-5")
 def test_equal_launches_are_equal_on_all_ranks_and_the_first_difference_is_the_earliest() -> None:
     resumed = trail(range(3, 6))
     assert compare([STRAIGHT], [resumed]).equal

@@ -49,7 +49,7 @@ def with_seed(numbers: tuple[int, ...], work: Callable[[], T]) -> T:
     """What `work` gives when every generator of this process is seeded by `numbers`. They are put back, so that
     nothing else depends on how much it drew."""
     mixed = mixed_seed(*numbers)
-    torch_generator = torch.random.default_generator
+    torch_generator = torch.default_generator
     before = random.getstate(), np.random.get_state(), torch_generator.get_state()
     try:
         random.seed(mixed)

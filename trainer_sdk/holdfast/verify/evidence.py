@@ -175,7 +175,7 @@ def _at_step(left: Trail, right: Trail, step: int) -> Iterator[Difference]:
     for name, there in one.now.outside.items():
         other = two.now.outside.get(name)
         if there.kind in TRAINS and other is not None and other.kind == there.kind:
-            pairs = ((f"{name}.{part}", *values) for part, *values in _differing(there.parts, other.parts))
+            pairs = ((f"{name}.{part}", wanted, got) for part, wanted, got in _differing(there.parts, other.parts))
             yield from of("outside", pairs, there.kind)
     yield from of("rng", _differing(one.now.rng, two.now.rng))
 

@@ -33,7 +33,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     host = local.detach().resolve_conj().resolve_neg().cpu().contiguous()
     hashed = hashlib.blake2b(f"{host.dtype}{tuple(host.shape)}".encode(), digest_size=16)
-    hashed.update(memoryview(host.reshape(-1).view(torch.uint8).numpy()))
+    hashed.update(host.reshape(-1).view(torch.uint8).numpy().data)
     return hashed.hexdigest()
 
 
