@@ -34,6 +34,7 @@ from holdfast_client.operations.server import ServerOperations
 from holdfast_client.operations.stores import StoreOperations
 from holdfast_client.operations.tiers import TierOperations
 from holdfast_client.operations.usage import UsageOperations
+from holdfast_client.operations.webhooks import WebhookOperations
 from holdfast_client.settings import ClientSettings
 from holdfast_client.transport import Transport
 from holdfast_protocol.codecs import Codec
@@ -60,6 +61,7 @@ class Client(
     StoreOperations,
     UsageOperations,
     TierOperations,
+    WebhookOperations,
 ):
     """`transfers` and `mount` are what the data plane needs; every uploader and fetcher of a client shares them."""
 

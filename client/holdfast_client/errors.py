@@ -11,7 +11,7 @@ HoldfastError
 │   └── Forbidden
 ├── NotFound                    mend the name
 │   ├── ProjectNotFound  RunNotFound  AttemptNotFound  CheckpointNotFound  ChunkNotFound  TokenNotFound
-│   ├── PolicyNotFound  HoldNotFound  ControllerNotFound  OperationNotFound
+│   ├── PolicyNotFound  HoldNotFound  ControllerNotFound  OperationNotFound  WebhookNotFound
 │   ├── RouteNotFound
 │   └── NoRestorePoint
 ├── StaleAttempt                stop: a newer attempt has taken over
@@ -166,6 +166,10 @@ class ControllerNotFound(NotFound):
 
 class OperationNotFound(NotFound):
     code = ProblemCode.OPERATION_NOT_FOUND
+
+
+class WebhookNotFound(NotFound):
+    code = ProblemCode.WEBHOOK_NOT_FOUND
 
 
 class RouteNotFound(NotFound):

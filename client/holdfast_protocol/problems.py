@@ -32,6 +32,7 @@ class ProblemCode(StrEnum):
     HOLD_NOT_FOUND = "hold_not_found"
     CONTROLLER_NOT_FOUND = "controller_not_found"
     OPERATION_NOT_FOUND = "operation_not_found"
+    WEBHOOK_NOT_FOUND = "webhook_not_found"
     NO_RESTORE_POINT = "no_restore_point"
     ROUTE_NOT_FOUND = "route_not_found"
     # The world is not as the caller believed.
@@ -90,6 +91,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.HOLD_NOT_FOUND: ProblemKind(404, "No such hold"),
     ProblemCode.CONTROLLER_NOT_FOUND: ProblemKind(404, "No such controller"),
     ProblemCode.OPERATION_NOT_FOUND: ProblemKind(404, "No such operation"),
+    ProblemCode.WEBHOOK_NOT_FOUND: ProblemKind(404, "No such webhook"),
     ProblemCode.NO_RESTORE_POINT: ProblemKind(404, "There is no valid restore point"),
     ProblemCode.ROUTE_NOT_FOUND: ProblemKind(404, "No such route"),
     ProblemCode.STALE_ATTEMPT: ProblemKind(409, "A newer attempt has taken over this run"),

@@ -34,6 +34,7 @@ import holdfast_service.scrub.endpoints
 import holdfast_service.tiers.endpoints
 import holdfast_service.uploads.endpoints
 import holdfast_service.usage.endpoints
+import holdfast_service.webhooks.endpoints
 from holdfast_protocol.problems import Problem
 from holdfast_service.background import rounds_of
 from holdfast_service.context import ServiceContext
@@ -75,6 +76,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.usage.endpoints.router,
     holdfast_service.forecast.endpoints.router,
     holdfast_service.advise.endpoints.router,
+    holdfast_service.webhooks.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.browse.health.router,
     holdfast_service.metrics.endpoints.router,

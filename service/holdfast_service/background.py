@@ -39,6 +39,7 @@ from holdfast_service.retention import tick as retention
 from holdfast_service.scrub import heal, prove, rescrub
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.tiers import tick as tiers
+from holdfast_service.webhooks import tick as webhooks
 
 _log = structlog.get_logger("holdfast.background")
 
@@ -47,6 +48,8 @@ _COLLECT_EVERY_ROUNDS = 12
 _HOLDS_EVERY_ROUNDS = 6
 # A drill of an hour must not keep a prune of a second waiting.
 _OPERATION_THREADS = 4
+# One receiver that does not answer must not keep the others waiting.
+_WEBHOOK_THREADS = 2
 
 
 def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
@@ -71,6 +74,7 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
         ),
         _controller("retention", settings.retention_interval_seconds, retention),
         _controller("purge", interval * purge.EVERY_ROUNDS, purge),
+        Round("webhooks", interval, webhooks.tick, webhooks.backlog, threads=_WEBHOOK_THREADS),
         _controller("tiers", interval * tiers.EVERY_ROUNDS, tiers),
         _controller("collect", interval * _COLLECT_EVERY_ROUNDS, collect),
         _controller("sweep", interval * _COLLECT_EVERY_ROUNDS, sweep, sole=True),

@@ -213,6 +213,11 @@ class ServiceSettings(BaseSettings):
         description="After so long without an answer from the first store, an older checkpoint that is whole in the "
         "second one is restored rather than waited for. Chunks that both have are read from the second at once.",
     )
+    webhook_allowed_hosts: str = Field(
+        default="",
+        description="Hosts of your own network that webhooks may call, with commas: `host` or `host:port`. All others "
+        "must have public addresses and https.",
+    )
     shutdown_seconds: int = Field(default=20, ge=0, description="How long requests in flight may go on after SIGTERM.")
 
     def __init__(self, **values: Any) -> None:
@@ -270,6 +275,10 @@ class ServiceSettings(BaseSettings):
                 "both, or neither."
             )
         return Credentials(key, secret.get_secret_value())
+
+    @property
+    def webhook_hosts(self) -> frozenset[str]:
+        return frozenset(host for part in self.webhook_allowed_hosts.lower().split(",") if (host := part.strip()))
 
     @property
     def token_file(self) -> Path:

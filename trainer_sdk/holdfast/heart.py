@@ -14,10 +14,10 @@ from holdfast.account import TrainingAccount
 from holdfast.errors import HoldfastError, ServiceUnavailable, StaleAttempt, TokenProblem
 from holdfast_client.client import Client
 from holdfast_client.errors import UnsupportedProtocol
-from holdfast_client.redaction import without_secrets
 from holdfast_protocol.attempts import AttemptOpened, EndAttempt, Heartbeat, Notice
 from holdfast_protocol.base import text_to_keep
 from holdfast_protocol.fencing import Fence
+from holdfast_protocol.redaction import without_secrets
 from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import AttemptOutcome
 

@@ -35,6 +35,7 @@ from holdfast_client.cli import (
     tokens,
     trash,
     usage,
+    webhooks,
 )
 from holdfast_client.cli.doctor import command as doctor
 from holdfast_client.cli.exit_codes import ExitCode, exit_code_of
@@ -151,6 +152,7 @@ for noun in (
     stores,
     projects,
     tokens,
+    webhooks,
     usage,
     copies,
     doctor,

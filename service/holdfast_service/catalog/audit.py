@@ -10,9 +10,23 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.states import Health
+from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.custody_tables import AuditEvent
+from holdfast_service.catalog.webhook_outbox import leave_calls
 from holdfast_service.clock import database_now
+
+_CALLS = {
+    "attempt.lost": WebhookEvent.ATTEMPT_LOST,
+    "attempt.stalled": WebhookEvent.RUN_STALLED,
+    "attempt.goes_on": WebhookEvent.RUN_GOES_ON,
+}
+_HEALTH_CALLS: dict[str, WebhookEvent] = {
+    Health.CORRUPT: WebhookEvent.CHECKPOINT_CORRUPT,
+    Health.QUARANTINED: WebhookEvent.CHECKPOINT_QUARANTINED,
+    Health.DIVERGED: WebhookEvent.CHECKPOINT_DIVERGED,
+}
 
 
 @dataclass(frozen=True)
@@ -51,18 +65,39 @@ def record_event(
 ) -> None:
     """`action` is noun.verb, such as `checkpoint.trash`; `before` and `after` hold only what changed, as JSON values,
     and never a secret."""
-    session.add(
-        AuditEvent(
-            at=database_now(session),
-            actor_kind=actor.kind,
-            actor=actor.name,
-            token_id=actor.token_id,
-            action=action,
+    event = AuditEvent(
+        at=database_now(session),
+        actor_kind=actor.kind,
+        actor=actor.name,
+        token_id=actor.token_id,
+        action=action,
+        project_id=project_id,
+        run_id=run_id,
+        checkpoint_id=checkpoint_id,
+        reason=reason,
+        before=before,
+        after=after,
+    )
+    session.add(event)
+    call = _webhook_event(action, before or {}, after or {})
+    if call is not None and project_id is not None:
+        session.flush()
+        leave_calls(
+            session,
+            call,
+            f"event {event.id}",
             project_id=project_id,
             run_id=run_id,
+            attempt=(after or {}).get("attempt"),
+            step=(after or {}).get("step"),
             checkpoint_id=checkpoint_id,
             reason=reason,
-            before=before,
-            after=after,
         )
-    )
+
+
+def _webhook_event(action: str, before: dict[str, Any], after: dict[str, Any]) -> WebhookEvent | None:
+    """Whom it concerns besides those who read the events. A checkpoint's health tells by what it has become."""
+    if action in _CALLS:
+        return _CALLS[action]
+    health = after.get("health")
+    return _HEALTH_CALLS.get(health) if isinstance(health, str) and health != before.get("health") else None

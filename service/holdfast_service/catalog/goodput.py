@@ -86,13 +86,10 @@ def _last_step(attempt: AttemptHistory) -> int | None:
 
 
 def _steps_run(attempt: AttemptHistory) -> int:
+    """At least those up to its last step: a checkpoint may have told of more than the last heartbeat."""
     base, last = _base(attempt), _last_step(attempt)
-    between = 0 if base is None or last is None else max(0, last - base)
-    if attempt.steps_run is None:
-        return between
-    # The heartbeats are behind by what was only seen of a checkpoint's beginning.
-    unseen = 0 if last is None or attempt.last_step is None else max(0, last - attempt.last_step)
-    return max(attempt.steps_run + unseen, between if attempt.last_step is None else 0)
+    between = 0 if base is None or last is None else last - base
+    return max(0, attempt.steps_run or 0, between)
 
 
 def _limits(attempts: Sequence[AttemptHistory]) -> dict[int, int | None]:

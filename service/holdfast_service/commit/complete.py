@@ -16,9 +16,11 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.digests import checkpoint_digest
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState, Health, ShardState
+from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.catalog.copies import is_usable_by
 from holdfast_service.catalog.declared import first_components
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from holdfast_service.catalog.webhook_outbox import leave_calls
 from holdfast_service.catalog.writing import Writing
 from holdfast_service.commit.merge import diverged_reason, merge_components, missing_components
 from holdfast_service.errors import ProblemError
@@ -48,7 +50,23 @@ def complete_if_whole(session: Session, writing: Writing, store_id: int, now: da
     _note_step(session, writing.attempt, checkpoint)
     if not checkpoint.off_line:
         _cut_the_line(session, writing.attempt, now)
+    if checkpoint.health == Health.DIVERGED:
+        _tell_diverged(session, writing)
     return True
+
+
+def _tell_diverged(session: Session, writing: Writing) -> None:
+    leave_calls(
+        session,
+        WebhookEvent.CHECKPOINT_DIVERGED,
+        writing.checkpoint.id,
+        project_id=writing.project.id,
+        run_id=writing.run.id,
+        attempt=writing.attempt.number,
+        step=writing.checkpoint.step,
+        checkpoint_id=writing.checkpoint.id,
+        reason=writing.checkpoint.health_reason,
+    )
 
 
 def _refuse_lost_chunks(session: Session, checkpoint: Checkpoint, store_id: int) -> None:

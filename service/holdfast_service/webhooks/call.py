@@ -1,0 +1,80 @@
+"""One call: to the address that was looked at, under the name that was given. No proxy, no redirect, no long answer."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+
+from holdfast_service.webhooks.target import Target
+
+CONNECT_SECONDS = 5.0
+WHOLE_SECONDS = 15.0
+"""For all of it: a receiver that sends a byte now and then holds nobody up."""
+_MOST_ANSWER_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`status` as it came; `error` where none came, in words that hold nothing of the URL or the answer."""
+
+    status: int | None
+    error: str | None = None
+
+    @property
+    def taken(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+
+def call(target: Target, body: bytes, headers: dict[str, str], tls: ssl.SSLContext) -> Answer:
+    """Never raises. One of the addresses: where nothing listens at the first, the next one is tried."""
+    error: OSError | None = None
+    for address in target.addresses:
+        try:
+            connected = socket.create_connection((address, target.port), timeout=CONNECT_SECONDS)
+        except OSError as failed:
+            error = failed
+            continue
+        return _post(_Pinned(target, connected), target, body, headers, tls)
+    return Answer(None, f"{target.host} cannot be reached ({type(error).__name__})")
+
+
+class _Pinned(http.client.HTTPConnection):
+    """A connection that is there already, so that no name is looked up, now or later."""
+
+    auto_open = 0
+
+    def __init__(self, target: Target, connected: socket.socket) -> None:
+        super().__init__(target.host, target.port, timeout=WHOLE_SECONDS)
+        self.default_port = 443 if target.tls else 80  # how the Host header is written
+        self.sock = connected
+
+
+def _post(connection: _Pinned, target: Target, body: bytes, headers: dict[str, str], tls: ssl.SSLContext) -> Answer:
+    cut_off = threading.Timer(WHOLE_SECONDS, _shut, args=(connection,))
+    cut_off.daemon = True
+    cut_off.start()
+    try:
+        connection.sock.settimeout(WHOLE_SECONDS)
+        if target.tls:
+            connection.sock = tls.wrap_socket(connection.sock, server_hostname=target.host)
+        connection.request("POST", target.path, body=body, headers=headers)
+        response = connection.getresponse()
+        response.read(_MOST_ANSWER_BYTES)
+    except ssl.SSLCertVerificationError as failed:
+        return Answer(None, f"the certificate of {target.host} is not trusted ({failed.verify_message})")
+    except (OSError, http.client.HTTPException, ValueError) as failed:
+        return Answer(None, f"{target.host} gave no answer ({type(failed).__name__})")
+    finally:
+        cut_off.cancel()
+        connection.close()
+    return Answer(response.status)
+
+
+def _shut(connection: _Pinned) -> None:
+    try:
+        connection.sock.shutdown(socket.SHUT_RDWR)
+    except (OSError, AttributeError):  # it is over already
+        return

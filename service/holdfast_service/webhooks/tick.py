@@ -1,0 +1,182 @@
+"""One round: makes the calls that are due. At least once each, with the same id whenever it is made again.
+
+A call is claimed with a lease, in a transaction of its own, and made outside of any; whoever dies in between leaves a
+call that is made again when the lease is over. A result settles only the try that it belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, text
+from sqlalchemy.orm import Session
+
+from holdfast_service.catalog.rounds import Backlog, RoundReport
+from holdfast_service.catalog.webhook_tables import TO_DELIVER, Webhook, WebhookDelivery
+from holdfast_service.clock import database_now
+from holdfast_service.context import ServiceContext
+from holdfast_service.release import VERSION
+from holdfast_service.webhooks.call import WHOLE_SECONDS, Answer, call
+from holdfast_service.webhooks.retries import pause_seconds
+from holdfast_service.webhooks.signing import signature
+from holdfast_service.webhooks.target import RefusedTargetError, find_target
+from holdfast_service.webhooks.views import delivery_id
+
+NAME = "webhooks"
+_LEASE = timedelta(seconds=4 * WHOLE_SECONDS)
+_CALLS_OF_A_ROUND = 100
+_KEPT_FOR = timedelta(days=30)
+_GONE = 410
+
+_log = structlog.get_logger("holdfast.webhooks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhooksReport(RoundReport):
+    given_up: int = 0
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one try needs; nothing of it changes meanwhile."""
+
+    delivery: WebhookDelivery
+    url: str
+    secret: bytes
+    at: datetime
+
+
+def tick(context: ServiceContext) -> WebhooksReport:
+    done = failed = given_up = 0
+    error: str | None = None
+    tls = ssl.create_default_context()
+    for _ in range(_CALLS_OF_A_ROUND):
+        if context.stopping.is_set():
+            break
+        claimed = _claim(context)
+        if claimed is None:
+            break
+        answer = _make(context, claimed, tls)
+        if answer.taken:
+            done += 1
+        else:
+            failed += 1
+            error = answer.error or f"the receiver has answered {answer.status}"
+        given_up += _settle(context, claimed, answer)
+    _forget(context)
+    return WebhooksReport(done=done, failed=failed, given_up=given_up, error=error)
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    """Calls whose time has come, and those that somebody makes."""
+    del context
+    now = database_now(session)
+    due = _is_due(now)
+    waiting, oldest, leased = session.execute(
+        select(
+            func.count().filter(due),
+            func.min(WebhookDelivery.next_try_at).filter(due),
+            func.count().filter(WebhookDelivery.leased_until > now),
+        ).where(text(TO_DELIVER))
+    ).one()
+    return Backlog(waiting, leased, oldest)
+
+
+def _is_due(now: datetime) -> ColumnElement[bool]:
+    return and_(
+        text(TO_DELIVER),
+        WebhookDelivery.next_try_at <= now,
+        or_(WebhookDelivery.leased_until.is_(None), WebhookDelivery.leased_until <= now),
+    )
+
+
+def _claim(context: ServiceContext) -> _Call | None:
+    """The one that waits longest. Those of a webhook that was deleted are given up."""
+    with context.database.transaction() as session:
+        while True:
+            now = database_now(session)
+            found = session.scalar(
+                select(WebhookDelivery)
+                .where(_is_due(now))
+                .order_by(WebhookDelivery.next_try_at, WebhookDelivery.id)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            if found is None:
+                return None
+            hook = session.get_one(Webhook, found.webhook_id)
+            if hook.deleted_at is not None:
+                found.given_up_at, found.last_error = now, "the webhook was deleted"
+                session.flush()
+                continue
+            found.tries += 1
+            found.leased_until = now + _LEASE
+            return _Call(found, hook.url, hook.secret, now)
+
+
+def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answer:
+    message_id = delivery_id(claimed.delivery)
+    body = json.dumps(claimed.delivery.body, separators=(",", ":")).encode()
+    timestamp = int(claimed.at.timestamp())
+    try:
+        target = find_target(claimed.url, context.settings.webhook_hosts)
+    except RefusedTargetError as refused:
+        return Answer(None, str(refused))
+    except OSError as error:
+        return Answer(None, f"the host's name cannot be resolved ({type(error).__name__})")
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": f"holdfast/{VERSION}",
+        "Connection": "close",
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature(claimed.secret, message_id, timestamp, body),
+    }
+    answer = call(target, body, headers, tls)
+    _log.info("webhook_called", delivery=message_id, host=target.host, status=answer.status, error=answer.error)
+    return answer
+
+
+def _settle(context: ServiceContext, claimed: _Call, answer: Answer) -> int:
+    """1 if it is given up. Nothing, where the lease ran out and somebody else has made the call again."""
+    with context.database.transaction() as session:
+        now = database_now(session)
+        delivery = session.scalar(
+            select(WebhookDelivery)
+            .where(
+                WebhookDelivery.id == claimed.delivery.id,
+                WebhookDelivery.tries == claimed.delivery.tries,
+                text(TO_DELIVER),
+            )
+            .with_for_update(),
+            execution_options={"populate_existing": True},
+        )
+        if delivery is None:
+            return 0
+        delivery.leased_until = None
+        delivery.last_status, delivery.last_error = answer.status, answer.error
+        if answer.taken:
+            delivery.delivered_at = now
+            return 0
+        pause = None if answer.status == _GONE else pause_seconds(delivery.tries)
+        if pause is None:
+            delivery.given_up_at = now
+            return 1
+        delivery.next_try_at = now + timedelta(seconds=pause)
+        return 0
+
+
+def _forget(context: ServiceContext) -> None:
+    """What was over long ago. In one statement: there are few of them, as each round looks."""
+    with context.database.transaction() as session:
+        since = database_now(session) - _KEPT_FOR
+        session.execute(
+            delete(WebhookDelivery).where(
+                or_(WebhookDelivery.delivered_at < since, WebhookDelivery.given_up_at < since)
+            ),
+            execution_options={"synchronize_session": False},
+        )

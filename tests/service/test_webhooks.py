@@ -1,0 +1,299 @@
+"""Calls of webhooks against a real receiver: what a transaction has left arrives, signed, and nothing else is told."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from typer.testing import CliRunner
+
+import holdfast_service.attend.tick as attend
+import holdfast_service.webhooks.tick as webhooks
+from holdfast_client.cli.main import app
+from holdfast_protocol.states import Scope
+from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.custody_tables import AuditEvent
+from holdfast_service.catalog.webhook_tables import WebhookDelivery
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.webhooks.call import call
+from holdfast_service.webhooks.retries import MOST_TRIES
+from holdfast_service.webhooks.target import RefusedTargetError, find_target
+from holdfast_service.webhooks.tick import WebhooksReport, tick
+from tests.service.conftest import Clock
+from tests.support.interleave import in_background
+from tests.support.rank import Job, answer
+from tests.support.scripted_http import DROP, Reply, ScriptedServer, Seen
+from tests.support.service import RunningService
+from tests.support.tls import self_signed
+
+
+class Receiver(ScriptedServer):
+    """Takes what it gets, unless `says` something else."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.says: Reply = Reply(204)
+        super().__init__(lambda seen: self.says, tls)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    running = Receiver()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def settings(settings: ServiceSettings, receiver: Receiver) -> ServiceSettings:
+    host = receiver.url.removeprefix("http://")
+    return settings.model_copy(update={"webhook_allowed_hosts": host, "heartbeat_interval_seconds": 5.0})
+
+
+def make_hook(service: RunningService, url: str, *events: str, project: str = "demo") -> dict[str, Any]:
+    body = {"url": url, "events": events}
+    return dict(answer(service.http().post(f"/v1/projects/{project}/webhooks", json=body)))
+
+
+def deliveries(service: RunningService, hook: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(answer(service.http().get(f"/v1/projects/demo/webhooks/{hook['id']}/deliveries"))["items"])
+
+
+def check_signature(seen: Seen, secret: str) -> None:
+    """As a receiver would, with nothing of ours."""
+    headers = {name.lower(): value for name, value in seen.headers.items()}
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + seen.body
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    expected = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+    assert headers["webhook-signature"] == f"v1,{expected}"
+
+
+def test_what_happens_to_a_run_is_told_once_and_signed(
+    service: RunningService, receiver: Receiver, clock: Clock
+) -> None:
+    service.make_project("demo")
+    hook = make_hook(service, f"{receiver.url}/hook?key=s3cret", "attempt.failed", "attempt.lost", "run.stalled")
+    assert hook["url"] == f"{receiver.url}/hook?…"
+    assert hook["secret"].startswith("whsec_")
+    job = Job(service.http())
+    job.heartbeat(7, steps_run=7, progress_age_seconds=10**6, doing="training")
+    clock.advance(3600)
+    job.heartbeat(7, steps_run=7, progress_age_seconds=3600, doing="training")
+    attend.tick(service.context)
+    for _ in range(2):  # the reply was lost, and it is told again
+        job.end("failed", error_type="ValueError", error_rank=1, detail="ValueError: GET https://x.example/a?sig=1")
+    Job(service.http(), after=1).end("finished")  # nobody wants to hear of it
+    assert tick(service.context) == WebhooksReport(done=2)
+    assert tick(service.context) == WebhooksReport()
+    stalled, failed = receiver.seen
+    for seen in (stalled, failed):
+        check_signature(seen, hook["secret"])
+        assert (seen.method, seen.path, seen.query) == ("POST", "/hook", {"key": "s3cret"})
+    assert (stalled.json["type"], stalled.json["data"]["step"]) == ("run.stalled", 7)
+    assert failed.json["type"] == "attempt.failed"
+    assert failed.json["data"] == {
+        "project": "demo",
+        "run": "gpt",
+        "attempt": 1,
+        "step": 7,
+        "checkpoint_id": None,
+        "reason": "ValueError: GET https://x.example/a",
+    }
+    assert {view["delivered_at"] is not None for view in deliveries(service, hook)} == {True}
+    with service.context.database.read() as session:
+        events = session.scalars(select(AuditEvent).where(AuditEvent.action.startswith("webhook."))).all()
+    assert [event.action for event in events] == ["webhook.create"]
+    kept = json.dumps([event.after for event in events])
+    assert "s3cret" not in kept
+    assert hook["secret"] not in kept
+
+
+def test_a_call_is_made_again_with_the_same_id_until_it_arrives_or_is_given_up(
+    service: RunningService, receiver: Receiver, clock: Clock
+) -> None:
+    service.make_project("demo")
+    hook = make_hook(service, receiver.url, "attempt.failed")
+    receiver.says = Reply(503, b"later")
+    Job(service.http()).end("failed")
+    assert tick(service.context) == WebhooksReport(failed=1, error="the receiver has answered 503")
+    assert tick(service.context) == WebhooksReport(), "not before its time"
+    clock.advance(7)
+    receiver.says = DROP
+    tick(service.context)
+    clock.advance(30)
+    receiver.says = Reply(302, headers={"Location": "http://169.254.169.254/latest"})
+    assert tick(service.context).error == "the receiver has answered 302", "no redirect is followed"
+    clock.advance(120)
+    receiver.says = Reply(200)
+    assert tick(service.context) == WebhooksReport(done=1)
+    assert len({seen.headers["webhook-id"] for seen in receiver.seen}) == 1
+    assert len({seen.headers["webhook-timestamp"] for seen in receiver.seen}) == 4
+    (view,) = deliveries(service, hook)
+    assert (view["tries"], view["last_status"], view["last_error"]) == (4, 200, None)
+    # One that never arrives.
+    receiver.says = Reply(500)
+    Job(service.http(), after=1).end("failed")
+    given_up = 0
+    for _ in range(MOST_TRIES):
+        given_up += tick(service.context).given_up
+        clock.advance(6 * 3600)
+    assert given_up == 1
+    assert tick(service.context) == WebhooksReport()
+    view, _ = deliveries(service, hook)
+    assert (view["tries"], view["delivered_at"], view["next_try_at"]) == (MOST_TRIES, None, None)
+    assert answer(service.http().get("/v1/projects/demo/webhooks"))["items"][0]["given_up"] == 1
+    # 410 means that nobody is there any more.
+    receiver.says = Reply(410)
+    Job(service.http(), after=2).end("failed")
+    assert tick(service.context).given_up == 1
+    clock.advance(31 * 86400)
+    tick(service.context)
+    assert deliveries(service, hook) == []
+
+
+def test_of_many_processes_one_makes_a_call_and_who_dies_at_it_is_stood_in_for(
+    service: RunningService, receiver: Receiver, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.make_project("demo")
+    hook = make_hook(service, receiver.url, "attempt.failed")
+    for number in range(5):
+        Job(service.http(), after=number).end("failed")
+    with in_background() as threads:
+        done = sum(report.done for report in threads.map(lambda _: tick(service.context), range(4)))
+    assert (done, len(receiver.seen)) == (5, 5)
+    # Killed after the call, before it was noted: it comes again, with the same id, once the lease is over.
+    Job(service.http(), after=5).end("failed")
+    with monkeypatch.context() as dying:
+        dying.setattr(webhooks, "_settle", _dies)
+        with pytest.raises(KeyboardInterrupt):
+            tick(service.context)
+    assert tick(service.context) == WebhooksReport()
+    clock.advance(61)
+    assert tick(service.context) == WebhooksReport(done=1)
+    assert receiver.seen[-1].headers["webhook-id"] == receiver.seen[-2].headers["webhook-id"]
+    assert receiver.seen[-1].body == receiver.seen[-2].body
+    assert len(deliveries(service, hook)) == 6
+
+
+def _dies(*_: object) -> int:
+    raise KeyboardInterrupt
+
+
+def test_what_did_not_happen_is_not_told(service: RunningService, receiver: Receiver) -> None:
+    project_id = service.make_project("demo")
+    make_hook(service, receiver.url, "checkpoint.quarantined", "checkpoint.diverged")
+    with pytest.raises(TypeError), service.context.database.transaction() as session:
+        _quarantines(session, project_id, then=None)
+    assert tick(service.context) == WebhooksReport()
+    with service.context.database.transaction() as session:
+        _quarantines(session, project_id)
+    view = Job(service.http()).save(5, finite=False)
+    assert view["health"] == "diverged"
+    assert tick(service.context) == WebhooksReport(done=2)
+    assert [seen.json["type"] for seen in receiver.seen] == ["checkpoint.quarantined", "checkpoint.diverged"]
+    assert receiver.seen[1].json["data"] | {"reason": ""} == {
+        "project": "demo", "run": "gpt", "attempt": 1, "step": 5, "checkpoint_id": view["id"], "reason": "",
+    }  # fmt: skip
+
+
+def _quarantines(session: Any, project_id: str, then: Any = bool) -> None:
+    record_event(
+        session,
+        Actor.controller("crash-loop"),
+        "checkpoint.quarantine",
+        project_id=project_id,
+        checkpoint_id="ck_1",
+        before={"health": "ok"},
+        after={"health": "quarantined"},
+    )
+    then()
+
+
+def test_only_a_projects_administrators_see_and_change_its_webhooks(
+    service: RunningService, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("demo", "other"):
+        service.make_project(name)
+    hook = make_hook(service, receiver.url, "attempt.failed")
+    base = f"/v1/projects/demo/webhooks/{hook['id']}"
+    for token in (
+        service.token(Scope.ADMIN, project="other"),
+        service.token(Scope.READ, Scope.TRAIN, Scope.OPERATE, project="demo"),
+    ):
+        stranger = service.http(token=token)
+        body = {"url": receiver.url, "events": ["attempt.failed"]}
+        assert stranger.post("/v1/projects/demo/webhooks", json=body).status_code == 403
+        for method, route in (
+            ("GET", "/v1/projects/demo/webhooks"),
+            ("GET", f"{base}/deliveries"),
+            ("POST", f"{base}/test"),
+            ("DELETE", base),
+        ):
+            assert stranger.request(method, route).status_code == 403, (method, route)
+    http = service.http()
+    other = base.replace("demo", "other")
+    assert http.delete(other).json()["code"] == "webhook_not_found"
+    for url in ("http://127.0.0.1:1/", "https://u:p@a.example/", "ftp://a.example/x"):
+        refused = http.post("/v1/projects/demo/webhooks", json={"url": url, "events": ["attempt.lost"]})
+        assert refused.json()["code"] == "invalid_request", url
+    assert http.post("/v1/projects/demo/webhooks", json={"url": receiver.url, "events": ["x"]}).status_code == 422
+    # The command line, up to a call that is made and one that is not: the webhook is deleted first.
+    monkeypatch.setenv("HOLDFAST_URL", service.url)
+    monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.ADMIN, project="demo"))
+    run = CliRunner().invoke
+    events = ["--events", "run.stalled, attempt.lost"]
+    added = json.loads(run(app, ["webhook", "add", "demo", "--url", receiver.url, *events, "--json"]).stdout)
+    assert added["events"] == ["attempt.lost", "run.stalled"]
+    answer(http.post(f"/v1/projects/demo/webhooks/{added['id']}/test"))
+    tick(service.context)
+    assert receiver.seen[-1].json["type"] == "webhook.test"
+    assert "delivered" in run(app, ["webhook", "deliveries", "demo", added["id"]], env={"COLUMNS": "200"}).stdout
+    assert added["id"] in run(app, ["webhook", "list", "demo"], env={"COLUMNS": "200"}).stdout
+    answer(http.post(f"/v1/projects/demo/webhooks/{added['id']}/test"))
+    assert run(app, ["webhook", "delete", "demo", added["id"]]).exit_code == 0
+    assert tick(service.context) == WebhooksReport()
+    with service.context.database.read() as session:
+        last = session.scalars(select(WebhookDelivery).order_by(WebhookDelivery.id.desc())).first()
+    assert last is not None
+    assert last.last_error == "the webhook was deleted"
+
+
+@pytest.fixture
+def https_receiver(tmp_path: Path) -> Iterator[tuple[Receiver, Path]]:
+    """Its certificate is for the name `receiver.example`, and it knows which name it was asked for."""
+    certificate = self_signed(tmp_path / "receiver.pem", "receiver.example")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    running = Receiver(context)
+    yield running, certificate
+    running.close()
+
+
+def test_the_call_goes_to_the_address_that_was_looked_at_under_the_name_that_was_given(
+    https_receiver: tuple[Receiver, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, certificate = https_receiver
+    port = int(receiver.url.rpartition(":")[2])
+    lookups: list[str] = []
+
+    def resolve(host: str, port: int) -> list[str]:
+        """A name server of an attacker: another answer each time."""
+        lookups.append(host)
+        return ["127.0.0.1"] if len(lookups) == 1 else ["127.0.0.9"]
+
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    url = f"https://receiver.example:{port}/hook"
+    target = find_target(url, frozenset({"receiver.example"}), resolve)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    assert call(target, b"{}", {}, trusting).status == 204
+    assert (lookups, receiver.seen[0].headers["host"]) == (["receiver.example"], f"receiver.example:{port}")
+    assert "not trusted" in (call(target, b"{}", {}, ssl.create_default_context()).error or "")
+    with pytest.raises(RefusedTargetError):
+        find_target(url, frozenset(), resolve)
