@@ -61,7 +61,6 @@ def training_without_those_batches(rank, skipped_at, skipped):
     return values(job.state)
 
 
-@pytest.mark.rule("training-10")
 def test_a_nan_at_a_random_step_never_becomes_the_restore_point_and_training_recovers_and_finishes(run, service):
     seed = random.SystemRandom().randrange(2**32)
     bad_batch = random.Random(seed).randrange(EVERY + 1, UNTIL - 1)

@@ -265,6 +265,7 @@ def test_the_exported_names_are_these():
         "ChunkSizes",
         "Every",
         "LoadReport",
+        "LossSpike",
         "OnPreemption",
         "Preempted",
         "Progress",

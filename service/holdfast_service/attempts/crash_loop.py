@@ -106,6 +106,7 @@ def _end_of(tried: Tried) -> _End:
     if tried.rolled_back or tried.called_later or tried.outcome in (None, AttemptOutcome.PREEMPTED):
         return _End.NEITHER
     if tried.outcome is AttemptOutcome.FAILED:
-        return _End.NEITHER if tried.error_type in NOT_THE_CHECKPOINT else _End.CRASH
+        name = (tried.error_type or "").rpartition(".")[2]
+        return _End.NEITHER if name in NOT_THE_CHECKPOINT else _End.CRASH
     # Lost, or taken over without a word: killed, or a node that went away.
     return _End.SILENCE
