@@ -96,7 +96,8 @@ def _read(file: Path) -> Trail:
         line = json.loads(text)
         now = _snapshot(line["now"])
         if "start" in line:
-            trail.start, trail.restored = line["start"], now
+            if trail.restored is None:  # later ones are rollbacks of the script's own
+                trail.start, trail.restored = line["start"], now
         else:
             trail.boundaries.append(Boundary(line["step"], line["metrics"], now))
     return trail
