@@ -1,0 +1,200 @@
+"""Lightning's own Trainer, with its checkpoints in a run. See examples/lightning_fit.py for one that is killed."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from tests.trainer.conftest import Service
+from tests.trainer.gloo import run_ranks
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from holdfast.errors import ConfigurationError
+from holdfast.integrations.lightning import (
+    HoldfastCallback,
+    HoldfastCheckpointIO,
+    HoldfastDDPStrategy,
+    HoldfastModelParallelStrategy,
+)
+from holdfast.integrations.lightning.names import step_of
+from holdfast_protocol.states import CheckpointState
+
+EPOCHS = 4
+
+
+class Regression(pl.LightningModule):
+    """Dropout, a scheduler, and a loss that is monitored."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(4, width), torch.nn.Dropout(0.2), torch.nn.Tanh(), torch.nn.Linear(width, 1)
+        )
+        self.seen: list[float] = []
+
+    def training_step(self, batch: Any, at: int) -> torch.Tensor:
+        (inputs,) = batch
+        loss = (self.net(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
+        self.seen.append(float(loss))
+        self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        return loss
+
+    def test_step(self, batch: Any, at: int) -> None:
+        self.tested = [parameter.clone() for parameter in self.parameters()]
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)}
+
+
+class Sharded(Regression):
+    def configure_model(self) -> None:
+        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+class Killed(Exception):
+    """As good as a kill: what is in memory is thrown away."""
+
+
+class Kill(pl.Callback):
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == self._epoch:
+            raise Killed
+
+
+def loader() -> Any:
+    data = torch.utils.data.TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)))
+    return torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+
+
+def trainer_of(folder: Path, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
+    saving = ModelCheckpoint(dirpath=folder, monitor="loss_epoch", save_top_k=2, save_last=True)
+    return pl.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        callbacks=[HoldfastCallback(), saving, *callbacks],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"devices": 1, "max_epochs": EPOCHS} | options,
+    )
+
+
+def fitted(trainer: pl.Trainer, kind: type[Regression] = Regression, ckpt_path: str | None = "last") -> Regression:
+    pl.seed_everything(5)
+    module = kind()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, loader(), ckpt_path=ckpt_path)
+    return module
+
+
+@pytest.mark.rule("training-18")
+def test_a_killed_fit_goes_on_bit_for_bit(run: str, service: Service, tmp_path: Path) -> None:
+    """On the node where it was, by its names; then on another one, which has none."""
+    own = {"create": True}
+    whole = fitted(trainer_of(tmp_path / "whole", plugins=[HoldfastCheckpointIO(f"{run}-whole", checkpointer=own)]))
+    here = tmp_path / "here"
+    for epoch in (2, 3):
+        with pytest.raises(Killed):
+            fitted(trainer_of(here, Kill(epoch), plugins=[HoldfastCheckpointIO(run)]))
+    names = {path.name for path in here.iterdir()}
+    for path in here.iterdir():
+        path.unlink()
+    io = HoldfastCheckpointIO(run)
+    trainer = trainer_of(here, plugins=[io])
+    resumed = fitted(trainer, ckpt_path=io.last())
+    assert resumed.seen == whole.seen[-4:], "the losses of the last epoch"
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+    # The best two of four epochs have names, the same as on the other node; what has none is in the trash.
+    saving: Any = trainer.checkpoint_callback
+    assert len(names) == 3
+    best = {Path(path).name for path in saving.best_k_models}
+    assert {path.name for path in here.iterdir()} == best | {"last.ckpt"}
+    project, name = run.split("/")
+    kept = {each.step for each in service.client.all_checkpoints(project, name, state=CheckpointState.COMMITTED)}
+    best_steps = {step_of(path) for path in saving.best_k_models}
+    assert kept == best_steps | {12, 16}, "and the two newest always stay"
+    # To look at the best one afterwards is no resume, and fences nobody.
+    again = Regression()
+    trainer.test(again, loader(), ckpt_path="best", verbose=False)
+    [attempt] = {each.latest_attempt for each in service.client.all_runs(project) if each.name == name}
+    assert attempt == 3
+
+
+STRATEGIES: dict[str, Any] = {
+    "ddp": lambda run: HoldfastDDPStrategy(run, find_unused_parameters=True),
+    "fsdp2": lambda run: HoldfastModelParallelStrategy(run, data_parallel_size=2, tensor_parallel_size=1),
+}
+
+
+def fits_on_two_ranks(rank: int, runs: dict[str, str], folder: str) -> dict[str, tuple[list[float], ...]]:
+    """By strategy: the losses of an undisturbed fit and of one that was killed, and whether both ended alike."""
+    found: dict[str, Any] = {}
+    for kind, run in runs.items():
+        whole, end = fit_here(kind, f"{run}-whole", Path(folder, f"{kind}-whole"))
+        with pytest.raises(Killed):
+            fit_here(kind, run, Path(folder, kind), Kill(2))
+        resumed, same_end = fit_here(kind, run, Path(folder, kind))
+        alike = all(torch.equal(one, other) for one, other in zip(end, same_end, strict=True))
+        found[kind] = (whole, resumed, alike)
+    return found
+
+
+def fit_here(kind: str, run: str, folder: Path, *callbacks: pl.Callback) -> tuple[list[float], list[torch.Tensor]]:
+    strategy = STRATEGIES[kind](run)
+    trainer = trainer_of(
+        folder, *callbacks, devices=2, strategy=strategy, plugins=[TorchElasticEnvironment()], max_epochs=3
+    )
+    module = fitted(trainer, Sharded if kind == "fsdp2" else Regression, ckpt_path=strategy.last())
+    whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in module.parameters()]
+    return module.seen, [each.detach().clone() for each in whole]
+
+
+@pytest.mark.rule("training-18")
+def test_ranks_that_were_killed_go_on(run: str, service: Service, tmp_path: Path) -> None:
+    """Sharded state is seen where it is: Lightning's ModelParallel never asks a CheckpointIO."""
+    project, name = run.split("/")
+    runs = {kind: f"{run}-{kind}" for kind in STRATEGIES}
+    for kind in runs:
+        service.client.make_run(project, f"{name}-{kind}")
+        service.client.make_run(project, f"{name}-{kind}-whole")
+    for found in run_ranks(fits_on_two_ranks, 2, runs, str(tmp_path)):
+        for kind, (whole, resumed, alike) in found.items():
+            assert len(resumed) < len(whole), kind
+            assert resumed == whole[-len(resumed) :], kind
+            assert alike, kind
+    for kind in runs:
+        view = service.client.selected_checkpoint(project, f"{name}-{kind}", "latest")
+        assert view.world_size == 2
+        assert {"model", "optimizer", "checkpoint"} <= view.components.keys()
+
+
+def test_a_checkpoint_io_is_refused_where_it_would_not_see_the_state(
+    run: str, service: Service, tmp_path: Path
+) -> None:
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    trainer = trainer_of(tmp_path, plugins=[HoldfastCheckpointIO(run)])
+    for strategy, ranks, reason in (
+        (ModelParallelStrategy(), 1, "never asks it"),
+        (trainer.strategy, 2, "on one rank"),
+    ):
+        strategy.checkpoint_io = trainer.strategy.checkpoint_io
+        seen = SimpleNamespace(strategy=strategy, world_size=ranks)
+        with pytest.raises(ConfigurationError, match=reason):
+            HoldfastCallback().setup(seen, None, "fit")
