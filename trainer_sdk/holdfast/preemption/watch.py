@@ -96,7 +96,7 @@ class PreemptionWatch:
         with self._lock:
             if notice.deadline_seconds is not None and now + notice.deadline_seconds < self._deadline_at:
                 self._deadline_at = now + notice.deadline_seconds
-                self._reserve_seconds = min(RESERVE_SECONDS, max(0.0, notice.deadline_seconds) / 5)
+                self._reserve_seconds = min(RESERVE_SECONDS, max(0.0, notice.deadline_seconds) / 4)
             if notice.source == SIGTERM and self._terminated_at is None:
                 self._terminated_at = now
             first = self.notice is None

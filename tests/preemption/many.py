@@ -1,0 +1,115 @@
+"""Launch after launch of one run: each resumes what the one before has saved, is told to leave, and is judged."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast_client.client import Client
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.runs import EditProject
+from holdfast_protocol.states import CheckpointKind, CheckpointState
+from tests.preemption.judge import Judged, Verdict, judge
+from tests.preemption.launch import Launched, launch
+from tests.preemption.plan import Kind, Plan, plan_of
+from tests.support.serve import holdfast_serve
+
+PROJECT, RUN = "preempted", "run"
+
+
+@dataclass
+class Outcome:
+    verdicts: Counter[tuple[Kind, Verdict]] = field(default_factory=Counter)
+    emergencies: int = 0
+    """Checkpoints of that kind that are committed."""
+    superseded: int = 0
+    resumed: int = 0
+    """Launches that went on with the very bits that the one before had after its last saved step."""
+    faults: list[str] = field(default_factory=list)
+
+
+def preempt_many(folder: Path, times: int, seed: int, kinds: list[Kind] | None = None) -> Outcome:
+    """`kinds`: of the launches, in turn; else as they are drawn."""
+    outcome = Outcome()
+    states: dict[int, str] = {}
+    seeds = random.Random(seed)
+    with holdfast_serve(folder) as service:
+        settings = ClientSettings(
+            url=service.environment["HOLDFAST_URL"], data_dir=Path(service.environment["HOLDFAST_DATA_DIR"])
+        )
+        with Client(settings) as client:
+            client.edit_project(PROJECT, EditProject())
+            client.make_run(PROJECT, RUN)
+            for number in range(times):
+                plan = _drawn(seeds, kinds[number % len(kinds)] if kinds else None)
+                before = _newest(client)
+                began = time.monotonic()
+                launched = launch(f"{PROJECT}/{RUN}", plan, folder / f"launch-{number}", service.environment)
+                after = list(client.all_checkpoints(PROJECT, RUN))
+                judged = judge(plan, launched, before, after)
+                problem = _resumed_wrongly(launched, before, states)
+                if problem is None and states:
+                    outcome.resumed += 1
+                for line in (line for journal in launched.journals[:1] for line in journal if "step" in line):
+                    states[line["step"]] = line["state"]
+                _count(outcome, plan, judged, problem)
+                print(
+                    f"{number + 1:4d}  seed {plan.seed}  {plan.kind}: {judged.verdict}{problem or ''} "
+                    f"({launched.seconds:.1f} of {plan.grace_seconds:.1f} s, {time.monotonic() - began:.1f} s in all)",
+                    flush=True,
+                )
+            views = list(client.all_checkpoints(PROJECT, RUN))
+    outcome.emergencies = sum(
+        view.kind == CheckpointKind.EMERGENCY and view.state == CheckpointState.COMMITTED for view in views
+    )
+    outcome.superseded = sum("There was no time left" in (view.abort_reason or "") for view in views)
+    return outcome
+
+
+def table(outcome: Outcome) -> list[str]:
+    lines = [
+        f"{count:5d}  {kind}: {verdict}"
+        for (kind, verdict), count in sorted(outcome.verdicts.items(), key=lambda item: (item[0][1], item[0][0]))
+    ]
+    lines += [
+        f"{outcome.emergencies:5d}  emergency checkpoints committed",
+        f"{outcome.superseded:5d}  saves given up for a newer state",
+        f"{outcome.resumed:5d}  launches that resumed bit for bit",
+    ]
+    return lines + [f"FAULT  {fault}" for fault in outcome.faults]
+
+
+def _drawn(seeds: random.Random, kind: Kind | None) -> Plan:
+    while True:
+        plan = plan_of(seeds.randrange(2**31))
+        if kind is None or plan.kind is kind:
+            return plan
+
+
+def _newest(client: Client) -> CheckpointView | None:
+    committed = [view for view in client.all_checkpoints(PROJECT, RUN) if view.state == CheckpointState.COMMITTED]
+    return max(committed, key=lambda view: view.step, default=None)
+
+
+def _resumed_wrongly(launched: Launched, before: CheckpointView | None, states: dict[int, str]) -> str | None:
+    for journal in launched.journals:
+        for line in journal:
+            if "start" in line:
+                expected = 0 if before is None else before.step + 1
+                if line["start"] != expected:
+                    return f"resumed at {line['start']}, and not at {expected}"
+                if before is not None and line["state"] != states[before.step]:
+                    return f"what was restored of step {before.step} are other bits than were saved"
+    return None
+
+
+def _count(outcome: Outcome, plan: Plan, judged: Judged, problem: str | None) -> None:
+    outcome.verdicts[plan.kind, judged.verdict] += 1
+    for what in [judged.why] if judged.verdict is Verdict.FAILED else []:
+        outcome.faults.append(f"seed {plan.seed} ({plan.kind}): {what}")
+    if problem is not None:
+        outcome.faults.append(f"seed {plan.seed} ({plan.kind}): {problem}")

@@ -1,0 +1,19 @@
+"""Three launches that are told to leave: `make preempt` runs a hundred."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.preemption.many import preempt_many, table
+from tests.preemption.plan import Kind
+
+
+@pytest.mark.rule("training-13")
+@pytest.mark.rule("training-16")
+def test_whenever_a_job_is_told_to_leave_its_newest_state_is_there_afterwards(tmp_path: Path) -> None:
+    outcome = preempt_many(tmp_path, 3, seed=7, kinds=[Kind.FAST, Kind.SLOW, Kind.LONG])
+    told = "\n".join(table(outcome))
+    assert not outcome.faults, told
+    assert outcome.resumed == 2, told
