@@ -50,7 +50,7 @@ def _train(rank: int, run: str, plan: Plan, journal: Journal) -> None:
     torch.manual_seed(1)
     model = DistributedDataParallel(torch.nn.Linear(PARAMETERS // 100, 100, bias=False))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    state = {"model": model, "optimizer": optimizer, "seen": {"steps": []}}
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "seen": {"steps": []}}
     settings = TrainerSettings(preemption_grace_seconds=plan.grace_seconds, preemption_agree_seconds=60)
     with holdfast.Checkpointer(
         run,

@@ -37,7 +37,7 @@ def launch(run: str, plan: Plan, folder: Path, service: dict[str, str]) -> Launc
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(_IMPORTED)
     port = str(free_ports())
-    ranks = []
+    ranks: list[Any] = []
     for rank in range(WORLD_SIZE):
         environment = service | {
             "MASTER_ADDR": "127.0.0.1",

@@ -19,11 +19,12 @@ from typing import Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.layout.plan import LocalPlan
+from holdfast.metric_values import Metrics
 from holdfast.pipeline import SavePipeline
 from holdfast.preemption.estimate import may_wait
 from holdfast.ranks import Ranks
 from holdfast.save_job import SaveJob
-from holdfast.saving import Metrics, Saver
+from holdfast.saving import Saver
 from holdfast.staging import StagedShard, StagingArea
 from holdfast.state.tensors import TensorPiece
 from holdfast_client.chunks.workers import WorkerThreads

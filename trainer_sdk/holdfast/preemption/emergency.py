@@ -17,12 +17,13 @@ from typing import Any
 from holdfast.errors import Preempted
 from holdfast.handle import SaveHandle
 from holdfast.heart import ENDS_THE_JOB
+from holdfast.metric_values import Metrics
 from holdfast.pipeline import SavePipeline
 from holdfast.preemption.estimate import Choice, Decision, Numbers, decide, may_wait
 from holdfast.preemption.watch import PreemptionWatch
 from holdfast.progress import Phase, ProgressBoard
 from holdfast.ranks import Ranks
-from holdfast.saving import Metrics, Saver
+from holdfast.saving import Saver
 from holdfast.stats import SaveStats
 from holdfast_protocol.states import CheckpointKind
 
