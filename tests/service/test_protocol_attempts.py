@@ -6,8 +6,9 @@ import pytest
 from sqlalchemy import update
 
 from holdfast_protocol.states import Scope
+from holdfast_service.catalog import writing
 from holdfast_service.catalog.tables import Checkpoint
-from tests.support.interleave import in_background, refused
+from tests.support.interleave import hold_before, in_background, refused, until_blocked_or_done
 from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService
 
@@ -250,3 +251,19 @@ def test_attempts_are_listed_with_what_they_said_of_themselves(service: RunningS
         answer(first.http.get(f"{first.base}/attempts/3"))
     with refused("invalid_request"):
         first.call("POST", f"{first.base}/attempts/2/heartbeat")
+
+
+def test_a_heartbeat_and_a_begin_at_once_do_not_wait_for_each_other(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(service.http())
+    with in_background(begins := hold_before(monkeypatch, writing, "beat")) as threads:
+        saving = threads.submit(job.begin, 100)
+        begins.wait_until_reached()  # its checkpoint refers to the attempt, whose row it will write
+        beating = threads.submit(Job.heartbeat, job, 99)
+        until_blocked_or_done(service, beating)
+        assert beating.done() or not service.context.database.is_postgres  # each would wait for the other
+        begins.open()
+        assert saving.result().view["state"] == "uploading"
+        assert beating.result()["save_interval_seconds"] > 0
+    assert job.view()["last_step"] == 99

@@ -147,8 +147,12 @@ def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSet
 
 
 def lock_attempt(session: Session, attempt: Attempt) -> None:
-    """Takes the row FOR UPDATE and reads it anew. Behind the fence, so after the run's lock."""
+    """Takes the row FOR NO KEY UPDATE and reads it anew. Behind the fence, so after the run's lock.
+
+    Not FOR UPDATE: who has inserted a checkpoint holds the row FOR KEY SHARE, for it refers to the attempt, and goes on
+    to write its heartbeat. That would wait for this lock, and this one for it.
+    """
     session.execute(
-        select(Attempt).where(Attempt.id == attempt.id).with_for_update(),
+        select(Attempt).where(Attempt.id == attempt.id).with_for_update(key_share=True),
         execution_options={"populate_existing": True},
     )
