@@ -12,6 +12,7 @@ chaos.py      faults at random moments, each until every job has trained and com
 resized.py    the same run on one rank and on two again: what is restored is what was saved
 findings.py   what must not be, and what was counted
 judge.py      by the journals: the bits, where each launch went on, why each ended
+accounts.py   by what REST says of the attempts: ends, steps, lost steps, goodput
 catalog.py    by the catalog: what was committed is there; readback.py restores all of it in a process of its own
 run.py        all of it together; table.py is what a person sees
 

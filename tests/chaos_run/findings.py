@@ -34,6 +34,7 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
     facts: Counter[str] = field(default_factory=Counter)
     lost: dict[str, list[int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def found(self, wrong: Wrong, kind: str, text: str) -> None:
         self.findings.append(Finding(wrong, kind, text))

@@ -21,9 +21,12 @@ from tests.chaos_run.journal import JournalReader, LaunchRecord
 from tests.chaos_run.place import PROJECT, Place
 from tests.chaos_run.trainer import UNTIL
 from tests.support.fault_proxy import FaultProxy
+from tests.support.serve import HOLDFAST
 
 _LOOK_EVERY_SECONDS = 0.05
 _RELAUNCH_SECONDS = 0.5
+GRACE_SECONDS = 12
+"""From SIGTERM to SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -121,15 +124,15 @@ class Job:
                     resource.prlimit(pid, resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
             return len(pids)
 
-    def terminate(self, by: str, deadline_seconds: float) -> None:
-        """SIGTERM to torchrun, which passes it on; SIGKILL to whatever is left after the deadline."""
+    def terminate(self, by: str) -> None:
+        """SIGTERM to `holdfast run`, which passes it on; SIGKILL to whatever is left after the deadline."""
         with self._lock:
             launch = self._launch
             if launch is None or launch.exit_code is not None:
                 return
             self._by.setdefault(self._number, by)
             os.kill(launch.pid, signal.SIGTERM)
-        deadline = time.monotonic() + deadline_seconds
+        deadline = time.monotonic() + GRACE_SECONDS
         while launch.exit_code is None and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_SECONDS)
         launch.kill()
@@ -178,6 +181,7 @@ class Job:
 
     def command(self) -> list[str]:
         return [
+            *(HOLDFAST, "run", f"--grace={GRACE_SECONDS}", "--"),
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"),
             *("-m", "tests.chaos_run.trainer", self.run, str(self.folder), str(self._number), f"--seed={self.seed}"),
             *([f"--tier={self.local}"] if self.local else []),

@@ -5,8 +5,10 @@ Times are `time.monotonic()`, which all processes of a machine share and no jump
 
     begun      a rank runs: process, attempt, the step it goes on with, and the digest of the state that it has restored
     step       a step was trained; `state` is the digest of all state after it
+    saving     a save of this step was begun
     committed  the client was told that this step's checkpoint is committed
     failed     the client was told that it is not, and why
+    preempted  step() has raised Preempted; `saved` is the newest step that is committed
     ended      the rank has come to its end, and how
 """
 
@@ -79,7 +81,10 @@ class LaunchRecord:
     state: str = ""
     steps: list[Step] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
+    saving: list[int] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
+    left_with: int | None = None
+    """The newest committed step when it was preempted."""
     ended: str | None = None
 
     @property
@@ -95,6 +100,10 @@ class LaunchRecord:
                 self.steps.append(Step(line["step"], line["at"], line["state"]))
             case "committed":
                 self.told.append(Told(line["step"], line["at"], line["checkpoint"]))
+            case "saving":
+                self.saving.append(line["step"])
+            case "preempted":
+                self.left_with, self.ended = line["saved"], "preempted"
             case "failed":
                 self.failed.append((line["step"], line["why"]))
             case "ended":

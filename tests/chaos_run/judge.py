@@ -71,7 +71,8 @@ def _went_on(job: Job, happened: list[Happened], by: dict[int, str], verdict: Ve
     told, spoilt = -1, False
     for before, after in itertools.pairwise(begun):
         kind = by.get(before.launch, "")
-        told = max([told, *(one.step for one in before.told)])
+        left_with = -1 if before.left_with is None else before.left_with
+        told = max([told, left_with, *(one.step for one in before.told)])
         spoilt = spoilt or kind in SPOILS
         last = before.start - 1 if before.last_step is None else before.last_step
         verdict.lost.setdefault(kind, []).append(last + 1 - after.start)
@@ -82,9 +83,8 @@ def _went_on(job: Job, happened: list[Happened], by: dict[int, str], verdict: Ve
             continue
         if after.start <= told:
             verdict.found(Wrong.LOST_COMMIT, kind, f"{where}, and step {told} was committed")
-        due = [step.step for step in before.steps if (step.step + 1) % SAVE_EVERY == 0]
         # The last one was in flight; the one before had an interval's time, unless something was down meanwhile.
-        in_time = [step for step in due[:-1] if not _was_broken(happened, job, before, step)]
+        in_time = [step for step in before.saving[:-1] if not _was_broken(happened, job, before, step)]
         if in_time and after.start <= in_time[-1]:
             verdict.found(Wrong.LOST_WORK, kind, f"{where}, and the save of step {in_time[-1]} had the time it needs")
 

@@ -24,11 +24,12 @@ from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 from tests.support.serve import is_ready, without_holdfast_settings
 
 PROJECT = "chaos"
+HEARTBEAT_SECONDS = 2
 _REPOSITORY = Path(__file__).parents[2]
 _SETTINGS = {
     "HOLDFAST_TICKET_SECONDS": "60",
     "HOLDFAST_UPLOAD_IDLE_SECONDS": "20",
-    "HOLDFAST_HEARTBEAT_INTERVAL_SECONDS": "2",
+    "HOLDFAST_HEARTBEAT_INTERVAL_SECONDS": str(HEARTBEAT_SECONDS),
     "HOLDFAST_CONTROLLER_INTERVAL_SECONDS": "1",
     "HOLDFAST_LEASE_SECONDS": "10",
     "HOLDFAST_CHUNK_LEASE_SECONDS": "10",

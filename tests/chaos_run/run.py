@@ -12,6 +12,7 @@ from pathlib import Path
 
 from holdfast_protocol.policies import PolicyKind
 from holdfast_protocol.runs import EditProject
+from tests.chaos_run.accounts import judge_account
 from tests.chaos_run.catalog import judge_catalog
 from tests.chaos_run.chaos import Happened, let_things_fail
 from tests.chaos_run.faults import ALL, Arena
@@ -81,6 +82,7 @@ def _judge(arena: Arena, happened: list[Happened], plan: Plan, verdict: Verdict)
     for job in arena.jobs:
         reference = undisturbed(job, job.last_step() + 1, arena.place.folder / f"{job.name}-undisturbed")
         judge_job(job, happened, reference, verdict)
+        judge_account(arena, job, happened, verdict)
         if plan.resized and job is arena.jobs[0]:
             reference = resize(job, verdict) | reference
         judge_catalog(arena, job, happened, reference, verdict)

@@ -35,6 +35,7 @@ def table(outcome: Outcome) -> Iterator[str]:
         )
     yield ""
     yield from (f"{count:>7,}  {what}" for what, count in sorted(verdict.facts.items()))
+    yield from verdict.notes
     yield from (f"{verdict.count(wrong):>7,}  {wrong.value}" for wrong in Wrong)
     yield from (f"FAULT  {one.wrong}{f' ({one.kind})' if one.kind else ''}: {one.text}" for one in verdict.findings)
 

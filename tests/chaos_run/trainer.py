@@ -128,13 +128,17 @@ def train(options: argparse.Namespace) -> str:
         while not _is_over(options.journal, step):
             loss = training.step()
             journal.write("step", step=step, state=training.digest())
-            handle = ckpt.step(step, training.state, metrics={"loss": loss})
+            try:
+                # As in the demo: the last step is saved whether it is due or not.
+                save = ckpt.save if _is_over(options.journal, step + 1) else ckpt.step
+                handle = save(step, training.state, metrics={"loss": loss})
+            except holdfast.Preempted as leaving:
+                journal.write("preempted", saved=leaving.saved_step)
+                raise
             if handle is not None:
                 _journal_outcome(journal, handle)
             time.sleep(STEP_SECONDS)
             step += 1
-        if step > start:
-            _journal_outcome(journal, ckpt.save(step - 1, training.state, kind="final"))
     return "finished"
 
 
@@ -145,6 +149,8 @@ def _is_over(journal: Path, step: int) -> bool:
 
 
 def _journal_outcome(journal: Journal, handle: holdfast.SaveHandle) -> None:
+    journal.write("saving", step=handle.step)
+
     def tell(committed: Any) -> None:
         error = committed.exception()
         if error is None:

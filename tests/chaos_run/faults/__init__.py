@@ -9,7 +9,8 @@ from tests.chaos_run.faults.damage import FAULTS as DAMAGE
 from tests.chaos_run.faults.damage import SPOILS, digests_of
 from tests.chaos_run.faults.outages import FAULTS as OUTAGES
 from tests.chaos_run.faults.processes import FAULTS as PROCESSES
+from tests.chaos_run.faults.processes import KILLS_A_RANK, PREEMPTS
 
 ALL: dict[str, Fault] = {**PROCESSES, **OUTAGES, **DAMAGE, **CLOCKS}
 
-__all__ = ["ALL", "SPOILS", "Arena", "Fault", "Strike", "digests_of"]
+__all__ = ["ALL", "KILLS_A_RANK", "PREEMPTS", "SPOILS", "Arena", "Fault", "Strike", "digests_of"]

@@ -60,8 +60,8 @@ def corrupt_local_tier(arena: Arena, kind: str) -> Strike | None:
 
 
 def fill_disk(arena: Arena, kind: str) -> Strike | None:
-    """Not a byte is left in the local tier of one job; or its ranks may write no file of a chunk's size any more
-    (EFBIG), as where a quota or a limit is met, and wherever no disk could be made that is small enough to be filled."""
+    """Not a byte is left in the local tier of one job; or its ranks may write no file of a chunk's size any more, as
+    where a limit is met, and wherever no disk could be made that is small enough to be filled."""
     job = next((job for job in arena.jobs if job.local is not None), None)
     if job is None:
         return None

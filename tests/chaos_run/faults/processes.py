@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.chaos_run.faults.base import Arena, Fault, Strike
+from tests.chaos_run.job import GRACE_SECONDS
 
 _AWAY_SECONDS = (0.0, 3.0)
-_DEADLINE_SECONDS = (4.0, 10.0)
 
 
 def kill_rank(arena: Arena, kind: str) -> Strike | None:
@@ -22,9 +22,8 @@ def kill_job(arena: Arena, kind: str) -> Strike:
 
 def preempt(arena: Arena, kind: str) -> Strike:
     job = arena.a_job()
-    deadline = arena.numbers.uniform(*_DEADLINE_SECONDS)
-    job.terminate(kind, deadline)
-    return Strike([job], f"{job.name}, {deadline:.0f} s until SIGKILL")
+    job.terminate(kind)
+    return Strike([job], f"{job.name}, {GRACE_SECONDS} s until SIGKILL")
 
 
 def kill_service(arena: Arena, kind: str) -> Strike:
@@ -45,10 +44,12 @@ def kill_store(arena: Arena, kind: str) -> Strike:
     return Strike(arena.jobs, f"away for {away:.1f} s and its start")
 
 
+KILLS_A_RANK, PREEMPTS = "SIGKILL of a rank", "SIGTERM with a deadline"
+
 FAULTS: dict[str, Fault] = {
-    "SIGKILL of a rank": kill_rank,
+    KILLS_A_RANK: kill_rank,
     "SIGKILL of a whole job": kill_job,
-    "SIGTERM with a deadline": preempt,
+    PREEMPTS: preempt,
     "SIGKILL of the service": kill_service,
     "SIGKILL of the database": kill_database,
     "SIGKILL of the store": kill_store,

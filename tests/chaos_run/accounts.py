@@ -1,0 +1,136 @@
+"""What REST says of the run, beside what the run itself has recorded: how each attempt ended, where it went on, which
+steps it trained and which of them were lost, and how much of the time was training."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter
+
+from holdfast_protocol.goodput import AttemptGoodput, Goodput
+from holdfast_protocol.states import AttemptOutcome
+from tests.chaos_run.chaos import Happened
+from tests.chaos_run.faults import KILLS_A_RANK, PREEMPTS, Arena
+from tests.chaos_run.findings import Verdict, Wrong
+from tests.chaos_run.job import Job
+from tests.chaos_run.journal import LaunchRecord
+from tests.chaos_run.place import HEARTBEAT_SECONDS, PROJECT
+
+_SETTLED_SECONDS = 60
+_UNTOLD_SECONDS = 3 * HEARTBEAT_SECONDS
+"""What was trained so shortly before SIGKILL may not have been told: a heartbeat's interval, and a busy machine."""
+
+
+def judge_account(arena: Arena, job: Job, happened: list[Happened], verdict: Verdict) -> None:
+    mine = [one for one in happened if job.name in one.high_water]
+    by = {end.launch: end for end in job.ends}
+    begun = [each for each in job.launches() if each.begun_at is not None]
+    account = _settled_account(arena, job)
+    told = {each.attempt: each for each in account.attempts}
+    unknown = [number for number in told if number not in {each.attempt for each in begun}]
+    if len(unknown) > len(job.ends) - len(begun):
+        verdict.found(Wrong.ACCOUNT, "", f"{job.name}: REST has the attempts {unknown}, which no launch has begun")
+    for number in unknown:
+        if told[number].steps_run:
+            verdict.found(Wrong.ACCOUNT, "", f"{job.name}: attempt {number} trained {told[number].steps_run} steps")
+    for each, after in itertools.zip_longest(begun, begun[1:]):
+        if each.attempt not in told:
+            verdict.found(Wrong.ACCOUNT, "", f"{job.name}: REST has no attempt {each.attempt}")
+            continue
+        end = by[each.launch]
+        verdict.facts["attempts compared with REST"] += 1
+        for what in _differences(each, after, end.by, end.at, told[each.attempt], mine, job):
+            verdict.found(Wrong.ACCOUNT, end.by, f"{job.name}, attempt {each.attempt}: {what}")
+    if account.steps_kept != job.last_step() + 1:
+        what = f"{job.name}: REST says that {account.steps_kept} steps are kept, and {job.last_step() + 1} were trained"
+        verdict.found(Wrong.ACCOUNT, "", what)
+    lost = sum(max(0, _last(a) + 1 - b.start) for a, b in itertools.pairwise(begun))
+    verdict.facts["steps trained again, by the journals"] += lost
+    verdict.facts["steps lost, by REST"] += account.steps_lost
+    goodput = _goodput(begun, job)
+    verdict.notes.append(
+        f"{job.name}: goodput {goodput:.1%} by the journals, {account.goodput or 0:.1%} by REST; attempts ended "
+        + ", ".join(f"{outcome} {count}" for outcome, count in Counter(str(a.outcome) for a in told.values()).items())
+    )
+
+
+def _settled_account(arena: Arena, job: Job) -> Goodput:
+    """When no attempt is only `fenced` any more: whether one was lost before it was fenced, its silence tells."""
+    deadline = time.monotonic() + _SETTLED_SECONDS
+    while True:
+        account = arena.place.client.goodput(PROJECT, job.name)
+        fenced = [each.attempt for each in account.attempts if each.outcome in (AttemptOutcome.FENCED, None)]
+        if not fenced or time.monotonic() > deadline:
+            return account
+        time.sleep(1)
+
+
+def _differences(
+    each: LaunchRecord,
+    after: LaunchRecord | None,
+    by: str,
+    ended_at: float,
+    told: AttemptGoodput,
+    happened: list[Happened],
+    job: Job,
+) -> list[str]:
+    found = []
+    if told.outcome not in _outcomes(each, by):
+        found.append(f"it ended as {told.outcome}, and what was done to it is: {by or each.ended or 'nothing'}")
+    resumed = None if each.start == 0 else each.start - 1
+    if told.resumed_from_step != resumed:
+        found.append(f"it went on after {resumed}, and REST says after {told.resumed_from_step}")
+    last, told_last = _last(each), -1 if told.last_step is None else told.last_step
+    if told_last > last or told_last < _least_told(each, told.outcome, ended_at, happened, job):
+        found.append(f"its last step was {last}, and REST says {told.last_step}")
+    kept = last if after is None else min(last, after.start - 1)
+    lost = max(0, told_last - max(kept, each.start - 1))
+    if told.steps_lost != lost:
+        found.append(f"{lost} of its steps that REST knows were lost, and REST says {told.steps_lost}")
+    return found
+
+
+def _outcomes(each: LaunchRecord, by: str) -> set[AttemptOutcome]:
+    if each.ended == "finished":
+        return {AttemptOutcome.FINISHED}
+    if each.ended == "preempted" and by == PREEMPTS:
+        return {AttemptOutcome.PREEMPTED}
+    if by == PREEMPTS:
+        return {AttemptOutcome.PREEMPTED, AttemptOutcome.FAILED, AttemptOutcome.LOST}
+    if by == KILLS_A_RANK:
+        # Its peers notice, or are ended before they can tell.
+        return {AttemptOutcome.FAILED, AttemptOutcome.LOST}
+    if by:
+        return {AttemptOutcome.LOST}
+    return {AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.PREEMPTED}
+
+
+def _least_told(
+    each: LaunchRecord, outcome: AttemptOutcome | None, ended_at: float, happened: list[Happened], job: Job
+) -> float:
+    """The last step that the service must have heard of."""
+    if outcome in (AttemptOutcome.FINISHED, AttemptOutcome.PREEMPTED):
+        return _last(each)
+    if any(
+        one.at <= ended_at and one.mended_at.get(job.name, math.inf) >= ended_at - _UNTOLD_SECONDS
+        for one in happened
+        if one.at < ended_at - 1
+    ):
+        return -1  # something else was down, and so was the way to the service
+    heard = [step.step for step in each.steps if step.at <= ended_at - _UNTOLD_SECONDS]
+    return max(heard, default=-1)
+
+
+def _last(each: LaunchRecord) -> int:
+    return each.start - 1 if each.last_step is None else each.last_step
+
+
+def _goodput(begun: list[LaunchRecord], job: Job) -> float:
+    """The time of the steps that were kept, of all the time since the first launch had begun."""
+    kept: dict[int, float] = {}
+    for each in begun:
+        for before, step in itertools.pairwise(each.steps):
+            kept[step.step] = step.at - before.at
+    wall = max(end.at for end in job.ends) - (begun[0].begun_at or 0.0)
+    return sum(kept.values()) / wall
