@@ -61,7 +61,7 @@ def end_attempt(
 
 
 def _leave_calls(session: Session, run: Run, attempt: Attempt) -> None:
-    event = _EVENTS.get(AttemptOutcome(attempt.outcome))
+    event = _EVENTS.get(AttemptOutcome(str(attempt.outcome)))
     if event is not None:
         leave_calls(
             session,

@@ -97,7 +97,7 @@ def _read(session: Session) -> _Numbers:
     ):
         runs[names[project_id], each] = count
     ended = {
-        (names[project_id], outcome): count
+        (names[project_id], str(outcome)): count
         for project_id, outcome, count in session.execute(
             select(Run.project_id, Attempt.outcome, func.count())
             .join(Attempt, Attempt.run_id == Run.id)

@@ -35,11 +35,12 @@ from holdfast_protocol.pruning import (
 from holdfast_protocol.restore import ReadChunks, ReportChunk
 from holdfast_protocol.runs import EditProject
 from holdfast_protocol.scrub import ScrubMode, StartScrub
-from holdfast_protocol.states import AttemptOutcome, Health, Scope, StoreRole
+from holdfast_protocol.states import AttemptOutcome, Doing, Health, Scope, StoreRole
 from holdfast_protocol.stores import AdoptStore, CheckCatalog
 from holdfast_protocol.tiers import RequestThaw, ThawSpeed
 from holdfast_protocol.tokens import CreateToken
 from holdfast_protocol.usage import DEFAULT_PRICES, ForecastCost
+from holdfast_protocol.webhooks import CreateWebhook, WebhookEvent
 
 _WEIGHTS, _INDEX = chunk_digest(b"weights"), chunk_digest(b"index")
 _CHECKPOINT_ID = "ck_5f0c7d9f1f4b4c0f9f0e0a3d0b8a6e21"
@@ -47,7 +48,7 @@ _CHECKPOINT_ID = "ck_5f0c7d9f1f4b4c0f9f0e0a3d0b8a6e21"
 EXAMPLES: tuple[BaseModel, ...] = (
     OpenAttempt(launch_id="slurm-81723", after=2, world_size=8, host="node-17", environment={"torch": "2.13.0"}),
     ResumedFrom(epoch=1, attempt=3, checkpoint_id=_CHECKPOINT_ID),
-    Heartbeat(epoch=1, attempt=3, step=1234),
+    Heartbeat(epoch=1, attempt=3, step=1234, first_step=1201, steps_run=34, steps_per_second=1.6, doing=Doing.TRAINING),
     EndAttempt(epoch=1, attempt=3, outcome=AttemptOutcome.FINISHED),
     BeginCheckpoint(epoch=1, attempt=3, step=1200, world_size=8, labels=["milestone"]),
     NegotiateChunks(epoch=1, attempt=3, chunks=[ChunkOffer(digest=_WEIGHTS, bytes=67108864)], finished=[_INDEX]),
@@ -86,4 +87,5 @@ EXAMPLES: tuple[BaseModel, ...] = (
     DEFAULT_PRICES,
     ForecastCost(retention={"keep_within": "6h", "keep_within_daily": "7d"}),
     CreateToken(name="demo trainers", project="demo", scopes=[Scope.TRAIN, Scope.READ]),
+    CreateWebhook(url="https://alerts.example/holdfast", events=[WebhookEvent.ATTEMPT_LOST, WebhookEvent.RUN_STALLED]),
 )
