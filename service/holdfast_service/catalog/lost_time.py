@@ -18,7 +18,7 @@ SPREAD = 0.4
 and would be learned as if it were not."""
 EXPONENTIAL_UPTIMES = 10
 """So many uptimes are taken as seen with the mean at hand, exponential: the distribution while little was seen."""
-_TRIES = 25
+_TRIES = 20
 """Intervals that are compared, evenly by their ratio; then as many again around the best of them."""
 
 
@@ -43,48 +43,51 @@ def lost_share(interval: float, uptimes: Sequence[Uptime], mean_seconds: float, 
     interruptions, by which the rest of an uptime that was not interrupted is guessed."""
     total = EXPONENTIAL_UPTIMES * mean_seconds
     total += sum(each.seconds + (0.0 if each.interrupted else mean_seconds) for each in uptimes)
-    return 1.0 - _kept_seconds(interval, uptimes, mean_seconds, cost) / total
+    return 1.0 - _Replay(uptimes, mean_seconds, cost).kept_seconds(interval) / total
 
 
 def best_interval(
     uptimes: Sequence[Uptime], mean_seconds: float, cost: SaveCost, *, shortest: float, longest: float
 ) -> float:
     """The interval in seconds, between the two bounds, that keeps the most work."""
+    replay = _Replay(uptimes, mean_seconds, cost)
     low, high = shortest, longest
     best = low
     for _ in range(2):
         ratio = (high / low) ** (1 / (_TRIES - 1))
-        intervals = [low * ratio**number for number in range(_TRIES)]
-        best = max(intervals, key=lambda interval: _kept_seconds(interval, uptimes, mean_seconds, cost))
+        best = max((low * ratio**number for number in range(_TRIES)), key=replay.kept_seconds)
         low, high = max(shortest, best / ratio), min(longest, best * ratio)
     return best
 
 
-def _kept_seconds(interval: float, uptimes: Sequence[Uptime], mean_seconds: float, cost: SaveCost) -> float:
-    period, durable = interval + cost.blocked_seconds, cost.durable_seconds
-    again = 1.0 / -math.expm1(-period / mean_seconds)
-    saves = EXPONENTIAL_UPTIMES * again * math.exp(-(period + durable) / mean_seconds)
-    for uptime in uptimes:
-        if uptime.interrupted:
-            saves += _saves_around(uptime.seconds, period, durable)
-        else:
-            past = max(0, math.floor((uptime.seconds - durable) / period))
-            next_in = (past + 1) * period + durable - uptime.seconds
-            saves += past + again * math.exp(-next_in / mean_seconds)
-    return interval * saves
+class _Replay:
+    def __init__(self, uptimes: Sequence[Uptime], mean_seconds: float, cost: SaveCost) -> None:
+        self._mean = mean_seconds
+        self._blocked = cost.blocked_seconds
+        durable = cost.durable_seconds
+        # An attempt that has just begun stands for a whole uptime, of which nothing is known but the mean.
+        self._running = [
+            *((each.seconds - durable, 1.0) for each in uptimes if not each.interrupted),
+            (-durable, EXPONENTIAL_UPTIMES),
+        ]
+        self._ended = [
+            (max(0.0, low), high, 1.0 / (high - low))
+            for each in uptimes
+            if each.interrupted
+            and (high := each.seconds * (1 + SPREAD) - durable) > 0
+            and (low := each.seconds * (1 - SPREAD) - durable) < high
+        ]
 
-
-def _saves_around(seconds: float, period: float, durable: float) -> float:
-    """The mean of floor((u - durable) / period) for u evenly between the bounds of the spread."""
-    if seconds <= 0:
-        return 0.0
-    low, high = seconds * (1 - SPREAD) - durable, seconds * (1 + SPREAD) - durable
-    return (_area(high, period) - _area(low, period)) / (high - low)
-
-
-def _area(length: float, period: float) -> float:
-    """The integral of floor(x / period) from 0 to length."""
-    if length <= 0:
-        return 0.0
-    whole = math.floor(length / period)
-    return period * whole * (whole - 1) / 2 + whole * (length - whole * period)
+    def kept_seconds(self, interval: float) -> float:
+        period = interval + self._blocked
+        saves = 0.0
+        for low, high, weight in self._ended:
+            # The mean of floor(u / period) between them: the integral of floor(x / p) to x is n (x - p (n + 1) / 2).
+            more, less = high // period, low // period
+            saves += weight * (more * (high - period * (more + 1) / 2) - less * (low - period * (less + 1) / 2))
+        again = 1.0 / -math.expm1(-period / self._mean)
+        for gone, weight in self._running:
+            past = max(0.0, gone // period)
+            next_in = (past + 1) * period - gone
+            saves += weight * (past + again * math.exp(-next_in / self._mean))
+        return interval * saves

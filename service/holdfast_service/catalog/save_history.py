@@ -21,7 +21,7 @@ from holdfast_service.catalog.lost_time import SaveCost, Uptime
 from holdfast_service.catalog.save_interval import Measured, Pool
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 
-_ATTEMPTS = 150
+_ATTEMPTS = 300
 _OTHERS_ATTEMPTS = 500
 _SAVES = 30
 _OTHERS_RUNS = 5
