@@ -152,6 +152,7 @@ class HeartbeatReply(Reply):
 class EndAttempt(Account):
     """From rank 0, or, where it is `failed`, from the rank that met the error. The first word counts."""
 
+    step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
     outcome: AttemptOutcome
     detail: str = Field(default="", max_length=4000)
     error_type: str | None = Field(default=None, max_length=200, json_schema_extra=since(3))

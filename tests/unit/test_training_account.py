@@ -1,0 +1,81 @@
+"""What the training thread tells of itself: steps by their numbers, and the time in which it stood still."""
+
+from __future__ import annotations
+
+import pytest
+
+import holdfast.account
+from holdfast.account import TrainingAccount
+
+
+class Watch:
+    """The process's clock, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    watch = Watch()
+    monkeypatch.setattr(holdfast.account, "time", watch)
+    return watch
+
+
+def test_a_job_that_resumes_trains_saves_and_goes_back(watch: Watch) -> None:
+    account = TrainingAccount()
+    assert account.read()["progress_age_seconds"] is None, "nobody knows yet whether it calls step()"
+    with account.restoring():
+        watch.now += 4
+        assert account.read()["doing"] == "restoring"
+        with account.saving():  # the restore's time, not twice
+            watch.now += 1
+    account.goes_on_from(101)
+    for step in (101, 102, 103):
+        watch.now += 2
+        account.ran(step)
+    watch.now += 1
+    with account.saving():
+        watch.now += 3
+        account.reached(103)
+        assert account.read() | {"progress_age_seconds": None} == {
+            "step": 103,
+            "first_step": 101,
+            "steps_run": 3,
+            "first_step_age_seconds": 8.0,
+            "progress_age_seconds": None,
+            "restore_seconds": 5.0,
+            "saves_begun": 0,
+            "save_blocked_seconds": 3.0,
+            "doing": "saving",
+        }
+    assert account.steps_per_second() == pytest.approx(3 / 7), "without the restore and the save"
+    assert account.steps_per_second() is None
+    watch.now += 10
+    account.ran(113)  # it calls step() every tenth step
+    assert account.steps_per_second() == pytest.approx(1.0)
+    assert (account.step, account.read()["steps_run"]) == (113, 13)
+    # The same job goes back to step 105, in an attempt of its own.
+    account.begin()
+    account.goes_on_from(106)
+    account.ran(106)
+    told = account.read()
+    assert (told["first_step"], told["step"], told["steps_run"], told["restore_seconds"]) == (106, 106, 1, 0.0)
+
+
+def test_a_fresh_start_and_a_job_that_only_saves(watch: Watch) -> None:
+    account = TrainingAccount()
+    account.goes_on_from(0)
+    account.reached(10)
+    account.reached(20)
+    watch.now += 3600
+    told = account.read()
+    assert (told["first_step"], told["step"], told["steps_run"]) == (10, 20, 11)
+    assert told["progress_age_seconds"] is None, "an hour without save() is no stall"
+    account.ran(15)  # an older number: the script's own affair, and no step that was not there before
+    assert account.read()["steps_run"] == 11
+    with pytest.raises(TypeError):
+        account.ran(1.5)  # type: ignore[arg-type]
