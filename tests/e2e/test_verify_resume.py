@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from holdfast.verify.diagnosis import Piece
@@ -100,6 +103,37 @@ def test_a_script_that_fails_is_told_by_its_last_words(
     verifier = Verifier(warm.command(JOB), tmp_path, environment, timeout_seconds=120, say=lambda _: None)
     with pytest.raises(LaunchFailed, match="IndexError: list index out of range"):
         verifier.verify(5, 3)
+
+
+def test_a_verification_that_is_ended_leaves_nothing_behind(warm: WarmPython, folder: Path) -> None:
+    """Neither its service, nor the launch, which waits for nobody."""
+    work, temporary = folder / "ended", folder / "t"
+    temporary.mkdir()
+    verification = subprocess.Popen(
+        [HOLDFAST, "verify-resume", "--folder", str(work), "--", *warm.command(JOB, "end")],
+        env=without_holdfast_settings() | {"TMPDIR": str(temporary)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    deadline = time.monotonic() + 120
+    while not list(work.glob("launches/straight/began-0.json")):
+        assert verification.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    verification.terminate()
+    output, _ = verification.communicate(timeout=120)
+    assert verification.returncode == 128 + signal.SIGTERM, output
+    left = [each.info["cmdline"] for each in psutil.process_iter(["cmdline", "environ"]) if _is_of(each, temporary)]
+    assert left == []
+
+
+def _is_of(process: psutil.Process, temporary: Path) -> bool:
+    try:
+        belongs = (process.info["environ"] or {}).get("TMPDIR") == str(temporary)
+        return belongs and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def test_the_demo_resumes_exactly_and_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""`job.py nothing|sampler|rng|scheduler|scaler|ema|optimizer|reseed|seed`: trains, and forgets that one thing."""
+"""`job.py nothing|sampler|rng|scheduler|scaler|ema|optimizer|reseed|seed|end`: trains, and forgets that one thing."""
 
 from __future__ import annotations
 
 import copy
 import os
 import sys
+import time
 from typing import Any
 
 import torch
@@ -68,6 +69,8 @@ def main(forgets: str) -> None:
         step = ckpt.restore(state)
         if forgets == "reseed":
             torch.manual_seed(1)
+        while forgets == "end":
+            time.sleep(1)
         while step < TOTAL:
             for x, y in loader:
                 with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json as json_module
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from holdfast_client.cli.arguments import JsonOption
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.errors import ConfigurationError
 
+_TERMINATED = 128 + signal.SIGTERM
 _SERVICE = ("HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_DATA_DIR")
 
 
@@ -61,6 +63,8 @@ def verify_resume(
     kill_after = steps // 2 if kill_at is None else kill_at
     if kill_after >= steps:
         raise ConfigurationError(f"--kill-at {kill_after} leaves no step to resume; give less than --steps {steps}.")
+    # As Ctrl-C does: the launch and the service are ended, the folder goes.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     with _work_folder(folder) as work, _service(work, use_service=use_service) as environment:
         verifier = Verifier(command, work / "launches", environment, timeout_seconds=timeout, say=_say)
         verification = verifier.verify(steps, kill_after)

@@ -76,7 +76,7 @@ def launch(
                     f"Give it longer with --timeout, or fewer steps with --steps. It said:\n{_last_words(log)}"
                 )
             time.sleep(_LOOK_SECONDS)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         _ask_to_end(process)
         raise
     finally:
