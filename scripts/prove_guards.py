@@ -697,6 +697,14 @@ GUARDS = (
         ("tests/unit/test_run_ending.py",),
     ),
     Guard(
+        "training-14",
+        "who was fenced tells the launch around it that it has failed, and is started again",
+        "trainer_sdk/holdfast/session.py",
+        "self._outcome_file.ended(AttemptOutcome.FENCED if fenced else outcome, detail)",
+        "self._outcome_file.ended(outcome, detail)",
+        ("tests/trainer/test_outcome_notes.py",),
+    ),
+    Guard(
         "training-15",
         "restarted ranks share the store of torchrun's agent",
         "client/holdfast_client/cli/run/launcher.py",
