@@ -142,3 +142,14 @@ def test_a_spike_that_nobody_could_see_is_refused():
     for wrong in ({"deviations": 0}, {"recent": 0}, {"window": 10}):
         with pytest.raises(ConfigurationError):
             LossSpike(**wrong)
+
+
+def test_without_being_demanded_only_gpus_are_looked_at_and_nothing_fails_for_it(caplog):
+    model = torch.nn.Linear(2, 2).requires_grad_(False)
+    model.weight[0, 0] = NAN
+    assert found({"model": model}) == ["model/weight"]
+    assert found({"model": model}, FiniteCheck(demanded=False)) == []
+    check = FiniteCheck(demanded=False)
+    for _ in range(2):
+        assert check.found(check.look(None, (), {"model": model})) == []
+    assert caplog.text.count("could not be looked at") == 1

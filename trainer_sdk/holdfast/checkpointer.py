@@ -88,8 +88,8 @@ class Checkpointer(Loading):
         them as soon as both are back, or the next launch with this folder before it restores.
     compress: `"zstd"` compresses chunks before they are sent, without loss, where that saves 5% or more
         (HOLDFAST_COMPRESS). It takes CPU time: worth it where the store is far or dear (docs/performance.md).
-    check_finite: look for NaN and infinity in models and optimizers at each save, on the device (state/finite.py says
-        what counts). The service keeps such a checkpoint as diverged and does not offer it for a resume.
+    check_finite: look for NaN and infinity in models and optimizers at each save (state/finite.py says what counts):
+        True everywhere, None only in what is on GPUs. Such a checkpoint is kept as diverged, and not resumed from.
     healthy: your own rule on what is diverged, asked on rank 0 at each save: `(step, metrics) -> True`, or False, or a
         text that says why (health/rule.py), or `LossSpike()`. Without it: a metric that is called loss is not finite.
     drop: components that the run's first checkpoint has and this job leaves out on purpose. What is missing without
@@ -106,7 +106,7 @@ class Checkpointer(Loading):
         per_rank: Iterable[str] = (),
         frozen: Iterable[str] = (),
         create: bool | None = None,
-        check_finite: bool = False,
+        check_finite: bool | None = None,
         healthy: HealthRule | None = None,
         drop: Iterable[str] = (),
         stage_every: int | None = None,

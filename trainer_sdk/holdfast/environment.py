@@ -77,8 +77,8 @@ def commit_of(folder: Path | None) -> dict[str, str]:
 def _gpu_facts() -> dict[str, str]:
     facts = {"gpu": torch.cuda.get_device_name(), "gpus_per_host": str(torch.cuda.device_count())}
     facts["cuda"] = torch.version.cuda or ""
-    if torch.backends.cudnn.is_available():
-        facts["cudnn"] = str(torch.backends.cudnn.version())
+    if torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
+        facts["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     if torch.distributed.is_available() and torch.distributed.is_nccl_available():
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     facts["gpu_driver"] = _driver()

@@ -71,7 +71,7 @@ class Saver:
         *,
         declared: Declarations,
         sizes: ChunkSizes,
-        check_finite: bool,
+        check_finite: bool | None,
         judge: HealthJudge,
         completeness: Completeness,
         window_bytes: int | None,
@@ -84,7 +84,7 @@ class Saver:
         self._stats = stats
         self._declared = declared
         self._sizes = sizes
-        self._finite = FiniteCheck() if check_finite else None
+        self._finite = None if check_finite is False else FiniteCheck(demanded=check_finite is True)
         self._judge = judge
         self._completeness = completeness
         self._staging = StagingArea(window_bytes=window_bytes, helpers=helpers)

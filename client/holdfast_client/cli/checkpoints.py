@@ -72,10 +72,12 @@ def show(selector: SelectorArgument, json: JsonOption = False) -> None:
         found = client.selected_checkpoint(name.project, name.run, str(point))
         of_run = client.run(name.project, name.run)
         holds = [] if json else list(client.all_holds_on(found.id))
+        environment = {} if json else client.attempt(name.project, name.run, found.attempt).environment
     if json:
         show_json(found)
         return
-    show_facts([*_facts(found), *(("held", hold_in_words(one)) for one in holds), ("whole run", _taken_by(of_run))])
+    facts = [*_facts(found), ("made with", _made_with(environment)), *(("held", hold_in_words(one)) for one in holds)]
+    show_facts([*((name, value) for name, value in facts if value), ("whole run", _taken_by(of_run))])
 
 
 def _taken_by(run: RunView) -> str:

@@ -11,6 +11,7 @@ parameters it is often meant, as in attention masks.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from holdfast.layout.plan import LocalPlan
 from holdfast.staging.bits import boxes
 from holdfast.state.components import path_of
 from holdfast.state.tensors import TensorPiece
+
+log = logging.getLogger("holdfast")
 
 _CONVERTED = 4 * 1024 * 1024
 """Elements of floats of one byte that are looked at at once: torch compares few of them, and copies are made."""
@@ -47,7 +50,10 @@ class Looked:
 class FiniteCheck:
     """Of one job. Each rank looks at what it stores: what other ranks have copies of is looked at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, demanded: bool = True) -> None:
+        """Not `demanded`: only on GPUs, where it costs next to nothing (ADR 0029), and no save fails for it."""
+        self._demanded = demanded
+        self._failed = False
         self._believed: set[str] = set()
 
     def found(self, looked: Looked) -> list[str]:
@@ -62,10 +68,23 @@ class FiniteCheck:
         """The tensors were loaded anew: look also at those that are declared frozen."""
         self._believed.clear()
 
-    @torch.no_grad()
     def look(self, plan: LocalPlan, pieces: Iterable[TensorPiece], state: Mapping[str, Any]) -> Looked:
-        """Queues the reductions, of this rank's pieces. Raises what torch does, for one where a device has no memory
-        left."""
+        """Queues the reductions, of this rank's pieces. Where it is demanded it raises what torch does, for one where a
+        device has no memory left."""
+        try:
+            return self._look(plan, pieces, state)
+        except Exception as error:
+            if self._demanded:
+                raise
+            if not self._failed:
+                log.warning(
+                    "whether the state is finite could not be looked at (%s); check_finite=True demands it", error
+                )
+            self._failed = True
+            return Looked([], frozenset())
+
+    @torch.no_grad()
+    def _look(self, plan: LocalPlan, pieces: Iterable[TensorPiece], state: Mapping[str, Any]) -> Looked:
         stored = {piece.tensor for piece in plan.shard.pieces}
         watched = {key for key, value in state.items() if isinstance(value, (torch.nn.Module, torch.optim.Optimizer))}
         groups: dict[_Kind, list[tuple[str, torch.Tensor]]] = defaultdict(list)
@@ -73,6 +92,8 @@ class FiniteCheck:
         for spec, local in pieces:
             path = path_of(spec.name, spec.component)
             if spec.name not in stored or spec.component not in watched or path in self._believed:
+                continue
+            if not (self._demanded or local.is_cuda):
                 continue
             if not (local.is_floating_point() or local.is_complex()) or not local.numel():
                 continue
