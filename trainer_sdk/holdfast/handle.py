@@ -15,10 +15,11 @@ class SaveHandle:
     whether this rank's part is durable on this node: False where there is no local tier, or no room in it. `committed`
     is done once the checkpoint can be restored, with the service's view of it, or with the reason why not.
 
-    `diverged`, known when save() returns and the same on every rank: why nobody should go on from this state; None where
-    it is healthy.
+    `diverged`, known when save() returns and the same on every rank: why nobody should go on from this state; None
+    where it is healthy.
 
-    The futures have `result(timeout)`, `exception(timeout)` and `done()` as in concurrent.futures. Cancelling does nothing.
+    The futures have `result(timeout)`, `exception(timeout)` and `done()` as in concurrent.futures. Cancelling does
+    nothing.
     """
 
     step: int

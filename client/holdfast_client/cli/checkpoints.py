@@ -86,6 +86,15 @@ def _taken_by(run: RunView) -> str:
     return ", ".join(f"{name} {as_bytes(count)}" for name, count in figures.items() if count is not None)
 
 
+def _made_with(environment: dict[str, str]) -> str:
+    """The attempt's environment, as far as it makes a difference."""
+    facts = dict(environment)
+    commit, dirty = facts.pop("git_commit", ""), facts.pop("git_dirty", "no") == "yes"
+    facts.pop("platform", None)
+    known = [f"{name} {value}" for name, value in sorted(facts.items())]
+    return ", ".join([*known, *([f"git {commit[:12]}{', changed' if dirty else ''}"] if commit else [])])
+
+
 def lateness(one: CheckpointView) -> str:
     """In a word, what a late save has become; nothing for one that was saved in time."""
     return "off line" if one.off_line else "" if one.pushed_by is None else "late"
