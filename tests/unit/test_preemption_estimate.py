@@ -10,7 +10,7 @@ from holdfast.preemption.estimate import Choice, Numbers, SaveRates, decide
 from holdfast.preemption.notice import Notice
 
 
-def rank(left=30.0, saved=None, in_flight=None, new=5.0):
+def rank(left=30.0, saved=False, in_flight=None, new=5.0):
     return Numbers(left, saved, in_flight is not None, in_flight if in_flight is None or in_flight >= 0 else None, new)
 
 
@@ -29,23 +29,23 @@ def rank(left=30.0, saved=None, in_flight=None, new=5.0):
         pytest.param([rank(in_flight=-1, new=None)], Choice.BOTH, id="not known: nothing is thrown away"),
         pytest.param([rank(in_flight=5), rank(in_flight=5, new=None)], Choice.BOTH, id="one rank does not know"),
         pytest.param([rank(left=math.inf, in_flight=500)], Choice.BOTH, id="no deadline"),
-        pytest.param([rank(saved=7, in_flight=5)] * 2, Choice.SAVED, id="this very step is on its way"),
+        pytest.param([rank(saved=True, in_flight=5)] * 2, Choice.SAVED, id="this very step is on its way"),
         pytest.param([rank(), rank(in_flight=5)], Choice.BOTH, id="one rank has not finished"),
     ],
 )
 def test_the_newest_state_that_can_be_finished_is_chosen(ranks, choice):
-    assert decide(7, ranks).choice is choice
+    assert decide(ranks).choice is choice
 
 
 @pytest.mark.parametrize(("new", "choice"), [(5, Choice.SUPERSEDE), (50, Choice.IN_FLIGHT), (None, Choice.IN_FLIGHT)])
 def test_a_save_that_has_not_finished_as_it_was_estimated_to_is_not_waited_for_again(new, choice):
-    assert decide(7, [rank(in_flight=0, new=new)], has_waited=True).choice is choice
+    assert decide([rank(in_flight=0, new=new)], has_waited=True).choice is choice
 
 
 def test_a_save_is_given_up_only_if_the_new_one_fits_and_both_do_not():
     for tenths in range(300):
         left = tenths / 10
-        chosen = decide(7, [rank(left=left, in_flight=6, new=4)]).choice
+        chosen = decide([rank(left=left, in_flight=6, new=4)]).choice
         expected = Choice.BOTH if left >= 12 else Choice.SUPERSEDE if left >= 4.8 else Choice.IN_FLIGHT
         assert chosen is expected, left
 

@@ -179,6 +179,9 @@ class Checkpointer(Loading):
         self._end_lock = threading.Lock()
         self._has_ended = False
         self._preempted: Preempted | None = None
+        self._cover = cover_of(
+            stage_every, self._ranks, self._saver, self._pipeline, window=window, helpers=self._workers.hashing
+        )
         self._preemption = PreemptionWatch(
             self._ranks,
             self._settings,
@@ -187,9 +190,6 @@ class Checkpointer(Loading):
             end=self._end,
         )
         self._agreement = self._preemption.agreement
-        self._cover = cover_of(
-            stage_every, self._ranks, self._saver, self._pipeline, window=window, helpers=self._workers.hashing
-        )
         self._preemption.cover = self._cover
         self._emergency = EmergencySave(
             self._ranks, self._saver, self._pipeline, self._preemption, stats=self.stats, progress=self._progress

@@ -23,9 +23,13 @@ from holdfast.preemption.estimate import Choice, Decision, Numbers, decide, may_
 from holdfast.preemption.watch import PreemptionWatch
 from holdfast.progress import Phase, ProgressBoard
 from holdfast.ranks import Ranks
+from holdfast.save_job import SaveJob
 from holdfast.saving import Saver
 from holdfast.stats import SaveStats
 from holdfast_protocol.states import CheckpointKind
+
+_TELLING = 0.25
+"""So much of a save must be done before its rate tells anything."""
 
 log = logging.getLogger("holdfast")
 
@@ -83,10 +87,10 @@ class EmergencySave:
 
     def _decided(self, step: int, *, has_waited: bool = False) -> Decision:
         """The same on all ranks, from the numbers of all. Collective."""
-        numbers = self._ranks.gather(self._numbers())
+        numbers = self._ranks.gather(self._numbers(step))
 
         def on_first() -> Decision:
-            decision = decide(step, numbers, has_waited=has_waited)
+            decision = decide(numbers, has_waited=has_waited)
             # What was staged earlier either is on its way now, or will not be.
             if not has_waited and not self._watch.settle():
                 decision = dataclasses.replace(decision, choice=Choice.STAGED)
@@ -95,30 +99,31 @@ class EmergencySave:
 
         return self._ranks.from_first(on_first)
 
-    def _numbers(self) -> Numbers:
+    def _numbers(self, step: int) -> Numbers:
         in_flight = self._pipeline.in_flight
         rates = self._pipeline.rates
-        progress = self._progress.read()
+        new = rates.seconds_for(rates.bytes)
         seconds: float | None = 0.0
         for job in in_flight:
-            takes = rates.seconds_for(job.total_bytes)
-            if progress is not None and progress.phase is Phase.SAVING and progress.step == job.step:
-                if takes is None and progress.bytes_done:
-                    takes = (time.monotonic() - job.begun_at) * job.total_bytes / progress.bytes_done
-                if takes is not None:
-                    takes = max(takes * (1 - progress.bytes_done / max(job.total_bytes, 1)), progress.seconds_left or 0)
-            seconds = None if seconds is None or takes is None else seconds + takes
-        new = rates.seconds_for(rates.bytes or max((job.total_bytes for job in in_flight), default=0))
-        steps = [job.step for job in in_flight]
-        if self._stats.last_committed_step is not None:
-            steps.append(self._stats.last_committed_step)
+            takes, done = rates.seconds_for(job.total_bytes), self._done(job)
+            if takes is None and done >= _TELLING:
+                # The first save of this job: as fast as it has been so far. The next one is about as large.
+                new = takes = (time.monotonic() - job.begun_at) / done
+            seconds = None if seconds is None or takes is None else seconds + takes * (1 - done)
         return Numbers(
             left=self._watch.left_seconds(),
-            saved_step=max(steps, default=None),
+            is_saved=step in (self._stats.last_committed_step, *(job.step for job in in_flight)),
             in_flight=bool(in_flight),
             in_flight_seconds=seconds,
             new_seconds=new,
         )
+
+    def _done(self, job: SaveJob) -> float:
+        """The part of it that is verified, 0 to 1; 0 while it waits for its turn."""
+        progress = self._progress.read()
+        if progress is None or progress.phase is not Phase.SAVING or progress.step != job.step:
+            return 0.0
+        return min(1.0, progress.bytes_done / max(job.total_bytes, 1))
 
     def _outcome(self, step: int, decision: Decision, handle: SaveHandle | None) -> str:
         if self._stats.last_committed_step == step:

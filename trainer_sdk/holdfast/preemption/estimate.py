@@ -40,8 +40,8 @@ class Numbers:
 
     left: float
     """Until the last moment at which a save may be over; infinite where nobody says when."""
-    saved_step: int | None
-    """Of the newest save of this job that is under way or committed."""
+    is_saved: bool
+    """This very step is committed or in flight."""
     in_flight: bool
     in_flight_seconds: float | None
     """Until what goes up now is committed."""
@@ -73,7 +73,7 @@ class Decision:
         )
 
 
-def decide(step: int, ranks: Sequence[Numbers], *, has_waited: bool = False) -> Decision:
+def decide(ranks: Sequence[Numbers], *, has_waited: bool = False) -> Decision:
     """The newest state that can be finished in time. What is in flight is given up only where the new save is
     estimated to fit and both together are not. `has_waited`: for both, and what is in flight is still there: its
     estimate was wrong."""
@@ -85,7 +85,7 @@ def decide(step: int, ranks: Sequence[Numbers], *, has_waited: bool = False) -> 
     def decided(choice: Choice) -> Decision:
         return Decision(choice, left, in_flight, in_flight_seconds, new_seconds)
 
-    if all(numbers.saved_step == step for numbers in ranks):
+    if all(numbers.is_saved for numbers in ranks):
         return decided(Choice.SAVED)
     if not in_flight:
         # Also where it is not expected to fit: there is nothing better to do with the time.

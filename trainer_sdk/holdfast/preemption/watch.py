@@ -82,7 +82,7 @@ class PreemptionWatch:
         self.said = "No step ended in time."
         """What became of the newest state, for the attempt's record."""
         self.cover: Cover | None = None
-        self.agreement = agreement_of(ranks, wants, lambda word: self.give_notice(Notice.of(word)))
+        self.agreement = agreement_of(ranks, wants, lambda word: self._take(Notice.of(word)))
         self._thread = threading.Thread(target=self._run, name="holdfast-preemption", daemon=True)
         self._thread.start()
         self._signals = SignalWatch(settings.preemption_signal_numbers, self._signalled)
@@ -92,6 +92,11 @@ class PreemptionWatch:
 
     def give_notice(self, notice: Notice) -> None:
         """From any thread of any rank: all ranks save and leave. Again is fine; the earliest deadline counts."""
+        given_at = time.monotonic()
+        self._take(notice)
+        self.agreement.request(Ask.PREEMPT, notice.word(time.monotonic() - given_at))
+
+    def _take(self, notice: Notice) -> None:
         now = time.monotonic()
         with self._lock:
             if notice.deadline_seconds is not None and now + notice.deadline_seconds < self._deadline_at:
@@ -102,11 +107,10 @@ class PreemptionWatch:
             first = self.notice is None
             self.notice = self.notice or notice
         within = "" if notice.deadline_seconds is None else f", within {notice.deadline_seconds:.0f} s"
-        if not first:
+        if first:
+            log.warning("this job is told to leave (%s%s): it saves after this step", notice, within)
+        else:
             log.info("told again to leave (%s%s)", notice, within)
-            return
-        log.warning("this job is told to leave (%s%s): it saves after this step", notice, within)
-        self.agreement.request(Ask.PREEMPT, notice.word(time.monotonic() - now))
         self._noticed.set()
 
     def left_seconds(self) -> float:
