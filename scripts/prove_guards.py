@@ -650,6 +650,22 @@ GUARDS = (
     ),
     Guard(
         "training-11",
+        "a rank saves by itself what all had put off",
+        "trainer_sdk/holdfast/when/schedule.py",
+        "if self._put_off and self._alone and not self._busy() else None",
+        "if self._put_off and not self._busy() else None",
+        ("tests/unit/test_when.py",),
+    ),
+    Guard(
+        "training-11",
+        "every metric is read at every step",
+        "trainer_sdk/holdfast/when/schedule.py",
+        "if best.policy.metric in metrics]",
+        "if [float(each) for each in metrics.values()] and best.policy.metric in metrics]",
+        ("tests/unit/test_when.py",),
+    ),
+    Guard(
+        "training-11",
         "a rank tells how far it has come before it holds its next step up",
         "trainer_sdk/holdfast/ranks_agreement.py",
         "self._held = self._held or threading.Event()",

@@ -231,7 +231,14 @@ class Ranks:
     def first_says(self, step: int, question: Question, *, yes: bool, error: Exception | None) -> bool:
         """Rank 0's answer, on every rank; what the others pass does not count. With an `error` every rank raises it."""
         said = Ballot(step, busy=False, failed=error is not None, layout_digest=None, question=question, yes=yes)
-        verdict = self.vote(said)
+        try:
+            verdict = self.vote(said)
+        except HoldfastError as lost:
+            if isinstance(lost, RanksDisagree):
+                raise
+            raise RanksDisagree(
+                f"Not every rank looks at the metrics of step {step}: one has ended, or was not passed them ({lost})"
+            ) from lost
         if verdict.failed:
             self.raise_together(error)
         return verdict.yes

@@ -89,12 +89,13 @@ class Best(Policy):
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
             raise ConfigurationError(f'Best(…, mode={self.mode!r}) must be "min" or "max".')
+        refusal = f"Best({self.metric!r}) must name a metric: text of 1 to 100 letters without : @ and #."
+        if not isinstance(self.metric, str):
+            raise ConfigurationError(refusal)
         try:
             parse_point(self.selector)
-        except (SelectorError, TypeError):
-            raise ConfigurationError(
-                f"Best({self.metric!r}) must name a metric: text of 1 to 100 letters without : @ and #."
-            ) from None
+        except SelectorError:
+            raise ConfigurationError(refusal) from None
 
     @property
     def selector(self) -> str:
