@@ -100,6 +100,20 @@ def test_what_a_script_does_at_the_end_of_an_epoch_is_done_once_more_exactly_whe
         assert notes == straight, until
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rollback_in_the_middle_of_a_pass_gives_the_same_batches_again(workers: int) -> None:
+    straight = taken(endless(make()), 12)
+    loader = make(workers)
+    batches = endless(loader)
+    assert taken(batches, 2) == straight[:2]
+    saved = save({"dataloader": loader})
+    assert taken(batches, 2) == straight[2:4]
+    load({"dataloader": loader}, [saved])
+    assert taken(batches, 6) == straight[2:8], "also over the end of the epoch"
+    load({"dataloader": loader}, [saved])
+    assert taken(batches, 2) == straight[2:4], "back into the epoch before"
+
+
 @pytest.mark.rule("training-3")
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (2, 2)])
 def test_another_number_of_ranks_goes_on_with_the_samples_that_are_left(before: int, after: int) -> None:

@@ -24,8 +24,9 @@ class ResumableLoader(Generic[Batch]):
     loader: a DataLoader made with sampler=ResumableSampler(…).
 
     One pass hands out what is left of the epoch; the pass after it is the next epoch. A pass that is left by `break`
-    goes on where it was. Like the state, the order depends on the seed alone: making an iterator draws from no global
-    generator, so that a resumed run has the same dropout as one that never stopped.
+    goes on where it was, and one in which the state is loaded (a rollback) goes on from there. The order depends on the
+    seed alone, and making an iterator draws from no global generator: a resumed run has the same dropout as one that
+    never stopped.
 
     Raises TypeError or ValueError for a DataLoader whose batches cannot be counted.
     """
@@ -67,27 +68,35 @@ class ResumableLoader(Generic[Batch]):
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch = self._sampler.epoch
+        while True:
+            moves = self._sampler.moves
+            yield from self._rest_of_epoch()
+            if self._sampler.moves == moves:
+                # Only now: between the last step and the end of the pass the script may do what it does once an epoch.
+                self._sampler.set_epoch(self._sampler.epoch + 1)
+                return
+
+    def _rest_of_epoch(self) -> Iterator[Batch]:
+        """Ends early where the place is set meanwhile, as a rollback does it: the pass goes on from there."""
         size = self._loader.batch_size or 1
         # For each pass, so that one which begins in the middle of an epoch has the same.
-        self._loader.generator.manual_seed(mixed_seed(self._sampler.seed, epoch))
+        self._loader.generator.manual_seed(mixed_seed(self._sampler.seed, self._sampler.epoch))
         if isinstance(self._loader.dataset, SeededDataset):
-            self._loader.dataset.set_epoch(epoch)
-        left = self._sampler.left
+            self._loader.dataset.set_epoch(self._sampler.epoch)
+        moves, left = self._sampler.moves, self._sampler.left
         for batch in self._loader:
             self._sampler.advance(min(size, left))
             left -= size
             yield batch
-        if self._sampler.epoch == epoch:
-            # Only now: between the last step and the end of the pass the script may do what it does once an epoch.
-            self._sampler.set_epoch(epoch + 1)
+            if self._sampler.moves != moves:
+                return
 
     def state_dict(self) -> dict[str, Any]:
         """What has been handed out. The same on all ranks while they take the same number of batches."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the next pass on. Raises ValueError as ResumableSampler.load_state_dict."""
+        """From the next batch on. Raises ValueError as ResumableSampler.load_state_dict."""
         self._sampler.load_state_dict(state)
 
     def load_resharded_state_dict(self, states: Sequence[dict[str, Any]], *, rank: int, world_size: int) -> None:

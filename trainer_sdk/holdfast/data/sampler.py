@@ -61,6 +61,8 @@ class ResumableSampler(Sampler[int]):
         self._position = 0
         self._drew = False
         self._is_counted = False
+        self.moves = 0
+        """How often its place was set, rather than reached: what was drawn before that is not what comes next."""
 
     @property
     def epoch(self) -> int:
@@ -79,7 +81,7 @@ class ResumableSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """As in DistributedSampler. The epoch that it is in already goes on where it is; any other begins anew."""
         if epoch != self._epoch:
-            self._epoch, self._position = epoch, 0
+            self._move(epoch, 0)
 
     def __len__(self) -> int:
         """How many samples a whole epoch has for this rank."""
@@ -127,13 +129,18 @@ class ResumableSampler(Sampler[int]):
                 f"the data had {state['length']} samples and has {len(self._source)} now; a position in another order "
                 "means nothing. Begin an epoch with set_epoch(), or give the data that it was."
             )
-        self._epoch, self._position, self._seed = state["epoch"], state["position"], state["seed"]
+        self._seed = state["seed"]
+        self._move(state["epoch"], state["position"])
 
     def load_resharded_state_dict(self, states: Sequence[dict[str, Any]], *, rank: int, world_size: int) -> None:
         """For another number of ranks. Raises ValueError where the ranks were not at one position."""
         if any(state != states[0] for state in states):
             raise ValueError("the ranks were not at one position of the data; restore on as many ranks as saved it")
         self.load_state_dict(states[0])
+
+    def _move(self, epoch: int, position: int) -> None:
+        self._epoch, self._position = epoch, position
+        self.moves += 1
 
     def _share(self, samples: int) -> int:
         return samples // self.world_size if self._drop_last else -(-samples // self.world_size)

@@ -6,6 +6,7 @@ variables and attributes, a few levels deep. Reads only; calls nothing but the s
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import sys
@@ -41,6 +42,7 @@ class Surroundings:
         self._kept = _storages(state.values())
         self._seen = {id(value) for value in state.values()} | {id(state)}
         self._of_data: set[int] = set()
+        self._generators: dict[str, Any] = {}
         self._waiting: list[tuple[str, Any, int]] = []
         for each in _user_frames(frame):
             self._note_tensors(each)
@@ -53,9 +55,14 @@ class Surroundings:
             return
         for name, value in list(frame.f_locals.items()):
             for path, tensor in _tensors(name, value):
-                fresh = tensor.grad_fn is None and not tensor.requires_grad and not isinstance(tensor, DTensor)
-                if fresh and _storage(tensor) not in self._kept and len(self.locals) < _LOCAL_TENSORS:
+                if len(self.locals) < _LOCAL_TENSORS and self._is_fresh(tensor):
                     self.locals.setdefault(path, tensor_digest(tensor))
+
+    def _is_fresh(self, tensor: torch.Tensor) -> bool:
+        """Neither computed from parameters nor part of the state, and of plain bytes."""
+        if tensor.grad_fn is not None or tensor.requires_grad or isinstance(tensor, DTensor):
+            return False
+        return tensor.layout is torch.strided and not tensor.is_meta and _storage(tensor) not in self._kept
 
     def _walk(self) -> None:
         visits = 0
@@ -65,12 +72,18 @@ class Surroundings:
                 continue
             self._seen.add(id(value))
             visits += 1
-            if isinstance(value, DataLoader | Sampler):
-                self._of_data.add(id(getattr(value, "generator", None)))
-            if kind := self._kind(value):
-                self._note(path, kind, value)
-            if depth < _DEPTH:
-                self._waiting += [(name, item, depth + 1) for name, item in _inside(path, value)]
+            # Whatever a foreign attribute or state_dict() raises: a save never asks for it.
+            with contextlib.suppress(Exception):
+                if isinstance(value, DataLoader | Sampler):
+                    self._of_data.add(id(getattr(value, "generator", None)))
+                if kind := self._kind(value):
+                    self._note(path, kind, value)
+                if depth < _DEPTH:
+                    self._waiting += [(name, item, depth + 1) for name, item in _inside(path, value)]
+        for path, generator in self._generators.items():
+            parts = {"state": "".join(text for _, text in flat(_generator_state(generator), ""))}
+            kind = "data_generator" if id(generator) in self._of_data else "generator"
+            self.outside[path] = Outside(kind, type(generator).__qualname__, parts)
 
     def _kind(self, value: Any) -> str | None:
         if isinstance(value, torch.optim.Optimizer):
@@ -88,13 +101,9 @@ class Surroundings:
         return None
 
     def _note(self, path: str, kind: str, value: Any) -> None:
-        try:
-            parts = dict(self._parts(kind, value))
-        except Exception:  # whatever a foreign state_dict() raises: it is only looked at, and a save never asks for it
-            return
-        if kind == "generator" and id(value) in self._of_data:
-            kind = "data_generator"
-        if parts:
+        if kind == "generator":
+            self._generators.setdefault(path, value)  # what it is for is known when all is seen
+        elif parts := dict(self._parts(kind, value)):
             self.outside.setdefault(path, Outside(kind, type(value).__qualname__, parts))
 
     def _parts(self, kind: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -102,8 +111,6 @@ class Surroundings:
             for name, tensor in value.state_dict().items():
                 if isinstance(tensor, torch.Tensor) and _storage(tensor) not in self._kept:
                     yield name, tensor_digest(tensor)
-        elif kind == "generator":
-            yield "state", "".join(text for _, text in flat(_generator_state(value), ""))
         else:
             for name, text in flat(value.state_dict(), ""):
                 yield name.lstrip("."), text
@@ -111,7 +118,8 @@ class Surroundings:
 
 def batches_given() -> list[int]:
     """How many batches each iterator of a DataLoader has handed out. Iterators are in no variable: `for` holds them."""
-    return sorted(each._num_yielded for each in gc.get_objects() if isinstance(each, _BaseDataLoaderIter))
+    # isinstance() asks the object, and a proxy of something that is gone raises.
+    return sorted(each._num_yielded for each in gc.get_objects() if issubclass(type(each), _BaseDataLoaderIter))
 
 
 def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -182,7 +190,7 @@ def _storage(tensor: Any) -> int:
     if not isinstance(tensor, torch.Tensor):
         return 0
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.untyped_storage().data_ptr()
+    return local.untyped_storage().data_ptr() if local.layout is torch.strided else 0
 
 
 def _is_open(value: Any) -> bool:
