@@ -145,15 +145,15 @@ def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
 
 def test_the_restore_point_tells_why_newer_ones_are_passed_over(client, project):
     name = save_samples(client, project, 2)
-    newest = client.selected_checkpoint(name.project, name.run, "2")
-    quarantine = EditCheckpoint(health=Health.QUARANTINED, health_reason="loss looks [odd]")
-    client.edit_checkpoint(newest.id, quarantine, newest.etag)
+    assert read("health", f"{name}@2", "quarantined", "--reason", "loss looks [odd]")["health"] == "quarantined"
     decision = read("restore-point", str(name))
     assert decision["restore_point"]["step"] == 1
     assert [(one["step"], one["reason"]) for one in decision["passed_over"]] == [(2, "quarantined")]
     text = run("restore-point", str(name)).stdout
     assert f"{name}@1#1" in text
     assert re.search(r"2 +2 +quarantined .*\[odd\]", text, re.DOTALL)
+    assert "is ok, and was quarantined" in run("health", f"{name}@2", "ok").stdout.replace("\n", " ")
+    assert read("restore-point", str(name))["restore_point"]["step"] == 2
 
 
 @pytest.mark.rule("protocol-20")

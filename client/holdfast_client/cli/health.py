@@ -1,4 +1,4 @@
-"""`holdfast health PROJECT/RUN@WHICH ok`, or `diverged`, `quarantined`: a person says whether it may be resumed from."""
+"""`holdfast health PROJECT/RUN@WHICH ok`, or `diverged`, `quarantined`: a person says whether to resume from it."""
 
 from __future__ import annotations
 
