@@ -19,6 +19,8 @@ from tests.support.serve import ServedHoldfast, holdfast_serve, without_holdfast
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
+COUNTING_FROM_ONE = {"hf.py", "lora.py", "lightning_fit.py"}
+"""In these frameworks step 20 is the twentieth, and its checkpoint is named so."""
 ENDLESS = 10_000_000
 _STEP = re.compile(r"^step (\d+) loss (\S+)$", flags=re.MULTILINE)
 
@@ -71,8 +73,17 @@ def printed_steps(text: str) -> dict[int, str]:
 
 @pytest.mark.parametrize(
     ("example", "ranks", "ranks_after"),
-    [("plain.py", 0, 0), ("ddp.py", 2, 2), ("fsdp2.py", 2, 2), ("fsdp2.py", 2, 1)],
-    ids=["plain", "ddp", "fsdp2", "fsdp2 from 2 ranks to 1"],
+    [
+        ("plain.py", 0, 0),
+        ("ddp.py", 2, 2),
+        ("fsdp2.py", 2, 2),
+        ("fsdp2.py", 2, 1),
+        ("accelerate_loop.py", 0, 0),
+        ("hf.py", 0, 0),
+        ("lora.py", 0, 0),
+        ("lightning_fit.py", 0, 0),
+    ],
+    ids=["plain", "ddp", "fsdp2", "fsdp2 from 2 ranks to 1", "accelerate", "hf", "lora", "lightning"],
 )
 def test_a_killed_example_goes_on(
     service: ServedHoldfast, tmp_path: Path, example: str, ranks: int, ranks_after: int
@@ -85,7 +96,7 @@ def test_a_killed_example_goes_on(
         point = client.restore_point(*run.split("/")).restore_point
         assert point is not None
     again = subprocess.run(
-        command(example, ranks_after, run, point.step + 1 + 30),
+        command(example, ranks_after, run, point.step + 30 + (example not in COUNTING_FROM_ONE)),
         env=environment(service),
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import ModelParallelStrategy
 from tests.trainer.conftest import Service
 from tests.trainer.gloo import run_ranks
 from torch.distributed.fsdp import fully_shard
@@ -184,11 +185,7 @@ def test_ranks_that_were_killed_go_on(run: str, service: Service, tmp_path: Path
         assert {"model", "optimizer", "checkpoint"} <= view.components.keys()
 
 
-def test_a_checkpoint_io_is_refused_where_it_would_not_see_the_state(
-    run: str, service: Service, tmp_path: Path
-) -> None:
-    from lightning.pytorch.strategies import ModelParallelStrategy
-
+def test_a_checkpoint_io_is_refused_where_it_would_not_see_the_state(run: str, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, plugins=[HoldfastCheckpointIO(run)])
     for strategy, ranks, reason in (
         (ModelParallelStrategy(), 1, "never asks it"),
