@@ -55,6 +55,7 @@ class Heart:
         self._take_interval = take_interval
         self._stop = threading.Event()
         self._told = False
+        self._crash: EndAttempt | None = None
         self._left = False
         self._telling: threading.Thread | None = None
         self._beating: threading.Thread | None = None
@@ -64,28 +65,30 @@ class Heart:
 
     def crashed(self, error: BaseException) -> None:
         """Tells what this rank met; comes back within seconds, whatever the service does. Never raises."""
-        self._told = True
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        self._telling = threading.Thread(
-            target=self._tell,
-            args=(AttemptOutcome.FAILED, f"{kind.__name__}: {error}", name, None),
-            name="holdfast-crash",
-            daemon=True,
+        crash = self._word(AttemptOutcome.FAILED, f"{kind.__name__}: {error}").model_copy(
+            update={"error_type": text_to_keep(name, 200), "error_rank": self._rank}
         )
+        self._crash = crash
+        self._telling = threading.Thread(target=self._tell, args=(crash,), name="holdfast-crash", daemon=True)
         self._telling.start()
         self._telling.join(_CRASH_SECONDS)
 
     def stop(self, outcome: AttemptOutcome, detail: str, notice: Notice | None, *, fenced: bool) -> None:
-        """The heartbeat stops. Rank 0 tells how the job ended, unless it has told of a crash, or is fenced and would be
-        refused. Never raises."""
+        """The heartbeat stops. Rank 0 tells how the job ended; who could not tell of a crash tries once more. A fenced
+        one says nothing, for it would be refused. Never raises."""
         self._stop.set()
         if self._telling is not None:
             self._telling.join(1.0)
         if self._beating is not None:
             self._beating.join(timeout=1.0)
-            if not (self._told or fenced):
-                self._tell(outcome, detail, None, notice)
+        if self._told or fenced:
+            return
+        if self._crash is not None:
+            self._tell(self._crash)
+        elif self._beating is not None:
+            self._tell(self._word(outcome, detail).model_copy(update={"notice": notice}))
 
     def leave(self) -> None:
         """The job goes on as another attempt: no more is told of this one, and being fenced ends nothing."""
@@ -94,18 +97,18 @@ class Heart:
         if self._beating is not None:
             self._beating.join(timeout=1.0)
 
-    def _tell(self, outcome: AttemptOutcome, detail: str, error_type: str | None, notice: Notice | None) -> None:
-        request = EndAttempt(
+    def _word(self, outcome: AttemptOutcome, detail: str) -> EndAttempt:
+        return EndAttempt(
             **self._fence.model_dump(),
             **self._account.read(),
             outcome=outcome,
             detail=text_to_keep(without_secrets(detail), _LONGEST_DETAIL),
-            error_type=None if error_type is None else text_to_keep(error_type, 200),
-            error_rank=None if error_type is None else self._rank,
-            notice=notice,
         )
+
+    def _tell(self, word: EndAttempt) -> None:
         try:
-            self._client.end_attempt(self._run.project, self._run.run, self._opened.attempt, request)
+            self._client.end_attempt(self._run.project, self._run.run, self._opened.attempt, word)
+            self._told = True
         except StaleAttempt as error:
             self._note(error)
         except (HoldfastError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
