@@ -9,6 +9,7 @@ import pytest
 import holdfast_service.attempts.open as opening
 from tests.support.interleave import hold_before, in_background, refused, until_blocked_or_done
 from tests.support.rank import Job, answer
+from tests.support.retention import apply, plan, put_policy
 from tests.support.service import RunningService
 
 
@@ -109,6 +110,36 @@ def test_of_two_launches_at_once_one_quarantines_and_the_other_is_refused(
         with refused("attempt_conflict"):
             other.result(30)
     assert [view(service, step)["health"] for step in (300, 200)] == ["quarantined", "ok"]
+
+
+def test_a_spell_of_diverged_saves_pushes_no_healthy_point_out_and_the_run_comes_back(service: RunningService) -> None:
+    job = Job(service.http())
+    for step in (100, 200, 300):
+        job.save(step)
+    for step in range(400, 900, 100):
+        verdict = {"healthy": False, "reason": "model/head.weight held NaN or infinity"}
+        assert job.save(step, verdict=verdict, metrics={"loss": {"value": 1.0}})["health"] == "diverged"
+    put_policy(service, keep_last=1)
+    apply(service, plan(service))
+    kept = answer(service.http().get(f"{job.base}/checkpoints", params={"state": "committed", "health": "ok"}))["items"]
+    assert [one["step"] for one in kept] == [300, 200]
+    back = answer(
+        service.http().post(
+            f"{job.base}/attempts", json={"launch_id": "back", "after": 1, "world_size": 1, "rolls_back": 1}
+        )
+    )
+    assert (back["attempt"], back["restore_point"]["step"]) == (2, 300)
+
+
+def test_the_trainers_verdict_is_the_word_on_metrics_and_an_older_client_is_judged_by_them(
+    service: RunningService,
+) -> None:
+    job = Job(service.http())
+    metrics = {"grad_norm": {"nonfinite": "inf"}}
+    assert job.save(1, metrics=metrics)["health_reason"] == "the metric grad_norm is inf"
+    assert job.save(2, metrics=metrics, verdict={"healthy": True})["health"] == "ok"
+    assert job.save(3, finite=False, verdict={"healthy": False, "reason": "spike"})["health_reason"] == "spike"
+    assert job.save(4, finite=False)["health_reason"] == "NaN or infinity in the state of rank 0"
 
 
 def test_an_edit_that_comes_first_is_kept(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
