@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -26,6 +27,8 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
     print(f"chaos: {given.minutes:g} minutes, seed {given.seed}, journals and logs in {folder}", flush=True)
     least = int(given.minutes * _FAULTS_PER_MINUTE) if given.faults is None else given.faults
+    # Told to end, it ends its servers and jobs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     outcome = run_chaos(folder, Plan(given.minutes * 60, given.seed, least_faults=least, kinds=tuple(given.kinds)))
     print("\n".join(table(outcome)))
     if outcome.verdict.findings:

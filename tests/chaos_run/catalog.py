@@ -23,9 +23,14 @@ _EXPIRED = (CheckpointState.TRASHED, CheckpointState.DELETING, CheckpointState.D
 
 
 def judge_catalog(
-    arena: Arena, job: Job, happened: list[Happened], reference: dict[int, str], verdict: Verdict
+    arena: Arena,
+    job: Job,
+    happened: list[Happened],
+    reference: dict[int, str],
+    restored: dict[str, str],
+    verdict: Verdict,
 ) -> None:
-    """`reference`: by step, the digest of the state that its checkpoint must have."""
+    """`reference`: by step, the digest that its checkpoint must have; `restored`: what `read_back` gave."""
     views = {view.id: view for view in arena.place.client.all_checkpoints(PROJECT, job.name)}
     for told in (told for each in job.launches() for told in each.told):
         state = views[told.checkpoint_id].state if told.checkpoint_id in views else None
@@ -34,7 +39,6 @@ def judge_catalog(
         elif state is not CheckpointState.COMMITTED:
             what = f"{job.name}: step {told.step} was committed and is {state or 'not in the catalog'}"
             verdict.found(Wrong.LOST_COMMIT, _behind(happened, job, told), what)
-    restored = _read_back(arena, job)
     for view in views.values():
         if view.state is CheckpointState.COMMITTED:
             _judge_checkpoint(arena, job, view, restored.get(view.id, "it was not read"), reference, verdict)
@@ -62,7 +66,8 @@ def _behind(happened: list[Happened], job: Job, told: Told) -> str:
     return next((one.kind for one in happened if job.name in one.high_water and one.over_at >= told.at), "")
 
 
-def _read_back(arena: Arena, job: Job) -> dict[str, str]:
+def read_back(arena: Arena, job: Job) -> dict[str, str]:
+    """By checkpoint, the digest of what a fresh job has restored of it, or why it has not."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos_run.readback", job.run, str(job.seed)],
         cwd=_REPOSITORY,

@@ -14,8 +14,8 @@ _PATIENCE_SECONDS = 240
 _LOOK_EVERY_SECONDS = 0.1
 
 
-def resize(job: Job, verdict: Verdict) -> dict[int, str]:
-    """The job has finished. By step, the digest of the state that was trained here; returns when it has finished."""
+def resize(job: Job, saved: dict[int, str], verdict: Verdict) -> dict[int, str]:
+    """The job has finished; by step, the digest of the state that was `saved`. Returns those that were trained here."""
     before = job.number
     ranks = job.ranks
     for world_size, killed in ((1, True), (ranks, False)):
@@ -27,16 +27,16 @@ def resize(job: Job, verdict: Verdict) -> dict[int, str]:
         if not job.wait_finished(_PATIENCE_SECONDS):
             verdict.found(Wrong.HANG, KIND, f"{job.name} on {world_size} ranks did not end:\n{job.dump_stacks()}")
             return {}
-    saved = {step.step: step.state for each in job.launches() if each.launch <= before for step in each.steps}
+    trained: dict[int, str] = {}
     for each in job.launches():
         if each.launch > before:
             if each.begun_at is not None:
                 verdict.facts["launches on another number of ranks, with equal state"] += 1
-                if each.state != saved[each.start - 1]:
+                if each.state != (saved | trained)[each.start - 1]:
                     what = f"{job.name}, launch {each.launch} on {each.world_size}: not the state of {each.start - 1}"
                     verdict.found(Wrong.BYTES, KIND, what)
-            saved |= {step.step: step.state for step in each.steps}
-    return saved
+            trained |= {step.step: step.state for step in each.steps}
+    return trained
 
 
 def _has_committed(job: Job) -> bool:

@@ -7,13 +7,15 @@ import random
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from holdfast_protocol.policies import PolicyKind
 from holdfast_protocol.runs import EditProject
 from tests.chaos_run.accounts import judge_account
-from tests.chaos_run.catalog import judge_catalog
+from tests.chaos_run.catalog import judge_catalog, read_back
 from tests.chaos_run.chaos import Happened, let_things_fail
 from tests.chaos_run.faults import ALL, Arena
 from tests.chaos_run.findings import Verdict, Wrong
@@ -24,7 +26,7 @@ from tests.chaos_run.resized import resize
 from tests.chaos_run.trainer import SAVE_EVERY
 
 _END_SECONDS = 240
-_KEPT_CHECKPOINTS = 60
+_KEPT_CHECKPOINTS = 30
 """Of each run; so retention, purge and collection go on beside everything, as they do anywhere."""
 _SMALL_DISK_BYTES = 96 * 1024 * 1024
 
@@ -79,13 +81,25 @@ def _all_end(jobs: list[Job], verdict: Verdict) -> bool:
 
 
 def _judge(arena: Arena, happened: list[Happened], plan: Plan, verdict: Verdict) -> None:
-    for job in arena.jobs:
-        reference = undisturbed(job, job.last_step() + 1, arena.place.folder / f"{job.name}-undisturbed")
-        judge_job(job, happened, reference, verdict)
-        judge_account(arena, job, happened, verdict)
-        if plan.resized and job is arena.jobs[0]:
-            reference = resize(job, verdict) | reference
-        judge_catalog(arena, job, happened, reference, verdict)
+    jobs = arena.jobs
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        # What a job has done is judged before anything else opens attempts of its run.
+        undisturbed_runs = [
+            threads.submit(undisturbed, job, job.last_step() + 1, arena.place.folder / f"{job.name}-undisturbed")
+            for job in jobs
+        ]
+        print("  the jobs have ended; the same runs undisturbed", flush=True)
+        references = {job.name: run.result() for job, run in zip(jobs, undisturbed_runs, strict=True)}
+        print("  what each job has done, and what REST says of it", flush=True)
+        for job in jobs:
+            judge_job(job, happened, references[job.name], verdict)
+            judge_account(arena, job, happened, verdict)
+        if plan.resized:
+            print(f"  {jobs[0].name} on one rank, and on two again", flush=True)
+            references[jobs[0].name] |= resize(jobs[0], references[jobs[0].name], verdict)
+        print(f"  every checkpoint is restored; so far {len(verdict.findings)} findings", flush=True)
+        for restored, job in zip(threads.map(partial(read_back, arena), jobs), jobs, strict=True):
+            judge_catalog(arena, job, happened, references[job.name], restored, verdict)
 
 
 @contextlib.contextmanager
