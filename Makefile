@@ -24,7 +24,7 @@ help:
 	@echo 'make check                                              ruff, mypy and import-linter'
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
 	@echo 'make soak [MINUTES=10]                                  everything at once, with kill -9: is anything lost?'
-	@echo 'make chaos [MINUTES=10]                                 torchrun jobs while everything fails: do they come back?'
+	@echo 'make chaos [MINUTES=10]                                 torchrun jobs while everything fails: unharmed?'
 	@echo 'make preempt [TIMES=100]                                SIGTERM at random moments: is the newest state saved?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5]                      beside its peers: docs/performance.md'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
