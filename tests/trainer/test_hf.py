@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.trainer.conftest import Service
 from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
@@ -19,7 +22,7 @@ from transformers import (
 
 import holdfast
 from holdfast.integrations.hf import HoldfastTrainer, beyond_limit
-from tests.trainer.conftest import Service
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 STEPS = 12
 
@@ -94,7 +97,7 @@ def test_a_killed_trainer_goes_on_bit_for_bit(run: str, service: Service, tmp_pa
     with holdfast.Checkpointer(run + "-whole", save=holdfast.Every(steps=100), create=True) as checkpointer:
         whole = trainer_of(checkpointer, tmp_path / "whole")
         whole.train(resume_from_checkpoint=True)
-    with pytest.raises(Killed), holdfast.Checkpointer(run, save=holdfast.Every(steps=5)) as checkpointer:
+    with pytest.raises(Killed), holdfast.Checkpointer(run, save=holdfast.Every(steps=5)) as checkpointer:  # noqa: PT012
         first = trainer_of(checkpointer, tmp_path / "first")
         first.add_callback(Pace(checkpointer, last=11))
         first.train(resume_from_checkpoint=True)
@@ -112,3 +115,57 @@ def test_a_killed_trainer_goes_on_bit_for_bit(run: str, service: Service, tmp_pa
     assert set(views) == {4, 8, 9, 12}
     assert math.isfinite(views[8].metrics["eval_loss"].value)  # type: ignore[union-attr]
     assert not list(tmp_path.glob("*/checkpoint-*")), "Trainer wrote a folder of its own"
+
+
+class Leave(TrainerCallback):
+    """The machine tells the job to leave, in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self._step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_best_model_and_the_limit_survive_a_preemption(run: str, service: Service, tmp_path: Path) -> None:
+    options = {
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_loss",
+        "save_total_limit": 2,
+        "save_steps": 2,
+    }
+    policy = holdfast.OnPreemption()
+    with pytest.raises(holdfast.Preempted), holdfast.Checkpointer(run, save=policy) as checkpointer:  # noqa: PT012
+        first = trainer_of(checkpointer, tmp_path, **options)
+        first.add_callback(Pace(checkpointer))
+        first.add_callback(Leave(5))
+        first.train(resume_from_checkpoint=True)
+    project, name = run.split("/")
+    told = service.client.attempt(project, name, 1)
+    assert told.outcome == AttemptOutcome.PREEMPTED
+    emergency = service.client.selected_checkpoint(project, name, "latest")
+    assert (emergency.step, emergency.kind) == (first.state.global_step, CheckpointKind.EMERGENCY)
+    assert emergency.step in (5, 6), "the step that the signal came in, or the one after it"
+
+    with holdfast.Checkpointer(run, save=policy) as checkpointer:
+        second = trainer_of(checkpointer, tmp_path, **options)
+        second.add_callback(Pace(checkpointer))
+        second.train(resume_from_checkpoint=True)
+    evaluated = {each["step"]: each["eval_loss"] for each in second.state.log_history if "eval_loss" in each}
+    best = min(evaluated, key=evaluated.__getitem__)
+    assert len(evaluated) == 6
+    assert second.state.best_global_step == best == 2, "before the preemption"
+    expected = trainer_of(checkpointer, tmp_path).model
+    holdfast.load_weights(f"{run}@{best}", expected)
+    for one, other in zip(expected.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    kept = {each.step for each in service.client.all_checkpoints(project, name, state=CheckpointState.COMMITTED)}
+    assert kept == {best, 12, 10, emergency.step}, "the limit; the two newest; what an attempt resumed from"
+
+
+def test_the_limit_is_that_of_the_trainer() -> None:
+    assert beyond_limit([4, 8, 12, 16], 2, best=None) == [4, 8]
+    assert beyond_limit([4, 8, 12, 16], 2, best=4) == [8, 12]
+    assert beyond_limit([4, 8, 12, 16], 1, best=16) == [4, 8, 12]
+    assert beyond_limit([4, 8, 12, 16], 1, best=8) == [4, 12], "the best and the last"

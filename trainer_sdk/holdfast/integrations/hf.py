@@ -2,7 +2,7 @@
 
 train(resume_from_checkpoint) -> restore of the trainer's own progress -> Trainer counts its epochs and batches
     _load_optimizer_and_scheduler() -> restore of everything, into the prepared model, optimizer and scheduler
-_maybe_log_save_evaluate() -> log, evaluation, _save_checkpoint() -> checkpointer.save(); else checkpointer.step()
+_maybe_log_save_evaluate() -> log, evaluation, _save_checkpoint() -> then checkpointer.step(), or save() where it is due
 
 A callback alone sees neither the GradScaler nor the moment between preparing and counting, and cannot keep Trainer from
 writing its folder: so these are the methods that Trainer itself calls. Written against transformers 5.23.
@@ -59,7 +59,7 @@ class HoldfastTrainerMixin:
         self._resume: _Resume | None = None
         self._preempted: Preempted | None = None
         self._trash: Trash | None = None
-        self._epoch_is_over = False
+        self._epoch_is_over = self._save_is_due = False
         self._stepped: int | None = None
         self._trainer.add_callback(HoldfastCallback(self))
         self._refuse_unsupported()
@@ -138,13 +138,10 @@ class HoldfastTrainerMixin:
                 "A hyperparameter search has a model for each trial, and a run has one. "
                 "Search with save_strategy='no', or with a plain Trainer."
             )
-        state, saved = self._trainer.state, self._progress.saved
-        step = state.global_step
-        if state.best_global_step in {*saved, step}:
+        state = self._trainer.state
+        if state.best_global_step in {*self._progress.saved, state.global_step}:
             state.best_model_checkpoint = f"{self.checkpointer.run}@{state.best_global_step}"
-        if step not in saved:
-            self.checkpointer.save(step, self._training_state(saving=step), self._metrics())
-            self._saved(step)
+        self._save_is_due = True
 
     def _load_best_model(self) -> None:
         state = self._trainer.state
@@ -169,17 +166,20 @@ class HoldfastTrainerMixin:
             self._after_step(state.global_step)
 
     def _after_step(self, step: int) -> None:
-        if step == self._stepped or step in self._progress.saved:
-            return
-        self._stepped = step
-        try:
-            handle = self.checkpointer.step(step, self._training_state(saving=step), self._metrics())
-        except Preempted as preempted:
-            self._preempted = preempted
-            self._trainer.control.should_training_stop = True
-            return
-        if handle is not None and not (handle.committed.done() and handle.committed.exception()):
+        if step != self._stepped:
+            self._stepped = step
+            try:
+                handle = self.checkpointer.step(step, self._training_state(saving=step), self._metrics())
+            except Preempted as preempted:
+                self._preempted = preempted
+                self._trainer.control.should_training_stop = True
+                return
+            if handle is not None and not (handle.committed.done() and handle.committed.exception()):
+                self._saved(step)
+        if self._save_is_due and step not in self._progress.saved:
+            self.checkpointer.save(step, self._training_state(saving=step), self._metrics())
             self._saved(step)
+        self._save_is_due = False
 
     def _end(self) -> None:
         """Of train(), after its last callback's turn but this one's."""
