@@ -41,6 +41,14 @@ GUARDS = (
         ("tests/service/test_protocol_commit_races.py",),
     ),
     Guard(
+        "protocol-3",
+        "a job that goes back stays the attempt whose saves it leaves",
+        "trainer_sdk/holdfast/health/rollback.py",
+        "self._session.open_anew()",
+        "pass",
+        ("tests/trainer/test_rollback.py",),
+    ),
+    Guard(
         "protocol-4",
         "a late save is adopted by an attempt that saves steps of its own already",
         "service/holdfast_service/commit/late.py",

@@ -61,6 +61,7 @@ def training_without_those_batches(rank, skipped_at, skipped):
     return values(job.state)
 
 
+@pytest.mark.rule("protocol-3")
 def test_a_nan_at_a_random_step_never_becomes_the_restore_point_and_training_recovers_and_finishes(run, service):
     seed = random.SystemRandom().randrange(2**32)
     bad_batch = random.Random(seed).randrange(EVERY + 1, UNTIL - 1)
@@ -90,6 +91,7 @@ def saved(ckpt, job, steps):
         ckpt.save(step, job.state, metrics={"loss": 1.0}).committed.result(60)
 
 
+@pytest.mark.rule("protocol-3")
 def test_back_by_steps_and_before_and_what_is_kept(run, service):
     job = Job()
     with holdfast.Checkpointer(run) as ckpt:
@@ -110,6 +112,26 @@ def test_back_by_steps_and_before_and_what_is_kept(run, service):
     name = parse_run(run)
     point = service.client.restore_point(name.project, name.run).restore_point
     assert (point.step, point.attempt) == (1, 3), "what was saved beyond it is never the latest again"
+
+
+def test_a_save_in_flight_is_given_up_and_the_job_goes_on_saving(run, service, monkeypatch):
+    monkeypatch.setattr("holdfast.health.rollback._FINISH_SECONDS", 0.0)
+    job = Job()
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(job.state)
+        saved(ckpt, job, [0])
+        seen = values(job.state)
+        job.step(1)
+        in_flight = ckpt.save(1, job.state)
+        assert ckpt.rollback(job.state, before=1) == 1
+        assert values(job.state) == seen
+        assert in_flight.committed.done(), "committed just in time, or given up"
+        saved(ckpt, job, [1])
+        ckpt.step(2, job.state)
+    assert ckpt.stats.superseded + ckpt.stats.committed == 3
+    name = parse_run(run)
+    point = service.client.restore_point(name.project, name.run).restore_point
+    assert (point.step, point.attempt) == (1, 2)
 
 
 def test_without_a_point_to_go_back_to_nothing_changes(run, service):
