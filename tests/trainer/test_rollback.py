@@ -77,7 +77,7 @@ def test_a_nan_at_a_random_step_never_becomes_the_restore_point_and_training_rec
     name = parse_run(run)
     found = list(service.client.all_checkpoints(name.project, name.run))
     assert [one.step for one in found if one.health == "diverged"] == [back_at + EVERY - 1]
-    assert [one.health_reason for one in found if one.health == "diverged"][0].startswith("model/")
+    assert next(one.health_reason for one in found if one.health == "diverged").startswith("model/")
     point = service.client.restore_point(name.project, name.run).restore_point
     assert (point.step, point.attempt) == (UNTIL, 2)
     [second, first] = service.client.attempts(name.project, name.run).items
