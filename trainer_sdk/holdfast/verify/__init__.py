@@ -2,5 +2,6 @@
 
 On the command's side, without torch: cli -> verification (straight, killed, resumed) -> launching, embedded_service;
 then evidence (what differs first) -> diagnosis (which piece of state is likely missing) -> report.
-In the script, woken by HOLDFAST_VERIFY_DIR: checkpointer -> recorder -> fingerprints, surroundings -> records.
+In the script, where HOLDFAST_VERIFY_DIR is set: checkpointer -> recorder -> fingerprints, surroundings, iterators ->
+records.
 """

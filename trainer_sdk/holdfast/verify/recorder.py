@@ -21,9 +21,10 @@ from holdfast.handle import SaveHandle
 from holdfast.ranks import Ranks
 from holdfast.state.components import Declarations
 from holdfast.verify.fingerprints import rng_fingerprint, state_fingerprint
+from holdfast.verify.iterators import IteratorBook
 from holdfast.verify.orders import LaunchOrder, Place, places
 from holdfast.verify.records import Boundary, Snapshot, append_boundary, append_restored, trail_file
-from holdfast.verify.surroundings import Surroundings, batches_given
+from holdfast.verify.surroundings import Surroundings
 from holdfast_protocol.selectors import RunName
 
 _COMMIT_SECONDS = 600.0
@@ -41,6 +42,7 @@ class Recorder:
         self._place = Place.here(ranks.rank, ranks.world_size)
         self._file = trail_file(folder, ranks.rank)
         self._steps: list[int] = []
+        self._iterators = IteratorBook()
         if any(place.pid == self._place.pid for place in places(folder, "began")):
             raise ConfigurationError(
                 "`holdfast verify-resume` follows one Checkpointer, and this script makes a second one. "
@@ -80,7 +82,9 @@ class Recorder:
         )
         rng = rng_fingerprint()
         around = Surroundings(sys._getframe(1), state)
-        return Snapshot(found, tensors, rng, around.outside, locals=around.locals, batches=batches_given())
+        return Snapshot(
+            found, tensors, rng, around.outside, locals=around.locals, batches=self._iterators.batches_given()
+        )
 
     def _park(self) -> None:
         sys.stdout.flush()

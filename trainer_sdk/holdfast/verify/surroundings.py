@@ -7,7 +7,6 @@ variables and attributes, a few levels deep. Reads only; calls nothing but the s
 from __future__ import annotations
 
 import contextlib
-import gc
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,6 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from holdfast.verify.fingerprints import flat, tensor_digest
 from holdfast.verify.records import Outside
@@ -114,12 +112,6 @@ class Surroundings:
         else:
             for name, text in flat(value.state_dict(), ""):
                 yield name.lstrip("."), text
-
-
-def batches_given() -> list[int]:
-    """How many batches each iterator of a DataLoader has handed out. Iterators are in no variable: `for` holds them."""
-    # isinstance() asks the object, and a proxy of something that is gone raises.
-    return sorted(each._num_yielded for each in gc.get_objects() if issubclass(type(each), _BaseDataLoaderIter))
 
 
 def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
