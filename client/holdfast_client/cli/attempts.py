@@ -25,16 +25,15 @@ def attempts(run: RunArgument, json: JsonOption = False) -> None:
         show_json(found)
         return
     show_table(
-        [">attempt", "opened (UTC)", "last sign (UTC)", ">step", "outcome", "why", "host"],
+        [">attempt", "last sign (UTC)", ">step", "outcome", "host", "why"],
         (
             (
                 str(attempt.number),
-                as_time(attempt.opened_at),
                 as_time(attempt.heartbeat_at or attempt.opened_at),
                 NOTHING if attempt.last_step is None else str(attempt.last_step),
                 _outcome(attempt),
-                _why(attempt),
                 attempt.host or NOTHING,
+                _why(attempt),
             )
             for attempt in found
         ),

@@ -23,19 +23,7 @@ def goodput(run: RunArgument, json: JsonOption = False) -> None:
         show_json(found)
         return
     show_table(
-        [
-            ">attempt",
-            "outcome",
-            ">steps",
-            ">lost",
-            ">seconds",
-            ">kept",
-            ">lost s",
-            ">save",
-            ">restore",
-            ">restart",
-            ">idle",
-        ],
+        [">attempt", "outcome", ">steps", ">lost", ">wall", ">kept", ">lost s", ">save", ">restore", ">start", ">idle"],
         (
             *(_row(str(one.attempt), one.outcome.value if one.outcome else "open", one) for one in found.attempts),
             *([_row("all", "", found)] if found.attempts else []),
@@ -44,7 +32,7 @@ def goodput(run: RunArgument, json: JsonOption = False) -> None:
     )
     if found.attempts:
         share = NOTHING if found.goodput is None else f"{found.goodput:.1%}"
-        show_line(f"Goodput: {share} of the time went into steps that the run still has.")
+        show_line(f"Goodput: {share} of the time went into steps that the run still has. From `wall` on: seconds.")
 
 
 def _row(attempt: str, outcome: str, spent: SpentTime) -> list[str]:

@@ -30,7 +30,7 @@ def runs(
         show_json(found)
         return
     show_table(
-        ["run", "status", ">attempts", ">checkpoints", ">restore step", "committed (UTC)"],
+        ["run", "status", ">attempts", ">saved", ">restore", "committed (UTC)"],
         (
             (
                 f"{run.project}/{run.name}",
