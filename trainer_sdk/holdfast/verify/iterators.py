@@ -24,7 +24,8 @@ class IteratorBook:
             make(iterator, loader)
             self._live.add(iterator)
 
-        _BaseDataLoaderIter.__init__ = make_and_note  # type: ignore[method-assign]
+        kind: Any = _BaseDataLoaderIter
+        kind.__init__ = make_and_note
 
     def batches_given(self) -> list[int]:
         """How many batches each of them has handed out, in the order of these numbers."""
