@@ -144,7 +144,7 @@ def fail_in_background(rank, run):
         ckpt.restore(job.state)
         if rank == 1:
             stage = ckpt._saver._staging.stage
-            ckpt._saver._staging.stage = lambda *arguments: (_ for _ in ()).throw(MemoryError("no room"))
+            ckpt._saver._staging.stage = lambda *arguments, **more: (_ for _ in ()).throw(MemoryError("no room"))
         failed = ckpt.save(0, job.state).committed.exception(timeout=60)
         if rank == 1:
             ckpt._saver._staging.stage = stage
