@@ -26,7 +26,7 @@ _OTHERS_ATTEMPTS = 500
 _SAVES = 30
 _OTHERS_RUNS = 5
 _LOSES_WORK = (AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.PREEMPTED, AttemptOutcome.FENCED)
-_ATTEMPT: Select[Any] = select(
+_ATTEMPT: Select[*tuple[Any, ...]] = select(
     Attempt.id,
     Attempt.run_id,
     Attempt.opened_at,
@@ -67,7 +67,7 @@ def read_pool(session: Session, project_id: str | None = None) -> Pool:
     return Pool(sum(each.seconds for each in uptimes), sum(1 for each in uptimes if each.interrupted))
 
 
-def _uptimes(session: Session, rows: Sequence[Row[Any]]) -> list[Uptime]:
+def _uptimes(session: Session, rows: Sequence[Row[*tuple[Any, ...]]]) -> list[Uptime]:
     """Time in a restore is no time of training. An attempt that saved when it was told to go has lost nothing, and one
     that its own job left for an older checkpoint has thrown away what it wanted to."""
     in_time = _saved_in_time(session, [row for row in rows if row.outcome == AttemptOutcome.PREEMPTED])
@@ -81,7 +81,7 @@ def _uptimes(session: Session, rows: Sequence[Row[Any]]) -> list[Uptime]:
     return found
 
 
-def _saved_in_time(session: Session, preempted: Sequence[Row[Any]]) -> set[int]:
+def _saved_in_time(session: Session, preempted: Sequence[Row[*tuple[Any, ...]]]) -> set[int]:
     """Those of these attempts whose emergency save was committed."""
     if not preempted:
         return set()
@@ -94,16 +94,16 @@ def _saved_in_time(session: Session, preempted: Sequence[Row[Any]]) -> set[int]:
     return set(session.scalars(statement))
 
 
-def _last_sign(row: Row[Any]) -> datetime:
+def _last_sign(row: Row[*tuple[Any, ...]]) -> datetime:
     """Of training. When the reaper noticed, or the next attempt came, is later than when work ended."""
     if row.outcome in (AttemptOutcome.FINISHED, AttemptOutcome.FAILED, AttemptOutcome.PREEMPTED):
-        ended: datetime = row.progressed_at or row.ended_at
-        return min(ended, row.ended_at)
+        ended: datetime = row.ended_at
+        return min(row.progressed_at or ended, ended)
     seen: datetime = row.progressed_at or row.heartbeat_at or row.opened_at
     return seen
 
 
-def _restart_seconds(newest_first: Sequence[Row[Any]]) -> float | None:
+def _restart_seconds(newest_first: Sequence[Row[*tuple[Any, ...]]]) -> float | None:
     """From the last sign of an interrupted attempt to the next one's training; the median, for somebody may have slept
     in between."""
     gaps = [
@@ -133,7 +133,7 @@ def _save_cost(session: Session, run: Run) -> tuple[SaveCost | None, AdviceSourc
     return None, AdviceSource.DEFAULT, 0
 
 
-def _saves(session: Session, run_id: str, most: int) -> Sequence[Row[Any]]:
+def _saves(session: Session, run_id: str, most: int) -> Sequence[Row[*tuple[Any, ...]]]:
     return session.execute(
         select(Checkpoint.created_at, Checkpoint.committed_at, Checkpoint.blocked_seconds)
         .where(
