@@ -617,6 +617,14 @@ GUARDS = (
         ("tests/service/test_reap.py",),
     ),
     Guard(
+        "protocol-31",
+        "an attempt is lost for a silence in which nobody could have heard it",
+        "service/holdfast_service/reap/tick.py",
+        "            func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,\n",
+        "",
+        ("tests/service/test_attend.py",),
+    ),
+    Guard(
         "training-2",
         "tuples become lists, as in plain JSON",
         "trainer_sdk/holdfast/state/tree.py",

@@ -57,9 +57,8 @@ def test_how_runs_fare(service: RunningService, clock: Clock, monkeypatch: pytes
     metrics = http.get("/metrics").text
     for status in runs:
         assert f'holdfast_runs{{project="demo",status="{status}"}} 1.0' in metrics
-    assert 'holdfast_attempts_ended_total{outcome="lost",project="demo"}' in metrics.replace(
-        'project="demo",outcome="lost"', 'outcome="lost",project="demo"'
-    )
+    for outcome in ("lost", "failed", "preempted", "finished"):
+        assert f'holdfast_attempts_ended{{outcome="{outcome}",project="demo"}} 1.0' in metrics
     monkeypatch.setenv("HOLDFAST_URL", service.url)
     monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.READ))
     shown = CliRunner().invoke(app, ["runs", "demo", "--status", "stalled", "--json"])

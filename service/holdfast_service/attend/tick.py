@@ -35,13 +35,15 @@ class AttendReport(RoundReport):
 
 
 def tick(context: ServiceContext) -> AttendReport:
-    with context.database.transaction() as session:
-        lost = settle(session, _ACTOR, database_now(session), context.settings)
-    stalled = going_on = 0
+    lost = stalled = going_on = 0
     with context.database.read() as session:
+        due = backlog(session, context).due
         seen = session.execute(
             select(Attempt, Run.project_id).join(Run, Run.id == Attempt.run_id).where(_living()).order_by(Attempt.id)
         ).all()
+    if due:
+        with context.database.transaction() as session:
+            lost = settle(session, _ACTOR, database_now(session), context.settings)
     for attempt, project_id in seen:
         since = _stalled_since(attempt, context.settings.stall_seconds)
         if (since is None) == (attempt.stalled_at is None):

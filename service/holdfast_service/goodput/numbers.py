@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
@@ -57,7 +57,8 @@ class RunNumbers(Collector):
         runs = GaugeMetricFamily("holdfast_runs", "Runs by how they fare.", labels=("project", "status"))
         for labels, count in sorted(numbers.runs.items()):
             runs.add_metric(labels, count)
-        ended = CounterMetricFamily(
+        # A gauge, for it may fall: who was thought lost calls again.
+        ended = GaugeMetricFamily(
             "holdfast_attempts_ended", "Attempts by why they ended.", labels=("project", "outcome")
         )
         for labels, count in sorted(numbers.ended.items()):

@@ -14,6 +14,7 @@ CONNECT_SECONDS = 5.0
 WHOLE_SECONDS = 15.0
 """For all of it: a receiver that sends a byte now and then holds nobody up."""
 _MOST_ANSWER_BYTES = 4096
+_MOST_ADDRESSES = 3
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Answer:
 def call(target: Target, body: bytes, headers: dict[str, str], tls: ssl.SSLContext) -> Answer:
     """Never raises. One of the addresses: where nothing listens at the first, the next one is tried."""
     error: OSError | None = None
-    for address in target.addresses:
+    for address in target.addresses[:_MOST_ADDRESSES]:
         try:
             connected = socket.create_connection((address, target.port), timeout=CONNECT_SECONDS)
         except OSError as failed:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, text
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from holdfast_service.catalog.rounds import Backlog, RoundReport
@@ -27,7 +27,7 @@ from holdfast_service.webhooks.target import RefusedTargetError, find_target
 from holdfast_service.webhooks.views import delivery_id
 
 NAME = "webhooks"
-_LEASE = timedelta(seconds=4 * WHOLE_SECONDS)
+_LEASE = timedelta(seconds=8 * WHOLE_SECONDS)
 _CALLS_OF_A_ROUND = 100
 _KEPT_FOR = timedelta(days=30)
 _GONE = 410
@@ -53,6 +53,13 @@ class _Call:
 def tick(context: ServiceContext) -> WebhooksReport:
     done = failed = given_up = 0
     error: str | None = None
+    with context.database.read() as session:
+        due = session.execute(select(exists().where(_is_due(database_now(session))))).scalar_one()
+        old = session.execute(select(exists().where(_is_old(database_now(session))))).scalar_one()
+    if old:
+        _forget(context)
+    if not due:
+        return WebhooksReport()
     tls = ssl.create_default_context()
     for _ in range(_CALLS_OF_A_ROUND):
         if context.stopping.is_set():
@@ -67,7 +74,6 @@ def tick(context: ServiceContext) -> WebhooksReport:
             failed += 1
             error = answer.error or f"the receiver has answered {answer.status}"
         given_up += _settle(context, claimed, answer)
-    _forget(context)
     return WebhooksReport(done=done, failed=failed, given_up=given_up, error=error)
 
 
@@ -92,6 +98,12 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
         WebhookDelivery.next_try_at <= now,
         or_(WebhookDelivery.leased_until.is_(None), WebhookDelivery.leased_until <= now),
     )
+
+
+def _is_old(now: datetime) -> ColumnElement[bool]:
+    """Over long ago."""
+    since = now - _KEPT_FOR
+    return or_(WebhookDelivery.delivered_at < since, WebhookDelivery.given_up_at < since)
 
 
 def _claim(context: ServiceContext) -> _Call | None:
@@ -171,12 +183,8 @@ def _settle(context: ServiceContext, claimed: _Call, answer: Answer) -> int:
 
 
 def _forget(context: ServiceContext) -> None:
-    """What was over long ago. In one statement: there are few of them, as each round looks."""
     with context.database.transaction() as session:
-        since = database_now(session) - _KEPT_FOR
         session.execute(
-            delete(WebhookDelivery).where(
-                or_(WebhookDelivery.delivered_at < since, WebhookDelivery.given_up_at < since)
-            ),
+            delete(WebhookDelivery).where(_is_old(database_now(session))),
             execution_options={"synchronize_session": False},
         )
