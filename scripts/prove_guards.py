@@ -744,6 +744,22 @@ GUARDS = (
         "",
         ("tests/unit/test_run_ending.py",),
     ),
+    Guard(
+        "training-18",
+        "a CheckpointIO is taken where Lightning asks it on one rank only, or never",
+        "trainer_sdk/holdfast/integrations/lightning/callback.py",
+        "if ignores_it or trainer.world_size > 1:",
+        "if False:",
+        ("tests/trainer/test_lightning.py",),
+    ),
+    Guard(
+        "training-18",
+        "Trainer's progress is restored, and its model and optimizer are not",
+        "trainer_sdk/holdfast/integrations/hf.py",
+        "step = self.checkpointer.restore(self._training_state()) - 1",
+        "step = self._resume.step",
+        ("tests/trainer/test_hf.py",),
+    ),
 )
 
 

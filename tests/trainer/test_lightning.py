@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from tests.trainer.gloo import run_ranks
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, Preempted
 from holdfast.integrations.lightning import (
     HoldfastCallback,
     HoldfastCheckpointIO,
@@ -26,7 +28,7 @@ from holdfast.integrations.lightning import (
     HoldfastModelParallelStrategy,
 )
 from holdfast.integrations.lightning.names import step_of
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 EPOCHS = 4
 
@@ -137,6 +139,36 @@ def test_a_killed_fit_goes_on_bit_for_bit(run: str, service: Service, tmp_path: 
     assert attempt == 3
 
 
+class Leave(pl.Callback):
+    """The machine tells the job to leave, in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if trainer.global_step + 1 == self._step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_fit_that_is_told_to_leave_saves_the_step_and_goes_on_after_it(
+    run: str, service: Service, tmp_path: Path
+) -> None:
+    """Twice in one process: Lightning puts signal handlers back after their owner has gone."""
+    project, name = run.split("/")
+    for attempt, step in ((1, 2), (2, 6)):
+        io = HoldfastCheckpointIO(run)
+        leaving = trainer_of(tmp_path, Leave(step), plugins=[io])
+        with pytest.raises(Preempted):
+            fitted(leaving, ckpt_path=io.last())
+        assert service.client.attempt(project, name, attempt).outcome == AttemptOutcome.PREEMPTED
+        emergency = service.client.selected_checkpoint(project, name, "latest")
+        assert (emergency.kind, emergency.attempt) == (CheckpointKind.EMERGENCY, attempt)
+        assert emergency.step >= step
+    io = HoldfastCheckpointIO(run)
+    resumed = fitted(trainer_of(tmp_path, plugins=[io], max_epochs=2), ckpt_path=io.last())
+    assert len(resumed.seen) == 8 - emergency.step, "no step is run again"
+
+
 STRATEGIES: dict[str, Any] = {
     "ddp": lambda run: HoldfastDDPStrategy(run, find_unused_parameters=True),
     "fsdp2": lambda run: HoldfastModelParallelStrategy(run, data_parallel_size=2, tensor_parallel_size=1),
@@ -185,6 +217,7 @@ def test_ranks_that_were_killed_go_on(run: str, service: Service, tmp_path: Path
         assert {"model", "optimizer", "checkpoint"} <= view.components.keys()
 
 
+@pytest.mark.rule("training-18")
 def test_a_checkpoint_io_is_refused_where_it_would_not_see_the_state(run: str, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, plugins=[HoldfastCheckpointIO(run)])
     for strategy, ranks, reason in (

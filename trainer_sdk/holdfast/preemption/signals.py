@@ -52,7 +52,7 @@ class SignalWatch:
         # The pipe first: a signal between the two is written, and read.
         self._earlier_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in signals:
-            self._earlier[number] = signal.signal(number, self._handler)
+            self._earlier[number] = _living(signal.signal(number, self._handler), number)
         _installed.add(self)
 
     @property
@@ -118,6 +118,16 @@ class SignalWatch:
             if signal.getsignal(number) is self._handler:
                 signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
         signal.set_wakeup_fd(-1)
+
+
+def _living(handler: Any, number: signal.Signals) -> Any:
+    """What is behind watches that are closed. Lightning puts a handler back after its owner has gone, and that one
+    would end the process."""
+    watch = getattr(handler, "__self__", None)
+    while isinstance(watch, SignalWatch) and watch._closed:
+        handler = watch._earlier.get(number, signal.SIG_DFL)
+        watch = getattr(handler, "__self__", None)
+    return handler
 
 
 class _Forking(threading.local):
