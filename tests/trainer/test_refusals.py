@@ -122,11 +122,11 @@ def test_the_earlier_launch_learns_it_by_its_heartbeat_while_it_saves_nothing(ow
     with holdfast.Checkpointer("tests/beat", create=True) as earlier:
         earlier._session.open()
         opened = earlier._session.opened
-        earlier._session._stop.set()  # the test beats by hand, for the service's interval is long
+        earlier._session._heart._stop.set()  # the test beats by hand, for the service's interval is long
         own_service.client.open_attempt("tests", "beat", OpenAttempt(launch_id="later", after=1, world_size=1))
-        earlier._session._stop.clear()
+        earlier._session._heart._stop.clear()
         object.__setattr__(opened, "heartbeat_interval_seconds", 0.01)
-        earlier._session._beat()
+        earlier._session._heart._beat()
         earlier._session.may_save = True
         with pytest.raises(errors.StaleAttempt):
             earlier.step(0, {})
