@@ -84,7 +84,10 @@ def _went_on(job: Job, happened: list[Happened], by: dict[int, str], verdict: Ve
         if after.start <= told:
             verdict.found(Wrong.LOST_COMMIT, kind, f"{where}, and step {told} was committed")
         # The last one was in flight; the one before had an interval's time, unless something was down meanwhile.
-        in_time = [step for step in before.saving[:-1] if not _was_broken(happened, job, before, step)]
+        # One that was declined, for an earlier one was in flight, is made up for by the next.
+        declined = {step for step, why in before.failed if why.startswith("SaveDeclined")}
+        saves = [step for step in before.saving if step not in declined]
+        in_time = [step for step in saves[:-1] if not _was_broken(happened, job, before, step)]
         if in_time and after.start <= in_time[-1]:
             verdict.found(Wrong.LOST_WORK, kind, f"{where}, and the save of step {in_time[-1]} had the time it needs")
 

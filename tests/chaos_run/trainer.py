@@ -101,16 +101,14 @@ class Training:
         return digest.hexdigest()
 
 
-def train(options: argparse.Namespace) -> str:
-    """How it ended."""
+def train(options: argparse.Namespace, journal: Journal) -> None:
     training = Training(options.seed)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    journal = Journal(options.journal, options.launch, rank)
+    world_size = dist.get_world_size()
     if options.undisturbed is not None:
         for step in range(options.undisturbed):
             training.step()
             journal.write("step", step=step, state=training.digest())
-        return "finished"
+        return
     every = holdfast.Every(steps=SAVE_EVERY)
     with holdfast.Checkpointer(
         options.run, save=every, replicated=["dataloader"], local=options.tier, chunk_sizes=_CHUNKS
@@ -139,7 +137,6 @@ def train(options: argparse.Namespace) -> str:
                 _journal_outcome(journal, handle)
             time.sleep(STEP_SECONDS)
             step += 1
-    return "finished"
 
 
 def _is_over(journal: Path, step: int) -> bool:
@@ -173,10 +170,11 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # what a rank that hangs is doing
     follow_clock()
     dist.init_process_group("gloo", timeout=timedelta(seconds=_COLLECTIVE_SECONDS))
-    how = train(options)
+    journal = Journal(options.journal, options.launch, dist.get_rank())
+    train(options, journal)
     dist.barrier()  # gloo aborts now and then when one rank leaves while another still talks to it
     dist.destroy_process_group()
-    Journal(options.journal, options.launch, int(os.environ["RANK"])).write("ended", how=how)
+    journal.write("ended", how="finished")
 
 
 if __name__ == "__main__":
