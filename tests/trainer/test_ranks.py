@@ -211,8 +211,8 @@ def count_votes(rank, run):
 
 
 @pytest.mark.rule("training-7")
-def test_a_save_with_an_unchanged_plan_costs_one_vote(run):
-    assert run_ranks(count_votes, 2, run) == [3, 3]
+def test_a_save_with_an_unchanged_plan_costs_one_vote_before_it_and_one_on_its_health(run):
+    assert run_ranks(count_votes, 2, run) == [6, 6]
 
 
 def cast_between_saves(rank, run):

@@ -1,7 +1,7 @@
 """The only collectives. Every agreement between the ranks goes through here, on a gloo group of our own.
 
 Called from the training thread only, at the same places on all ranks: opening the attempt, each restore candidate, and
-one small vote per save. The background half of a save calls none of this. Our own group, because the job's may be NCCL
+two small votes per save. The background half of a save calls none of this. Our own group, because the job's may be NCCL
 (which would need device memory and could be mid-kernel), and because our time-out is not the job's.
 Works the same for one process without torch.distributed.
 """
