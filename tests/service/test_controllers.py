@@ -246,6 +246,17 @@ def test_a_sole_round_is_under_way_in_one_process_at_a_time_and_comes_at_its_tim
     assert run_round(others[2], sole) == TriedReport()
 
 
+def test_a_clock_that_was_a_day_ahead_stops_no_round_for_a_day(
+    service: RunningService, tried: Tried, clock: Clock
+) -> None:
+    sole = Round("tried", 60.0, tried.tick, sole=True)
+    clock.advance(86_400)
+    assert run_round(service.context, sole) == TriedReport()
+    clock.advance(-86_400)
+    assert run_round(service.context, sole) == TriedReport()
+    assert run_round(service.context, sole) is None
+
+
 def test_a_lease_is_kept_while_its_round_is_under_way(
     service: RunningService, others: list[ServiceContext], tried: Tried, clock: Clock
 ) -> None:

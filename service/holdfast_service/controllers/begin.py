@@ -44,10 +44,13 @@ def begin_round(context: ServiceContext, each: Round, *, due: bool) -> Begun | N
         return None
     if not each.sole:
         return Begun(each.name, None, None, row.ended_at)
-    last = now - timedelta(seconds=each.interval_seconds)
-    if row.began_at is not None and row.began_at > last:
+    interval = timedelta(seconds=each.interval_seconds)
+    # What began later than a round from now did so by a clock that was ahead: to wait for it might stop work for a day.
+    earliest, latest = now - interval, now + interval
+    if row.began_at is not None and earliest < row.began_at <= latest:
         return None
-    return _take_lease(context, each.name, now, row, or_(Controller.began_at.is_(None), Controller.began_at <= last))
+    is_due = or_(Controller.began_at.is_(None), Controller.began_at <= earliest, Controller.began_at > latest)
+    return _take_lease(context, each.name, now, row, is_due)
 
 
 def _look(context: ServiceContext, name: str) -> tuple[datetime, Controller]:
