@@ -138,7 +138,7 @@ def abandoned(cluster: Cluster, wave: int) -> list[str]:
     for number in range(WAVE):
         job = Job(cluster.https[number % 2], f"demo/wave-{wave}-{number}", create=True)
         ids.append(job.begin(1).id)
-        job.end("failed")
+        job.end("preempted")
     return ids
 
 

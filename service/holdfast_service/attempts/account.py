@@ -7,21 +7,19 @@ from datetime import datetime, timedelta
 from holdfast_protocol.attempts import Account
 from holdfast_service.catalog.tables import Attempt
 
-_LONGEST_AGE = timedelta(days=3650)
+_LONGEST_AGE_SECONDS = 3650 * 86400.0
 
 
 def take_account(attempt: Attempt, told: Account, now: datetime) -> None:
     """The row is locked, or nobody else writes these columns meanwhile. What is older than what is known changes
     nothing: a request that was held up may arrive after a later one, and a rank may be behind another."""
     attempt.heartbeat_at = now
-    if told.steps_run is None:
-        _take_step(attempt, told)
-        return
-    if attempt.steps_run is not None and told.steps_run < attempt.steps_run:
+    if told.step is not None:
+        attempt.last_step = max(told.step, -1 if attempt.last_step is None else attempt.last_step)
+    # A client of before protocol 1.3 tells no more than that.
+    if told.steps_run is None or (attempt.steps_run is not None and told.steps_run < attempt.steps_run):
         return
     attempt.steps_run = told.steps_run
-    if told.step is not None:
-        attempt.last_step = told.step
     if attempt.first_step is None and told.first_step is not None:
         attempt.first_step = told.first_step
         attempt.first_step_at = _ago(now, told.first_step_age_seconds, attempt.opened_at)
@@ -39,13 +37,6 @@ def take_account(attempt: Attempt, told: Account, now: datetime) -> None:
     attempt.doing = told.doing
 
 
-def _take_step(attempt: Attempt, told: Account) -> None:
-    """From a client of before protocol 1.3, which tells no more than this."""
-    if told.step is not None and told.step > (-1 if attempt.last_step is None else attempt.last_step):
-        attempt.last_step = told.step
-
-
 def _ago(now: datetime, age_seconds: float | None, earliest: datetime) -> datetime:
     """Never before the attempt was opened: a process may have trained before, and clocks jump."""
-    age = min(timedelta(seconds=min(age_seconds or 0.0, _LONGEST_AGE.total_seconds())), _LONGEST_AGE)
-    return max(earliest, now - age)
+    return max(earliest, now - timedelta(seconds=min(age_seconds or 0.0, _LONGEST_AGE_SECONDS)))
