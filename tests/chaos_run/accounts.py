@@ -11,7 +11,7 @@ from collections import Counter
 from holdfast_protocol.goodput import AttemptGoodput, Goodput
 from holdfast_protocol.states import AttemptOutcome
 from tests.chaos_run.chaos import Happened
-from tests.chaos_run.faults import KILLS_A_RANK, PREEMPTS, Arena
+from tests.chaos_run.faults import JUMPS_DATABASE, KILLS_A_RANK, PREEMPTS, Arena
 from tests.chaos_run.findings import Verdict, Wrong
 from tests.chaos_run.job import Job
 from tests.chaos_run.journal import LaunchRecord
@@ -20,6 +20,10 @@ from tests.chaos_run.place import HEARTBEAT_SECONDS, PROJECT
 _SETTLED_SECONDS = 60
 _UNTOLD_SECONDS = 3 * HEARTBEAT_SECONDS
 """What was trained so shortly before SIGKILL may not have been told: a heartbeat's interval, and a busy machine."""
+
+_ENOUGH_STEPS = 20
+_SECONDS_APART, _SHARE_APART = 2.0, 0.1
+"""A heartbeat tells how many steps there were, and is itself some moments late on a busy machine."""
 
 
 def judge_account(arena: Arena, job: Job, happened: list[Happened], verdict: Verdict) -> None:
@@ -40,7 +44,11 @@ def judge_account(arena: Arena, job: Job, happened: list[Happened], verdict: Ver
             continue
         end = by[each.launch]
         verdict.facts["attempts compared with REST"] += 1
-        for what in _differences(each, after, end.by, end.at, told[each.attempt], mine, job):
+        found = _differences(each, after, end.by, end.at, told[each.attempt], mine, job)
+        if not _was_put_out_of_time(each, end.at, happened):
+            verdict.facts["of them with their seconds of training"] += 1
+            found += _other_seconds(each, told[each.attempt])
+        for what in found:
             verdict.found(Wrong.ACCOUNT, end.by, f"{job.name}, attempt {each.attempt}: {what}")
     if account.steps_kept != job.last_step() + 1:
         what = f"{job.name}: REST says that {account.steps_kept} steps are kept, and {job.last_step() + 1} were trained"
@@ -122,6 +130,25 @@ def _least_told(
     return max(heard, default=-1)
 
 
+def _was_put_out_of_time(each: LaunchRecord, ended_at: float, happened: list[Happened]) -> bool:
+    """The database's clock jumped while it ran, and all that the service noted of it has other times."""
+    began_at = (each.begun_at or ended_at) - _UNTOLD_SECONDS
+    return any(one.kind == JUMPS_DATABASE and began_at <= one.over_at and one.at <= ended_at for one in happened)
+
+
+def _other_seconds(each: LaunchRecord, told: AttemptGoodput) -> list[str]:
+    """Of the steps that REST knows, from the first one's end to the last one's."""
+    at = {step.step: step.at for step in each.steps}
+    if told.last_step not in at or told.steps_run < _ENOUGH_STEPS:
+        return []
+    own = at[told.last_step] - each.steps[0].at
+    theirs = told.productive_seconds + told.lost_seconds + told.saving_seconds
+    theirs *= (told.steps_run - 1) / told.steps_run
+    if abs(own - theirs) <= _SECONDS_APART + _SHARE_APART * own:
+        return []
+    return [f"{told.steps_run} steps took {own:.1f} s, and REST says {theirs:.1f} s"]
+
+
 def _last(each: LaunchRecord) -> int:
     return each.start - 1 if each.last_step is None else each.last_step
 
@@ -132,5 +159,5 @@ def _goodput(begun: list[LaunchRecord], job: Job) -> float:
     for each in begun:
         for before, step in itertools.pairwise(each.steps):
             kept[step.step] = step.at - before.at
-    wall = max(end.at for end in job.ends) - (begun[0].begun_at or 0.0)
+    wall = (begun[-1].ended_at or job.ends[-1].at) - (begun[0].begun_at or 0.0)
     return sum(kept.values()) / wall

@@ -86,6 +86,7 @@ class LaunchRecord:
     left_with: int | None = None
     """The newest committed step when it was preempted."""
     ended: str | None = None
+    ended_at: float | None = None
 
     @property
     def last_step(self) -> int | None:
@@ -107,7 +108,7 @@ class LaunchRecord:
             case "failed":
                 self.failed.append((line["step"], line["why"]))
             case "ended":
-                self.ended = line["how"]
+                self.ended, self.ended_at = line["how"], line["at"]
 
 
 class JournalReader:

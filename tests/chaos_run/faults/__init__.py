@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from tests.chaos_run.faults.base import Arena, Fault, Strike
 from tests.chaos_run.faults.clocks import FAULTS as CLOCKS
+from tests.chaos_run.faults.clocks import JUMPS_DATABASE
 from tests.chaos_run.faults.damage import FAULTS as DAMAGE
 from tests.chaos_run.faults.damage import SPOILS, digests_of
 from tests.chaos_run.faults.outages import FAULTS as OUTAGES
@@ -13,4 +14,4 @@ from tests.chaos_run.faults.processes import KILLS_A_RANK, PREEMPTS
 
 ALL: dict[str, Fault] = {**PROCESSES, **OUTAGES, **DAMAGE, **CLOCKS}
 
-__all__ = ["ALL", "KILLS_A_RANK", "PREEMPTS", "SPOILS", "Arena", "Fault", "Strike", "digests_of"]
+__all__ = ["ALL", "JUMPS_DATABASE", "KILLS_A_RANK", "PREEMPTS", "SPOILS", "Arena", "Fault", "Strike", "digests_of"]

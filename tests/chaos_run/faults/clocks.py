@@ -38,8 +38,10 @@ def _jump(arena: Arena) -> float:
     return arena.numbers.choice(_JUMPS_SECONDS) * arena.numbers.choice((1, -1))
 
 
+JUMPS_DATABASE = "clock jump: database"
+
 FAULTS: dict[str, Fault] = {
-    "clock jump: database": jump_database,
+    JUMPS_DATABASE: jump_database,
     "clock jump: service": jump_service,
     "clock jump: jobs": jump_jobs,
 }
