@@ -8,6 +8,7 @@ in a session of its own, and can be killed like any other.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+_PR_SET_PDEATHSIG = 1
 _ASK = """
 import json, os, socket, sys
 asking = socket.socket(socket.AF_UNIX)
@@ -53,7 +55,9 @@ class WarmPython:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 def serve(path: str) -> None:
@@ -82,6 +86,7 @@ def serve(path: str) -> None:
 
 def _serve_one(asking: socket.socket) -> None:
     """In a process of its own, which tells the asker how the script ended."""
+    _die_with_parent()
     size, outputs, _, _ = socket.recv_fds(asking, 4, 2)
     wanted = int.from_bytes(size, "big")
     request = b""
@@ -99,6 +104,7 @@ def _serve_one(asking: socket.socket) -> None:
 def _run(request: dict[str, object], outputs: list[int]) -> None:
     import runpy
 
+    _die_with_parent()
     os.setsid()
     for number, output in zip((1, 2), outputs, strict=True):
         os.dup2(output, number)
@@ -120,6 +126,13 @@ def _run(request: dict[str, object], outputs: list[int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _die_with_parent() -> None:
+    """So that a test which fails leaves no script behind that nobody waits for. Linux has it, others do without."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _reap() -> None:
