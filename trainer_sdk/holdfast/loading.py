@@ -78,6 +78,8 @@ class Loading:
         such checkpoint, with nothing changed; StaleAttempt where another launch has taken over; and what restore()
         raises.
         """
+        if self._cover is not None:
+            self._cover.forget()  # of the state that is left: the new attempt must not save it
         back = self._rollback.back
         return self._loading(
             state, lambda: back(state, steps=steps, before=before, keep=frozenset(keep), skip_data=skip_data)

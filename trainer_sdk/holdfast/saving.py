@@ -270,7 +270,11 @@ class Saver:
             if check is None:
                 return area.stage(plan, pieces), None
             staged = area.stage(plan, pieces, meanwhile=lambda: looked.append(check.look(plan, pieces, state)))
-            return staged, _verdict_on(check.found(looked[0]))
+            try:
+                return staged, _verdict_on(check.found(looked[0]))
+            except BaseException:
+                staged.release()
+                raise
         except Exception as error:  # after the vote: raising here would leave the others with a save that never ends
             return error, None
 
