@@ -79,11 +79,10 @@ def printed_steps(text: str) -> dict[int, str]:
         ("fsdp2.py", 2, 2),
         ("fsdp2.py", 2, 1),
         ("accelerate_loop.py", 0, 0),
-        ("hf.py", 0, 0),
         ("lora.py", 0, 0),
         ("lightning_fit.py", 0, 0),
     ],
-    ids=["plain", "ddp", "fsdp2", "fsdp2 from 2 ranks to 1", "accelerate", "hf", "lora", "lightning"],
+    ids=["plain", "ddp", "fsdp2", "fsdp2 from 2 ranks to 1", "accelerate", "lora", "lightning"],
 )
 def test_a_killed_example_goes_on(
     service: ServedHoldfast, tmp_path: Path, example: str, ranks: int, ranks_after: int
@@ -109,3 +108,14 @@ def test_a_killed_example_goes_on(
     if ranks == ranks_after:
         trained_twice = before.keys() & after.keys()
         assert {step: before[step] for step in trained_twice} == {step: after[step] for step in trained_twice}
+
+
+def test_the_trainer_example_runs_to_its_end(service: ServedHoldfast) -> None:
+    """Once: lora.py is the same Trainer, and is killed."""
+    ended = subprocess.run(
+        command("hf.py", 0, "examples/hf", 25), env=environment(service), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert list(printed_steps(ended.stdout)) == list(range(1, 26))
+    with Client(ClientSettings(url=service.url, data_dir=service.environment["HOLDFAST_DATA_DIR"])) as client:
+        assert {each.step for each in client.all_checkpoints("examples", "hf")} == {20, 25}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.damage import chunks_of, files_of, flip
 from tests.trainer.conftest import Service
 from transformers import (
     EarlyStoppingCallback,
@@ -25,6 +26,7 @@ from holdfast.integrations.hf import HoldfastTrainer, beyond_limit
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 STEPS = 12
+EMBEDDING = "model/transformer.wte.weight"
 
 
 class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -93,7 +95,9 @@ class Pace(TrainerCallback):
 
 
 @pytest.mark.rule("training-18")
-def test_a_killed_trainer_goes_on_bit_for_bit(run: str, service: Service, tmp_path: Path) -> None:
+def test_a_killed_trainer_goes_on_bit_for_bit_from_what_can_be_read(
+    run: str, service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with holdfast.Checkpointer(run + "-whole", save=holdfast.Every(steps=100), create=True) as checkpointer:
         whole = trainer_of(checkpointer, tmp_path / "whole")
         whole.train(resume_from_checkpoint=True)
@@ -101,17 +105,34 @@ def test_a_killed_trainer_goes_on_bit_for_bit(run: str, service: Service, tmp_pa
         first = trainer_of(checkpointer, tmp_path / "first")
         first.add_callback(Pace(checkpointer, last=11))
         first.train(resume_from_checkpoint=True)
+    project, name = run.split("/")
+    newest = service.client.selected_checkpoint(project, name, "latest")
+    rotten = [
+        path
+        for _, digest in chunks_of(service.client, newest.id, EMBEDDING)
+        for path in files_of(service.store, digest)
+    ]
     with holdfast.Checkpointer(run, save=holdfast.Every(steps=5)) as checkpointer:
         second = trainer_of(checkpointer, tmp_path / "second")
         second.add_callback(Pace(checkpointer))
+        get_loader = second.get_train_dataloader
+
+        def rot_and_get_loader() -> Any:
+            # The progress of step 9 was read, and Trainer counts its batches by it.
+            while rotten:
+                flip(rotten.pop())
+            return get_loader()
+
+        monkeypatch.setattr(second, "get_train_dataloader", rot_and_get_loader)
         second.train(resume_from_checkpoint=True)
+    assert "step 9 could not be read whole, and step 8 was restored" in caplog.text
     assert losses(second) == losses(whole)
     for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert second.state.total_flos == whole.state.total_flos
     # 9 was due by the Checkpointer; 4, 8 and 12 by Trainer, with the evaluation of that step.
-    project, name = run.split("/")
     views = {each.step: each for each in service.client.all_checkpoints(project, name)}
+    assert newest.step == 9
     assert set(views) == {4, 8, 9, 12}
     assert math.isfinite(views[8].metrics["eval_loss"].value)  # type: ignore[union-attr]
     assert not list(tmp_path.glob("*/checkpoint-*")), "Trainer wrote a folder of its own"
