@@ -11,6 +11,7 @@ from gloo import run_ranks
 from tests.support.training import Job, values
 
 import holdfast
+from holdfast.environment import environment
 from holdfast.errors import ConfigurationError, NoRestorePoint, StaleAttempt
 from holdfast_client.client import Client
 from holdfast_protocol.selectors import parse_run
@@ -242,6 +243,7 @@ def test_a_missing_component_is_said_once_listed_and_refused_with_strict(run, se
 
 def test_another_environment_is_told_on_resume(run, service, caplog, monkeypatch):
     model = {"model": torch.nn.Linear(2, 2)}
+    monkeypatch.setattr("holdfast.session.environment", lambda: environment() | {"git_commit": "e" * 40})
     with holdfast.Checkpointer(run) as ckpt:
         ckpt.restore(model)
         ckpt.save(0, model)
