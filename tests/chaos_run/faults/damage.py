@@ -30,11 +30,10 @@ def corrupt_store(arena: Arena, kind: str) -> Strike | None:
     """A chunk of the newest checkpoint has other bytes when the job comes back: it must find out, and train on from
     what is right."""
     job = arena.a_job()
+    if len(_newest_two(arena, job)) < 2:
+        return None
     with job.held_down(kind):
-        client = arena.place.client
-        newest = client.checkpoints(PROJECT, job.name, state=CheckpointState.COMMITTED, limit=2).items
-        if len(newest) < 2:
-            return None
+        newest = _newest_two(arena, job)
         # Not what the one before has as well (the layout): with a single store that would take all of them away, which
         # is what a second store is for.
         own, before = (digests_of(arena, view) for view in newest)
@@ -50,10 +49,10 @@ def corrupt_local_tier(arena: Arena, kind: str) -> Strike | None:
     job = next((job for job in arena.jobs if job.local is not None), None)
     if job is None or job.local is None:
         return None
+    if not _chunk_files(job, arena.numbers):
+        return None
     with job.held_down(kind):
         files = _chunk_files(job, arena.numbers)
-        if not files:
-            return None
         for file in files:
             flip(file)
         return Strike([job], f"{job.name}: {len(files)} chunks on its disk")
@@ -78,6 +77,10 @@ def fill_disk(arena: Arena, kind: str) -> Strike | None:
     arena.over.wait(seconds)
     filler.unlink()
     return Strike([job], f"{job.name}: full for {seconds:.1f} s")
+
+
+def _newest_two(arena: Arena, job: Job) -> list[CheckpointView]:
+    return arena.place.client.checkpoints(PROJECT, job.name, state=CheckpointState.COMMITTED, limit=2).items
 
 
 def digests_of(arena: Arena, view: CheckpointView) -> set[str]:
