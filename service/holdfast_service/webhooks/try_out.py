@@ -9,6 +9,7 @@ from sqlalchemy import select
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.webhooks import DeliveryView, WebhookBody, WebhookData, WebhookEvent
 from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.resolve import project_named
 from holdfast_service.catalog.webhook_outbox import delivery_row
@@ -16,7 +17,7 @@ from holdfast_service.catalog.webhook_tables import WebhookDelivery
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
-from holdfast_service.webhooks.views import delivery_view, webhook_of
+from holdfast_service.webhooks.views import delivery_view, host_of, webhook_of
 
 
 def try_out(context: ServiceContext, caller: Principal, project_name: str, webhook_id: str) -> DeliveryView:
@@ -33,5 +34,12 @@ def try_out(context: ServiceContext, caller: Principal, project_name: str, webho
         )
         subject = secrets.token_hex(8)
         insert_absent(session, WebhookDelivery, [delivery_row(hook.id, subject, body)])
+        record_event(
+            session,
+            Actor.person(caller),
+            "webhook.test",
+            project_id=project.id,
+            after={"webhook": hook.id, "host": host_of(hook.url)},
+        )
         made = select(WebhookDelivery).where(WebhookDelivery.webhook_id == hook.id, WebhookDelivery.subject == subject)
         return delivery_view(session.execute(made).scalar_one())
