@@ -44,14 +44,20 @@ def let_things_fail(arena: Arena, *, seconds: float, kinds: Iterable[str] = ALL,
     """For so long, and until there were at least so many; returns when all are mended, or a job hangs."""
     happened: list[Happened] = []
     bag: list[str] = []
+    put_off: set[str] = set()
     _wait_until_committed(arena.jobs)
     began = time.monotonic()
     while time.monotonic() < began + seconds or len(happened) < least:
         arena.pause(*_PAUSE_SECONDS)
         # Each kind is as likely as any other, and in no order.
-        bag = bag or arena.numbers.sample(sorted(kinds), k=len(set(kinds)))
-        one = _strike(arena, bag.pop())
+        if not bag:
+            bag, put_off = arena.numbers.sample(sorted(kinds), k=len(set(kinds))), set()
+        kind = bag.pop()
+        one = _strike(arena, kind)
         if one is None:
+            if kind not in put_off:
+                bag.insert(0, kind)  # it could not be done now: once more after the others
+                put_off.add(kind)
             continue
         happened.append(one)
         print(f"  {time.monotonic() - began:5.0f} s  {one.kind}: {one.what}", flush=True)
