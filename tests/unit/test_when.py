@@ -53,12 +53,14 @@ class Job:
         self.known_asked += 1
         return self.known
 
-    def step(self, step: int, *, agreed: bool = False, **metrics: Any) -> tuple[Due | None, SaveHandle | None]:
+    def step(
+        self, step: int, *, agreed: bool = False, diverged: str | None = None, **metrics: Any
+    ) -> tuple[Due | None, SaveHandle | None]:
         """As Checkpointer.step does it: saves if it is due, and is declined where a save is in flight."""
         due = self.schedule.due(step, metrics or None, agreed=agreed)
         if due is None:
             return None, None
-        handle = SaveHandle(step)
+        handle = SaveHandle(step, diverged)
         if self.busy and due is Due.BY_INTERVAL:
             handle.fail(SaveDeclined(f"step {step}"))
         self.schedule.saved(metrics or None, handle, due)
@@ -164,6 +166,13 @@ def test_a_best_that_was_not_committed_is_not_the_best() -> None:
     assert job.step(2, loss=0.3)[0] is None
     failed.fail(SaveFailed("the store is full"))
     assert job.step(3, loss=0.3)[0] is Due.BEST
+
+
+def test_a_best_that_has_diverged_is_not_the_best() -> None:
+    job = Job(holdfast.Best("loss"))
+    steps = [(3.0, None), (0.1, "too good"), (2.0, None), (1.5, None), (2.5, None), (1.0, None)]
+    due = [job.step(step, diverged=why, loss=loss)[0] for step, (loss, why) in enumerate(steps)]
+    assert [step for step, why in enumerate(due) if why is Due.BEST] == [0, 1, 2, 3, 5]
 
 
 def test_a_save_that_the_script_asks_for_counts_among_the_best() -> None:

@@ -94,7 +94,8 @@ class Schedule:
             self._say_that_it_stretches()
         elif not declined:
             self._put_off = False
-            if self._ranks.is_first:
+            # What has diverged cannot be restored, so its number is no best.
+            if self._ranks.is_first and handle.diverged is None:
                 for best in self._bests:
                     best.saving(metrics, handle.committed)
 
