@@ -27,11 +27,11 @@ NO_SERVICE = {"HOLDFAST_URL": "http://127.0.0.1:9", "HOLDFAST_RETRY_SECONDS": "0
 
 @contextmanager
 def launched(
-    *command: str, environment: dict[str, str] = NO_SERVICE, log: Path | None = None
+    *command: str, environment: dict[str, str] = NO_SERVICE, log: Path | None = None, grace: int = 30
 ) -> Iterator[subprocess.Popen[str]]:
     with log.open("w") if log else nullcontext(subprocess.PIPE) as output:
         process = subprocess.Popen(
-            [HOLDFAST, "run", "--", *command],
+            [HOLDFAST, "run", f"--grace={grace}", "--", *command],
             env=without_holdfast_settings() | environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -118,6 +118,27 @@ def test_signals_are_sent_on_as_they_come_and_who_was_told_to_end_is_launched_ag
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 75
     assert "Launch it again" in printed
+
+
+def test_a_child_that_will_not_end_is_killed_with_its_group_once_the_grace_is_over(tmp_path):
+    child = (
+        "import os, pathlib, signal\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "worker = os.fork()\n"
+        "if worker:\n"
+        f"    told = pathlib.Path({str(tmp_path)!r}, 'telling')\n"
+        "    told.write_text(f'{os.getpid()} {worker}')\n"
+        "    told.rename(told.with_name('ready'))\n"
+        "while True: signal.pause()"
+    )
+    with launched(sys.executable, "-c", child, grace=1) as process:
+        both = [psutil.Process(int(pid)) for pid in wait_for(tmp_path / "ready", process).split()]
+        process.send_signal(signal.SIGTERM)
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, printed
+    assert "It is killed." in printed
+    _, alive = psutil.wait_procs(both, timeout=60)
+    assert alive == []
 
 
 @pytest.mark.rule("training-14")

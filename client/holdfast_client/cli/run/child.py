@@ -62,6 +62,15 @@ class Child:
         if self.code is None:
             os.kill(self._pid, number)
 
+    def kill(self) -> None:
+        """It and its group. A terminal's group is ours too: there the child goes alone."""
+        if self.code is not None:
+            return
+        if self._shares_terminal:
+            os.kill(self._pid, signal.SIGKILL)
+        else:
+            os.killpg(self._pid, signal.SIGKILL)
+
     def _reap(self) -> None:
         # All there are: as the first process of a container we are the parent of what others left behind.
         while True:

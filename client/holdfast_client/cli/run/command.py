@@ -35,6 +35,8 @@ _DO_NOT_RESTART = (AttemptOutcome.FENCED, AttemptOutcome.PREEMPTED)
 _LEFT_TIME_SECONDS = 1.0
 """From the last rank's word to the end of its process."""
 _STRAGGLERS_SECONDS = 10.0
+_AFTER_GRACE_SECONDS = 5.0
+"""torchrun kills ranks that have not left when the grace is over, and then ends."""
 _CATALOG_SECONDS = 30.0
 """How long rank 0, on another node, has to tell the catalog once this node's part has ended."""
 _CATALOG_SECONDS_LEAVING = 3.0
@@ -61,7 +63,7 @@ def run(
 
     0: finished. 75: preempted, launch it again. 76: nobody told how it ended. 79: another launch has the run, do not
     launch this one again. Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave, under
-    torchrun too.
+    torchrun too. What has not ended some seconds after the grace is killed.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
         job = _Job(command, Path(folder), grace)
@@ -74,6 +76,8 @@ def run(
 class _Job:
     def __init__(self, command: Sequence[str], folder: Path, grace_seconds: int) -> None:
         self.asked_to_end = False
+        self._kill_at: float | None = None
+        self._grace_seconds = grace_seconds
         self._folder = folder
         self._torchrun = is_torchrun(command)
         self._told_at: float | None = None
@@ -82,7 +86,7 @@ class _Job:
         self._child = Child(command, environment)
 
     def wait(self) -> int:
-        return self._child.wait(self._send_on, self._stop_restarts if self._torchrun else lambda: None)
+        return self._child.wait(self._send_on, self._tick)
 
     def outcome(self) -> Outcome | None:
         """How the job ended; None where it opened no attempt."""
@@ -102,9 +106,22 @@ class _Job:
 
     def _send_on(self, number: int) -> None:
         translated = signal_for_child(number, torchrun=self._torchrun, already_asked=self.asked_to_end)
-        self.asked_to_end = self.asked_to_end or is_preemption(number, torchrun=self._torchrun)
+        if is_preemption(number, torchrun=self._torchrun) and not self.asked_to_end:
+            self.asked_to_end = True
+            self._kill_at = time.monotonic() + self._grace_seconds + _AFTER_GRACE_SECONDS
         if translated is not None:
             self._child.send(translated)
+
+    def _tick(self) -> None:
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = None
+            sys.stderr.write(
+                f"holdfast run: The job was told to end, and has not within {self._grace_seconds} seconds (--grace) "
+                f"and {_AFTER_GRACE_SECONDS:.0f} more. It is killed.\n"
+            )
+            self._child.kill()
+        if self._torchrun:
+            self._stop_restarts()
 
     def _stop_restarts(self) -> None:
         """torchrun takes whoever leaves for a crash and starts its workers again (--max-restarts): on a machine that
