@@ -69,9 +69,9 @@ class Loading:
 
         `steps`: at least so many steps back from the last one that was run. `before`: to a step below this one. Without
         them, to the newest that has not diverged.
-        `skip_data`: data loaders and samplers (keys of the state with `loader` or `sampler` in them) are not loaded:
-        they stay where they are now, behind the data that poisoned the training. Else they go back too, and the same
-        batches come again. `keep`: further components that stay as they are.
+        `skip_data`: data loaders and samplers (keys of any rank's state with `loader` or `sampler` in them) are not
+        loaded: they stay where they are now, behind the data that poisoned the training. Else they go back too, and the
+        same batches come again. `keep`: further components, of any rank, that stay as they are.
 
         A save in flight is finished, or given up after half a minute. The job goes on as a new attempt of the run, and
         what it has saved since the checkpoint is never the run's latest again. Raises NoRestorePoint where there is no

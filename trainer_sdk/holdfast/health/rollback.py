@@ -38,9 +38,7 @@ class Rollback:
         self, state: dict[str, Any], *, steps: int | None, before: int | None, keep: frozenset[str], skip_data: bool
     ) -> int:
         """The next step to run. Where it raises NoRestorePoint, nothing has changed."""
-        kept = keep | (_data_of(state) if skip_data else frozenset())
-        before_step = self._before_step(steps, before)
-        self._check(state, before_step, kept)
+        before_step, kept = self._agree(state, steps=steps, before=before, keep=keep, skip_data=skip_data)
         self._finish_saves()
         at = self._session.account.step
         self._restorer.choose_before(before_step)
@@ -71,15 +69,26 @@ class Rollback:
             raise ConfigurationError("rollback(steps=…) counts from the last step, and none was run yet. Give before=…")
         return max(0, at - steps + 1)
 
-    def _check(self, state: Mapping[str, Any], before_step: int | None, keep: frozenset[str]) -> None:
-        """On all ranks alike, before anything is done."""
-        if not self._session.has_opened:
-            raise ConfigurationError("rollback() comes too early: this job has neither restored nor saved yet.")
-        if unknown := sorted(keep - state.keys()):
-            raise ConfigurationError(f"keep={unknown!r} is not in the state; its keys are {sorted(state)}.")
-        told = self._ranks.gather((before_step, sorted(keep)))
-        if any(each != told[0] for each in told):
-            raise RanksDisagree(f"One rank goes back before step {told[0][0]}, and another one elsewhere")
+    def _agree(
+        self, state: Mapping[str, Any], *, steps: int | None, before: int | None, keep: frozenset[str], skip_data: bool
+    ) -> tuple[int | None, frozenset[str]]:
+        """The step to go below, and what stays as it is: on all ranks alike, or all raise before anything is done.
+        What was asked for must be the same; which components a rank holds need not be."""
+
+        def asked() -> tuple[tuple[int | None, list[str], bool], frozenset[str]]:
+            if not self._session.has_opened:
+                raise ConfigurationError("rollback() comes too early: this job has neither restored nor saved yet.")
+            return (self._before_step(steps, before), sorted(keep), skip_data), frozenset(state)
+
+        told = self._ranks.together(asked)
+        (before_step, _, _), _ = told[0]
+        if any(each != told[0][0] for each, _ in told):
+            raise RanksDisagree(f"One rank goes back before step {before_step}, and another one elsewhere")
+        # Of any rank: loaders that only some hold, or that are named otherwise, stay where they are as well.
+        keys = frozenset[str]().union(*(each for _, each in told))
+        if unknown := sorted(keep - keys):
+            raise ConfigurationError(f"keep={unknown!r} is not in the state; its keys are {sorted(keys)}.")
+        return before_step, keep | (_data_of(keys) if skip_data else frozenset())
 
     def _finish_saves(self) -> None:
         if all(self._ranks.gather(self._pipeline.wait_idle(_FINISH_SECONDS))):
@@ -92,11 +101,11 @@ class Rollback:
             )
 
 
-def _data_of(state: Mapping[str, Any]) -> frozenset[str]:
-    found = frozenset(key for key in state if "loader" in key.lower() or "sampler" in key.lower())
+def _data_of(keys: frozenset[str]) -> frozenset[str]:
+    found = frozenset(key for key in keys if "loader" in key.lower() or "sampler" in key.lower())
     if not found:
         raise ConfigurationError(
-            f"skip_data=True finds no data loader in the state, whose keys are {sorted(state)}. Name what shall "
+            f"skip_data=True finds no data loader in the state, whose keys are {sorted(keys)}. Name what shall "
             "stay as it is: keep=[…]."
         )
     return found
