@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ from transformers import (
 )
 
 import holdfast
-from holdfast.integrations.hf import HoldfastTrainer, beyond_limit
+from holdfast.errors import HoldfastError, SaveDeclined, SaveFailed
+from holdfast.handle import SaveHandle
+from holdfast.integrations.hf import HoldfastTrainer, HoldfastTrainerMixin, beyond_limit
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 STEPS = 12
@@ -183,6 +186,47 @@ def test_the_best_model_and_the_limit_survive_a_preemption(run: str, service: Se
         assert torch.equal(one, other)
     kept = {each.step for each in service.client.all_checkpoints(project, name, state=CheckpointState.COMMITTED)}
     assert kept == {best, 12, 10, emergency.step}, "the limit; the two newest; what an attempt resumed from"
+
+
+@pytest.mark.parametrize(
+    ("failure", "saved_again"), [(SaveFailed("in the background"), []), (SaveDeclined("busy"), [4])]
+)
+def test_a_save_that_failed_on_one_rank_alone_does_not_make_it_save_again(
+    failure: HoldfastError, saved_again: list[int]
+) -> None:
+    """The other ranks have not heard of it yet, and save() is for all of them."""
+    handle, again, saved = SaveHandle(4), list[int](), list[int]()
+    handle.fail(failure)
+    trainer: Any = SimpleNamespace(
+        checkpointer=SimpleNamespace(step=lambda *_: handle, save=lambda step, *_: again.append(step)),
+        _stepped=None,
+        _save_is_due=True,
+        _progress=SimpleNamespace(saved=saved),
+        _saved=saved.append,
+        _training_state=lambda saving: {},
+        _metrics=dict,
+    )
+    HoldfastTrainerMixin._after_step(trainer, 4)
+    assert again == saved_again
+    assert saved == [4]
+
+
+def test_training_ends_with_the_last_weights_where_the_best_step_has_diverged_or_was_never_committed(
+    run: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    with holdfast.Checkpointer(run, save=holdfast.OnPreemption(), check_finite=True) as checkpointer:
+        checkpointer.restore({"model": model})
+        torch.nn.init.constant_(model.weight, math.nan)
+        checkpointer.save(3, {"model": model})
+        torch.nn.init.ones_(model.weight)
+        for best in (3, 5):
+            state = SimpleNamespace(best_global_step=best, best_model_checkpoint=f"{run}@{best}")
+            trainer: Any = SimpleNamespace(state=state, model=model, checkpointer=checkpointer, _preempted=None)
+            trainer._trainer = trainer
+            HoldfastTrainerMixin._load_best_model(trainer)
+            assert f"{run}@{best}, could not be loaded, and the last weights stay" in caplog.text
+            assert model.weight.tolist() == [[1, 1], [1, 1]]
 
 
 def test_the_limit_is_that_of_the_trainer() -> None:

@@ -20,13 +20,15 @@ from tests.trainer.gloo import run_ranks
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from holdfast.errors import ConfigurationError, Preempted
+from holdfast.errors import ConfigurationError, HoldfastError, Preempted, SaveDeclined, SaveFailed
+from holdfast.handle import SaveHandle
 from holdfast.integrations.lightning import (
     HoldfastCallback,
     HoldfastCheckpointIO,
     HoldfastDDPStrategy,
     HoldfastModelParallelStrategy,
 )
+from holdfast.integrations.lightning.named_run import NamedRun
 from holdfast.integrations.lightning.names import step_of
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
@@ -228,3 +230,25 @@ def test_a_checkpoint_io_is_refused_where_it_would_not_see_the_state(run: str, t
         seen = SimpleNamespace(strategy=strategy, world_size=ranks)
         with pytest.raises(ConfigurationError, match=reason):
             HoldfastCallback().setup(seen, None, "fit")
+
+
+@pytest.mark.parametrize(
+    ("failure", "saved_again"), [(SaveFailed("in the background"), []), (SaveDeclined("busy"), [4])]
+)
+def test_a_save_that_failed_on_one_rank_alone_does_not_make_it_save_again(
+    failure: HoldfastError, saved_again: list[int]
+) -> None:
+    """The other ranks have not heard of it yet, and save() is for all of them."""
+    handle, again = SaveHandle(4), list[int]()
+    handle.fail(failure)
+    checkpointer: Any = SimpleNamespace(
+        step=lambda *_: handle,
+        save=lambda step, *_: again.append(step),
+        _session=SimpleNamespace(ranks=SimpleNamespace(is_first=False)),
+    )
+    run = NamedRun("demo/gpt", {})
+    run.begin(SimpleNamespace(callback_metrics={}))
+    run._checkpointer = checkpointer
+    run.step(4, {})
+    run.save(4, "last.ckpt", {})
+    assert again == saved_again

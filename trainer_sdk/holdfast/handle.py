@@ -6,6 +6,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from holdfast.errors import SaveDeclined
 from holdfast_protocol.checkpoints import CheckpointView
 
 
@@ -32,6 +33,12 @@ class SaveHandle:
         # Running from the start, so that nobody can cancel what other ranks count on.
         for future in (self.staged, self.local, self.committed):
             future.set_running_or_notify_cancel()
+
+    @property
+    def declined(self) -> bool:
+        """All ranks have left this save out: known when save() returns, and the same on every rank. Any other failure
+        comes when it comes, to each rank by itself: before a collective nothing may hang on that."""
+        return self.committed.done() and isinstance(self.committed.exception(), SaveDeclined)
 
     def mark_staged(self) -> None:
         """Once staging is over; an upload that failed at the same moment may have been first."""

@@ -24,7 +24,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import HubStrategy, get_last_checkpoint
 
 from holdfast.checkpointer import Checkpointer
-from holdfast.errors import ConfigurationError, Preempted
+from holdfast.errors import ConfigurationError, IntegrityError, NotFound, Preempted, ServiceUnavailable, StoreProblem
 from holdfast.integrations.trash import Trash
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.weights import load_weights
@@ -151,12 +151,20 @@ class HoldfastTrainerMixin:
             super()._load_best_model()  # type: ignore[misc]
             return
         self.checkpointer.wait()
-        load_weights(
-            state.best_model_checkpoint,
-            self._trainer.model,
-            component="model",
-            client_settings=self.checkpointer._client.settings,
-        )
+        try:
+            load_weights(
+                state.best_model_checkpoint,
+                self._trainer.model,
+                component="model",
+                client_settings=self.checkpointer._client.settings,
+            )
+        except (NotFound, IntegrityError, ServiceUnavailable, StoreProblem) as error:
+            # As Trainer does where the folder is gone. Every rank raises it, and before any weight was changed.
+            log.warning(
+                "the best model, %s, could not be loaded, and the last weights stay: %s",
+                state.best_model_checkpoint,
+                error,
+            )
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
@@ -174,7 +182,7 @@ class HoldfastTrainerMixin:
                 self._preempted = preempted
                 self._trainer.control.should_training_stop = True
                 return
-            if handle is not None and not (handle.committed.done() and handle.committed.exception()):
+            if handle is not None and not handle.declined:
                 self._saved(step)
         if self._save_is_due and step not in self._progress.saved:
             self.checkpointer.save(step, self._training_state(saving=step), self._metrics())

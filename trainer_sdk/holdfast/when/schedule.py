@@ -15,11 +15,8 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from enum import Enum, auto
-from typing import Any
 
-from holdfast.errors import SaveDeclined
 from holdfast.handle import SaveHandle
 from holdfast.metric_values import Metrics
 from holdfast.ranks import Question, Ranks
@@ -88,11 +85,10 @@ class Schedule:
 
     def saved(self, metrics: Metrics | None, handle: SaveHandle, due: Due | None) -> None:
         """A save began, or was declined by all ranks. `due`: why; None: the script asked for it."""
-        declined = _is_declined(handle.committed)
-        if declined and due is Due.BY_INTERVAL:
+        if handle.declined and due is Due.BY_INTERVAL:
             self._put_off = True
             self._say_that_it_stretches()
-        elif not declined:
+        elif not handle.declined:
             self._put_off = False
             # What has diverged cannot be restored, so its number is no best.
             if self._ranks.is_first and handle.diverged is None:
@@ -132,7 +128,3 @@ class Schedule:
                 "a save is due while an earlier save is still in flight. It is done at the first step after that one: "
                 "where saves take longer than the interval, the interval stretches. This is said once."
             )
-
-
-def _is_declined(committed: Future[Any]) -> bool:
-    return committed.done() and isinstance(committed.exception(), SaveDeclined)

@@ -156,7 +156,7 @@ class NamedRun:
         except Preempted:
             self._saved = step  # and ModelCheckpoint, which saves on exceptions, need not save it again
             raise
-        if handle is not None and not (handle.committed.done() and handle.committed.exception()):
+        if handle is not None and not handle.declined:
             self._saved = step
 
     def knows(self, path: str | os.PathLike[str]) -> bool:
