@@ -34,6 +34,7 @@ from holdfast.staging import StagedShard, StagingArea, WindowedShard
 from holdfast.state.capture import CapturedState, capture
 from holdfast.state.components import Declarations, path_of
 from holdfast.state.finite import FiniteCheck, Looked
+from holdfast.state.replicas import check_optimizers, first_difference, shared_by
 from holdfast.state.rng import capture_rng
 from holdfast.stats import SaveStats
 from holdfast_client.chunks.workers import WorkerThreads
@@ -196,13 +197,15 @@ class Saver:
     def _agree(self, captured: _Captured, *, same: bool) -> Layout:
         if not same or self._agreed is None:
             plan, components = captured.plan, captured.state.components
-            told = self._ranks.gather((plan, components))
+            told = self._ranks.gather((plan, components, shared_by(captured.state)))
             # Pure from here on: with the same plans every rank makes the same layout, or raises the same LayoutError.
-            self._completeness.check((name for _, names in told for name in names), self._session.opened.components)
-            self._agreed = (plan, global_layout([each for each, _ in told]))
+            self._completeness.check((name for _, names, _ in told for name in names), self._session.opened.components)
+            check_optimizers([shared.optimized for _, _, shared in told])
+            self._agreed = (plan, global_layout([each for each, _, _ in told]))
             self._components = components
             if self._ranks.is_first:
                 _warn_of_idle_patterns(self._agreed[1], self._declared)
+                _warn_of_difference(first_difference([shared.marks for _, _, shared in told]))
         return self._agreed[1]
 
     def _declined(self, handle: SaveHandle, *, waited: bool) -> SaveHandle:
@@ -317,6 +320,16 @@ def _warn_of_idle_patterns(layout: Layout, declared: Declarations) -> None:
                 pattern,
                 ", ".join(map(repr, paths[:3])) or "nothing: it has no tensors",
             )
+
+
+def _warn_of_difference(found: tuple[str, int, int] | None) -> None:
+    if found is not None:
+        log.error(
+            "ranks %d and %d hold other values of %r, and only one of them is saved. Pipeline stages whose layers have "
+            'the same names: declare them with per_rank=["model", "optimizer"]; else begin all ranks with one state',
+            *found[1:],
+            found[0],
+        )
 
 
 def _components(plan: LocalPlan, state: Mapping[str, Any]) -> dict[str, Component]:

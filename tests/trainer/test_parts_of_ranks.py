@@ -1,0 +1,115 @@
+"""Ranks that do not hold the same: pipeline stages, and what rank 0 alone has. On real gloo ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.trainer.gloo import run_ranks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import holdfast
+
+OWN = ["model", "optimizer"]
+
+
+def stage_of(rank: int, seed: int, names: str) -> dict[str, Any]:
+    """Of two stages; on four ranks each is sharded over two. Layers are named by their place in the whole, or alike."""
+    width = dist.get_world_size() // 2
+    stage = rank // width
+    torch.manual_seed(seed + stage)
+    place = 2 * stage if names == "apart" else 0
+    module = nn.Sequential(OrderedDict((str(place + at), nn.Linear(4, 4)) for at in range(2)))
+    if width > 1:
+        fully_shard(module, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))["dp"])
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter) * (stage + 1)
+    optimizer.step()
+    return {"model": module, "optimizer": optimizer, "stage": stage}
+
+
+def whole(state: dict[str, Any]) -> Any:
+    found = {}
+    for name, parameter in state["model"].named_parameters():
+        for slot, value in [("", parameter), *state["optimizer"].state.get(parameter, {}).items()]:
+            found[name, slot] = (value.full_tensor() if isinstance(value, DTensor) else value).detach().tolist()
+    return found, state["stage"]
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += record.getMessage()
+
+
+def saved_and_resumed(rank: int, run: str, names: str, per_rank: list[str]) -> tuple[bool, str]:
+    state, resumed = stage_of(rank, 1, names), stage_of(rank, 50, names)
+    logging.getLogger("holdfast").addHandler(heard := Heard())
+    for each, step in [(state, 0), (resumed, 1)]:
+        with holdfast.Checkpointer(run, save=holdfast.OnPreemption(), per_rank=per_rank) as checkpointer:
+            assert checkpointer.restore(each) == step
+            if step == 0:
+                checkpointer.save(0, state).committed.result(timeout=60)
+    return whole(resumed) == whole(state), heard.text
+
+
+@pytest.mark.rule("training-5")
+@pytest.mark.parametrize("names", ["apart", "alike"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_pipeline_stages_that_are_declared_per_rank_come_back(run: str, world_size: int, names: str) -> None:
+    assert run_ranks(saved_and_resumed, world_size, run, names, OWN) == [(True, "")] * world_size
+
+
+@pytest.mark.rule("training-5")
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_stages_that_collide_undeclared_are_told_with_the_remedy(run: str, world_size: int) -> None:
+    told = [text for _, text in run_ranks(saved_and_resumed, world_size, run, "alike", [])]
+    assert "other values of 'model/0." in told[0]
+    assert 'per_rank=["model", "optimizer"]' in told[0]
+    assert not any(told[1:])
+
+
+def stages_undeclared(rank: int, run: str) -> str:
+    state = stage_of(rank, 1, "apart")
+    with holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as checkpointer:
+        checkpointer.restore(state)
+        try:
+            checkpointer.save(0, state).committed.result(timeout=60)
+        except ValueError as error:
+            return str(error)
+    return "saved"
+
+
+@pytest.mark.rule("training-5")
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_stages_of_other_names_are_refused_undeclared(run: str, world_size: int) -> None:
+    refused = run_ranks(stages_undeclared, world_size, run)
+    assert all("declared per rank" in each for each in refused), refused
+
+
+def only_on_rank_0(rank: int, run: str) -> Any:
+    """Horovod's way: the others get what they need from rank 0 by broadcast, and have no such component."""
+    history: dict[str, Any] = {"seen": []}
+    with holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as checkpointer:
+        state = {"model": nn.Linear(2, 2)} | ({"history": history} if rank == 0 else {})
+        start = checkpointer.restore(state)
+        history["seen"] = [*state.get("history", history)["seen"], start] if rank == 0 else []
+        checkpointer.save(start, state | ({"history": history} if rank == 0 else {})).committed.result(timeout=60)
+    return history["seen"]
+
+
+@pytest.mark.rule("training-5")
+def test_what_rank_0_alone_has_comes_back_to_it(run: str) -> None:
+    assert run_ranks(only_on_rank_0, 2, run) == [[0], []]
+    assert run_ranks(only_on_rank_0, 2, run) == [[0, 1], []]
