@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,3 +110,28 @@ def test_fingerprints_tell_bits_apart_and_nothing_else() -> None:
     assert dict(flat(nan, "")) != dict(flat(other, "")), "bits, not values"
     assert dict(flat(torch.zeros(2), "")) != dict(flat(-torch.zeros(2), ""))
     assert dict(flat({"a": object()}, "")) == {".a": "object"}, "an address is nothing to compare"
+
+
+def test_a_step_that_holds_its_model_in_a_closure_hides_nothing() -> None:
+    def made() -> Any:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            optimizer.step()
+            unset()
+
+        if not model:
+            unset = print  # a cell that stays empty
+        return step
+
+    def look(made: Callable[[], Any]) -> set[tuple[str, str]]:
+        reached = made()
+        around = Surroundings(sys._getframe(), {})
+        del reached
+        return {(name, each.kind) for name, each in around.outside.items() if name.startswith("reached")}
+
+    assert look(made) == {("reached.optimizer", "optimizer")}
+    assert look(lambda: partial(made())) == {("reached.func.optimizer", "optimizer")}
+    assert look(lambda: Trainer().look) >= {("reached.__self__.model", "model")}
+    assert look(lambda: nn.Linear(2, 2).forward) == {("reached.__self__", "model")}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.verify import verification as verification_module
 from holdfast.verify.diagnosis import Piece, diagnose
 from holdfast.verify.evidence import compare, follows_on, unrepeated
+from holdfast.verify.launching import Launched
 from holdfast.verify.records import Boundary, Outside, Snapshot, Trail
 from holdfast.verify.report import as_document, as_text
-from holdfast.verify.verification import Verdict, Verification
+from holdfast.verify.verification import Verdict, Verification, Verifier
 
 SAVED = 2
 
@@ -140,3 +143,41 @@ def test_where_nothing_is_seen_the_report_says_what_remains() -> None:
     assert "  tensor model/w: straight weights 3, resumed x\n" in text
     document = as_document(verification)
     assert (document["first_differing_step"], document["causes"][0]["piece"]) == (3, "data position")
+
+
+def verified(monkeypatch: pytest.MonkeyPatch, *launches: Trail) -> Verification:
+    """By launches that end as these do: straight, killed, resumed."""
+    waiting = list(launches)
+    monkeypatch.setattr(
+        verification_module, "launch", lambda *told, **more: Launched([waiting.pop(0)], True, Path("output.log"))
+    )
+    verifier = Verifier(["train"], Path("nowhere"), {}, timeout_seconds=1, say=lambda text: None)
+    return verifier.verify(6, SAVED + 1)
+
+
+def seen(given: Trail, *, tensors: bool = False, **metrics: str) -> Trail:
+    boundaries = [
+        replace(each, metrics=metrics, now=replace(each.now, tensors=each.now.tensors if tensors else []))
+        for each in given.boundaries
+    ]
+    return replace(given, boundaries=boundaries)
+
+
+@pytest.mark.rule("training-5")
+def test_launches_are_not_called_exact_where_nothing_of_the_training_was_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A script whose state is its step count restores no model, and all that is looked at is equal."""
+    straight, killed, resumed = trail(range(6)), trail(range(3)), trail(range(3, 6))
+    blind = verified(monkeypatch, *(seen(each) for each in (straight, killed, resumed)))
+    assert blind.verdict is Verdict.NOTHING_SEEN
+    assert "EXACT" not in as_text(blind)
+    assert "Pass metrics=" in as_text(blind)
+    assert as_document(blind)["verdict"] == "nothing seen"
+    timed = verified(
+        monkeypatch, seen(straight, seconds="0.5"), seen(killed, seconds="0.7"), seen(resumed, seconds="0.5")
+    )
+    assert timed.verdict is Verdict.NOTHING_SEEN, "a metric that is left out is not compared"
+    for shown in ({"tensors": True}, {"loss": "1.5"}):
+        found = verified(monkeypatch, *(seen(each, **shown) for each in (straight, killed, resumed)))  # type: ignore[arg-type]
+        assert found.verdict is Verdict.EXACT

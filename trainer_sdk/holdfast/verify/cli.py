@@ -58,7 +58,7 @@ def verify_resume(
     The command is launched three times as it stands, for a few steps each: straight, killed with SIGKILL once a step
     is committed, and resumed. Metrics, tensors, values and random numbers are compared at each step. Where they differ,
     the report names the first step and tensor, and the piece of state that is likely missing.
-    Ends with 0 if all is equal, with 1 if not.
+    Ends with 0 if all is equal, with 1 if not, and with 1 where neither a metric nor a tensor was there to compare.
     """
     kill_after = steps // 2 if kill_at is None else kill_at
     if kill_after >= steps:

@@ -99,6 +99,18 @@ def follows_on(straight: Sequence[Trail], resumed: Sequence[Trail], saved_step: 
     )
 
 
+def saw_training(straight: Sequence[Trail], comparison: Comparison) -> bool:
+    """Whether any tensor of the state, or any metric that undisturbed launches repeat, was among what was compared.
+    Where neither was, a training that nobody restored is equal too."""
+    compared = set(comparison.compared_steps)
+    return any(
+        boundary.now.tensors or any(f"metric {name}" not in comparison.ignored for name in boundary.metrics)
+        for trail in straight
+        for boundary in trail.boundaries
+        if boundary.step in compared
+    )
+
+
 def restored_otherwise(straight: Trail, resumed: Trail, saved_step: int) -> list[str]:
     """Paths of the state that restore() did not bring back as they were when they were saved."""
     before = straight.at(saved_step)

@@ -58,6 +58,12 @@ def _lines(verification: Verification) -> Iterator[str]:
             f"{comparison.compared_steps[0]} to {comparison.compared_steps[-1]} are equal bit for bit on {ranks}:"
         )
         yield f"  {verification.tensors} tensors a rank, plain values, random numbers, {metrics}."
+    elif verification.verdict is Verdict.NOTHING_SEEN:
+        yield (
+            f"NOTHING SEEN: killed after step {verification.saved_step} and resumed, nothing of the training was "
+            f"compared: no tensor is in the state, and no metric was given that repeats itself ({ranks})."
+        )
+        yield '  Pass metrics={"loss": loss} to ckpt.step(), or put the model into the state; then verify again.'
     elif verification.verdict is Verdict.NOT_DETERMINISTIC:
         yield f"NOT DETERMINISTIC: two launches that nobody disturbed differ at step {comparison.step}."
         yield from _differences(comparison.first, "first", "second")

@@ -1,7 +1,7 @@
 """What the training loop reaches that changes as it goes and is not in the state: where forgotten state is found.
 
 In the script: recorder -> **surroundings**. From the frames of whoever called Holdfast, innermost first, through local
-variables and attributes, a few levels deep. Reads only; calls nothing but the state_dict() of what has one.
+variables, attributes and closures, a few levels deep. Reads only; calls nothing but the state_dict() of what has one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import contextlib
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from types import FrameType, GeneratorType, ModuleType
+from functools import partial
+from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,17 @@ def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, GeneratorType):
         if value.gi_frame is not None:
             yield from ((f"{path}.{name}", item) for name, item in list(value.gi_frame.f_locals.items()))
+    elif isinstance(value, FunctionType):
+        # A training step that was made by another function holds its model and optimizer in no variable of a frame.
+        if not _is_closed(value.__module__ or ""):
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                with contextlib.suppress(ValueError):  # not assigned yet
+                    yield f"{path}.{name}", cell.cell_contents
+    elif isinstance(value, MethodType):
+        yield f"{path}.__self__", value.__self__
+        yield f"{path}.__func__", value.__func__
+    elif isinstance(value, partial):
+        yield from ((f"{path}.{name}", getattr(value, name)) for name in ("func", "args", "keywords"))
     elif isinstance(value, DataLoader):
         for name in ("generator", "sampler", "batch_sampler", "dataset"):
             yield f"{path}.{name}", getattr(value, name, None)

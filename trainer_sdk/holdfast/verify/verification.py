@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from holdfast.verify.diagnosis import Cause, diagnose
-from holdfast.verify.evidence import Comparison, compare, follows_on, unrepeated
+from holdfast.verify.evidence import Comparison, compare, follows_on, saw_training, unrepeated
 from holdfast.verify.launching import Launched, LaunchFailed, launch
 from holdfast.verify.orders import LaunchOrder
 from holdfast.verify.records import Trail
@@ -23,6 +23,8 @@ class Verdict(StrEnum):
     EXACT = "exact"
     NOT_EXACT = "not exact"
     NOT_DETERMINISTIC = "not deterministic"
+    NOTHING_SEEN = "nothing seen"
+    """No tensor and no metric was compared: whatever went wrong would not have been noticed."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,14 @@ class Verifier:
         resumed = self._launch("resumed", "the same command, resumed", order)
         comparison = compare(straight.trails, resumed.trails, ignored=ignored)
         if comparison.equal and follows_on(straight.trails, resumed.trails, saved_step):
-            return self._result(Verdict.EXACT, straight.trails, comparison, saved_step)
+            return self._equal(straight.trails, comparison, saved_step)
         again = self._straight("again", "they differ: once more straight, to see whether it repeats itself", steps)
         repeated = unrepeated(straight.trails, again.trails)
         if repeated is None:
             return self._not_deterministic(straight.trails, again.trails, saved_step)
         comparison = compare(straight.trails, resumed.trails, ignored=ignored | repeated)
         if comparison.equal and follows_on(straight.trails, resumed.trails, saved_step):
-            return self._result(Verdict.EXACT, straight.trails, comparison, saved_step)
+            return self._equal(straight.trails, comparison, saved_step)
         rank = comparison.first[0].rank if comparison.first else 0
         causes = diagnose(straight.trails[rank], resumed.trails[rank], comparison, saved_step)
         return self._result(Verdict.NOT_EXACT, straight.trails, comparison, saved_step, causes)
@@ -112,6 +114,10 @@ class Verifier:
 
     def _not_deterministic(self, straight: list[Trail], again: list[Trail], saved_step: int) -> Verification:
         return self._result(Verdict.NOT_DETERMINISTIC, straight, compare(straight, again), saved_step)
+
+    def _equal(self, straight: list[Trail], comparison: Comparison, saved_step: int) -> Verification:
+        verdict = Verdict.EXACT if saw_training(straight, comparison) else Verdict.NOTHING_SEEN
+        return self._result(verdict, straight, comparison, saved_step)
 
     def _result(
         self,
