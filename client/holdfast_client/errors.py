@@ -14,7 +14,7 @@ HoldfastError
 │   ├── PolicyNotFound  HoldNotFound  ControllerNotFound  OperationNotFound  WebhookNotFound
 │   ├── RouteNotFound
 │   └── NoRestorePoint
-├── StaleAttempt                stop: a newer attempt has taken over
+├── StaleAttempt                stop: a newer attempt has taken over, or this one has ended
 ├── Conflict                    look again, then decide
 │   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  OffLineBranch  ManifestConflict
 │   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
@@ -182,8 +182,18 @@ class NoRestorePoint(NotFound):
 
 
 class StaleAttempt(HoldfastError):
+    """`is_fenced`: a newer attempt has the run. Else this one has ended, or its catalog was restored or cloned since:
+    a new launch goes on."""
+
     code = ProblemCode.STALE_ATTEMPT
-    remedy = "This job must stop and must not be restarted."
+
+    @property
+    def is_fenced(self) -> bool:
+        return "latest_attempt" in self.context
+
+    @property
+    def remedy(self) -> str:  # type: ignore[override]  # a class has one text, and here it follows from the facts
+        return "This job must stop and must not be restarted." if self.is_fenced else "This job must stop."
 
 
 class Conflict(HoldfastError):

@@ -94,7 +94,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.WEBHOOK_NOT_FOUND: ProblemKind(404, "No such webhook"),
     ProblemCode.NO_RESTORE_POINT: ProblemKind(404, "There is no valid restore point"),
     ProblemCode.ROUTE_NOT_FOUND: ProblemKind(404, "No such route"),
-    ProblemCode.STALE_ATTEMPT: ProblemKind(409, "A newer attempt has taken over this run"),
+    ProblemCode.STALE_ATTEMPT: ProblemKind(409, "This attempt may not write to its run any more"),
     ProblemCode.ATTEMPT_CONFLICT: ProblemKind(409, "Another attempt was opened in between"),
     ProblemCode.CHECKPOINT_CONFLICT: ProblemKind(409, "This step was begun differently"),
     ProblemCode.CHECKPOINT_ABORTED: ProblemKind(409, "This checkpoint was aborted"),

@@ -6,7 +6,8 @@ import pytest
 
 from holdfast_service.catalog.attachments import attached_here
 from holdfast_service.catalog.processes import ProcessKind, say_alive
-from holdfast_service.reap.tick import DRAIN_SECONDS, ReapReport, tick
+from holdfast_service.catalog.writing import DRAIN_SECONDS
+from holdfast_service.reap.tick import ReapReport, tick
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
@@ -140,10 +141,14 @@ def test_a_rank_that_crashed_has_told_so_before_its_save_in_flight_is_over(
     job.end("failed")
     assert tick(service.context) == ReapReport()
     assert saves[0].write(0, [b"w", b"i"])["state"] == "committed"
+    assert job.save(102)["state"] == "committed", "it was queued, and begins only now"
     clock.advance(DRAIN_SECONDS // 2)
     saves[1].negotiate(0, [b"w"])
     tick(service.context)
     clock.advance(DRAIN_SECONDS // 2 + 1)
     saves[1].negotiate(0, [b"w"])
+    with refused("stale_attempt") as caught:
+        job.begin(103)
+    assert caught.value.context == {"attempt": 1, "outcome": "failed"}, "and names no newer attempt: it is not fenced"
     assert tick(service.context).aborted == (saves[1].id,)
     assert saves[1].now()["abort_reason"] == "attempt 1 has ended (failed) without completing it"

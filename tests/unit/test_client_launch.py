@@ -53,7 +53,7 @@ class Run:
         number = self.by_launch.get(body["launch_id"])
         if number is None or number != self.newest:
             if body["after"] != self.newest:
-                return problem("attempt_conflict")
+                return problem("attempt_conflict", latest_attempt=self.newest)
             self.newest += 1
             number = self.by_launch[body["launch_id"]] = self.newest
         return as_json(

@@ -259,5 +259,5 @@ def test_the_message_is_title_detail_and_remedy():
         with pytest.raises(errors.StaleAttempt) as caught:
             client.server_info()
     assert str(caught.value) == (
-        "A newer attempt has taken over this run. Attempt 3 is open. This job must stop and must not be restarted."
+        "This attempt may not write to its run any more. Attempt 3 is open. This job must stop."
     )

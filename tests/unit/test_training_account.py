@@ -60,7 +60,9 @@ def test_a_job_that_resumes_trains_saves_and_goes_back(watch: Watch) -> None:
     assert (account.step, account.read()["steps_run"]) == (113, 13)
     # The same job goes back to step 105, in an attempt of its own.
     account.begin()
+    assert account.step == 113, "should its restore fail, it counts from there once more"
     account.goes_on_from(106)
+    assert (account.step, account.read()["step"]) == (105, None), "from here the next rollback(steps=…) counts"
     account.ran(106)
     told = account.read()
     assert (told["first_step"], told["step"], told["steps_run"], told["restore_seconds"]) == (106, 106, 1, 0.0)

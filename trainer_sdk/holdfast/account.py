@@ -29,14 +29,15 @@ class TrainingAccount:
 
     def __init__(self) -> None:
         self._doing = Doing.TRAINING
+        self._base: int | None = None
+        """The step whose state training goes on from; None at the very beginning. Outlives the attempt: what is gone
+        back from was reached in the one before."""
         self.begin()
 
     def begin(self) -> None:
         """An attempt begins: all sums are zero. What is being done goes on."""
         self.saves_begun = 0
         self._began_at = time.monotonic()
-        self._base: int | None = None
-        """The step whose state training goes on from; None at the very beginning."""
         self._first: tuple[int, float] | None = None
         """The first step, and when it was over."""
         self._ran: tuple[int | None, int] = (None, 0)
@@ -50,8 +51,8 @@ class TrainingAccount:
 
     @property
     def step(self) -> int | None:
-        """The last step that was run here."""
-        return self._ran[0]
+        """The last step that was run, here or before the restore point; None before the first."""
+        return self._base
 
     def ran(self, step: int) -> None:
         """After each step. The same one again is no step."""

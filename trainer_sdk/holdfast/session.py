@@ -56,6 +56,8 @@ class Session:
         # Made once per process, so that a repeated call after a lost reply opens nothing twice. Rank 0's is the job's.
         self.launch_id = outcome_file.new_launch_id()
         self._next_launch_id: str | None = None
+        self._may_be_left = False
+        """open_anew() has failed, and may have been carried out all the same. On every rank."""
         self._outcome_file = outcome_file
         self._opened: AttemptOpened | None = None
         self._adoption = adoption
@@ -82,19 +84,25 @@ class Session:
     def open_anew(self) -> None:
         """A new attempt for this same job, which fences its own old one: from it a job may go back. Collective; no save
         may be in flight. Raises StaleAttempt on all ranks where another launch has taken over; the old attempt goes on
-        where anything is raised."""
+        where anything else is raised, unless the service has opened the new one and its reply was lost: then the old
+        one is refused, and nobody but this job has taken over. Called again, it gets the attempt that was opened."""
         if self._heart is not None:
             self._heart.leave()
         try:
             launch_id, opened = self.ranks.from_first(self._open_after_own)
         except StaleAttempt as error:
-            self.note(error)
+            self._may_be_left = False
+            self._ended_by = error
             self._outcome_file.ended(AttemptOutcome.FENCED, str(error))
             raise
         except BaseException:
+            self._may_be_left = True
             self._beat(self.opened)
             raise
         self.launch_id, self._opened, self._next_launch_id = launch_id, opened, None
+        if self._may_be_left and isinstance(self._ended_by, StaleAttempt):
+            self._ended_by = None  # what was met as the attempt that has been left
+        self._may_be_left = False
         self.account.begin()
         self._is_open(opened)
 
@@ -155,7 +163,7 @@ class Session:
     def note(self, error: BaseException) -> None:
         """A background thread met `error`; kept if it ends the job."""
         if isinstance(error, ENDS_THE_JOB) and self._ended_by is None:
-            self._ended_by = error
+            self._ended_by = self._left_unheard(error) or error
 
     def ended_by(self) -> HoldfastError | None:
         """What a background thread met that ends the job."""
@@ -164,18 +172,39 @@ class Session:
     def crashed(self, error: BaseException) -> None:
         """This rank has raised `error`: told at once, before anything is waited for. Never raises."""
         self.note(error)
-        if self._heart is not None and not isinstance(self._ended_by, StaleAttempt):
+        if self._heart is not None and not self._is_fenced:
             self._heart.crashed(error)
 
     def end(self, outcome: AttemptOutcome, detail: str = "", notice: Notice | None = None) -> None:
         """Rank 0 tells how the job ended; the heartbeat stops. Never raises: it comes when all else is done."""
         if self._heart is not None:
-            self._heart.stop(outcome, detail, notice, fenced=isinstance(self._ended_by, StaleAttempt))
+            self._heart.stop(outcome, detail, notice, fenced=self._is_fenced)
         if self._opened is not None:
             # Last: a launcher that is told of the end may end this process.
-            fenced = isinstance(self._ended_by, StaleAttempt)
-            self._outcome_file.ended(AttemptOutcome.FENCED if fenced else outcome, detail)
+            if self._is_fenced:
+                outcome = AttemptOutcome.FENCED
+            elif isinstance(self._ended_by, StaleAttempt) and outcome is AttemptOutcome.FINISHED:
+                # What it saved at last was refused: it is to be launched again, and has not finished.
+                outcome, detail = AttemptOutcome.FAILED, str(self._ended_by)
+            self._outcome_file.ended(outcome, detail)
         self.brief_client.close()
+
+    @property
+    def _is_fenced(self) -> bool:
+        """Another launch has the run: this one must not be launched again."""
+        return isinstance(self._ended_by, StaleAttempt) and self._ended_by.is_fenced
+
+    def _left_unheard(self, error: BaseException) -> StaleAttempt | None:
+        """What to say instead of `error`, where it may be our own next attempt that it names."""
+        own = self._opened.attempt if self._opened is not None else 0
+        if not self._may_be_left or not isinstance(error, StaleAttempt):
+            return None
+        if error.context.get("latest_attempt") != own + 1:
+            return None
+        return StaleAttempt(
+            f"The reply to a rollback was lost, so attempt {own} of {self.run} may write no more. Launch the job again",
+            request_id=error.request_id,
+        )
 
     def _is_open(self, opened: AttemptOpened) -> None:
         self.save_interval_seconds = opened.save_interval_seconds

@@ -22,6 +22,9 @@ from holdfast_service.clock import database_now
 from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
 
+# A rank that crashes says so at once, and its saves in flight and in the queue end afterwards: so long they may go on.
+DRAIN_SECONDS = 60
+
 # A deadline is moved when a twentieth of it has passed: a thousand ranks must not all write one row in each call.
 _MOVED_AFTER = 1 / 20
 

@@ -17,7 +17,7 @@ from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 from holdfast_service.catalog.views import current_checkpoint_view
-from holdfast_service.catalog.writing import Writing, keep_alive, refuse_unless_pusher
+from holdfast_service.catalog.writing import DRAIN_SECONDS, Writing, keep_alive, refuse_unless_pusher
 from holdfast_service.clock import database_now
 from holdfast_service.commit.late import place_late_save, refuse_off_line
 from holdfast_service.context import ServiceContext
@@ -49,7 +49,7 @@ def _begin(
     _, attempt = pass_fence(session, run.id, request, context.epoch)
     checkpoint = _live(session, attempt, request.step)
     if checkpoint is None:
-        _refuse_if_ended(attempt)
+        _refuse_if_ended(session, attempt)
         checkpoint = _insert(session, context, attempt, request, pushed_by=None, off_line=False)
     return attempt, attempt, checkpoint
 
@@ -124,15 +124,21 @@ def _new(session: Session, context: ServiceContext, attempt: Attempt, request: B
     }
 
 
-def _refuse_if_ended(attempt: Attempt) -> None:
-    """An attempt that said that it has ended begins nothing more; one that was only thought lost comes back."""
-    if attempt.outcome is not None and attempt.outcome != AttemptOutcome.LOST:
-        raise ProblemError(
-            ProblemCode.STALE_ATTEMPT,
-            f"Attempt {attempt.number} has ended ({attempt.outcome}). Launch the job again to go on.",
-            attempt=attempt.number,
-            outcome=attempt.outcome,
-        )
+def _refuse_if_ended(session: Session, attempt: Attempt) -> None:
+    """An attempt that said that it has ended begins nothing more. One that was only thought lost comes back, and one
+    that crashed still begins what it had queued by then."""
+    if attempt.outcome is None or attempt.outcome == AttemptOutcome.LOST:
+        return
+    assert attempt.ended_at is not None  # who sets the outcome sets both
+    drains_until = attempt.ended_at + timedelta(seconds=DRAIN_SECONDS)
+    if attempt.outcome == AttemptOutcome.FAILED and database_now(session) < drains_until:
+        return
+    raise ProblemError(
+        ProblemCode.STALE_ATTEMPT,
+        f"Attempt {attempt.number} has ended ({attempt.outcome}). Launch the job again to go on.",
+        attempt=attempt.number,
+        outcome=attempt.outcome,
+    )
 
 
 def _refuse_if_different(checkpoint: Checkpoint, request: BeginCheckpoint) -> None:

@@ -15,13 +15,11 @@ from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.rounds import Backlog, RoundReport
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 from holdfast_service.catalog.views import seal_progress
+from holdfast_service.catalog.writing import DRAIN_SECONDS
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.reap.downtime import NAME, leave_out_downtime
 from holdfast_service.reap.reasons import ended, silent
-
-# A rank that crashes says so at once, and then lets its save in flight end: so long it may go on.
-DRAIN_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,9 @@ def catalog_of(client: Client) -> Callable[[RunName, int], Asked | None]:
             found = client.attempt(run.project, run.run, attempt)
         except HoldfastError:
             return None
-        return found.outcome, found.outcome_detail or ""
+        # Left by its own job, and its ranks here know of no other: nobody else has the run.
+        left = found.outcome is AttemptOutcome.FENCED and found.rolled_back_at is not None
+        return AttemptOutcome.FAILED if left else found.outcome, found.outcome_detail or ""
 
     return ask
 
