@@ -59,6 +59,28 @@ def test_what_three_attempts_crashed_from_is_quarantined_and_the_one_before_is_o
     assert offered(again) == 100, "the same launch that lost its reply"
 
 
+def test_a_diverged_commit_is_no_progress(service: RunningService) -> None:
+    first = Job(service.http())
+    for step in (100, 200):
+        first.save(step)
+    for number in range(1, 4):
+        job = Job(service.http(), after=number)
+        job.resumed_from(job.opened["restore_point"]["checkpoint_id"])
+        assert job.save(200 + number, finite=False)["health"] == "diverged"
+        job.end("failed", error_type="RuntimeError")
+    assert offered(Job(service.http(), after=4)) == 100
+    assert view(service, 200)["health"] == "quarantined"
+
+
+def test_a_store_that_is_away_quarantines_nothing(service: RunningService) -> None:
+    Job(service.http()).save(100)
+    Job(service.http(), after=1).save(200)
+    for number in range(2, 6):
+        Job(service.http(), after=number).end("failed", error_type="holdfast_client.errors.StoreUnavailable")
+    assert offered(Job(service.http(), after=6)) == 200
+    assert view(service, 200)["health"] == "ok"
+
+
 def test_a_released_checkpoint_is_not_quarantined_again_at_once(service: RunningService) -> None:
     first = Job(service.http())
     for step in (100, 200):

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import holdfast.errors
+import holdfast_client.errors
 from holdfast_protocol.states import AttemptOutcome
 from holdfast_service.attempts.crash_loop import FEW_STEPS, Tried, crash_loop
 
@@ -18,7 +20,9 @@ def tried(*ends: Any) -> list[Tried]:
     """From the oldest to the newest: an outcome, or the changes of a failed attempt. Returned newest first."""
     found = []
     for number, end in enumerate(ends, 1):
-        facts: dict[str, Any] = {"outcome": FAILED} | (end if isinstance(end, dict) else {"outcome": end})
+        facts: dict[str, Any] = {"outcome": FAILED, "error_type": "RuntimeError"} | (
+            end if isinstance(end, dict) else {"outcome": end}
+        )
         opened_at = OPENED + timedelta(hours=number)
         found.append(Tried(number, opened_at, **({"point": "ck_x", "point_step": 100} | facts)))
     return found[::-1]
@@ -31,6 +35,8 @@ def tried(*ends: Any) -> list[Tried]:
         ([FAILED, FAILED], None),
         ([FAILED, LOST, FAILED], None),
         ([LOST, FENCED, FAILED], (1, 2, 3)),
+        ([FAILED, FAILED, {"error_type": None}], None),
+        ([FAILED, {"error_type": None}, {"error_type": None}], (1, 2, 3)),
         ([FAILED, FAILED, AttemptOutcome.PREEMPTED, FAILED], (1, 2, 4)),
         ([FAILED, FAILED, {"rolled_back": True, "outcome": FENCED}, FAILED], (1, 2, 4)),
         ([FAILED, FAILED, {"called_later": True, "outcome": FENCED}, LOST], None),
@@ -47,6 +53,35 @@ def tried(*ends: Any) -> list[Tried]:
 def test_which_ends_count(ends: list[Any], crashed: tuple[int, ...] | None) -> None:
     loop = crash_loop(tried(*ends), "ck_x", attempts=3)
     assert (None if loop is None else loop.attempts) == crashed
+
+
+def test_every_error_is_the_checkpoints_the_jobs_or_that_of_a_lost_rank() -> None:
+    """By what two crashes and one such error come to; two such errors beside one crash tell a lost rank."""
+    damaged = {"ChecksumMismatch", "ChunkCorrupt", "ChunkLost", "IntegrityError", "TreeFormatError"}
+    ours = {
+        of_class
+        for module in (holdfast.errors, holdfast_client.errors)
+        for of_class in vars(module).values()
+        if isinstance(of_class, type) and issubclass(of_class, Exception)
+    }
+    assert {"StoreUnavailable", "SaveFailed", "LayoutError", "RankLost"} | damaged <= {each.__name__ for each in ours}
+    for of_class in ours:
+        name = of_class.__name__
+        expected = "crash" if name in damaged else "silence" if name == "RankLost" else "neither"
+        assert end_by(f"{of_class.__module__}.{name}") == expected, of_class
+    assert {end_by(f"torch.distributed.Dist{kind}Error") for kind in ("", "Backend", "Network", "Store")} == {"silence"}
+    for name in ("SystemExit", "ModuleNotFoundError", "FileNotFoundError", "argparse.ArgumentError"):
+        assert end_by(name) == "neither", name
+    for name in ("RuntimeError", "torch.OutOfMemoryError", "loader.FileNotFoundError"):
+        assert end_by(name) == "crash", name
+    assert end_by(None) == "silence"
+
+
+def end_by(error_type: str | None) -> str:
+    this = {"error_type": error_type}
+    if crash_loop(tried(FAILED, FAILED, this), "ck_x", attempts=3) is not None:
+        return "crash"
+    return "neither" if crash_loop(tried(FAILED, this, this), "ck_x", attempts=3) is None else "silence"
 
 
 def test_a_release_counts_anew() -> None:

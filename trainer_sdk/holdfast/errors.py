@@ -9,6 +9,7 @@ HoldfastError (holdfast_client.errors draws the whole tree)
 ├── SaveDeclined      all ranks together left this save out, for one of them was still busy with an earlier one
 ├── MissingComponent  with strict=True: the state lacks what the run's first checkpoint has
 ├── NotRestored       a save was asked for before restore() in a run that has checkpoints
+├── RankLost          a rank has ended, hangs, or cannot be reached
 └── RanksDisagree     the ranks did not call the same thing in the same order
 StateError (holdfast.state.errors)
 ├── UnsupportedStateError, StateMismatchError, TreeFormatError
@@ -57,6 +58,7 @@ __all__ = [
     "NotFound",
     "NotRestored",
     "Preempted",
+    "RankLost",
     "RanksDisagree",
     "RunNotFound",
     "SaveDeclined",
@@ -104,6 +106,11 @@ class MissingComponent(HoldfastError):
 class RanksDisagree(HoldfastError):
     code = "ranks_disagree"
     remedy = "Call restore(), save() and step() on every rank, in the same order and with the same step."
+
+
+class RankLost(HoldfastError):
+    code = "rank_lost"
+    remedy = "See which rank ended or hangs; its own error says why."
 
 
 class SaveSuperseded(SaveFailed):

@@ -21,7 +21,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from holdfast.errors import ConfigurationError, HoldfastError, RanksDisagree
+from holdfast.errors import ConfigurationError, HoldfastError, RankLost, RanksDisagree
 from holdfast_client.errors import rebuild_error
 
 T = TypeVar("T")
@@ -252,10 +252,8 @@ class Ranks:
         try:
             call()
         except (RuntimeError, ValueError) as error:
-            raise HoldfastError(
-                f"The ranks could not reach each other within {self.timeout_seconds:.0f} s ({error}). "
-                "See which rank ended or hangs; its own error says why.",
-                code="rank_lost",
+            raise RankLost(
+                f"The ranks could not reach each other within {self.timeout_seconds:.0f} s ({error})"
             ) from error
 
 

@@ -1,7 +1,7 @@
 """Whether a checkpoint crashes the job: attempt after attempt resumes from it and ends without progress. Pure.
 
-Progress is what tells a bad checkpoint from bad luck: a commit, or more than a few steps beyond the restore point. The
-first attempt that made some, looking back from the newest, ends the count, wherever it had begun.
+Progress is what tells a bad checkpoint from bad luck: a commit that is not diverged, or more than a few steps beyond the
+restore point. The first attempt that made some, looking back from the newest, ends the count, wherever it had begun.
 """
 
 from __future__ import annotations
@@ -18,26 +18,36 @@ FEW_STEPS = 10
 IN_A_ROW = 2
 """So many checkpoints are quarantined before an attempt makes progress again. A job that crashes from each of them is
 at fault itself, and must not eat its way down to its oldest state."""
-NOT_THE_CHECKPOINT = frozenset(
+_OURS = frozenset({"holdfast", "holdfast_client", "holdfast_protocol"})
+_DAMAGED = frozenset(
     {
-        "ConfigurationError",
-        "Forbidden",
-        "KeyboardInterrupt",
-        "LayoutError",
-        "NoRestorePoint",
-        "NotRestored",
-        "RanksDisagree",
-        "ServiceUnavailable",
-        "StaleAttempt",
-        "StateError",
-        "StateMismatchError",
-        "StoreProblem",
-        "StoreRefused",
-        "Unauthenticated",
-        "UnsupportedStateError",
+        "ChecksumMismatch",
+        "ChunkCorrupt",
+        "ChunkLost",
+        "DecodeError",
+        "DocumentError",
+        "IntegrityError",
+        "TreeFormatError",
     }
 )
-"""Ends that say by their name that the job, a person or the service was at fault."""
+"""Of our own errors these alone can be the checkpoint's: its bytes are wrong. All others say by their name that the
+job, a person, the service, the store or the network was at fault, whatever classes are still to come."""
+_RANK_LOST = "holdfast.errors.RankLost"
+_NOT_THE_CHECKPOINT = frozenset(
+    {
+        "FileExistsError",
+        "FileNotFoundError",
+        "ImportError",
+        "IsADirectoryError",
+        "KeyboardInterrupt",
+        "ModuleNotFoundError",
+        "NotADirectoryError",
+        "PermissionError",
+        "SystemExit",
+        "argparse.ArgumentError",
+    }
+)
+"""A job that is set up wrongly, or stopped: an earlier checkpoint meets the same."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +115,19 @@ def _end_of(tried: Tried) -> _End:
         return _End.PROGRESS
     if tried.rolled_back or tried.called_later or tried.outcome in (None, AttemptOutcome.PREEMPTED):
         return _End.NEITHER
-    if tried.outcome is AttemptOutcome.FAILED:
-        name = (tried.error_type or "").rpartition(".")[2]
-        return _End.NEITHER if name in NOT_THE_CHECKPOINT else _End.CRASH
     # Lost, or taken over without a word: killed, or a node that went away.
-    return _End.SILENCE
+    return _end_by(tried.error_type) if tried.outcome is AttemptOutcome.FAILED else _End.SILENCE
+
+
+def _end_by(error_type: str | None) -> _End:
+    """Of a job that failed by this error. Without one it has only heard that another rank is gone, as with the errors
+    of a torch collective: what became of that rank nobody knows."""
+    if error_type is None or error_type == _RANK_LOST:
+        return _End.SILENCE
+    module, _, name = error_type.rpartition(".")
+    package = module.partition(".")[0]
+    if package in _OURS:
+        return _End.CRASH if name in _DAMAGED else _End.NEITHER
+    if module == "torch.distributed" and name.startswith("Dist") and name.endswith("Error"):
+        return _End.SILENCE
+    return _End.NEITHER if error_type in _NOT_THE_CHECKPOINT else _End.CRASH

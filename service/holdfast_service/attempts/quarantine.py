@@ -73,6 +73,8 @@ def _tried(session: Session, run: Run) -> list[Tried]:
                 Checkpoint.attempt_number >= run.latest_attempt - _LOOKED_AT,
                 Checkpoint.committed_at.is_not(None),
                 ~Checkpoint.off_line,
+                # Saved by a bad restore point, it would hide the crashes that come of it.
+                Checkpoint.health != Health.DIVERGED,
             )
             .distinct()
         )
