@@ -665,6 +665,14 @@ GUARDS = (
         ("tests/trainer/test_parts_of_ranks.py",),
     ),
     Guard(
+        "training-5",
+        "a verification that compared nothing of the training says exact",
+        "trainer_sdk/holdfast/verify/verification.py",
+        "Verdict.EXACT if saw_training(straight, comparison) else Verdict.NOTHING_SEEN",
+        "Verdict.EXACT",
+        ("tests/unit/test_verify_diagnosis.py",),
+    ),
+    Guard(
         "training-10",
         "each rank decides alone whether a candidate could be read",
         "trainer_sdk/holdfast/ranks.py",

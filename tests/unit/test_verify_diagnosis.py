@@ -11,7 +11,7 @@ import pytest
 from holdfast.verify import verification as verification_module
 from holdfast.verify.diagnosis import Piece, diagnose
 from holdfast.verify.evidence import compare, follows_on, unrepeated
-from holdfast.verify.launching import Launched
+from holdfast.verify.launching import Launched, LaunchFailed
 from holdfast.verify.records import Boundary, Outside, Snapshot, Trail
 from holdfast.verify.report import as_document, as_text
 from holdfast.verify.verification import Verdict, Verification, Verifier
@@ -181,3 +181,12 @@ def test_launches_are_not_called_exact_where_nothing_of_the_training_was_compare
     for shown in ({"tensors": True}, {"loss": "1.5"}):
         found = verified(monkeypatch, *(seen(each, **shown) for each in (straight, killed, resumed)))  # type: ignore[arg-type]
         assert found.verdict is Verdict.EXACT
+
+
+def test_a_script_that_ends_by_itself_is_exact_only_as_far_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verified(monkeypatch, trail(range(5)), trail(range(3)), trail(range(3, 5)))
+    assert (found.verdict, found.comparison.compared_steps) == (Verdict.EXACT, [3, 4])
+    short = verified(monkeypatch, trail(range(5)), trail(range(3)), trail(range(3, 4)), trail(range(5)))
+    assert short.verdict is Verdict.NOT_EXACT
+    with pytest.raises(LaunchFailed, match="after 3 steps"):
+        verified(monkeypatch, trail(range(3)), trail(range(3)), trail(range(3, 6)))
