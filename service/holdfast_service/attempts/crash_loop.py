@@ -1,7 +1,7 @@
 """Whether a checkpoint crashes the job: attempt after attempt resumes from it and ends without progress. Pure.
 
-Progress is what tells a bad checkpoint from bad luck: a commit that is not diverged, or more than a few steps beyond the
-restore point. The first attempt that made some, looking back from the newest, ends the count, wherever it had begun.
+Progress is what tells a bad checkpoint from bad luck: a commit that is not diverged, or more than a few steps beyond
+the restore point. The first attempt that made some, looking back from the newest, ends the count, wherever it began.
 """
 
 from __future__ import annotations
