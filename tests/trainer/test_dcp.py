@@ -55,6 +55,25 @@ def test_save_and_load_give_back_tensors_and_values(run, service):
     assert (view.step, view.state) == (4, "committed")
 
 
+def test_nan_is_seen_and_such_a_checkpoint_is_kept_as_diverged(run, service):
+    masked = {"weight": torch.ones(3, 3), "mask": torch.full((2,), -float("inf")), "count": torch.tensor(2)}
+    poisoned = {**masked, "moment": torch.tensor([1.0, float("nan")], dtype=torch.bfloat16)}
+    with holdfast.Checkpointer(run, check_finite=True) as ckpt:
+        dcp.save(masked, storage_writer=ckpt.writer(0))
+        dcp.save(poisoned, storage_writer=ckpt.writer(1))
+    with holdfast.Checkpointer(run, check_finite=False) as ckpt:
+        reader = ckpt.reader()
+        assert reader.step == 0, "the diverged one is passed over"
+        dcp.load(blank(masked), storage_reader=reader)
+        dcp.save(poisoned, storage_writer=ckpt.writer(2))
+    views = {view.step: view for view in service.client.all_checkpoints(*run.split("/"))}
+    assert {step: (view.state, view.health) for step, view in views.items() if step} == {
+        1: ("committed", "diverged"),
+        2: ("committed", "ok"),
+    }
+    assert views[0].health == "ok"
+
+
 class Custom:
     pass
 

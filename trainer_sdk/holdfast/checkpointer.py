@@ -43,6 +43,7 @@ from holdfast.saving import Saver, window_bytes
 from holdfast.session import Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import Declarations
+from holdfast.state.finite import FiniteCheck
 from holdfast.stats import SaveStats
 from holdfast.verify.following import follow
 from holdfast.when.best import known_best
@@ -127,6 +128,7 @@ class Checkpointer(Loading):
         self.stats = SaveStats()
         self._progress = ProgressBoard()
         self._strict = strict
+        self._check_finite = check_finite
         self._ranks = Ranks(timeout_seconds=self._settings.collective_timeout_seconds)
         self._recorder = follow(self._settings.verify_dir, self._ranks, declared)
         if self._recorder is not None:  # nothing of the user's own catalog or node is touched
@@ -259,11 +261,17 @@ class Checkpointer(Loading):
         return over
 
     def writer(self, step: int, *, kind: CheckpointKind | str = CheckpointKind.PERIODIC) -> HoldfastWriter:
-        """A storage writer for your own `torch.distributed.checkpoint.save`: one checkpoint of this run."""
+        """A storage writer for your own `torch.distributed.checkpoint.save`: one checkpoint of this run.
+
+        `check_finite` holds here too: what has NaN in any of its tensors is kept as diverged, and not resumed from.
+        Infinity is not looked for, as names alone do not say what is trained. `healthy` is not asked: there are no
+        metrics.
+        """
         from holdfast.dcp.writer import HoldfastWriter
 
         self._session.ready_to_save()
-        return HoldfastWriter(self._session, self._workers, step, CheckpointKind(kind))
+        finite = FiniteCheck.asked_for(self._check_finite)
+        return HoldfastWriter(self._session, self._workers, step, CheckpointKind(kind), finite=finite)
 
     def close(self, outcome: AttemptOutcome = AttemptOutcome.FINISHED, detail: str = "") -> None:
         """Waits for the save in flight, within bounds, and ends the attempt. Twice is fine. Not a collective."""

@@ -85,7 +85,7 @@ class Saver:
         self._stats = stats
         self._declared = declared
         self._sizes = sizes
-        self._finite = None if check_finite is False else FiniteCheck(demanded=check_finite is True)
+        self._finite = FiniteCheck.asked_for(check_finite)
         self._judge = judge
         self._completeness = completeness
         self._staging = StagingArea(window_bytes=window_bytes, helpers=helpers)

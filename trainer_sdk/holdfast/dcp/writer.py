@@ -10,9 +10,10 @@ Rank 0 seals last, and only if DCP has heard from every rank: a failure anywhere
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,16 +31,20 @@ from holdfast.layout.pieces import PieceSpec
 from holdfast.layout.plan import ChunkSizes, place
 from holdfast.session import Session
 from holdfast.state.errors import UnsupportedStateError
+from holdfast.state.finite import FiniteCheck
 from holdfast.state.tensors import dtype_name, refuse_unsupported
 from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.shard_writer import ShardWriter
-from holdfast_protocol.checkpoints import Component
+from holdfast_protocol.checkpoints import Component, HealthVerdict
 from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece, Segment, ShardIndex, ShardLayout, TensorEntry
 from holdfast_protocol.states import CheckpointKind, CheckpointState
 
+log = logging.getLogger("holdfast")
+
 _Box = tuple[str, tuple[int, ...]]
 """(fqn, offsets): what DCP writes at most once."""
+_Look = Callable[[str, torch.Tensor], None]
 
 
 class _Share(NamedTuple):
@@ -52,11 +57,21 @@ class _Share(NamedTuple):
 class HoldfastWriter(StorageWriter):
     """For one save. Made by `ckpt.writer(step)` on every rank."""
 
-    def __init__(self, session: Session, workers: TransferWorkers, step: int, kind: CheckpointKind) -> None:
+    def __init__(
+        self,
+        session: Session,
+        workers: TransferWorkers,
+        step: int,
+        kind: CheckpointKind,
+        *,
+        finite: FiniteCheck | None,
+    ) -> None:
         self._session = session
         self._workers = workers
         self._step = step
         self._kind = kind
+        self._finite = finite
+        self._with_nan: dict[str, None] = {}
         self._rank = session.ranks.rank
         self._layout: Layout | None = None
         self._writer: ShardWriter | None = None
@@ -101,7 +116,7 @@ class HoldfastWriter(StorageWriter):
         try:
             self._values = {item.index.fqn: _value(item, planner) for item in plan.items if _is_value(item)}
             items = {_box(item): item for item in plan.items if not _is_value(item)}
-            self._writer.upload(_outgoing(share.shard, items, planner))
+            self._writer.upload(_outgoing(share.shard, items, planner, self._look))
             self._stored_bytes = sum(segment.bytes for piece in share.shard.pieces for segment in piece.segments)
             if self._rank != 0:
                 self._seal(self._writer, share.layout_digest, None, {})
@@ -132,6 +147,18 @@ class HoldfastWriter(StorageWriter):
         """False: DCP never finds this writer by an id; it is made by ckpt.writer()."""
         return False
 
+    def _look(self, name: str, local: torch.Tensor) -> None:
+        if self._finite is not None and self._finite.holds_nan(name, local):
+            self._with_nan[name] = None
+
+    def _verdict(self) -> HealthVerdict | None:
+        """On this rank's part. None where nothing is found: other rules than that one have not been asked."""
+        if not self._with_nan:
+            return None
+        verdict = HealthVerdict(healthy=False, reason=f"NaN in {', '.join(self._with_nan)}"[:1000])
+        log.warning("step %d has diverged: %s. It is saved, and never resumed from", self._step, verdict.reason)
+        return verdict
+
     def _seal(
         self, writer: ShardWriter, layout_digest: str, layout: Layout | None, replicated_trees: dict[str, Any]
     ) -> None:
@@ -144,10 +171,13 @@ class HoldfastWriter(StorageWriter):
         ordinal = len(writer.digests)
         documents = [index.encode()] if layout is None else [index.encode(), layout.encode()]
         writer.upload(map(OutgoingChunk.of, documents))
+        verdict = self._verdict()
         view = writer.seal(
             index=ordinal,
             layout=None if layout is None else ordinal + 1,
             components={COMPONENT: Component(kind="extra", logical_bytes=self._stored_bytes)},
+            finite=verdict is None,
+            verdict=verdict,
         )
         if view.state is CheckpointState.ABORTED:
             raise CheckpointAborted(view.abort_reason or "It was aborted")
@@ -195,14 +225,18 @@ def _size(item: WriteItem) -> int:
     return 0 if item.tensor_data is None else _spec(item).bytes
 
 
-def _outgoing(shard: ShardLayout, items: dict[_Box, WriteItem], planner: SavePlanner) -> Iterator[OutgoingChunk]:
+def _outgoing(
+    shard: ShardLayout, items: dict[_Box, WriteItem], planner: SavePlanner, look: _Look
+) -> Iterator[OutgoingChunk]:
     dtypes = {piece.tensor: _spec(items[piece.tensor, piece.offsets]).dtype for piece in shard.pieces}
     sizes = item_bytes_of_chunks(shard, dtypes)
-    for chunk, item_bytes in zip(_chunks(shard, items, planner), sizes, strict=True):
+    for chunk, item_bytes in zip(_chunks(shard, items, planner, look), sizes, strict=True):
         yield OutgoingChunk.of(chunk, item_bytes=item_bytes)
 
 
-def _chunks(shard: ShardLayout, items: dict[_Box, WriteItem], planner: SavePlanner) -> Iterator[memoryview]:
+def _chunks(
+    shard: ShardLayout, items: dict[_Box, WriteItem], planner: SavePlanner, look: _Look
+) -> Iterator[memoryview]:
     """The shard's chunks by ordinal, each made when it is asked for, and each tensor resolved once."""
     parts: dict[int, list[tuple[Piece, int, Segment]]] = defaultdict(list)
     for piece in shard.pieces:
@@ -216,13 +250,13 @@ def _chunks(shard: ShardLayout, items: dict[_Box, WriteItem], planner: SavePlann
         chunk = np.zeros(size, dtype=np.uint8)
         for piece, start, segment in parts[ordinal]:
             if resolved is None or resolved[0] is not piece:
-                resolved = piece, _bytes_of(items[piece.tensor, piece.offsets], piece, planner)
+                resolved = piece, _bytes_of(items[piece.tensor, piece.offsets], piece, planner, look)
             chunk[segment.offset : segment.offset + segment.bytes] = resolved[1][start : start + segment.bytes]
         yield chunk.data
 
 
 @torch.no_grad()
-def _bytes_of(item: WriteItem, piece: Piece, planner: SavePlanner) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _bytes_of(item: WriteItem, piece: Piece, planner: SavePlanner, look: _Look) -> np.ndarray[Any, np.dtype[np.uint8]]:
     tensor = planner.resolve_data(item)
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedStateError(piece.tensor, "the planner gave no tensor for it", "use DCP's DefaultSavePlanner")
@@ -235,6 +269,7 @@ def _bytes_of(item: WriteItem, piece: Piece, planner: SavePlanner) -> np.ndarray
             f"it was planned as {spec.dtype} {list(piece.shape)} and is {dtype_name(local.dtype)} {list(local.shape)}",
             "save from a planner that resolves what it has planned",
         )
+    look(piece.tensor, local)
     plain = local.detach().resolve_conj().resolve_neg().cpu().contiguous()
     flat: np.ndarray[Any, np.dtype[np.uint8]] = plain.reshape(-1).view(torch.uint8).numpy()
     return flat

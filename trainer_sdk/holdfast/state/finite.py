@@ -1,5 +1,5 @@
 """Whether a rank's part of models and optimizers is finite, for `check_finite=`: planned -> copies begin -> **looked
-at** -> copied to the end.
+at** -> copied to the end. A save by DCP looks at each tensor before it is copied (dcp/writer.py).
 
 Queued behind the copies that staging has started: on CUDA they use the copy engine, and this the idle cores. All there
 is to wait for is one small read per device, at the end.
@@ -56,6 +56,11 @@ class FiniteCheck:
         self._failed = False
         self._believed: set[str] = set()
 
+    @classmethod
+    def asked_for(cls, check_finite: bool | None) -> FiniteCheck | None:
+        """Of what a Checkpointer was given; None: look nowhere."""
+        return None if check_finite is False else cls(demanded=check_finite is True)
+
     def found(self, looked: Looked) -> list[str]:
         """The tensors that are not finite, each named once. Waits for the devices."""
         bad: dict[str, None] = {}
@@ -74,14 +79,33 @@ class FiniteCheck:
         try:
             return self._look(plan, pieces, state)
         except Exception as error:
-            if self._demanded:
-                raise
-            if not self._failed:
-                log.warning(
-                    "whether the state is finite could not be looked at (%s); check_finite=True demands it", error
-                )
-            self._failed = True
+            self._could_not_look(error)
             return Looked([], frozenset())
+
+    @torch.no_grad()
+    def holds_nan(self, name: str, local: torch.Tensor) -> bool:
+        """Of a tensor that is known by its name alone, so that infinity may be meant. Waits for the device, and raises
+        as look() does."""
+        if not self._is_to_see(local):
+            return False
+        try:
+            _, bad = _bad(_Kind(local.device, local.dtype, infinity_counts=False), [(name, local)])
+            return bool(bad.any())
+        except Exception as error:
+            self._could_not_look(error)
+            return False
+
+    def _could_not_look(self, error: Exception) -> None:
+        """Called where it is handled: raises it again where looking is demanded."""
+        if self._demanded:
+            raise error
+        if not self._failed:
+            log.warning("whether the state is finite could not be looked at (%s); check_finite=True demands it", error)
+        self._failed = True
+
+    def _is_to_see(self, local: torch.Tensor) -> bool:
+        has_floats = (local.is_floating_point() or local.is_complex()) and local.numel() > 0
+        return has_floats and (self._demanded or local.is_cuda)
 
     @torch.no_grad()
     def _look(self, plan: LocalPlan, pieces: Iterable[TensorPiece], state: Mapping[str, Any]) -> Looked:
@@ -93,9 +117,7 @@ class FiniteCheck:
             path = path_of(spec.name, spec.component)
             if spec.name not in stored or spec.component not in watched or path in self._believed:
                 continue
-            if not (self._demanded or local.is_cuda):
-                continue
-            if not (local.is_floating_point() or local.is_complex()) or not local.numel():
+            if not self._is_to_see(local):
                 continue
             if spec.pack == "declared":
                 declared.add(path)
