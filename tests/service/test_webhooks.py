@@ -23,7 +23,7 @@ from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.custody_tables import AuditEvent
 from holdfast_service.catalog.webhook_tables import WebhookDelivery
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.webhooks.call import call
+from holdfast_service.webhooks.call import Answer, call
 from holdfast_service.webhooks.retries import MOST_TRIES
 from holdfast_service.webhooks.target import RefusedTargetError, find_target
 from holdfast_service.webhooks.tick import WebhooksReport, tick
@@ -179,6 +179,32 @@ def test_of_many_processes_one_makes_a_call_and_who_dies_at_it_is_stood_in_for(
     assert receiver.seen[-1].headers["webhook-id"] == receiver.seen[-2].headers["webhook-id"]
     assert receiver.seen[-1].body == receiver.seen[-2].body
     assert len(deliveries(service, hook)) == 6
+
+
+def test_a_project_whose_receivers_do_not_answer_holds_no_other_up(
+    service: RunningService, receiver: Receiver, clock: Clock
+) -> None:
+    for project in ("demo", "other"):
+        service.make_project(project)
+    for at in range(3):
+        make_hook(service, f"{receiver.url}/{at}", "attempt.failed")
+    for number in range(2):
+        Job(service.http(), after=number).end("failed")
+    clock.advance(1)
+    make_hook(service, f"{receiver.url}/other", "attempt.failed", project="other")
+    Job(service.http(), "other/gpt").end("failed")
+    with in_background() as threads:
+        claims = list(threads.map(lambda _: webhooks._claim(service.context), range(4)))
+    held = sorted((claim for claim in claims if claim is not None), key=lambda claim: claim.url)
+    assert [claim.url.rpartition("/")[2] == "other" for claim in held] == [False, True], "one of each project"
+    assert webhooks._settle(service.context, held[0], Answer(None, "cannot be reached")) == 0
+    order = []
+    while (claim := webhooks._claim(service.context)) is not None:
+        order.append(claim.url)
+        webhooks._settle(service.context, claim, Answer(204))
+    assert len(order) == 5
+    assert order.index(held[0].url) == 4, "who owes an answer comes after the others"
+    webhooks._settle(service.context, held[1], Answer(204))
 
 
 def _dies(*_: object) -> int:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
-from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, text
+from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from holdfast_service.catalog.rounds import Backlog, RoundReport
+from holdfast_service.catalog.tables import Project
 from holdfast_service.catalog.webhook_tables import TO_DELIVER, Webhook, WebhookDelivery
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
@@ -107,27 +108,57 @@ def _is_old(now: datetime) -> ColumnElement[bool]:
 
 
 def _claim(context: ServiceContext) -> _Call | None:
-    """The one that waits longest. Those of a webhook that was deleted are given up."""
-    with context.database.transaction() as session:
-        while True:
+    """The one that waits longest, of the projects of which none is in hand: one project with many receivers that do not
+    answer holds one thread up. Whoever owes an answer comes after the others. Those of a webhook that was deleted are
+    given up."""
+    while True:
+        with context.database.transaction() as session:
             now = database_now(session)
-            found = session.scalar(
-                select(WebhookDelivery)
-                .where(_is_due(now))
-                .order_by(WebhookDelivery.next_try_at, WebhookDelivery.id)
+            may_be_made = and_(_is_due(now), Webhook.project_id.not_in(_in_hand(now)))
+            first = session.execute(
+                select(WebhookDelivery.id, Webhook)
+                .join(Webhook, Webhook.id == WebhookDelivery.webhook_id)
+                .where(may_be_made)
+                .order_by(
+                    WebhookDelivery.webhook_id.in_(_unanswered()), WebhookDelivery.next_try_at, WebhookDelivery.id
+                )
                 .limit(1)
-                .with_for_update(skip_locked=True)
-            )
-            if found is None:
+            ).first()
+            if first is None:
                 return None
-            hook = session.get_one(Webhook, found.webhook_id)
-            if hook.deleted_at is not None:
-                found.given_up_at, found.last_error = now, "the webhook was deleted"
-                session.flush()
+            found_id, hook = first
+            # Those who claim for one project take turns, and look again at what the one before has left.
+            session.execute(select(Project.id).where(Project.id == hook.project_id).with_for_update(key_share=True))
+            delivery = session.scalar(
+                select(WebhookDelivery)
+                .join(Webhook, Webhook.id == WebhookDelivery.webhook_id)
+                .where(WebhookDelivery.id == found_id, may_be_made)
+                .with_for_update(of=WebhookDelivery)
+            )
+            if delivery is None:
                 continue
-            found.tries += 1
-            found.leased_until = now + _LEASE
-            return _Call(found, hook.url, hook.secret, now)
+            if hook.deleted_at is not None:
+                delivery.given_up_at, delivery.last_error = now, "the webhook was deleted"
+                continue
+            delivery.tries += 1
+            delivery.leased_until = now + _LEASE
+            return _Call(delivery, hook.url, hook.secret, now)
+
+
+def _in_hand(now: datetime) -> Select[tuple[str]]:
+    """The projects of which somebody makes a call."""
+    return (
+        select(Webhook.project_id)
+        .join(WebhookDelivery, WebhookDelivery.webhook_id == Webhook.id)
+        .where(text(TO_DELIVER), WebhookDelivery.leased_until > now)
+    )
+
+
+def _unanswered() -> Select[tuple[str]]:
+    """The webhooks that gave no answer at all to a call that is still to be made."""
+    return select(WebhookDelivery.webhook_id).where(
+        text(TO_DELIVER), WebhookDelivery.last_error.is_not(None), WebhookDelivery.last_status.is_(None)
+    )
 
 
 def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answer:
