@@ -145,7 +145,7 @@ def _claim(context: ServiceContext) -> _Call | None:
             return _Call(delivery, hook.url, hook.secret, now)
 
 
-def _in_hand(now: datetime) -> Select[tuple[str]]:
+def _in_hand(now: datetime) -> Select[str]:
     """The projects of which somebody makes a call."""
     return (
         select(Webhook.project_id)
@@ -154,7 +154,7 @@ def _in_hand(now: datetime) -> Select[tuple[str]]:
     )
 
 
-def _unanswered() -> Select[tuple[str]]:
+def _unanswered() -> Select[str]:
     """The webhooks that gave no answer at all to a call that is still to be made."""
     return select(WebhookDelivery.webhook_id).where(
         text(TO_DELIVER), WebhookDelivery.last_error.is_not(None), WebhookDelivery.last_status.is_(None)
