@@ -15,8 +15,8 @@ from holdfast_service.attached_store import SETTING_OF_ROLE, AttachedStore
 from holdfast_service.auth.make_token import check_entropy
 from holdfast_service.catalog.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
 from holdfast_service.catalog.notifier import CommitNotifier
-from holdfast_service.catalog.save_advice import SaveAdvice
 from holdfast_service.catalog.place import MOVED, settle_place
+from holdfast_service.catalog.save_advice import SaveAdvice
 from holdfast_service.catalog.store_row import ForeignStoreError, Marker, find_row, read_marker
 from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.context import ServiceContext

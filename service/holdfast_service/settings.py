@@ -118,8 +118,8 @@ class ServiceSettings(BaseSettings):
     save_interval_seconds: float = Field(
         default=600.0,
         gt=0,
-        description="The recommended time between two saves until a run's own saves are measured; then it is what loses "
-        "the least (`holdfast advise`).",
+        description="The recommended time between two saves until a run's own saves are measured; then it is what "
+        "loses the least (`holdfast advise`).",
     )
     shortest_save_interval_seconds: float = Field(
         default=60.0, gt=0, description="No shorter time between two saves is recommended, however cheap saves are."

@@ -138,10 +138,25 @@ def test_a_rank_that_is_still_uploading_makes_all_ranks_decline_the_next_save(ru
     assert run_ranks(fall_behind, 2, run) == [("SaveDeclined", 1, 1)] * 2
 
 
-def fail_in_background(rank, run):
+def begin_when_aborted(ckpt):
+    """The next begin comes only once the other rank has failed, and has had the checkpoint aborted."""
+    begin = ckpt._session.begin_shard
+
+    def late(*arguments, **more):
+        ckpt._session.begin_shard = begin
+        while not any(view.state == "aborted" for view in ckpt._client.all_checkpoints(*ckpt.run.split("/"))):
+            time.sleep(0.05)
+        return begin(*arguments, **more)
+
+    ckpt._session.begin_shard = late
+
+
+def fail_in_background(rank, run, late=False):
     job = Job(rank, "ddp")
     with holdfast.Checkpointer(run, create=True) as ckpt:
         ckpt.restore(job.state)
+        if rank == 0 and late:
+            begin_when_aborted(ckpt)
         if rank == 1:
             stage = ckpt._saver._staging.stage
             ckpt._saver._staging.stage = lambda *arguments, **more: (_ for _ in ()).throw(MemoryError("no room"))
@@ -154,8 +169,18 @@ def fail_in_background(rank, run):
 
 def test_a_rank_that_cannot_stage_aborts_the_checkpoint_at_once_and_the_next_save_goes_on(run, service):
     assert run_ranks(fail_in_background, 2, run) == [("SaveFailed", True, 1)] * 2
-    [aborted] = [view for view in service.client.all_checkpoints(*run.split("/")) if view.state == "aborted"]
-    assert (aborted.step, aborted.abort_rank) == (0, 1)
+    aborted = [view for view in service.client.all_checkpoints(*run.split("/")) if view.state != "committed"]
+    assert {(view.step, view.state) for view in aborted} == {(0, "aborted")}
+    assert 1 in {view.abort_rank for view in aborted}
+
+
+def test_a_rank_that_begins_after_another_has_failed_does_not_wait_for_it(run, service):
+    assert run_ranks(fail_in_background, 2, run, True) == [("SaveFailed", True, 1)] * 2
+    aborted = [view for view in service.client.all_checkpoints(*run.split("/")) if view.state != "committed"]
+    assert sorted((view.step, view.state, view.abort_rank) for view in aborted) == [
+        (0, "aborted", 0),
+        (0, "aborted", 1),
+    ]
 
 
 def save_by_the_clock(rank, run, pauses):

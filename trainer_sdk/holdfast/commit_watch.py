@@ -14,9 +14,9 @@ from contextlib import suppress
 from holdfast.errors import HoldfastError
 from holdfast.ranks import Ranks
 from holdfast_client.client import Client
-from holdfast_client.errors import ServiceUnavailable, TransferStopped
+from holdfast_client.errors import CheckpointAborted, ServiceUnavailable, TransferStopped
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.states import AbortCause, CheckpointState
 
 LONG_POLL_SECONDS = 30
 _LOOK_SECONDS = 0.1
@@ -35,9 +35,10 @@ class CommitWatch:
         self._stop = stop
 
     def wait(self, number: int, checkpoint_id: str) -> CheckpointView:
-        """The checkpoint once it is no longer uploading. Raises HoldfastError if the service cannot be asked."""
+        """The checkpoint once it is no longer uploading. Raises CheckpointAborted where a rank has given the save up,
+        and HoldfastError if the service cannot be asked."""
         told = None if self._leads else self._told(number, checkpoint_id)
-        return told or self._ask(checkpoint_id)
+        return told or self._ask(number, checkpoint_id)
 
     def tell(self, number: int, outcome: CheckpointView | None) -> None:
         """Hands the outcome to the other ranks of this host; None sends them to ask the service themselves."""
@@ -104,8 +105,11 @@ class CommitWatch:
             return None  # whoever reaches the service first, the leader or this rank
         return view if view.state is not CheckpointState.UPLOADING else None
 
-    def _ask(self, checkpoint_id: str) -> CheckpointView:
+    def _ask(self, number: int, checkpoint_id: str) -> CheckpointView:
         while not self._stop.is_set():
+            if reason := self.given_up(number):
+                # It may have failed without a word to the service.
+                raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
             view = self._client.checkpoint(checkpoint_id, wait_seconds=LONG_POLL_SECONDS)
             if view.state is not CheckpointState.UPLOADING:
                 return view

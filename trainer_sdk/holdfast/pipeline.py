@@ -267,6 +267,7 @@ class SavePipeline:
         try:
             if job.number in self._superseded:
                 self._writer.stop()
+            self._refuse_if_given_up(job)
             with self._progress.under_way(Phase.SAVING, job.step, job.total_bytes) as meter:
                 self._writer.on_verified = meter.advance
                 view = self._write(self._writer, job)
@@ -282,6 +283,15 @@ class SavePipeline:
         if view.state is CheckpointState.ABORTED:
             raise CheckpointAborted(view.abort_reason or "It was aborted", context={"cause": view.abort_cause})
         return view
+
+    def _refuse_if_given_up(self, job: SaveJob) -> None:
+        """Asked once more after the begin: where the rank that failed has had the checkpoint aborted in between, this
+        begin has made a new one of the same step, which nobody else will ever seal."""
+        if reason := self._watch.given_up(job.number):
+            error = CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
+            if self._writer is not None:
+                self._writer.fail(error)
+            raise error
 
     def _give_up(self, job: SaveJob, error: BaseException) -> None:
         """Tells the others, before the service hears: where they find the checkpoint aborted they begin it anew."""
