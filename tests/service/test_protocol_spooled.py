@@ -90,7 +90,7 @@ def test_an_adopted_save_makes_its_attempts_line_the_runs(service: RunningServic
 
 
 def test_an_attempt_that_has_ended_is_pushed_for_until_another_takes_over(first: Job) -> None:
-    first.end("failed")
+    first.end("preempted")
     view = push(first, first, 200)
     assert (view["state"], view["pushed_by"], view["off_line"]) == ("committed", 1, False)
     assert latest_step(first) == 200
