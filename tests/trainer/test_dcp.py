@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from gloo import run_ranks
 from tests.support.training import Job, values
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import holdfast
 from holdfast import errors
@@ -113,6 +124,48 @@ def test_the_next_start_goes_on_from_a_dcp_checkpoint(run, service):
     assert state["t"].tolist() == [1, 1]
     attempt = service.client.attempt(*run.split("/"), 2)
     assert attempt.resumed_from is not None
+
+
+def own_loop(rank, run, killed_after=None):
+    """A loop of one's own around stock DCP, sharded: saves after every second step; where a step is given, kill -9."""
+    torch.manual_seed(3)
+    model = fully_shard(nn.Sequential(nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 5)), mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    start, losses = 0, {}
+    with holdfast.Checkpointer(run or "tests/none") as ckpt:
+        if run:
+            try:
+                reader = ckpt.reader()
+            except errors.NoRestorePoint:
+                pass
+            else:
+                weights, slots = get_state_dict(model, optimizer)
+                dcp.load({"model": weights, "optimizer": slots}, storage_reader=reader)
+                set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=slots)
+                start = reader.step + 1
+        for step in range(start, 8):
+            batch = torch.randn(4, 9, generator=torch.Generator().manual_seed(10 * step + rank))
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[step] = loss.item()
+            if run and step % 2:
+                weights, slots = get_state_dict(model, optimizer)
+                dcp.save({"model": weights, "optimizer": slots}, storage_writer=ckpt.writer(step))
+            if step == killed_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return start, losses, [parameter.full_tensor().tolist() for parameter in model.parameters()]
+
+
+def test_a_loop_around_stock_dcp_is_killed_and_goes_on_bit_for_bit(run):
+    whole = run_ranks(own_loop, 2, None)
+    with pytest.raises(AssertionError, match="died with exit code -9"):
+        run_ranks(own_loop, 2, run, 4)
+    for (start, losses, final), (_, straight, expected) in zip(run_ranks(own_loop, 2, run), whole, strict=True):
+        assert start == 4
+        assert losses == {step: straight[step] for step in range(4, 8)}
+        assert final == expected
 
 
 def test_an_empty_run_has_no_reader(run):
