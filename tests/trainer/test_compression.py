@@ -153,6 +153,7 @@ def test_the_setting_may_change_between_attempts(service, run, monkeypatch) -> N
         with torch.no_grad():
             model.as_bfloat16.mul_(2)
         save(run, model, step, compress=compress)
+        wait_until_proven(service, run)  # else the next attempt sends again what the service has not read yet
         assert restored(run) == model.bits()
     assert set(codecs_of(service, run).values()) >= {"raw", "zstd-shuffle2", "zstd-shuffle4"}
 
