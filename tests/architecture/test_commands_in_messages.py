@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,15 @@ def places() -> list[Path]:
     return [*sources, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 
 
+@functools.cache
+def command_tree() -> Any:
+    """Made once: the tree of all commands takes a good part of a second."""
+    return typer.main.get_group(app)
+
+
 def unknown_word(words: list[str]) -> str | None:
     """The first word that is neither a command nor an option where it stands; arguments end the command's name."""
-    group: Any = typer.main.get_group(app)
-    with_options: Any = group
+    with_options = command_tree()
     for word in words:
         if word == "--":
             return None  # from here on another program's command
