@@ -95,7 +95,8 @@ class Surroundings:
             return "model"
         if isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState):
             return None if value is torch.default_generator else "generator"
-        if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        # Asked of the class: a proxy answers for every name.
+        if all(callable(getattr(type(value), name, None)) for name in ("state_dict", "load_state_dict")):
             return "stateful"
         return None
 
