@@ -48,7 +48,7 @@ check: venv
 
 # Takes the guards of the rules out of copies of the committed tree, one at a time, and sees tests fail.
 prove: venv
-	$(VENV)/bin/python scripts/prove_guards.py $(RULES)
+	$(VENV)/bin/python -m scripts.prove_guards $(RULES)
 
 # Service, workers, writers and readers on Postgres and SeaweedFS, killed at random; see tests/soak.
 soak: venv

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from scripts.guards import GUARDS
+from scripts.guards.guard import Guard
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "rules.md"
@@ -55,3 +57,9 @@ def test_a_defended_rule_has_tests_where_the_page_says(rule: str) -> None:
 def test_no_test_is_marked_with_a_rule_that_does_not_exist() -> None:
     unknown = {rule: sorted(files) for rule, files in marked_tests().items() if rule not in page_rows()}
     assert not unknown
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: f"{guard.rule}: {guard.what}")
+def test_a_guard_that_is_taken_out_stands_where_its_entry_says(guard: Guard) -> None:
+    assert guard.text in (ROOT / guard.path).read_text(encoding="utf-8"), "move the entry along with the code"
+    assert set(guard.tests) <= marked_tests()[guard.rule], "its tests carry the rule's name"

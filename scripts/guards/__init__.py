@@ -1,0 +1,7 @@
+"""The guards of docs/rules.md, by the sections of that page. `make prove` takes them out, one at a time."""
+
+from __future__ import annotations
+
+from scripts.guards import attempts_and_commits, custody, reading_and_collection, training
+
+GUARDS = (*attempts_and_commits.GUARDS, *reading_and_collection.GUARDS, *custody.GUARDS, *training.GUARDS)
