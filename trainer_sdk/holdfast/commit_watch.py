@@ -107,12 +107,14 @@ class CommitWatch:
 
     def _ask(self, number: int, checkpoint_id: str) -> CheckpointView:
         while not self._stop.is_set():
-            if reason := self.given_up(number):
-                # It may have failed without a word to the service.
-                raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
-            view = self._client.checkpoint(checkpoint_id, wait_seconds=LONG_POLL_SECONDS)
+            # Asked before the service is: what has committed all the same is committed.
+            reason = self.given_up(number)
+            view = self._client.checkpoint(checkpoint_id, wait_seconds=None if reason else LONG_POLL_SECONDS)
             if view.state is not CheckpointState.UPLOADING:
                 return view
+            if reason:
+                # It may have failed without a word to the service.
+                raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
         raise TransferStopped("This job ended before it heard what became of its checkpoint")
 
     def _key(self, number: int, checkpoint_id: str = "") -> str:
