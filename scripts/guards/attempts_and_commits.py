@@ -121,7 +121,8 @@ GUARDS = (
         "protocol-17",
         "a new copy heals the rotten one before it was read",
         "service/holdfast_service/scrub/mend_chunk.py",
-        "                or_(Copy.proof == Proof.READ, and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),\n"
+        "                or_(Copy.proof == Proof.READ, "
+        "and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),\n"
         "                Copy.verified_at > damaged.bad_at,\n",
         "",
         ("tests/service/test_heal.py",),
