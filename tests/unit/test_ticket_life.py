@@ -7,7 +7,7 @@ import pytest
 from holdfast_client.chunks import ticket_life
 from holdfast_client.chunks.ticket_life import USED_PART, TicketLife, TicketWaitedTooLong
 from holdfast_client.errors import StoreUnavailable, TicketExpired
-from tests.unit.test_client_transfers import Service, fetch, some_chunks, upload
+from tests.support.transfers import Service, fetch, some_chunks, upload
 
 
 @pytest.fixture

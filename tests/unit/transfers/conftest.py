@@ -1,0 +1,36 @@
+"""The service that chunks go to and come from, and what every transfer must leave behind: nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from holdfast_client.chunks import uploader as uploader_module
+from tests.support.transfers import Service
+
+
+@pytest.fixture
+def service():
+    started = Service()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    started = Service(mount=tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.fixture(autouse=True)
+def _threads_do_not_leak():
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("holdfast-transfer")]
+    assert left == []
+
+
+@pytest.fixture(autouse=True)
+def _no_long_pauses(monkeypatch):
+    monkeypatch.setattr(uploader_module, "MISSING_PAUSE_SECONDS", 0.01)

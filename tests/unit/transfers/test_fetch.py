@@ -1,0 +1,175 @@
+"""Many chunks on their way down, against a small service with a store, and its faults."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from holdfast_client import errors
+from holdfast_client.chunks import fetcher as fetcher_module
+from holdfast_client.chunks.fetcher import ShardFetcher
+from tests.support.transfers import client_of, fetch, some_chunks
+
+
+def test_fetching_gives_each_chunk_once_under_one_lease_that_is_given_back(service):
+    chunks = some_chunks(200, size=500)
+    service.objects = dict(chunks)
+    assert fetch(service, [*chunks, *chunks]) == chunks
+    reads = [seen.json for seen in service.of("POST", "/v1/checkpoints/ck_1/reads")]
+    assert reads[0]["lease_id"] is None
+    assert {call["lease_id"] for call in reads[1:]} == {"lease-1"}
+    assert sum(len(call["digests"]) for call in reads) == 200
+    assert max(len(call["digests"]) for call in reads) <= fetcher_module.TICKETS_AT_ONCE
+    assert len(service.of("DELETE", "/v1/read-leases/lease-1")) == 1
+
+
+def test_fetching_into_buffers_fills_them(service):
+    chunks = some_chunks()
+    service.objects = dict(chunks)
+    buffers = {digest: bytearray(len(body)) for digest, body in chunks.items()}
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        fetcher.fetch_into({digest: memoryview(buffer) for digest, buffer in buffers.items()})
+    assert buffers == chunks
+
+
+def test_a_chunk_arrives_in_the_buffer_that_it_is_given_if_it_fits(service):
+    chunks = some_chunks(3)
+    service.objects = dict(chunks)
+    fits, too_short, _ = chunks
+    into = {fits: memoryview(bytearray(len(chunks[fits]))), too_short: memoryview(bytearray(7))}
+    views = {}
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        fetcher.fetch(chunks, lambda digest, view: views.__setitem__(digest, (view, bytes(view))), into)
+    assert {digest: body for digest, (_, body) in views.items()} == chunks
+    assert [digest for digest, (view, _) in views.items() if view is into.get(digest)] == [fits]
+    assert into[too_short] == bytes(7)
+
+
+@pytest.mark.parametrize("told", [{"sizes": 5}, {"most_bytes": 5}], ids=["another size", "too large"])
+def test_no_memory_is_taken_for_a_size_that_the_layout_does_not_have(service, monkeypatch, told):
+    chunks = some_chunks(3)
+    service.objects = dict(chunks)
+    lent = []
+    borrow = ShardFetcher._borrow
+    monkeypatch.setattr(ShardFetcher, "_borrow", lambda self, size: (lent.append(size), borrow(self, size))[1])
+    limits = {"sizes": dict.fromkeys(chunks, 5)} if "sizes" in told else told
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        with pytest.raises(errors.IntegrityError, match="layout"):
+            fetcher.fetch(chunks, lambda *_: None, **limits)
+    assert lent == []
+
+
+def test_what_has_just_the_size_that_the_layout_says_is_fetched(service):
+    chunks = some_chunks(3)
+    service.objects = dict(chunks)
+    sizes = {digest: len(body) for digest, body in chunks.items()}
+    found = {}
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        fetcher.fetch(
+            chunks,
+            lambda digest, view: found.__setitem__(digest, bytes(view)),
+            sizes=sizes,
+            most_bytes=max(sizes.values()),
+        )
+    assert found == chunks
+
+
+def test_a_buffer_that_does_not_fit_its_chunk_is_an_integrity_error(service):
+    chunks = some_chunks(1)
+    service.objects = dict(chunks)
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        with pytest.raises(errors.IntegrityError, match="layout"):
+            fetcher.fetch_into({digest: memoryview(bytearray(7)) for digest in chunks})
+
+
+@pytest.mark.parametrize("fault", ["refused ticket", "dead ticket", "slow down"])
+def test_a_fetch_survives(service, fault):
+    service.faults[fault] = 3
+    chunks = some_chunks()
+    service.objects = dict(chunks)
+    assert fetch(service, chunks) == chunks
+    assert service.faults[fault] == 0
+
+
+@pytest.mark.rule("protocol-22")
+def test_a_corrupt_chunk_is_reported_and_read_again_if_the_service_finds_a_good_copy(service):
+    chunks = some_chunks()
+    service.objects = dict(chunks)
+    service.readable = set(chunks)
+    service.faults["flipped"] = 1
+    assert fetch(service, chunks) == chunks
+    (report,) = service.of("POST", "/v1/checkpoints/ck_1/chunk-reports")
+    assert report.json["problem"] == "mismatch"
+
+
+@pytest.mark.rule("protocol-22")
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_a_lost_chunk_is_named_and_never_delivered(service, damage):
+    chunks = some_chunks()
+    service.objects = dict(chunks)
+    lost = list(chunks)[7]
+    if damage == "gone":
+        del service.objects[lost]
+    else:
+        service.objects[lost] = bytes(10_007)
+    found = {}
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        with pytest.raises(errors.ChunkLost) as caught:
+            fetcher.fetch(chunks, lambda digest, view: found.__setitem__(digest, bytes(view)))
+    assert caught.value.digest == lost
+    assert caught.value.corrupt_checkpoints == ["ck_1"]
+    assert "no copy has its bytes" in str(caught.value)
+    assert lost not in found
+    assert all(chunks[digest] == body for digest, body in found.items())
+
+
+@pytest.mark.rule("protocol-22")
+def test_bytes_that_only_arrive_wrong_here_are_not_read_for_ever(service):
+    chunks = some_chunks(1)
+    service.objects = dict(chunks)
+    service.readable = set(chunks)
+    service.faults["flipped"] = 10_000
+    with pytest.raises(errors.ChunkLost, match="arrives here wrong twice"):
+        fetch(service, chunks)
+
+
+def test_a_file_that_reads_wrong_is_read_again_over_http(mounted, tmp_path):
+    chunks = some_chunks(3)
+    mounted.objects = dict(chunks)
+    mounted.readable = set(chunks)
+    for digest, body in chunks.items():
+        (tmp_path / digest).write_bytes(body)
+    stale = list(chunks)[1]
+    (tmp_path / stale).unlink()
+    assert fetch(mounted, chunks) == chunks
+    assert len(mounted.of("GET", f"/store/{stale}")) == 1
+
+
+def test_what_on_chunk_raises_ends_the_fetch(service):
+    chunks = some_chunks()
+    service.objects = dict(chunks)
+
+    def refuse(digest, view):
+        raise RuntimeError("does not fit")
+
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        with pytest.raises(RuntimeError, match="does not fit"):
+            fetcher.fetch(chunks, refuse)
+
+
+@pytest.mark.rule("protocol-21")
+def test_a_slow_fetch_renews_its_lease(service, monkeypatch):
+    monkeypatch.setattr(fetcher_module, "_RENEW_LEASE_AT", 0.002)
+    chunks = some_chunks(2)
+    service.objects = dict(chunks)
+    slow = threading.Event()
+
+    def slowly(digest, view):
+        slow.wait(0.5)
+
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        fetcher.fetch(chunks, slowly)
+    reads = [seen.json for seen in service.of("POST", "/v1/checkpoints/ck_1/reads")]
+    assert len(reads) >= 3
+    assert {call["lease_id"] for call in reads[1:]} == {"lease-1"}

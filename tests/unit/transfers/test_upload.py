@@ -1,0 +1,199 @@
+"""Many chunks on their way up, against a small service with a store, and its faults."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import threading
+
+import pytest
+
+from holdfast_client import errors
+from holdfast_client.chunks import uploader as uploader_module
+from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.uploader import ShardUploader
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_protocol.fencing import Fence
+from tests.support.transfers import Service, client_of, fetch, negotiations, outgoing, some_chunks, upload
+
+
+def test_all_chunks_are_verified_and_several_go_up_at_once(service):
+    chunks = some_chunks()
+    done = upload(service, chunks)
+    assert service.objects == chunks
+    assert service.verified == set(chunks)
+    assert (done.chunks, done.sent_chunks) == (20, 20)
+    assert done.bytes == done.sent_bytes == sum(map(len, chunks.values()))
+    assert len(service.of("GET", "/v1/server")) == 1
+
+
+@pytest.mark.rule("protocol-15")
+def test_what_is_present_is_not_sent(service):
+    chunks = some_chunks()
+    upload(service, chunks)
+    before = len(service.seen)
+    done = upload(service, chunks)
+    assert (done.chunks, done.sent_chunks, done.sent_bytes) == (20, 0, 0)
+    assert not [seen for seen in service.seen[before:] if seen.method == "PUT"]
+
+
+def test_a_chunk_that_comes_twice_is_offered_once(service):
+    (digest, body), *_ = some_chunks(1).items()
+    with client_of(service) as client:
+        done = ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload([OutgoingChunk.of(body, digest)] * 3)
+    assert done.chunks == 1
+    assert sum(len(call["chunks"]) for call in negotiations(service)) == 1
+
+
+@pytest.mark.rule("protocol-11")
+def test_finished_uploads_are_reported_in_the_call_that_offers_the_next(service, monkeypatch):
+    monkeypatch.setattr(uploader_module, "OFFER_BYTES_WHEN_IDLE", 50_000)
+    monkeypatch.setattr(uploader_module, "OFFER_BYTES_WHEN_BUSY", 50_000)
+
+    def slowly():
+        for digest, body in some_chunks(60).items():
+            yield OutgoingChunk.of(body, digest)
+            threading.Event().wait(0.005)
+
+    with client_of(service) as client:
+        ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload(slowly())
+    assert any(call["chunks"] and call["finished"] for call in negotiations(service))
+
+
+def test_no_batch_is_larger_than_the_protocol_allows(service):
+    chunks = some_chunks(2300, size=10)
+    upload(service, chunks)
+    assert service.verified == set(chunks)
+    assert max(len(call["chunks"]) for call in negotiations(service)) == 1000
+    assert len(negotiations(service)) < 200
+
+
+def test_memory_that_is_held_is_bounded(service, monkeypatch):
+    monkeypatch.setattr(uploader_module, "HELD_BYTES", 50_000)
+    chunks = some_chunks(30)
+    most = 0
+
+    def watched():
+        nonlocal most
+        given = 0
+        for digest, body in chunks.items():
+            given += len(body)
+            most = max(most, given - sum(len(service.objects[one]) for one in list(service.verified)))
+            yield OutgoingChunk.of(body, digest)
+
+    with client_of(service) as client:
+        ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload(watched())
+    assert most < 50_000 + 2 * 10_100
+
+
+@pytest.mark.parametrize("fault", ["refused ticket", "dead ticket", "slow down", "lost object", "mismatch"])
+def test_an_upload_survives(service, fault):
+    service.faults[fault] = 3
+    chunks = some_chunks()
+    done = upload(service, chunks)
+    assert service.verified == set(chunks)
+    assert done.sent_chunks == 20
+    assert service.faults[fault] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("refused ticket", errors.StoreRefused),
+        ("lost object", errors.StoreUnavailable),
+        ("mismatch", errors.ChecksumMismatch),
+        ("full", errors.StoreFull),
+        ("stale", errors.StaleAttempt),
+    ],
+)
+def test_an_upload_that_cannot_succeed_raises_and_lets_go_of_the_memory(service, fault, error):
+    service.faults[fault] = 10_000
+    bodies = [bytearray(body) for body in some_chunks().values()]
+    with pytest.raises(error):
+        upload(service, {hashlib.sha256(body).hexdigest(): body for body in bodies})
+    gc.collect()  # the exception's own frames
+    for body in bodies:
+        body.clear()  # BufferError if a thread still held a view
+
+
+def test_bytes_that_change_after_hashing_are_never_verified(service):
+    body = bytearray(os.urandom(10_000))
+    digest = hashlib.sha256(body).hexdigest()
+    body[5] ^= 1
+    with pytest.raises(errors.IntegrityError):
+        upload(service, {digest: body})
+    assert service.verified == set()
+
+
+def test_what_the_iterator_raises_comes_through_and_threads_end(service):
+    def broken():
+        yield from outgoing(some_chunks(3))
+        raise RuntimeError("staging failed")
+
+    with client_of(service) as client, pytest.raises(RuntimeError, match="staging failed"):
+        ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload(broken())
+
+
+@pytest.mark.rule("training-16")
+def test_a_stopped_upload_ends_and_shared_workers_live_on(service):
+    with client_of(service) as client, TransferWorkers(2) as workers:
+        uploader = ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1), workers=workers)
+
+        def stopping():
+            for number, (digest, body) in enumerate(some_chunks().items()):
+                if number == 5:
+                    uploader.stop()
+                yield OutgoingChunk.of(body, digest)
+
+        with pytest.raises(errors.TransferStopped):
+            uploader.upload(stopping())
+        chunks = some_chunks()
+        ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1), workers=workers).upload(outgoing(chunks))
+    assert set(chunks) <= service.verified
+    assert service.most_at_once <= 2
+
+
+@pytest.mark.rule("protocol-14")
+def test_md5_is_computed_only_where_the_store_asks_for_it(service):
+    chunks = some_chunks(2)
+    upload(service, chunks)
+    assert {offer["md5"] for call in negotiations(service) for offer in call["chunks"]} == {None}
+    asking = Service(asks_md5=True)
+    try:
+        upload(asking, chunks)
+        told = {offer["digest"]: offer["md5"] for call in negotiations(asking) for offer in call["chunks"]}
+        assert told == {digest: hashlib.md5(body).hexdigest() for digest, body in chunks.items()}
+    finally:
+        asking.close()
+
+
+@pytest.mark.rule("protocol-18")
+def test_on_a_shared_mount_no_byte_goes_over_http(mounted, tmp_path):
+    chunks = some_chunks()
+    upload(mounted, chunks)
+    assert {path.name for path in tmp_path.iterdir()} == {*chunks, "proof"}
+    assert fetch(mounted, chunks) == chunks
+    assert not [seen for seen in mounted.seen if seen.path.startswith("/store/")]
+    assert len(mounted.of("POST", "/v1/mount-proofs")) == 2, "once per client"
+
+
+@pytest.mark.rule("protocol-18")
+def test_a_mount_that_cannot_be_used_is_left_silently(mounted, tmp_path):
+    chunks = some_chunks()
+    real_ticket = mounted.ticket
+
+    def elsewhere(digest, proven):
+        ticket = real_ticket(digest, proven)
+        return {**ticket, "path": "/nonexistent/folder/x"} if ticket["kind"] == "file" else ticket
+
+    mounted.ticket = elsewhere
+    upload(mounted, chunks)
+    assert mounted.objects == chunks
+
+
+def test_direct_files_can_be_switched_off(mounted):
+    chunks = some_chunks(3)
+    upload(mounted, chunks, direct_files=False)
+    assert not mounted.of("POST", "/v1/mount-proofs")
+    assert fetch(mounted, chunks, direct_files=False) == chunks
