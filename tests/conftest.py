@@ -17,9 +17,12 @@ from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 # The tests may run on a machine of a cloud: no request of theirs goes to its metadata server.
 os.environ["HOLDFAST_PREEMPTION_CLOUD"] = "none"
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("holdfast")
+# How long an example takes says how busy the machine is, so it is no matter. A gate answers the same to the same code,
+# so it looks at the same examples each time; HYPOTHESIS_PROFILE=long looks at others every time, and at more of them.
+_ANY_PACE = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+settings.register_profile("gate", derandomize=True, max_examples=100, stateful_step_count=40, **_ANY_PACE)
+settings.register_profile("long", max_examples=600, stateful_step_count=60, **_ANY_PACE)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
