@@ -68,8 +68,9 @@ class ShardWriter:
         """Of the chunks that were uploaded, by ordinal."""
         self.sent_bytes = self.sent_chunk_bytes = 0
 
-    def upload(self, chunks: Iterable[OutgoingChunk]) -> None:
+    def upload(self, chunks: Iterable[OutgoingChunk], *, held_bytes: int | None = None) -> None:
         """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them.
+        `held_bytes`: how much their source has room for, where it waits until chunks are verified.
         Raises ShardSealed if this rank has sealed before, or the checkpoint has been committed meanwhile."""
         if self._committed_before:
             self.only_hash(chunks)
@@ -81,6 +82,7 @@ class ShardWriter:
             self._fence,
             workers=self._workers,
             on_verified=self.on_verified,
+            held_bytes=held_bytes,
         )
         if self._stopped.is_set():
             self._uploader.stop()

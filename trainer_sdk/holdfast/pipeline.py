@@ -312,7 +312,7 @@ class SavePipeline:
             return view
         if isinstance(job.staged, BaseException):
             raise job.staged
-        writer.upload(self._chunks(job, job.staged))
+        writer.upload(self._chunks(job, job.staged), held_bytes=job.staged.room_bytes)
         job.staged.hashed(writer.digests)
         self._reports.sent(writer)
         index = job.staged.chunk_count

@@ -107,6 +107,10 @@ class EncodingQueue:
         self._running = 0
         self._bytes = 0
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._running
+
     def add(self, chunk: OpenChunk) -> None:
         self._waiting.append(chunk)
 

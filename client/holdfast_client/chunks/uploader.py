@@ -3,9 +3,9 @@
     bytes -> [hash on a thread] -> [offer] -> present, or a ticket -> [PUT on a thread] -> [report] -> verified
                                       ^--------- expired ticket, missing or mismatch ---------'
 
-All of it overlaps, chunk by chunk. Offers and reports share a call, so that the service verifies with the store while
-the rest is still going up. Where chunks are compressed, each is asked for first, and encoded only if it is not there
-(open_chunk.py).
+All of it overlaps, chunk by chunk. Offers and reports share a call (next_call.py), so that the service verifies with
+the store while the rest is still going up. Where chunks are compressed, each is asked for first, and encoded only if it
+is not there (open_chunk.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from holdfast_client.chunks.jobs import Done, Jobs
+from holdfast_client.chunks.next_call import Call, NextCall
 from holdfast_client.chunks.open_chunk import EncodingQueue, OpenChunk, WireForm, encode_chunk
 from holdfast_client.chunks.outgoing import HashedChunk, OutgoingChunk, hash_chunk
 from holdfast_client.chunks.stopping import check_stop
@@ -34,8 +34,9 @@ from holdfast_client.errors import (
     UnexpectedReply,
 )
 from holdfast_protocol.chunks import (
-    MAX_BATCH,
     ChunkAnswer,
+    ChunkOffer,
+    ChunksNegotiated,
     FinishedAnswer,
     FinishedState,
     NegotiateChunks,
@@ -43,13 +44,9 @@ from holdfast_protocol.chunks import (
 )
 from holdfast_protocol.fencing import Fence
 
-OFFER_BYTES_WHEN_IDLE = 32 * 1024**2
-OFFER_BYTES_WHEN_BUSY = 256 * 1024**2
-QUIET_SECONDS = 0.05
+QUIET_SECONDS = 0.1
 """When nothing has happened for so long, what there is is offered and reported, however little: the source may wait for
 the memory of what is under way."""
-REPORT_SECONDS = 0.5
-"""What is finished is reported so often at least."""
 HELD_BYTES = 1024**3
 """Bytes that are hashed and not yet verified; beyond them no more are taken."""
 TRIES_PER_CHUNK = 4
@@ -61,9 +58,10 @@ class _Encoding:
     digest: str
 
 
-_Key = int | str | _Encoding
+_Key = int | str | _Encoding | Call
 """A hashing job's is the chunk's ordinal, a transfer's its digest."""
-_UploadJobs = Jobs[_Key, HashedChunk | WireForm | None]
+_Result = HashedChunk | WireForm | ChunksNegotiated | None
+_UploadJobs = Jobs[_Key, _Result]
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,8 @@ class Uploaded:
 class ShardUploader:
     """For one shard of one checkpoint, used once. `workers` are shared with other transfers; without them it starts
     its own for the time of the upload. `on_verified(bytes)` is called on the uploading thread for each chunk that the
-    service has verified, whether it was sent or was there."""
+    service has verified, whether it was sent or was there. `held_bytes`: how much the source has room for, where it
+    waits until chunks are verified."""
 
     def __init__(
         self,
@@ -95,6 +94,7 @@ class ShardUploader:
         *,
         workers: TransferWorkers | None = None,
         on_verified: Callable[[int], object] | None = None,
+        held_bytes: int | None = None,
     ) -> None:
         self._client = client
         self._checkpoint_id = checkpoint_id
@@ -110,10 +110,8 @@ class ShardUploader:
         self._hashing = 0
         self._taken_all = False
         self._sending = 0
-        self._to_offer: deque[str] = deque()
-        self._to_offer_bytes = 0
-        self._finished: deque[str] = deque()
-        self._negotiated_at = time.monotonic()
+        self._most_held_bytes = HELD_BYTES if held_bytes is None else held_bytes
+        self._next_call = NextCall(self._most_held_bytes, time.monotonic())
         self._all_bytes = self._held_bytes = 0
         self._sent_chunks = self._sent_chunk_bytes = self._sent_bytes = 0
 
@@ -140,10 +138,9 @@ class ShardUploader:
                 done = jobs.next(QUIET_SECONDS) if jobs.running else None
                 quiet = done is None and jobs.running > 0
                 while done is not None:
-                    self._settle(done)
+                    self._settle(done, jobs, workers)
                     done = jobs.next(0)
-                if quiet or self._time_to_negotiate(jobs, workers):
-                    self._negotiate(jobs, workers)
+                self._call_if_due(jobs, workers, quiet=quiet)
                 self._encode_more(jobs, workers)
         finally:
             jobs.drain()
@@ -160,7 +157,7 @@ class ShardUploader:
     def _hash_more(self, chunks: Iterator[OutgoingChunk], jobs: _UploadJobs, workers: TransferWorkers) -> bool:
         """Keeps some threads hashing. False when nothing more is to be hashed now."""
         with_md5 = self._client.store_asks_md5()
-        while self._hashing < workers.hashing.count and self._held_bytes <= HELD_BYTES:
+        while self._hashing < workers.hashing.count and self._held_bytes <= self._most_held_bytes:
             chunk = next(chunks, None)
             if chunk is None:
                 self._taken_all = True
@@ -182,47 +179,41 @@ class ShardUploader:
         self._open[chunk.digest] = opened
         self._held_bytes += chunk.body.nbytes
         self._all_bytes += chunk.body.nbytes
-        self._offer_later(chunk.digest)
+        self._next_call.offer(chunk.digest, opened.held_bytes)
 
-    def _offer_later(self, digest: str) -> None:
-        self._to_offer.append(digest)
-        self._to_offer_bytes += self._open[digest].held_bytes
-
-    def _time_to_negotiate(self, jobs: _UploadJobs, workers: TransferWorkers) -> bool:
-        if len(self._to_offer) >= MAX_BATCH or len(self._finished) >= MAX_BATCH:
-            return True
+    def _call_if_due(self, jobs: _UploadJobs, workers: TransferWorkers, *, quiet: bool) -> None:
         # Tiny chunks are hashed faster than they are handed out: then nothing runs, and yet more are to come.
-        if not jobs.running and (self._taken_all or self._held_bytes > HELD_BYTES):
-            return True
-        if self._finished and time.monotonic() - self._negotiated_at >= REPORT_SECONDS:
-            return True
-        idle = self._sending < workers.transfers.count
-        return self._to_offer_bytes >= (OFFER_BYTES_WHEN_IDLE if idle else OFFER_BYTES_WHEN_BUSY)
-
-    def _negotiate(self, jobs: _UploadJobs, workers: TransferWorkers) -> None:
-        if not self._to_offer and not self._finished:
+        nothing_runs = not jobs.running and (self._taken_all or self._held_bytes > self._most_held_bytes)
+        if not self._next_call.is_due(
+            time.monotonic(),
+            senders_idle=self._sending < workers.transfers.count,
+            all_hashed=self._taken_all and not self._hashing and self._encoding.is_idle,
+            stuck=quiet or nothing_runs,
+        ):
             return
-        offered = [self._to_offer.popleft() for _ in range(min(MAX_BATCH, len(self._to_offer)))]
-        self._to_offer_bytes -= sum(self._open[digest].held_bytes for digest in offered)
-        finished = [self._finished.popleft() for _ in range(min(MAX_BATCH, len(self._finished)))]
-        reply = self._client.negotiate(
-            self._checkpoint_id,
-            self._rank,
-            NegotiateChunks(
-                epoch=self._fence.epoch,
-                attempt=self._fence.attempt,
-                chunks=[self._open[digest].offer() for digest in offered],
-                finished=finished,
-                mount_proof=self._client.mount.proof(),
-            ),
+        call = self._next_call.begin()
+        offers = [self._open[digest].offer() for digest in call.offered]
+        jobs.start(workers.calls, call, functools.partial(self._negotiate, offers, call.reported))
+
+    def _negotiate(self, offers: list[ChunkOffer], finished: list[str]) -> ChunksNegotiated:
+        request = NegotiateChunks(
+            epoch=self._fence.epoch,
+            attempt=self._fence.attempt,
+            chunks=offers,
+            finished=finished,
+            mount_proof=self._client.mount.proof(),
         )
-        self._negotiated_at = time.monotonic()
-        for finished_answer in reply.finished:
-            self._judge(finished_answer)
+        return self._client.negotiate(self._checkpoint_id, self._rank, request)
+
+    def _take_reply(self, call: Call, reply: ChunksNegotiated, jobs: _UploadJobs, workers: TransferWorkers) -> None:
+        self._next_call.end(time.monotonic())
+        for finished in reply.finished:
+            self._judge(finished)
         answers = {answer.digest: answer for answer in reply.chunks}
-        if not answers.keys() >= set(offered) or not {answer.digest for answer in reply.finished} >= set(finished):
+        judged = {answer.digest for answer in reply.finished}
+        if not answers.keys() >= set(call.offered) or not judged >= set(call.reported):
             raise UnexpectedReply("The service did not answer for every chunk that it was asked about")
-        for digest in offered:
+        for digest in call.offered:
             self._follow(answers[digest], jobs, workers)
 
     def _follow(self, answer: ChunkAnswer, jobs: _UploadJobs, workers: TransferWorkers) -> None:
@@ -250,7 +241,7 @@ class ShardUploader:
         with life.used():
             put_chunk(ticket, body, self._client.transfers, stop=self._stop)
 
-    def _settle(self, done: Done[_Key, HashedChunk | WireForm | None]) -> None:
+    def _settle(self, done: Done[_Key, _Result], jobs: _UploadJobs, workers: TransferWorkers) -> None:
         if isinstance(done.key, str):
             self._sending -= 1
             self._settle_transfer(done.key, done.error)
@@ -260,18 +251,21 @@ class ShardUploader:
             assert isinstance(done.result, HashedChunk)
             self._hashing -= 1
             self._take(done.key, done.result)
+        elif isinstance(done.key, Call):
+            assert isinstance(done.result, ChunksNegotiated)
+            self._take_reply(done.key, done.result, jobs, workers)
         else:
             assert isinstance(done.result, WireForm)
             opened = self._open[done.key.digest]
             self._held_bytes -= opened.held_bytes
             self._encoding.end(opened, done.result)
             self._held_bytes += opened.held_bytes
-            self._offer_later(done.key.digest)
+            self._next_call.offer(done.key.digest, opened.held_bytes)
 
     def _settle_transfer(self, digest: str, error: BaseException | None) -> None:
         """What became of one transfer. Whatever cannot be mended by a new ticket is raised."""
         if error is None:
-            self._finished.append(digest)
+            self._next_call.report(digest, self._open[digest].held_bytes)
         elif isinstance(error, TicketProblem | DirectFileRefused):
             if isinstance(error, DirectFileRefused):
                 self._client.mount.give_up()
@@ -308,7 +302,7 @@ class ShardUploader:
             chunk.tries += 1
         if chunk.waits >= WAITS_PER_CHUNK or chunk.tries >= TRIES_PER_CHUNK:
             raise if_too_often
-        self._offer_later(digest)
+        self._next_call.offer(digest, chunk.held_bytes)
 
     def _close(self, digest: str) -> None:
         opened = self._open.pop(digest)

@@ -44,7 +44,8 @@ class WorkerThreads:
 
 
 class TransferWorkers:
-    """`count` threads that send and fetch, and a few that hash, for one core hashes slower than a local disk writes.
+    """`count` threads that send and fetch, a few that hash, for one core hashes slower than a local disk writes, and
+    one that calls the service.
 
     Keep one for as long as there are transfers; `close` joins the threads.
     """
@@ -52,11 +53,13 @@ class TransferWorkers:
     def __init__(self, count: int = DEFAULT_COUNT) -> None:
         self.transfers = WorkerThreads(count, "holdfast-transfer")
         self.hashing = WorkerThreads(min(MOST_HASHING, _usable_cores()), "holdfast-hash")
+        self.calls = WorkerThreads(1, "holdfast-call")
 
     def close(self) -> None:
         """Ends when what was submitted is done."""
         self.transfers.close()
         self.hashing.close()
+        self.calls.close()
 
     def __enter__(self) -> Self:
         return self

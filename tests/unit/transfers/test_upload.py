@@ -47,17 +47,14 @@ def test_a_chunk_that_comes_twice_is_offered_once(service):
 
 
 @pytest.mark.rule("protocol-11")
-def test_finished_uploads_are_reported_in_the_call_that_offers_the_next(service, monkeypatch):
-    monkeypatch.setattr(uploader_module, "OFFER_BYTES_WHEN_IDLE", 50_000)
-    monkeypatch.setattr(uploader_module, "OFFER_BYTES_WHEN_BUSY", 50_000)
-
+def test_finished_uploads_are_reported_in_the_call_that_offers_the_next(service):
     def slowly():
         for digest, body in some_chunks(60).items():
             yield OutgoingChunk.of(body, digest)
             threading.Event().wait(0.005)
 
     with client_of(service) as client:
-        ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload(slowly())
+        ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1), held_bytes=400_000).upload(slowly())
     assert any(call["chunks"] and call["finished"] for call in negotiations(service))
 
 

@@ -19,6 +19,11 @@ class StagedShard(ABC):
         """Every chunk can be taken again until release(), and training does not wait for the upload."""
 
     @property
+    def room_bytes(self) -> int | None:
+        """How much is staged at once, where chunk() waits for the room of earlier chunks; None: all of it is."""
+        return None
+
+    @property
     def chunk_count(self) -> int:
         return len(self.plan.shard.chunks)
 

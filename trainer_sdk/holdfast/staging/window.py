@@ -142,6 +142,10 @@ class WindowedShard(StagedShard):
     def can_repeat(self) -> bool:
         return False
 
+    @property
+    def room_bytes(self) -> int | None:
+        return self._room.capacity_bytes
+
     def chunk(self, ordinal: int, stop: threading.Event | None = None) -> memoryview:
         with self._changed:
             while (staged := self._staged.get(ordinal)) is None:
