@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,11 @@ import holdfast
 from holdfast import errors
 from holdfast_client.local.tier import LocalTier
 from holdfast_protocol.states import CheckpointState
-from tests.support.ports import free_ports
+from tests.support.ranks import launched, read_until
 from tests.support.seaweedfs import seaweedfs_server
 from tests.support.training import Job, train, values
 
-ROOT = Path(__file__).parents[2]
+TRAINER = "tests.chaos.spooling_trainer"
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 
 
@@ -34,47 +33,6 @@ def short_patience(service, monkeypatch):
     monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "1")
     monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "1")
     monkeypatch.setenv("HOLDFAST_COLLECTIVE_TIMEOUT_SECONDS", "120")
-
-
-@contextmanager
-def launched(run, folder, until, *fault, world_size=1):
-    port = free_ports()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.spooling_trainer", run, str(folder), str(until), *map(str, fault)],
-            env=os.environ
-            | {
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-            process.stdin.close()
-            process.stdout.close()
-
-
-def read_until(process, word):
-    """The lines up to the one that begins with this word."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line.strip())
-        if line.startswith(word):
-            return lines
-    raise AssertionError(f"the rank ended before it said {word!r}: {lines}")
 
 
 def go_on_without(service, ranks):
@@ -138,11 +96,11 @@ def test_saves_of_an_outage_are_committed_in_order_by_the_same_job(client, servi
 
 @pytest.mark.rule("protocol-4")
 def test_a_job_killed_with_spooled_saves_resumes_from_the_newest_of_them_bit_for_bit(client, service, folder):
-    with launched("tests/killed", folder, 5, "wait", 2) as ranks:
+    with launched(TRAINER, "tests/killed", folder, 5, "wait", 2) as ranks:
         [state] = go_on_without(service, ranks)
     assert spooled_steps(folder)[-3:] == [2, 3, 4]
     service.start()
-    with launched("tests/killed", folder, 5) as [second]:
+    with launched(TRAINER, "tests/killed", folder, 5) as [second]:
         assert read_until(second, "state") == ["start 5", state], "restored, and not one step of it trained again"
     assert committed(client, "killed")[-3:] == [(2, 1, 2), (3, 1, 2), (4, 1, 2)]
     assert spooled_steps(folder) == []
@@ -159,10 +117,10 @@ def test_a_kill_at_any_point_of_a_save_costs_at_most_what_was_not_yet_on_the_dis
     client, service, folder, dies, resumes
 ):
     run = f"dies-{dies}"
-    with launched(f"tests/{run}", folder, 3, dies, 2) as [first]:
+    with launched(TRAINER, f"tests/{run}", folder, 3, dies, 2) as [first]:
         first.wait(timeout=120)
         assert first.returncode == -9
-    with launched(f"tests/{run}", folder, 3) as [second]:
+    with launched(TRAINER, f"tests/{run}", folder, 3) as [second]:
         assert read_until(second, "state")[0] == f"start {resumes}"
         assert [step for step, *_ in committed(client, run)][:resumes] == list(range(resumes))
     tier = LocalTier(folder, None)
@@ -175,11 +133,11 @@ def test_a_kill_at_any_point_of_a_save_costs_at_most_what_was_not_yet_on_the_dis
 
 @pytest.mark.rule("protocol-4")
 def test_two_ranks_adopt_what_both_had_spooled(client, service, folder):
-    with launched("tests/two", folder, 4, "wait", 2, world_size=2) as ranks:
+    with launched(TRAINER, "tests/two", folder, 4, "wait", 2, world_size=2) as ranks:
         states = set(go_on_without(service, ranks))
     assert len(states) == 2, "each rank has its own random numbers"
     service.start()
-    with launched("tests/two", folder, 4, world_size=2) as ranks:
+    with launched(TRAINER, "tests/two", folder, 4, world_size=2) as ranks:
         told = [read_until(process, "state") for process in ranks]
     assert [lines[0] for lines in told] == ["start 4"] * 2
     assert {lines[-1] for lines in told} == states
@@ -189,7 +147,7 @@ def test_two_ranks_adopt_what_both_had_spooled(client, service, folder):
 
 @pytest.mark.rule("protocol-4")
 def test_one_rank_adopts_what_two_had_spooled(client, service, folder):
-    with launched("tests/fewer", folder, 3, "wait", 1, world_size=2) as ranks:
+    with launched(TRAINER, "tests/fewer", folder, 3, "wait", 1, world_size=2) as ranks:
         go_on_without(service, ranks)
     service.start()
     with holdfast.Checkpointer("tests/fewer", local=folder) as ckpt:
@@ -319,7 +277,7 @@ def test_a_flipped_bit_in_the_spool_is_told_and_never_pushed(client, service, fo
 def test_a_save_of_which_a_rank_is_missing_stays_and_training_resumes_from_what_is_committed(
     client, service, folder, caplog
 ):
-    with launched("tests/half", folder, 3, "wait", 1, world_size=2) as ranks:
+    with launched(TRAINER, "tests/half", folder, 3, "wait", 1, world_size=2) as ranks:
         go_on_without(service, ranks)
     service.start()
     tier = LocalTier(folder, None)

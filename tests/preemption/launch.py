@@ -14,6 +14,7 @@ from typing import Any
 from tests.preemption.job import train
 from tests.preemption.plan import Plan
 from tests.support.ports import free_ports
+from tests.support.ranks import rank_environment
 
 WORLD_SIZE = 2
 START_SECONDS = 90
@@ -36,15 +37,10 @@ def launch(run: str, plan: Plan, folder: Path, service: dict[str, str]) -> Launc
     folder.mkdir(parents=True)
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(_IMPORTED)
-    port = str(free_ports())
+    port = free_ports()
     ranks: list[Any] = []
     for rank in range(WORLD_SIZE):
-        environment = service | {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(WORLD_SIZE),
-        }
+        environment = service | rank_environment(rank, WORLD_SIZE, port)
         process = server.Process(target=train, args=(rank, environment, run, plan, folder), daemon=True)
         process.start()
         ranks.append(process)

@@ -7,7 +7,6 @@ has torch imported and has done nothing else, for importing it takes longer than
 import os
 import pickle
 import random
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.multiprocessing as mp
+from tests.support.ports import free_ports
+from tests.support.ranks import rank_environment
 
 _FORKED_WITH = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "holdfast.checkpointer"]
 
@@ -25,17 +26,11 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     """Results in rank order. Raises AssertionError with every failed rank's traceback; no process outlives the call."""
     server = mp.get_context("forkserver")
     server.set_forkserver_preload(_FORKED_WITH)
-    port = _free_port()
+    port = free_ports()
     ranks = []
     for rank in range(world_size):
         ours, theirs = server.Pipe(duplex=False)
-        environment = os.environ | {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_RANK": str(rank),
-        }
+        environment = os.environ | rank_environment(rank, world_size, port)
         process = server.Process(
             target=_rank_main, args=(theirs, function, rank, world_size, environment, args), daemon=True
         )
@@ -103,9 +98,3 @@ def _rank_main(
     connection.close()
     # No destroy_process_group: gloo's teardown aborts now and then when a peer is gone first.
     os._exit(0)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -1,0 +1,62 @@
+"""The ranks of a job as processes of their own, joined by gloo: a test speaks with them, and kills them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.ports import free_ports
+
+ROOT = Path(__file__).parents[2]
+
+
+def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What a launcher sets for one rank of one host."""
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+    }
+
+
+@contextmanager
+def launched(module: str, *arguments: object, world_size: int = 1) -> Iterator[list[subprocess.Popen[str]]]:
+    """`python -m module arguments…` once for each rank, in rank order; who still runs at the end is killed."""
+    port = free_ports()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            env=os.environ | rank_environment(rank, world_size, port),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
+
+
+def read_until(process: subprocess.Popen[str], word: str) -> list[str]:
+    """The lines that it says, up to the one that begins with this word."""
+    lines: list[str] = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line.strip())
+        if line.startswith(word):
+            return lines
+    raise AssertionError(f"the rank ended before it said {word!r}: {lines}")
