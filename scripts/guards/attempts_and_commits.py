@@ -141,7 +141,7 @@ GUARDS = (
         "service/holdfast_service/collect/ready.py",
         "    if allowed:",
         "    if True:",
-        ("tests/service/test_protocol_collect.py", "tests/service/test_sweep.py"),
+        ("tests/service/collect/test_collect.py", "tests/service/collect/test_sweep.py"),
     ),
     Guard(
         "protocol-5",

@@ -155,7 +155,7 @@ GUARDS = (
         "service/holdfast_service/collect/garbage.py",
         "CheckpointState.TRASHED, CheckpointState.DELETING)",
         "CheckpointState.DELETING)",
-        ("tests/service/test_protocol_collect.py", "tests/service/test_collect_races.py"),
+        ("tests/service/collect/test_collect.py", "tests/service/collect/test_beside_custody.py"),
     ),
     Guard(
         "protocol-29",
@@ -163,7 +163,7 @@ GUARDS = (
         "service/holdfast_service/collect/garbage.py",
         "            store_lets_go(),\n",
         "",
-        ("tests/service/test_collect_races.py",),
+        ("tests/service/collect/test_beside_custody.py",),
     ),
     Guard(
         "protocol-29",
@@ -171,7 +171,7 @@ GUARDS = (
         "service/holdfast_service/collect/garbage.py",
         "or_(Checkpoint.state.in_(LIVE), is_held(self.session)),",
         "Checkpoint.state.in_(LIVE),",
-        ("tests/service/test_collect_races.py",),
+        ("tests/service/collect/test_beside_custody.py",),
     ),
     Guard(
         "protocol-30",
@@ -203,7 +203,7 @@ GUARDS = (
         "service/holdfast_service/collect/garbage.py",
         ", CheckpointState.DELETING)",
         ")",
-        ("tests/service/test_collect_races.py",),
+        ("tests/service/collect/test_beside_custody.py",),
     ),
     Guard(
         "protocol-28",

@@ -51,7 +51,7 @@ GUARDS = (
         "service/holdfast_service/collect/mark.py",
         "order_by(Chunk.digest).with_for_update(skip_locked=True)",
         "order_by(Chunk.digest)",
-        ("tests/service/test_protocol_collect.py",),
+        ("tests/service/collect/test_collect.py",),
     ),
     Guard(
         "protocol-24",
@@ -59,7 +59,7 @@ GUARDS = (
         "service/holdfast_service/collect/garbage.py",
         "            ~relied_on_by_an_upload(),\n",
         "",
-        ("tests/service/test_protocol_collect.py", "tests/service/test_collect_races.py"),
+        ("tests/service/collect/test_collect.py", "tests/service/collect/test_beside_writers.py"),
     ),
     Guard(
         "protocol-24",
@@ -67,7 +67,7 @@ GUARDS = (
         "service/holdfast_service/collect/garbage.py",
         "LIVE = (CheckpointState.UPLOADING, ",
         "LIVE = (",
-        ("tests/service/test_protocol_collect.py",),
+        ("tests/service/collect/test_collect.py",),
     ),
     Guard(
         "protocol-24",
@@ -75,7 +75,7 @@ GUARDS = (
         "service/holdfast_service/collect/garbage.py",
         "            ~self.worked_on(),\n",
         "",
-        ("tests/service/test_collect_races.py",),
+        ("tests/service/collect/test_beside_writers.py",),
     ),
     Guard(
         "protocol-24",
@@ -83,7 +83,7 @@ GUARDS = (
         "service/holdfast_service/collect/mark.py",
         "Copy.chunk_id.in_(locked) & question.may_go()",
         'Copy.chunk_id.in_(locked) & Copy.state.in_(["verified"])',
-        ("tests/service/test_protocol_collect.py", "tests/service/test_collect_races.py"),
+        ("tests/service/collect/test_collect.py", "tests/service/collect/test_beside_writers.py"),
     ),
     Guard(
         "protocol-24",
@@ -91,7 +91,7 @@ GUARDS = (
         "service/holdfast_service/collect/mark.py",
         "over = or_(Copy.leased_until.is_(None), Copy.leased_until < question.now)",
         "over = Copy.leased_until.is_(None)",
-        ("tests/service/test_protocol_collect.py", "tests/service/test_collect_races.py"),
+        ("tests/service/collect/test_collect.py", "tests/service/collect/test_collectors.py"),
     ),
     Guard(
         "protocol-25",
@@ -99,7 +99,7 @@ GUARDS = (
         "service/holdfast_service/collect/garbage.py",
         "            self.waited_out(),\n",
         "",
-        ("tests/service/test_protocol_collect.py", "tests/service/test_collect_races.py"),
+        ("tests/service/collect/test_collect.py", "tests/service/collect/test_second_store.py"),
     ),
     Guard(
         "protocol-25",
@@ -107,7 +107,7 @@ GUARDS = (
         "service/holdfast_service/collect/sweep.py",
         "if each.modified_at < oldest",
         "if True",
-        ("tests/service/test_sweep.py",),
+        ("tests/service/collect/test_sweep.py",),
     ),
     Guard(
         "protocol-25",
@@ -115,7 +115,7 @@ GUARDS = (
         "service/holdfast_service/collect/sweep.py",
         "unknown = unknown_of(context, attached.store_id, batch)",
         "unknown = list(batch)",
-        ("tests/service/test_sweep.py",),
+        ("tests/service/collect/test_sweep.py",),
     ),
     Guard(
         "protocol-25",
@@ -123,7 +123,7 @@ GUARDS = (
         "service/holdfast_service/collect/breaker.py",
         "    if not many and not large:",
         "    if True:",
-        ("tests/service/test_sweep.py", "tests/unit/test_breaker.py"),
+        ("tests/service/collect/test_sweep.py", "tests/unit/test_breaker.py"),
     ),
     Guard(
         "protocol-21",

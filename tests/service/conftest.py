@@ -75,6 +75,10 @@ class Clock:
     def advance(self, seconds: float) -> None:
         self.ahead += timedelta(seconds=seconds)
 
+    def let_tickets_expire(self, settings: ServiceSettings) -> None:
+        """Until no PUT can land any more that somebody was allowed."""
+        self.advance(settings.ticket_seconds + settings.longest_upload_seconds + 1)
+
 
 @pytest.fixture
 def kind(database_url: str) -> str:

@@ -5,16 +5,17 @@ No sleep decides a result here. What is polled is only whether the other side wa
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from tests.support.rank import Refused
 from tests.support.service import RunningService
@@ -22,6 +23,9 @@ from tests.support.service import RunningService
 _PATIENCE_SECONDS = 30
 # SQLite does not tell who waits; there one writer at a time is all that can happen anyway.
 _SQLITE_MOMENT_SECONDS = 0.3
+
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 
 def refused(code: str) -> pytest.RaisesExc[Refused]:
@@ -87,6 +91,38 @@ def in_background(*gates: Gate) -> Iterator[ThreadPoolExecutor]:
         finally:
             for gate in gates:
                 gate.open()
+
+
+def overlap(
+    service: RunningService, gate: Gate, first: Callable[[], First], second: Callable[[], Second]
+) -> tuple[Future[First], Future[Second]]:
+    """`second` comes while `first` is held at the gate: it waits for a lock or ends, then the gate opens. Both are over
+    when this returns."""
+    with in_background(gate) as threads:
+        one = threads.submit(first)
+        gate.wait_until_reached()
+        other = threads.submit(second)
+        until_blocked_or_done(service, other)
+        gate.open()
+    return one, other
+
+
+@contextmanager
+def just_before(service: RunningService, statement: str, act: Callable[[], object]) -> Iterator[list[str]]:
+    """Runs `act` once, in the middle of another's transaction: just before its first statement that matches. What it
+    gives is that statement, once it was seen."""
+    seen: list[str] = []
+
+    def listen(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+        if not seen and re.search(statement, text, re.DOTALL):
+            seen.append(text)
+            act()
+
+    event.listen(service.context.database.engine, "before_cursor_execute", listen)
+    try:
+        yield seen
+    finally:
+        event.remove(service.context.database.engine, "before_cursor_execute", listen)
 
 
 def until_blocked_or_done(service: RunningService, future: Future[Any]) -> None:

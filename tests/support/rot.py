@@ -39,18 +39,18 @@ def copy_to_second(service: RunningService) -> int:
     return copied
 
 
-def copies_of(service: RunningService, content: bytes | str, role: StoreRole = StoreRole.PRIMARY) -> list[Copy]:
-    """The chunk's copies in one store, the oldest first; the chunk by its bytes or its digest."""
+def copies_of(service: RunningService, content: bytes | str, role: StoreRole | None = StoreRole.PRIMARY) -> list[Copy]:
+    """The chunk's copies in one store, or in all (None), the oldest first; the chunk by its bytes or its digest."""
     digest = content if isinstance(content, str) else digest_of(content)
+    query = select(Copy).join(Chunk, Chunk.id == Copy.chunk_id).where(Chunk.digest == digest)
+    if role is not None:
+        query = query.where(Copy.store_id == attached(service, role).store_id)
     with service.context.database.read() as session:
-        return list(
-            session.scalars(
-                select(Copy)
-                .join(Chunk, Chunk.id == Copy.chunk_id)
-                .where(Chunk.digest == digest, Copy.store_id == attached(service, role).store_id)
-                .order_by(Copy.id)
-            )
-        )
+        return list(session.scalars(query.order_by(Copy.id)))
+
+
+def states_of(service: RunningService, content: bytes | str, role: StoreRole | None = StoreRole.PRIMARY) -> list[str]:
+    return [copy.state for copy in copies_of(service, content, role)]
 
 
 def key_of(service: RunningService, content: bytes | str, role: StoreRole = StoreRole.PRIMARY) -> ObjectKey:

@@ -2,106 +2,68 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 import holdfast_service.collect.breaker
 import holdfast_service.collect.sweep
 from holdfast_protocol.collection import StoreSweep
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import Scope, StoreRole
+from holdfast_protocol.states import StoreRole
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.custody_tables import AuditEvent
 from holdfast_service.catalog.store_row import Marker, write_marker
-from holdfast_service.catalog.tables import Attempt, Checkpoint, Chunk, Copy, Project
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.collect import sweep_tick
 from holdfast_service.collect.sweep import sweep_store
 from holdfast_service.collect.tick import tick as collect_tick
 from holdfast_service.errors import ProblemError
-from holdfast_service.operation_kinds import OPERATION_KINDS
-from holdfast_service.operations.tick import tick as operations_tick
 from holdfast_service.scrub.prove import tick as prove_tick
-from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectKey, StoredObject, StoreUnavailable
 from tests.service.conftest import Clock
+from tests.support.garbage import age_it, listed, orphan
 from tests.support.interleave import hold_before, in_background
-from tests.support.rank import Job, Refused, answer, digest_of
+from tests.support.rank import Job, digest_of
+from tests.support.rot import attached
 from tests.support.service import RunningService
 
 ACTOR = Actor.controller("sweep")
 
 
 @pytest.fixture
-def settings(settings: ServiceSettings, tmp_path: Path) -> ServiceSettings:
-    return settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
-
-
-@pytest.fixture
-def job(service: RunningService) -> Job:
-    job = Job(service.http())
+def job(job: Job) -> Job:
     job.save(1, content=b"weights")
     return job
 
 
-@pytest.fixture
-def project_id(job: Job, service: RunningService) -> str:
-    with service.context.database.read() as session:
-        return str(session.execute(select(Project.id)).scalar_one())
-
-
 def sweep(service: RunningService, role: StoreRole = StoreRole.PRIMARY, **how: Any) -> StoreSweep:
-    attached = service.context.attached(role)
-    assert attached is not None
-    return sweep_store(service.context, attached, **({"dry_run": False, "force": False, "actor": ACTOR} | how))
-
-
-def orphan(service: RunningService, project_id: str, *, old: bool = True) -> ObjectKey:
-    """An object that no row knows."""
-    data = secrets.token_bytes(50)
-    key = ObjectKey(project_id, digest_of(data), secrets.token_hex(16))
-    service.context.store.put_bytes(key, data)
-    if old:
-        settings = service.context.settings
-        age_it(service, key, settings.ticket_seconds + settings.longest_upload_seconds + 5)
-    return key
-
-
-def age_it(service: RunningService, key: ObjectKey, seconds: float) -> None:
-    moment = time.time() - seconds
-    os.utime(service.context.store.object_path(key), (moment, moment))
-
-
-def stored(service: RunningService, project_id: str) -> set[ObjectKey]:
-    return {each.key for each in service.context.store.list_objects(project_id)}
+    how = {"dry_run": False, "force": False, "actor": ACTOR} | how
+    return sweep_store(service.context, attached(service, role), **how)
 
 
 @pytest.mark.rule("protocol-25")
 def test_an_orphan_goes_when_every_urls_life_is_over_and_nothing_else_does(
     service: RunningService, project_id: str
 ) -> None:
-    known = stored(service, project_id)
+    known = listed(service, project_id)
     old, young = orphan(service, project_id), orphan(service, project_id, old=False)
     settings = service.context.settings
     almost = orphan(service, project_id, old=False)
     age_it(service, almost, settings.ticket_seconds + settings.longest_upload_seconds - 60)
     looked = sweep(service, dry_run=True)
     assert (looked.orphans, looked.due_orphans, looked.deleted) == (3, 1, 0)
-    assert stored(service, project_id) == known | {old, young, almost}
+    assert listed(service, project_id) == known | {old, young, almost}
     swept = sweep(service)
     assert (swept.orphans, swept.deleted, swept.deleted_bytes, swept.stopped) == (3, 1, 50, None)
-    assert stored(service, project_id) == known | {young, almost}
+    assert listed(service, project_id) == known | {young, almost}
     assert sweep(service).deleted == 0
 
 
@@ -153,10 +115,10 @@ def test_a_sweep_that_would_delete_more_than_its_share_deletes_nothing_unless_it
     monkeypatch.setattr(holdfast_service.collect.breaker, "_FLOOR_OBJECTS", 2)
     keys = {orphan(service, project_id) for _ in range(3)}
     assert "3 of 5 objects" in str(sweep_tick.tick(service.context).error)
-    assert keys <= stored(service, project_id)
+    assert keys <= listed(service, project_id)
     assert sweep(service).deleted == 0
     assert sweep(service, force=True).deleted == 3
-    assert not keys & stored(service, project_id)
+    assert not keys & listed(service, project_id)
     with service.context.database.read() as session:
         events = session.scalars(select(AuditEvent).where(AuditEvent.action == "store.sweep")).all()
     assert [(event.after["deleted"], event.after["forced"]) for event in events if event.after] == [
@@ -178,7 +140,7 @@ def test_the_share_is_that_of_each_project_too(
     assert swept.deleted == 0
     assert "2 of 4 objects" in str(swept.stopped)
     assert "the project demo" in str(swept.stopped)
-    assert keys <= stored(service, project_id)
+    assert keys <= listed(service, project_id)
 
 
 @pytest.mark.rule("protocol-25")
@@ -194,7 +156,7 @@ def test_a_row_that_comes_between_listing_and_deleting_keeps_its_object(
         gate.open()
         swept = sweeping.result()
     assert (swept.due_orphans, swept.deleted, swept.kept) == (1, 0, 1)
-    assert key in stored(service, project_id)
+    assert key in listed(service, project_id)
 
 
 @pytest.mark.rule("protocol-25")
@@ -258,7 +220,7 @@ def test_a_store_that_does_not_say_that_it_is_ours_is_not_swept(
         with pytest.raises(ProblemError) as refused:
             sweeping.result()
     assert refused.value.code is ProblemCode.STORE_FOREIGN
-    assert key in stored(service, project_id)
+    assert key in listed(service, project_id)
 
 
 @pytest.mark.rule("protocol-22")
@@ -297,8 +259,7 @@ def test_an_outage_of_the_second_store_blocks_only_it(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = orphan(service, project_id)
-    second = service.context.attached(StoreRole.SECOND)
-    assert second is not None
+    second = attached(service, StoreRole.SECOND)
 
     def away(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("no answer")
@@ -307,7 +268,7 @@ def test_an_outage_of_the_second_store_blocks_only_it(
     report = sweep_tick.tick(service.context)
     assert (report.done, report.failed, report.deleted) == (1, 1, 1)
     assert "second store" in str(report.error)
-    assert key not in stored(service, project_id)
+    assert key not in listed(service, project_id)
     collected = collect_tick(service.context)
     assert len(collected.skipped_stores) == 1
     assert "second store" in collected.skipped_stores[0]
@@ -338,74 +299,3 @@ def test_of_two_sweeps_of_a_store_at_once_one_is_told_so_and_a_killed_ones_lease
         gate.open()
         # It went on for longer than its lease: it may end, for it deletes the same or nothing.
         assert first.exception() is None or isinstance(first.exception(), ProblemError)
-
-
-class TestOverHttp:
-    def test_a_sweep_is_an_operation_with_its_report(self, service: RunningService, project_id: str) -> None:
-        orphan(service, project_id)
-        http = service.http()
-        started = answer(http.post("/v1/sweeps", json={"store": "primary"}))
-        operations_tick(service.context, kinds=OPERATION_KINDS)
-        ended = answer(http.get(f"/v1/operations/{started['id']}"))
-        assert ended["state"] == "done", ended
-        (report,) = ended["result"]["stores"]
-        assert (report["store"], report["deleted"]) == ("primary", 1)
-        assert answer(http.get("/v1/sweeps"))["stores"][0]["deleted"] == 1
-
-    def test_who_may_not_is_refused(self, service: RunningService, project_id: str) -> None:
-        cases: list[tuple[tuple[Scope, ...], str | None, dict[str, Any], str]] = [
-            ((Scope.OPERATE,), None, {"force": True}, "forbidden"),
-            ((Scope.OPERATE, Scope.ADMIN), "demo", {}, "forbidden"),
-            ((Scope.READ,), None, {}, "forbidden"),
-            ((Scope.OPERATE,), None, {"store": "cold"}, "invalid_request"),
-        ]
-        for scopes, project, body, code in cases:
-            http = service.http(token=service.token(*scopes, project=project))
-            with pytest.raises(Refused) as refused:
-                answer(http.post("/v1/sweeps", json=body))
-            assert refused.value.code == code
-
-    def test_a_round_of_the_collector_now_and_what_it_would_delete(
-        self, service: RunningService, job: Job, clock: Clock
-    ) -> None:
-        given_up = job.begin(2)
-        given_up.upload(0, [b"given up"])
-        given_up.abort()
-        http = service.http()
-        (primary, second) = answer(http.get("/v1/collection"))["stores"]
-        assert (primary["copies"], primary["problem"], second["copies"]) == (0, None, 0)
-        (waiting,) = primary["waiting"]
-        assert (waiting["waits_for"], waiting["copies"], waiting["bytes"]) == ("ticket", 1, 8)
-        assert waiting["until"] is not None
-        settings = service.context.settings
-        clock.advance(settings.ticket_seconds + settings.longest_upload_seconds + 1)
-        primary = answer(http.get("/v1/collection", params={"project": "demo"}))["stores"][0]
-        assert (primary["copies"], primary["bytes"], primary["waiting"]) == (1, 8, [])
-        started = answer(http.post("/v1/collection"))
-        operations_tick(service.context, kinds=OPERATION_KINDS)
-        result = answer(http.get(f"/v1/operations/{started['id']}"))["result"]
-        assert (result["deleted_copies"], result["deleted_bytes"], result["problems"]) == (1, 8, [])
-        assert answer(http.get("/v1/collection"))["stores"][0]["copies"] == 0
-
-    def test_a_token_of_a_project_sees_only_its_own_garbage(self, service: RunningService, job: Job) -> None:
-        given_up = job.begin(2)
-        given_up.upload(0, [b"given up"])
-        given_up.abort()
-        service.make_project("other")
-        http = service.http(token=service.token(Scope.READ, Scope.OPERATE, project="other"))
-        assert answer(http.get("/v1/collection"))["stores"][0]["waiting"] == []
-        for path, parameters in (("/v1/collection", {"project": "demo"}), ("/v1/sweeps", {})):
-            with pytest.raises(Refused) as refused:
-                answer(http.get(path, params=parameters))
-            assert refused.value.code == "forbidden"
-        with pytest.raises(Refused):
-            answer(http.post("/v1/collection"))
-
-
-def test_an_upload_that_relies_on_a_copy_is_told_as_what_it_waits_for(service: RunningService, job: Job) -> None:
-    save = job.begin(2)
-    save.upload(0, [b"under way"])
-    with service.context.database.transaction() as session:
-        session.execute(update(Copy).values(ticket_expires_at=database_now(session) - timedelta(days=1)))
-    (waiting,) = answer(service.http().get("/v1/collection"))["stores"][0]["waiting"]
-    assert (waiting["waits_for"], waiting["copies"], waiting["until"]) == ("upload", 1, None)

@@ -1,0 +1,103 @@
+"""A collector and a second store: a copy on its way, a store that is away or foreign (protocol rules 5, 25 and 28)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast_protocol.states import StoreRole
+from holdfast_service.attached_store import AttachedStore
+from holdfast_service.catalog.copying import CopyTask, begin_copy, copy_now
+from holdfast_service.collect.tick import collect, tick
+from holdfast_service.stores.base import StoreUnavailable
+from tests.service.conftest import Clock
+from tests.support.garbage import given_up
+from tests.support.rank import Job
+from tests.support.rot import attached, copies_of, states_of
+from tests.support.service import RunningService
+
+
+def begun(service: RunningService, data: bytes) -> CopyTask:
+    """A worker that is about to copy it to the second store."""
+    context, second = service.context, attached(service, StoreRole.SECOND)
+    (copy,) = copies_of(service, data, None)
+    task = context.database.run(lambda session: begin_copy(session, context, copy.chunk_id, second.store_id))
+    assert task is not None
+    return task
+
+
+@pytest.mark.rule("protocol-28")
+def test_a_copy_that_another_is_being_made_from_stays_until_that_is_done(
+    job: Job, service: RunningService, clock: Clock
+) -> None:
+    given_up(job, b"source")
+    clock.let_tickets_expire(service.context.settings)
+    context = service.context
+    task = begun(service, b"source")
+    assert tick(context).done == 0  # the row is there, and its bytes are on the way
+    assert copy_now(context, task)
+    assert states_of(service, b"source", None) == ["verified", "verified"]
+    clock.advance(context.settings.chunk_lease_seconds)
+    clock.let_tickets_expire(context.settings)
+    assert collect(context, whole=True).done == 2
+    assert list(attached(service, StoreRole.SECOND).store.list_objects(task.target_key.project_id)) == []
+
+
+@pytest.mark.rule("protocol-25")
+def test_what_a_dead_worker_was_copying_goes_when_its_put_can_no_longer_land(
+    job: Job, service: RunningService, clock: Clock
+) -> None:
+    job.save(1, content=b"weights")
+    context, second = service.context, attached(service, StoreRole.SECOND)
+    task = begun(service, b"weights")
+    lease = context.settings.chunk_lease_seconds
+    clock.advance(lease + context.settings.longest_upload_seconds - 5)
+    assert collect(context, whole=True).done == 0
+    second.store.put_bytes(task.target_key, b"weights")  # it was begun in time, and lands now
+    clock.advance(10)
+    assert collect(context, whole=True).done == 1
+    assert states_of(service, b"weights", None) == ["verified"]
+    assert list(second.store.list_objects(task.target_key.project_id)) == []
+
+
+@pytest.fixture
+def both(job: Job, service: RunningService, clock: Clock) -> AttachedStore:
+    """A chunk that nobody needs is in both stores; the second one."""
+    given_up(job, b"both")
+    assert copy_now(service.context, begun(service, b"both"))
+    clock.advance(service.context.settings.chunk_lease_seconds)
+    clock.let_tickets_expire(service.context.settings)
+    return attached(service, StoreRole.SECOND)
+
+
+@pytest.mark.rule("protocol-28")
+def test_an_outage_of_one_store_leaves_the_other_ones_copies_to_go(
+    both: AttachedStore, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("no answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(both.store, "delete", away)
+        report = tick(service.context)
+    assert (report.done, report.failed, report.error) == (1, 1, "no answer")
+    assert states_of(service, b"both", None) == ["gone", "deleting"] or states_of(service, b"both", None) == [
+        "deleting"
+    ]
+    clock.advance(3600)
+    assert tick(service.context).done == 1
+    assert states_of(service, b"both", None) == []
+
+
+@pytest.mark.rule("protocol-5")
+def test_a_foreign_second_store_is_left_alone_and_the_first_is_not(
+    both: AttachedStore, service: RunningService
+) -> None:
+    both.store.write_named("holdfast-store.json", b"{}")
+    report = tick(service.context)
+    assert report.done == 1
+    assert len(report.skipped_stores) == 1
+    assert "second store" in report.skipped_stores[0]
+    states_now = {copy.store_id: copy.state for copy in copies_of(service, b"both", None)}
+    assert states_now[both.store_id] == "verified"
