@@ -32,9 +32,9 @@ COUNTERS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
 class ZeroState:
     """What `engine.save_checkpoint()` would write, with the partitions as the shards that they are. For Adam and AdamW.
 
-    DeepSpeed cuts each flat parameter as torch.chunk does and pads the last part; here it goes without the padding. Save
-    where `engine.step()` has stepped, as gradients are not kept. Not for what is on NVMe, for MoE, or beside tensor
-    parallelism.
+    DeepSpeed cuts each flat parameter as torch.chunk does and pads the last part; here it goes without the padding.
+    Save where `engine.step()` has stepped, as gradients are not kept. Not for what is on NVMe, for MoE, or beside
+    tensor parallelism.
     """
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine) -> None:
