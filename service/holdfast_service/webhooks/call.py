@@ -75,7 +75,8 @@ def _post(connection: _Pinned, target: Target, body: bytes, headers: dict[str, s
 
 
 def _shut(connection: _Pinned) -> None:
+    # Not the TLS socket's own: that one lets go of its keys first, and what is sent meanwhile goes out as it is.
     try:
-        connection.sock.shutdown(socket.SHUT_RDWR)
-    except (OSError, AttributeError):  # it is over already
+        socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+    except (OSError, TypeError):  # it is over already
         return
