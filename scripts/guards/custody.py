@@ -35,7 +35,7 @@ GUARDS = (
         "service/holdfast_service/catalog/copying.py",
         "select(Chunk).where(Chunk.id == chunk_id).with_for_update()",
         "select(Chunk).where(Chunk.id == chunk_id)",
-        ("tests/service/test_protocol_copies.py",),
+        ("tests/service/replicate/test_copying.py",),
     ),
     Guard(
         "protocol-28",
@@ -43,7 +43,7 @@ GUARDS = (
         "service/holdfast_service/catalog/copying.py",
         "Copy.state == CopyState.COPYING, Copy.leased_until == task.leased_until)",
         "Copy.state == CopyState.COPYING)",
-        ("tests/service/test_protocol_copies.py",),
+        ("tests/service/replicate/test_copying.py",),
     ),
     Guard(
         "protocol-28",
@@ -51,7 +51,7 @@ GUARDS = (
         "service/holdfast_service/catalog/copying.py",
         "    if digest.hexdigest() != task.digest:\n",
         "    if False:\n",
-        ("tests/service/test_protocol_copies.py",),
+        ("tests/service/replicate/test_copying.py",),
     ),
     Guard(
         "protocol-34",
@@ -59,7 +59,7 @@ GUARDS = (
         "service/holdfast_service/restore/choose_copies.py",
         "            not attached.watch.away,\n",
         "            True,\n",
-        ("tests/service/test_protocol_copies.py",),
+        ("tests/service/replicate/test_reading.py",),
     ),
     Guard(
         "protocol-29",

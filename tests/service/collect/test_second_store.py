@@ -8,21 +8,20 @@ import pytest
 
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_store import AttachedStore
-from holdfast_service.catalog.copying import CopyTask, begin_copy, copy_now
+from holdfast_service.catalog.copying import CopyTask, copy_now
 from holdfast_service.collect.tick import collect, tick
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
 from tests.support.garbage import given_up
 from tests.support.rank import Job
-from tests.support.rot import attached, copies_of, states_of
+from tests.support.replicated import begin
+from tests.support.rot import attached, states_of
 from tests.support.service import RunningService
 
 
 def begun(service: RunningService, data: bytes) -> CopyTask:
     """A worker that is about to copy it to the second store."""
-    context, second = service.context, attached(service, StoreRole.SECOND)
-    (copy,) = copies_of(service, data, None)
-    task = context.database.run(lambda session: begin_copy(session, context, copy.chunk_id, second.store_id))
+    task = begin(service, data)
     assert task is not None
     return task
 
@@ -99,5 +98,4 @@ def test_a_foreign_second_store_is_left_alone_and_the_first_is_not(
     assert report.done == 1
     assert len(report.skipped_stores) == 1
     assert "second store" in report.skipped_stores[0]
-    states_now = {copy.store_id: copy.state for copy in copies_of(service, b"both", None)}
-    assert states_now[both.store_id] == "verified"
+    assert states_of(service, b"both", StoreRole.SECOND) == ["verified"]

@@ -1,0 +1,133 @@
+"""The second store gives back what it holds: to readers, for a restore point, in a drill (protocol rule 34)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import update
+
+from holdfast_protocol.states import CopyState, StoreRole
+from holdfast_service.catalog.copies import object_key
+from holdfast_service.catalog.tables import Copy
+from holdfast_service.operation_kinds import OPERATION_KINDS
+from holdfast_service.operations.tick import tick
+from tests.support.rank import Job, answer, digest_of
+from tests.support.replicated import CONTENT, SECOND, file_of, replicate
+from tests.support.rot import attached, copies_of, flip, overwrite, states_of
+from tests.support.service import RunningService
+
+
+def _read(service: RunningService, checkpoint_id: str, **body: Any) -> dict[str, Any]:
+    digests = {"digests": [digest_of(CONTENT)]}
+    reply = answer(service.http().post(f"/v1/checkpoints/{checkpoint_id}/reads", json=digests | body))
+    ticket: dict[str, Any] = reply["chunks"][0]
+    return ticket
+
+
+def _bytes_of(service: RunningService, ticket: dict[str, Any]) -> bytes:
+    with httpx.Client(base_url=service.url) as without_token:
+        return without_token.get(ticket["url"], headers=ticket["headers"]).content
+
+
+@pytest.mark.rule("protocol-34")
+def test_a_reader_is_sent_to_the_second_store_when_the_first_is_silent_avoided_or_has_lost_the_chunk(
+    service: RunningService, saved: dict[str, Any], tmp_path: Path
+) -> None:
+    assert not _read(service, saved["id"])["elsewhere"]
+    replicate(service)
+    ticket = _read(service, saved["id"])
+    assert (ticket["store"], ticket["elsewhere"], _bytes_of(service, ticket)) == ("primary", True, CONTENT)
+    ticket = _read(service, saved["id"], avoid_stores=["primary"])
+    assert (ticket["store"], ticket["elsewhere"], _bytes_of(service, ticket)) == ("second", False, CONTENT)
+
+    (tmp_path / "store").rename(tmp_path / "not mounted")
+    service.context.store_watch.tick()
+    ticket = _read(service, saved["id"])
+    assert (ticket["store"], _bytes_of(service, ticket)) == ("second", CONTENT)
+    offer = answer(service.http().post("/v1/mount-proofs"))
+    assert (offer["path"], offer["away"], len(offer["others"])) == (None, True, 1)
+    proof = {"proof_id": offer["others"][0]["proof_id"], "content": Path(offer["others"][0]["path"]).read_text()}
+    ticket = _read(service, saved["id"], other_mount_proofs=[proof])
+    assert (ticket["kind"], Path(ticket["path"]).read_bytes()) == ("file", CONTENT)
+    assert service.http().get("/readyz").status_code == 200, "a service that can still give back is not asked any more"
+    (tmp_path / "not mounted").rename(tmp_path / "store")
+    service.context.store_watch.tick()
+
+    file_of(service, StoreRole.PRIMARY, copies_of(service, CONTENT)[0]).unlink()
+    report = {"digest": digest_of(CONTENT), "problem": "missing"}
+    verdict = answer(service.http().post(f"/v1/checkpoints/{saved['id']}/chunk-reports", json=report))
+    assert (verdict["readable"], verdict["corrupt_checkpoints"]) == (True, [])
+    assert states_of(service, CONTENT) == [CopyState.BAD]
+    assert _bytes_of(service, _read(service, saved["id"])) == CONTENT
+
+
+@pytest.mark.rule("protocol-34")
+def test_while_the_first_store_is_away_the_restore_point_is_what_the_second_holds_whole(
+    service: RunningService, saved: dict[str, Any], tmp_path: Path
+) -> None:
+    replicate(service)
+    job = Job(service.http(), after=1)
+    job.resumed_from(saved["id"])
+    newer = job.save(200, content=b"newer")
+    url = "/v1/projects/demo/runs/gpt/restore-point"
+    assert answer(service.http().get(url))["restore_point"]["step"] == 200
+    (tmp_path / "store").rename(tmp_path / "not mounted")
+    service.context.store_watch.tick()
+    decision = answer(service.http().get(url))
+    assert decision["restore_point"]["step"] == 100
+    assert [(each["step"], each["reason"]) for each in decision["passed_over"]] == [(200, "away")]
+    assert "primary store has not answered" in decision["note"]
+    older_client = service.http(headers=[("Holdfast-Protocol", "1.1")])
+    assert answer(older_client.get(url))["passed_over"][0]["reason"] == "cold", "it does not know the word"
+    named = answer(service.http().get(url, params={"selector": newer["id"]}))
+    assert named["restore_point"]["step"] == 200, "what was named never falls back"
+    opened = Job(service.http(), after=2).opened
+    assert (opened["restore_point"]["step"], opened["note"] != "") == (100, True)
+
+
+def test_a_short_silence_does_not_cost_training_time(
+    service: RunningService, saved: dict[str, Any], tmp_path: Path
+) -> None:
+    """An older checkpoint is taken only when the first store was silent for a while."""
+    replicate(service)
+    Job(service.http(), after=1).save(200, content=b"newer")
+    context = service.context
+    patient = context.settings.model_copy(update={"store_away_seconds": 3600})
+    object.__setattr__(context, "settings", patient)
+    (tmp_path / "store").rename(tmp_path / "not mounted")
+    context.store_watch.tick()
+    decision = answer(service.http().get("/v1/projects/demo/runs/gpt/restore-point"))
+    assert (decision["restore_point"]["step"], decision["note"]) == (200, "")
+
+
+def _drill(service: RunningService, **body: Any) -> dict[str, Any]:
+    started = answer(service.http().post("/v1/projects/demo/runs/gpt/drills", json=body))
+    tick(service.context, kinds=OPERATION_KINDS)
+    ended: dict[str, Any] = answer(service.http().get(f"/v1/operations/{started['id']}"))
+    return ended
+
+
+def test_a_drill_tells_why_the_second_store_does_not_give_it_back(
+    service: RunningService, saved: dict[str, Any]
+) -> None:
+    ended = _drill(service)
+    assert ended["state"] == "failed"
+    assert "not whole in the stores that answer" in ended["error"]
+    replicate(service)
+    (copy,) = copies_of(service, CONTENT, SECOND)
+    key, second = object_key(copy.project_id, copy.stored_digest, copy), attached(service, SECOND).store
+    flip(second, key)
+    ended = _drill(service)
+    assert ended["state"] == "failed"
+    assert digest_of(CONTENT)[:12] in ended["error"]
+    assert states_of(service, CONTENT, SECOND) == [CopyState.SUSPECT], "what the drill found rotten is not looked at"
+    overwrite(second, key, CONTENT)
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).where(Copy.id == copy.id).values(state=CopyState.VERIFIED))
+    ended = _drill(service)
+    assert "cannot be put together" in ended["error"], "its index is no index"
+    assert 'holdfast_drill_succeeded{project="demo",run="gpt"} 0.0' in service.http().get("/metrics").text
+    assert service.http().post("/v1/projects/demo/runs/gpt/drills", json={"store": "cold"}).status_code == 422

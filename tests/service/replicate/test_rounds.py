@@ -1,0 +1,191 @@
+"""What a round brings to the second store, as the policy asks for it: the newest first, again what was lost there, and
+nothing of what is purged meanwhile (protocol rules 28 and 30)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+import holdfast_service.catalog.copying as copying
+import holdfast_service.replicate.copy_checkpoint
+import holdfast_service.replicate.tick
+from holdfast_protocol.states import CheckpointState, CopyState, Proof, Scope
+from holdfast_service.catalog.custody_tables import AuditEvent, CheckpointCopy
+from holdfast_service.catalog.record_tables import WrittenRecord
+from holdfast_service.catalog.stored_bytes import bytes_against_quota
+from holdfast_service.catalog.tables import Checkpoint, Copy, Project
+from holdfast_service.clock import database_now
+from holdfast_service.replicate import rows
+from tests.service.conftest import Clock
+from tests.support.rank import Job, answer
+from tests.support.replicated import CONTENT, SECOND, file_of, put_policy, replicate
+from tests.support.rot import attached, copies_of
+from tests.support.service import RunningService
+
+
+def row_of(service: RunningService, checkpoint_id: str) -> CheckpointCopy:
+    with service.context.database.read() as session:
+        return session.get_one(CheckpointCopy, (checkpoint_id, attached(service, SECOND).store_id))
+
+
+def test_a_policy_brings_every_chunk_of_a_checkpoint_to_the_second_store(service: RunningService) -> None:
+    saved = Job(service.http()).save(100, content=CONTENT)
+    assert replicate(service).done == 0, "nobody asked for a copy"
+    put_policy(service)
+    report = replicate(service)
+    assert (report.done, report.failed, report.error, report.whole) == (2, 0, None, (saved["id"],))
+    (copy,) = copies_of(service, CONTENT, SECOND)
+    (source,) = copies_of(service, CONTENT)
+    assert (copy.state, copy.proof, copy.attempt_id) == (CopyState.VERIFIED, Proof.STORE_SHA256, source.attempt_id)
+    assert copy.generation != source.generation
+    assert file_of(service, SECOND, copy).read_bytes() == CONTENT
+    row = row_of(service, saved["id"])
+    assert (row.wanted, row.missing_bytes, row.complete_at is not None) == (True, 0, True)
+    with service.context.database.read() as session:
+        assert session.get(WrittenRecord, ("checkpoint", saved["id"], row.store_id)) is not None, "no record is due"
+        event = session.execute(select(AuditEvent).where(AuditEvent.action == "checkpoint.copy")).scalar_one()
+        assert (event.actor_kind, event.actor, event.checkpoint_id) == ("controller", "replicate", saved["id"])
+    assert replicate(service).idle
+
+
+@pytest.mark.rule("protocol-28")
+def test_a_second_store_that_is_away_is_told_and_tried_again_and_blocks_nothing_else(
+    service: RunningService, saved: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "second").rename(tmp_path / "not mounted")
+    report = replicate(service)
+    assert report.done == 0
+    assert report.error is not None
+    assert "second store" in report.error
+    later = Job(service.http(), after=1).save(200, content=b"saved meanwhile")
+    (tmp_path / "not mounted").rename(tmp_path / "second")
+    attached = service.context.attached(SECOND)
+    assert attached is not None
+    attached.watch.tick()
+    assert set(replicate(service).whole) == {saved["id"], later["id"]}
+
+
+def test_what_is_in_the_second_store_does_not_count_against_the_jobs_quota(
+    service: RunningService, saved: dict[str, Any]
+) -> None:
+    assert replicate(service).whole == (saved["id"],)
+    service.make_project("demo", quota_bytes=3 * len(CONTENT))
+    Job(service.http(), after=1).save(200, content=b"w" * (len(CONTENT) // 3))
+    # A process that lacks the second store counts the same.
+    lacking = replace(service.context, stores=service.context.stores[:1])
+    with service.context.database.read() as session:
+        projects = session.scalars(select(Project.id)).all()
+        counted = [bytes_against_quota(session, each, projects) for each in (service.context, lacking)]
+    assert counted[0] == counted[1]
+
+
+def test_the_newest_checkpoint_goes_first_and_only_its_own_chunks_move(
+    service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = Job(service.http(), after=1).save(200, content=b"newer")
+    order: list[str] = []
+    real = holdfast_service.replicate.tick.copy_checkpoint
+
+    def noted(context: Any, target: Any, checkpoint_id: str, **kwargs: Any) -> Any:
+        order.append(checkpoint_id)
+        return real(context, target, checkpoint_id, **kwargs)
+
+    monkeypatch.setattr(holdfast_service.replicate.tick, "copy_checkpoint", noted)
+    replicate(service)
+    assert order == [second["id"], saved["id"]]
+    assert replicate(service).idle
+
+
+def test_a_chunk_that_the_second_store_lost_is_copied_there_again(
+    service: RunningService, saved: dict[str, Any]
+) -> None:
+    replicate(service)
+    (copy,) = copies_of(service, CONTENT, SECOND)
+    file_of(service, SECOND, copy).unlink()
+    with service.context.database.transaction() as session:
+        lost = {"state": CopyState.BAD, "bad_at": database_now(session), "finding": "is not in the store"}
+        session.execute(update(Copy).where(Copy.id == copy.id).values(**lost))
+    report = replicate(service)
+    assert (report.reopened, report.done, report.whole) == (1, 1, (saved["id"],))
+    assert copies_of(service, CONTENT, SECOND)[-1].state == CopyState.VERIFIED
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_is_lost_there_for_good_keeps_no_other_from_being_due_again(
+    service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More is lost, in both stores, than one round looks at."""
+    monkeypatch.setattr(rows, "_ROWS", 1)
+    Job(service.http(), "demo/other").save(1)
+    put_policy(service)
+    for _ in range(4):
+        replicate(service)
+    store_id = attached(service, SECOND).store_id
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).values(state=CopyState.BAD, bad_at=database_now(session)))
+    assert [rows.reopen_damaged(service.context, store_id) for _ in range(3)] == [1, 1, 0]
+    with service.context.database.read() as session:
+        assert session.scalars(select(CheckpointCopy.complete_at)).all() == [None, None]
+
+
+@pytest.mark.rule("protocol-30")
+def test_a_checkpoint_that_is_purged_while_it_is_copied_leaves_no_record_there(
+    service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def purged(context: Any, task: Any, on_bytes: Any) -> bool:
+        with context.database.transaction() as session:
+            gone = {"state": CheckpointState.DELETING}
+            session.execute(update(Checkpoint).where(Checkpoint.id == saved["id"]).values(**gone))
+        return copying.copy_now(context, task, on_bytes)
+
+    monkeypatch.setattr(holdfast_service.replicate.copy_checkpoint, "copy_now", purged)
+    assert replicate(service).whole == ()
+    with service.context.database.read() as session:
+        assert session.get(WrittenRecord, ("checkpoint", saved["id"], attached(service, SECOND).store_id)) is None
+    replicate(service)
+    with service.context.database.read() as session:
+        assert session.get(CheckpointCopy, (saved["id"], attached(service, SECOND).store_id)) is None
+
+
+def test_a_policy_that_changes_its_mind_keeps_what_is_there_and_begins_nothing_new(service: RunningService) -> None:
+    put = {"kinds": ["final"], "labels": ["milestone"], "every_steps": 1000}
+    job = Job(service.http())
+    put_policy(service, **put)
+    plain, thousandth = job.save(100, content=b"a"), job.save(2000, content=b"b")
+    assert replicate(service).whole == (thousandth["id"],)
+    edited = service.http().patch(
+        f"/v1/checkpoints/{plain['id']}", json={"labels": ["milestone"]}, headers={"If-Match": plain["etag"]}
+    )
+    assert edited.is_success, edited.text
+    assert replicate(service).whole == (plain["id"],), "a label that was given later counts"
+    put_policy(service, labels=["release"])
+    job.save(3000, content=b"c")
+    assert replicate(service).done == 0
+    assert not row_of(service, thousandth["id"]).wanted
+    assert copies_of(service, b"b", SECOND)[0].state == CopyState.VERIFIED
+
+
+def test_the_lag_is_told_before_any_controller_has_looked(
+    service: RunningService, saved: dict[str, Any], clock: Clock
+) -> None:
+    http = service.http()
+    clock.advance(120)
+    behind = answer(http.get("/v1/projects/demo/runs/gpt/copies"))
+    assert behind["lag_seconds"] >= 120
+    assert (behind["waiting"], behind["copied_step"], behind["newest_step"]) == (1, None, 100)
+    assert behind["lag_bytes"] == len(CONTENT) * 2 + len(b"index ")
+    metrics = http.get("/metrics").text
+    assert 'holdfast_copy_lag_seconds{project="demo",run="gpt"} 1' in metrics
+    replicate(service)
+    (even,) = answer(http.get("/v1/projects/demo/copies"))["items"]
+    assert (even["lag_seconds"], even["lag_steps"], even["lag_bytes"], even["copied_step"]) == (0, 0, 0, 100)
+    service.make_project("other")
+    stranger = service.http(token=service.token(Scope.READ, Scope.OPERATE, project="other"))
+    assert stranger.get("/v1/projects/demo/copies").status_code in (403, 404)
+    assert stranger.post("/v1/projects/demo/runs/gpt/drills", json={}).status_code in (403, 404)
+    reader = service.http(token=service.token(Scope.READ))
+    assert reader.post("/v1/projects/demo/runs/gpt/drills", json={}).status_code == 403
