@@ -23,6 +23,10 @@ def shard_of(session: Session, checkpoint: Checkpoint, rank: int) -> Shard | Non
 def locked_shard(session: Session, checkpoint: Checkpoint, rank: int) -> Shard:
     """FOR UPDATE: a late negotiation of the same rank must not add references while it is sealed. Made if absent."""
     refuse_unless_in_world(checkpoint, rank)
+    locked = select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank).with_for_update()
+    anew = {"populate_existing": True}
+    if (shard := session.execute(locked, execution_options=anew).scalar_one_or_none()) is not None:
+        return shard
     insert_absent(
         session,
         Shard,
@@ -38,7 +42,4 @@ def locked_shard(session: Session, checkpoint: Checkpoint, rank: int) -> Shard:
             }
         ],
     )
-    return session.execute(
-        select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank).with_for_update(),
-        execution_options={"populate_existing": True},
-    ).scalar_one()
+    return session.execute(locked, execution_options=anew).scalar_one()

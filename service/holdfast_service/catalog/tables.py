@@ -338,7 +338,7 @@ class Copy(Table):
     attempt_id: Mapped[int] = mapped_column(
         ForeignKey("attempts.id")
     )  # who uploads it; an unproven copy is good for it
-    generation: Mapped[str] = mapped_column(Text)
+    generation: Mapped[str] = mapped_column(Text, insert_sentinel=True)  # by it many new copies are inserted at once
     state: Mapped[str] = mapped_column(Text)
     proof: Mapped[str | None] = mapped_column(Text)
     codec: Mapped[str] = mapped_column(Text)

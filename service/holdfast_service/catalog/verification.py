@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import bindparam, update
 
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.catalog.tables import Copy
@@ -110,15 +112,22 @@ def _settle(database: Database, verdicts: Sequence[Verdict]) -> None:
     settled = [verdict for verdict in verdicts if verdict.finding is not Finding.MISSING]
     if not settled:
         return
+    # Only from `pending`: whatever else has happened to the copy meanwhile weighs more.
+    pending = update(Copy).where(Copy.id == bindparam("copy_id"), Copy.state == CopyState.PENDING)
     with database.transaction() as session:
         now = database_now(session)
-        for verdict in sorted(settled, key=lambda verdict: verdict.upload.copy_id):
-            # Only from `pending`: whatever else has happened to the copy meanwhile weighs more.
-            pending = update(Copy).where(Copy.id == verdict.upload.copy_id, Copy.state == CopyState.PENDING)
-            if verdict.finding is Finding.ARRIVED:
-                pending = pending.values(
-                    state=CopyState.VERIFIED, proof=verdict.proof, version_id=verdict.version_id, verified_at=now
-                )
-            else:
-                pending = pending.values(state=CopyState.BAD)
-            session.execute(pending)
+        session.connection().execute(
+            pending.values({name: bindparam(name) for name in ("state", "proof", "version_id", "verified_at")}),
+            [_columns(verdict, now) for verdict in sorted(settled, key=lambda verdict: verdict.upload.copy_id)],
+        )
+
+
+def _columns(verdict: Verdict, now: datetime) -> dict[str, Any]:
+    arrived = verdict.finding is Finding.ARRIVED
+    return {
+        "copy_id": verdict.upload.copy_id,
+        "state": CopyState.VERIFIED if arrived else CopyState.BAD,
+        "proof": verdict.proof,
+        "version_id": verdict.version_id,
+        "verified_at": now if arrived else None,
+    }

@@ -119,22 +119,28 @@ def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) ->
     """Each call of a rank moves the deadline after which the reaper gives the checkpoint up, and its own heartbeat."""
     now = database_now(session)
     idle = timedelta(seconds=settings.upload_idle_seconds)
-    session.execute(
-        update(Checkpoint)
-        .where(
-            Checkpoint.id == writing.checkpoint.id,
-            Checkpoint.state == CheckpointState.UPLOADING,
-            Checkpoint.deadline_at < now + idle * (1 - _MOVED_AFTER),
+    moved_from = now + idle * (1 - _MOVED_AFTER)
+    checkpoint = writing.checkpoint
+    if checkpoint.state == CheckpointState.UPLOADING and checkpoint.deadline_at < moved_from:
+        session.execute(
+            update(Checkpoint)
+            .where(
+                Checkpoint.id == checkpoint.id,
+                Checkpoint.state == CheckpointState.UPLOADING,
+                Checkpoint.deadline_at < moved_from,
+            )
+            .values(deadline_at=now + idle),
+            execution_options={"synchronize_session": False},
         )
-        .values(deadline_at=now + idle),
-        execution_options={"synchronize_session": False},
-    )
     beat(session, writing.pusher, now, settings)
 
 
 def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSettings) -> None:
     """The attempt is alive, even if it was thought lost: a network may have been away and come back."""
     due = now - timedelta(seconds=settings.heartbeat_interval_seconds * _MOVED_AFTER)
+    # Whoever would think it lost meanwhile goes by a heartbeat that is much older.
+    if attempt.heartbeat_at is not None and attempt.heartbeat_at >= due and attempt.outcome != AttemptOutcome.LOST:
+        return
     session.execute(
         update(Attempt)
         .where(Attempt.id == attempt.id, or_(Attempt.heartbeat_at.is_(None), Attempt.heartbeat_at < due))

@@ -15,14 +15,15 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 
 
-def lock_quota(session: Session, project_id: str) -> int | None:
-    """The quota in bytes, its row locked until the transaction ends; None (and no lock) where none is set.
+def lock_quota(session: Session, project: Project) -> int | None:
+    """The quota in bytes, its row locked until the transaction ends; None (and no lock) where `project`, as this
+    transaction has read it, has none.
 
     Taken before any chunk is locked. FOR NO KEY UPDATE: rows that refer to the project can still be inserted.
     """
-    if session.scalar(select(Project.quota_bytes).where(Project.id == project_id)) is None:
+    if project.quota_bytes is None:
         return None
-    return session.scalar(select(Project.quota_bytes).where(Project.id == project_id).with_for_update(key_share=True))
+    return session.scalar(select(Project.quota_bytes).where(Project.id == project.id).with_for_update(key_share=True))
 
 
 def refuse_over_quota(

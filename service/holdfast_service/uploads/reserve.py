@@ -59,12 +59,12 @@ def reserve(
     refuse_unless_uploading(writing.checkpoint)
     keep_alive(session, writing, context.settings)
     shard = open_shard(session, writing, rank)
-    quota_bytes = lock_quota(session, writing.project.id)
+    quota_bytes = lock_quota(session, writing.project)
     offers = sorted({offer.digest: offer for offer in request.chunks}.values(), key=lambda offer: offer.digest)
     chunks = _locked_chunks(session, writing.project.id, offers)
     references = _references(session, shard, chunks)
-    decisions = _decisions(session, context, writing, offers, chunks=chunks, references=references)
     now = database_now(session)
+    decisions = _decisions(session, context, writing, offers, chunks=chunks, references=references, now=now)
     expires_at = now + timedelta(seconds=context.settings.ticket_seconds)
     copies: dict[str, Copy] = {}
     for offer in offers:
@@ -163,6 +163,7 @@ def _decisions(
     *,
     chunks: dict[str, Chunk],
     references: dict[int, ShardChunk],
+    now: datetime,
 ) -> dict[str, Decision]:
     copies: dict[int, list[Copy]] = {chunk.id: [] for chunk in chunks.values()}
     for copy in session.scalars(
@@ -172,7 +173,6 @@ def _decisions(
         execution_options={"populate_existing": True},
     ):
         copies[copy.chunk_id].append(copy)
-    now = database_now(session)
 
     def decision(offer: ChunkOffer) -> Decision:
         chunk = chunks.get(offer.digest)
