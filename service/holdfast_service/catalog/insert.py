@@ -20,5 +20,6 @@ def insert_absent(session: Session, table: type[Table], rows: Sequence[dict[str,
     if not rows:
         return
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    session.flush()  # the connection does not: what was added before may be what these rows refer to
     # The rows as parameters: a statement that holds them is compiled anew each time, which costs more than to run it.
     session.connection().execute(dialect.insert(table).on_conflict_do_nothing(), list(rows))
