@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
+import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from holdfast_service.catalog.webhook_tables import WebhookDelivery
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.webhooks.call import Answer, call
 from holdfast_service.webhooks.retries import MOST_TRIES
-from holdfast_service.webhooks.target import RefusedTargetError, find_target
+from holdfast_service.webhooks.target import RefusedTargetError, Target, find_target
 from holdfast_service.webhooks.tick import WebhooksReport, tick
 from tests.service.conftest import Clock
 from tests.support.interleave import in_background
@@ -323,3 +326,29 @@ def test_the_call_goes_to_the_address_that_was_looked_at_under_the_name_that_was
     assert "not trusted" in (call(target, b"{}", {}, ssl.create_default_context()).error or "")
     with pytest.raises(RefusedTargetError):
         find_target(url, frozenset(), resolve)
+
+
+@pytest.mark.parametrize("head", [b"", b"\r\n"], ids=["in its head", "in its body"])
+def test_a_receiver_that_drips_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    certificate = self_signed(tmp_path / "receiver.pem", "receiver.example")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    over = threading.Event()
+
+    def drips(listening: socket.socket) -> None:
+        accepted, _ = listening.accept()
+        with contextlib.suppress(OSError), context.wrap_socket(accepted, server_side=True) as connected:
+            connected.recv(65536)
+            connected.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + head)
+            while not over.wait(0.05):  # for ever, as far as the caller can tell
+                connected.sendall(b"x")
+
+    monkeypatch.setattr("holdfast_service.webhooks.call.WHOLE_SECONDS", 1.0)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    with socket.create_server(("127.0.0.1", 0)) as listening, in_background() as threads:
+        target = Target(True, "receiver.example", listening.getsockname()[1], "/", ("127.0.0.1",))
+        threads.submit(drips, listening)
+        try:
+            threads.submit(call, target, b"{}", {}, trusting).result(timeout=20)
+        finally:
+            over.set()

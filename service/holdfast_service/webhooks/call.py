@@ -6,13 +6,15 @@ import http.client
 import socket
 import ssl
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from holdfast_service.webhooks.target import Target
 
 CONNECT_SECONDS = 5.0
 WHOLE_SECONDS = 15.0
-"""For all of it: a receiver that sends a byte now and then holds nobody up."""
+"""For all of it once connected: a receiver that sends a byte now and then holds nobody up."""
 _MOST_ANSWER_BYTES = 4096
 _MOST_ADDRESSES = 3
 
@@ -54,29 +56,42 @@ class _Pinned(http.client.HTTPConnection):
 
 
 def _post(connection: _Pinned, target: Target, body: bytes, headers: dict[str, str], tls: ssl.SSLContext) -> Answer:
-    cut_off = threading.Timer(WHOLE_SECONDS, _shut, args=(connection,))
-    cut_off.daemon = True
-    cut_off.start()
     try:
         connection.sock.settimeout(WHOLE_SECONDS)
         if target.tls:
-            connection.sock = tls.wrap_socket(connection.sock, server_hostname=target.host)
-        connection.request("POST", target.path, body=body, headers=headers)
-        response = connection.getresponse()
-        response.read(_MOST_ANSWER_BYTES)
+            connection.sock = tls.wrap_socket(
+                connection.sock, server_hostname=target.host, do_handshake_on_connect=False
+            )
+        with _cut_off_in_time(connection.sock):
+            if isinstance(connection.sock, ssl.SSLSocket):
+                connection.sock.do_handshake()
+            connection.request("POST", target.path, body=body, headers=headers)
+            response = connection.getresponse()
+            response.read(_MOST_ANSWER_BYTES)
     except ssl.SSLCertVerificationError as failed:
         return Answer(None, f"the certificate of {target.host} is not trusted ({failed.verify_message})")
     except (OSError, http.client.HTTPException, ValueError) as failed:
         return Answer(None, f"{target.host} gave no answer ({type(failed).__name__})")
     finally:
-        cut_off.cancel()
         connection.close()
     return Answer(response.status)
 
 
-def _shut(connection: _Pinned) -> None:
+@contextmanager
+def _cut_off_in_time(connected: socket.socket) -> Iterator[None]:
+    """The socket that all is read from, and not its connection: that one lets go of it before the answer's body."""
+    timer = threading.Timer(WHOLE_SECONDS, _shut, args=(connected,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _shut(connected: socket.socket) -> None:
     # Not the TLS socket's own: that one lets go of its keys first, and what is sent meanwhile goes out as it is.
     try:
-        socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
-    except (OSError, TypeError):  # it is over already
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+    except OSError:  # it is over already
         return
