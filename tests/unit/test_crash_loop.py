@@ -45,7 +45,7 @@ def tried(*ends: Any) -> list[Tried]:
         ([FAILED, FAILED, {"last_step": 100 + FEW_STEPS}], (1, 2, 3)),
         ([FAILED, FAILED, {"last_step": 101 + FEW_STEPS}], None),
         ([FAILED, FAILED, {"error_type": "holdfast.state.errors.StateMismatchError"}], None),
-        ([FAILED, FAILED, {"error_type": "torch.OutOfMemoryError"}], (1, 2, 3)),
+        ([FAILED, FAILED, {"error_type": "torch.OutOfMemoryError"}, FAILED], (1, 2, 4)),
         ([FAILED, FAILED, {"point": "ck_w"}, FAILED], (1, 2, 4)),
         ([FAILED, FAILED, {"outcome": None}], None),
     ],
@@ -70,9 +70,15 @@ def test_every_error_is_the_checkpoints_the_jobs_or_that_of_a_lost_rank() -> Non
         expected = "crash" if name in damaged else "silence" if name == "RankLost" else "neither"
         assert end_by(f"{of_class.__module__}.{name}") == expected, of_class
     assert {end_by(f"torch.distributed.Dist{kind}Error") for kind in ("", "Backend", "Network", "Store")} == {"silence"}
-    for name in ("SystemExit", "ModuleNotFoundError", "FileNotFoundError", "argparse.ArgumentError"):
+    for name in (
+        *("SystemExit", "ModuleNotFoundError", "FileNotFoundError", "argparse.ArgumentError"),
+        *("OSError", "ConnectionRefusedError", "TimeoutError", "MemoryError"),
+        *("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "requests.exceptions.ReadTimeout"),
+        *("requests.exceptions.ConnectionError", "httpx.ConnectError", "huggingface_hub.errors.HfHubHTTPError"),
+        *("botocore.exceptions.ConnectTimeoutError", "urllib.error.URLError"),
+    ):
         assert end_by(name) == "neither", name
-    for name in ("RuntimeError", "torch.OutOfMemoryError", "loader.FileNotFoundError"):
+    for name in ("RuntimeError", "ValueError", "torch.AcceleratorError", "loader.FileNotFoundError"):
         assert end_by(name) == "crash", name
     assert end_by(None) == "silence"
 

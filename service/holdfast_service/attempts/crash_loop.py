@@ -6,6 +6,7 @@ the restore point. The first attempt that made some, looking back from the newes
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,19 +36,28 @@ job, a person, the service, the store or the network was at fault, whatever clas
 _RANK_LOST = "holdfast.errors.RankLost"
 _NOT_THE_CHECKPOINT = frozenset(
     {
-        "FileExistsError",
-        "FileNotFoundError",
         "ImportError",
-        "IsADirectoryError",
         "KeyboardInterrupt",
+        "MemoryError",
         "ModuleNotFoundError",
-        "NotADirectoryError",
-        "PermissionError",
         "SystemExit",
         "argparse.ArgumentError",
+        "socket.gaierror",
+        *(name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, OSError)),
     }
 )
-"""A job that is set up wrongly, or stopped: an earlier checkpoint meets the same."""
+"""A job that is set up wrongly, or stopped, or its machine, files and network: an earlier checkpoint meets the same."""
+_NOT_THE_CHECKPOINT_IN_ANY_PACKAGE = (
+    "ConnectError",
+    "ConnectionError",
+    "HTTPError",
+    "OutOfMemoryError",
+    "SSLError",
+    "Timeout",
+    "TimeoutError",
+    "URLError",
+)
+"""How such errors are called, whoever raises them: requests, httpx, botocore, huggingface_hub, torch."""
 
 
 @dataclass(frozen=True)
@@ -130,4 +140,5 @@ def _end_by(error_type: str | None) -> _End:
         return _End.CRASH if name in _DAMAGED else _End.NEITHER
     if module == "torch.distributed" and name.startswith("Dist") and name.endswith("Error"):
         return _End.SILENCE
-    return _End.NEITHER if error_type in _NOT_THE_CHECKPOINT else _End.CRASH
+    elsewhere = error_type in _NOT_THE_CHECKPOINT or name.endswith(_NOT_THE_CHECKPOINT_IN_ANY_PACKAGE)
+    return _End.NEITHER if elsewhere else _End.CRASH
