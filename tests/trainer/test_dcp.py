@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 
 import holdfast
 from holdfast import errors
+from holdfast.agreement import Outlook
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -222,8 +224,45 @@ def fail_on_rank_1(rank, run):
     return False
 
 
-def test_a_rank_that_fails_in_dcp_save_leaves_no_restore_point(run, service):
-    assert run_ranks(fail_on_rank_1, 2, run, timeout_seconds=120) == [True, True]
+def leave_own_loop(rank, run):
+    """Nothing but the loop's own dcp.save; it saves step 2 by itself, and rank 1 is told to leave in step 6."""
+    saved = []
+    try:
+        with holdfast.Checkpointer(run, create=True, save=holdfast.Every(steps=3)) as ckpt:
+            for step in range(10_000):
+                state = {"t": torch.full((2,), step)}
+
+                def save(step=step, state=state):
+                    dcp.save(state, storage_writer=ckpt.writer(step))
+                    saved.append(step)
+
+                if step == 2:
+                    save()
+                if step == 6:
+                    if rank == 1:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    while ckpt._preemption.agreement.outlook is not Outlook.AGREED:
+                        time.sleep(0.005)
+                assert ckpt.step_with(step, save) == (step == 5)
+    except holdfast.Preempted as left:
+        return saved, left.saved_step, str(left)
+
+
+def fail_and_leave(rank, run):
+    return fail_on_rank_1(rank, run), leave_own_loop(rank, f"{run}-leaves")
+
+
+@pytest.mark.rule("training-11")
+def test_a_rank_that_fails_in_dcp_save_leaves_no_restore_point_and_one_that_is_told_to_leave_does(run, service):
+    told = run_ranks(fail_and_leave, 2, run, timeout_seconds=120)
+    assert [failed for failed, _ in told] == [True, True]
     decision = service.client.restore_point(*run.split("/"))
     assert decision.restore_point is None
     assert not decision.ever_committed
+    for _, (saved, step, said) in told:
+        assert (saved, step) == ([2, 5, 6], 6)
+        assert "The checkpoint of step 6 is committed." in said
+    project, name = f"{run}-leaves".split("/")
+    assert service.client.restore_point(project, name).restore_point.step == 6
+    [attempt] = service.client.attempts(project, name).items
+    assert attempt.outcome == "preempted"

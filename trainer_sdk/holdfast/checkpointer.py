@@ -32,6 +32,7 @@ from holdfast.local.opening import open_local_tier
 from holdfast.log import speak_up
 from holdfast.metric_values import Metrics
 from holdfast.outcome_file import OutcomeFile
+from holdfast.own_saves import OwnSaves
 from holdfast.pipeline import SavePipeline
 from holdfast.preemption.cover import cover_of
 from holdfast.preemption.emergency import EmergencySave
@@ -43,7 +44,6 @@ from holdfast.saving import Saver, window_bytes
 from holdfast.session import Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import Declarations
-from holdfast.state.finite import FiniteCheck
 from holdfast.stats import SaveStats
 from holdfast.verify.following import follow
 from holdfast.when.best import known_best
@@ -55,7 +55,6 @@ from holdfast_client.settings import ClientSettings
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 
 if TYPE_CHECKING:
-    from holdfast.dcp.writer import HoldfastWriter
     from holdfast.verify.recorder import Recorder
 
 log = logging.getLogger("holdfast")
@@ -63,7 +62,7 @@ log = logging.getLogger("holdfast")
 _DRAIN_AFTER_ERROR_SECONDS = 30.0
 
 
-class Checkpointer(Loading):
+class Checkpointer(Loading, OwnSaves):
     """Saves and restores one run. Make it on every rank, after torch.distributed is initialised (if it is used).
 
     run: `project/run`; without it HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
@@ -259,19 +258,6 @@ class Checkpointer(Loading):
         over = self._pipeline.wait_idle(timeout_seconds)
         self._raise_pending()
         return over
-
-    def writer(self, step: int, *, kind: CheckpointKind | str = CheckpointKind.PERIODIC) -> HoldfastWriter:
-        """A storage writer for your own `torch.distributed.checkpoint.save`: one checkpoint of this run.
-
-        `check_finite` holds here too: what has NaN in any of its tensors is kept as diverged, and not resumed from.
-        Infinity is not looked for, as names alone do not say what is trained. `healthy` is not asked: there are no
-        metrics.
-        """
-        from holdfast.dcp.writer import HoldfastWriter
-
-        self._session.ready_to_save()
-        finite = FiniteCheck.asked_for(self._check_finite)
-        return HoldfastWriter(self._session, self._workers, step, CheckpointKind(kind), finite=finite)
 
     def close(self, outcome: AttemptOutcome = AttemptOutcome.FINISHED, detail: str = "") -> None:
         """Waits for the save in flight, within bounds, and ends the attempt. Twice is fine. Not a collective."""

@@ -9,7 +9,8 @@ from holdfast.errors import SaveFailed
 
 @dataclass
 class SaveStats:
-    """Counts are of this process. `blocked_seconds` is what saving has cost the training thread."""
+    """Counts are of this process; what a `ckpt.writer()` commits counts on rank 0. `blocked_seconds` is what saving has
+    cost the training thread."""
 
     committed: int = 0
     failed: int = 0

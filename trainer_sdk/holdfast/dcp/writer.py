@@ -33,6 +33,7 @@ from holdfast.session import Session
 from holdfast.state.errors import UnsupportedStateError
 from holdfast.state.finite import FiniteCheck
 from holdfast.state.tensors import dtype_name, refuse_unsupported
+from holdfast.stats import SaveStats
 from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.shard_writer import ShardWriter
@@ -65,12 +66,14 @@ class HoldfastWriter(StorageWriter):
         kind: CheckpointKind,
         *,
         finite: FiniteCheck | None,
+        stats: SaveStats,
     ) -> None:
         self._session = session
         self._workers = workers
         self._step = step
         self._kind = kind
         self._finite = finite
+        self._stats = stats
         self._with_nan: dict[str, None] = {}
         self._rank = session.ranks.rank
         self._layout: Layout | None = None
@@ -141,6 +144,8 @@ class HoldfastWriter(StorageWriter):
         except BaseException as error:
             self._writer.fail(error)
             raise
+        self._stats.committed += 1
+        self._stats.last_committed_step = self._step
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.errors import Preempted
@@ -54,8 +54,15 @@ class EmergencySave:
 
     def save(self, step: int, state: Mapping[str, Any], metrics: Metrics | None) -> Preempted:
         """What to raise; it says what was saved. Collective. Raises what ends the job anyway, such as StaleAttempt."""
+        return self._leaving(step, lambda: self._save(step, state, metrics))
+
+    def save_with(self, step: int, save: Callable[[], object]) -> Preempted:
+        """As save(), by the loop's own dcp.save, which ends once it is committed."""
+        return self._leaving(step, lambda: self._save_with(step, save))
+
+    def _leaving(self, step: int, work: Callable[[], str]) -> Preempted:
         try:
-            said = self._save(step, state, metrics)
+            said = work()
         except ENDS_THE_JOB:
             raise
         except Exception as error:
@@ -84,6 +91,19 @@ class EmergencySave:
             handle = self._saver.save(step, state, metrics, CheckpointKind.EMERGENCY, wait=False)
         self._pipeline.wait_idle(self._watch.wait_seconds())
         return self._outcome(step, decision, handle)
+
+    def _save_with(self, step: int, save: Callable[[], object]) -> str:
+        if self._ranks.is_first:
+            log.warning("leaving after step %d: it is saved by the loop's own save", step)
+        if not self._is_committed(step):
+            save()
+        self._pipeline.wait_idle(self._watch.wait_seconds())  # what was begun by step() or save()
+        return f"The checkpoint of step {step} is {'' if self._is_committed(step) else 'not '}committed."
+
+    def _is_committed(self, step: int) -> bool:
+        """On every rank, what rank 0 knows: DCP tells no other that a save is over. Collective."""
+        self._stats.last_committed_step = self._ranks.from_first(lambda: self._stats.last_committed_step)
+        return self._stats.last_committed_step == step
 
     def _decided(self, step: int, *, has_waited: bool = False) -> Decision:
         """The same on all ranks, from the numbers of all. Collective."""

@@ -1,0 +1,82 @@
+"""The half of a Checkpointer for loops that save by their own torch.distributed.checkpoint.save.
+
+step_with() -> agreement, when/schedule (due?) -> the loop's own dcp.save -> writer() -> dcp/writer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.agreement import Ask, StepAgreement
+from holdfast.errors import Preempted
+from holdfast.preemption.emergency import EmergencySave
+from holdfast.session import Session
+from holdfast.state.finite import FiniteCheck
+from holdfast.stats import SaveStats
+from holdfast.when.schedule import Schedule
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_protocol.states import CheckpointKind
+
+if TYPE_CHECKING:
+    from holdfast.dcp.writer import HoldfastWriter
+
+
+class OwnSaves:
+    """The parts are made by the Checkpointer."""
+
+    stats: SaveStats
+    _agreement: StepAgreement
+    _check_finite: bool | None
+    _emergency: EmergencySave
+    _preempted: Preempted | None
+    _raise_pending: Callable[[], None]
+    _schedule: Schedule
+    _session: Session
+    _workers: TransferWorkers
+    _written_step: int | None = None
+    """The last one that a writer was made for; on every rank."""
+
+    def writer(self, step: int, *, kind: CheckpointKind | str = CheckpointKind.PERIODIC) -> HoldfastWriter:
+        """A storage writer for your own `torch.distributed.checkpoint.save`: one checkpoint of this run. A loop that
+        saves by nothing else hears of a notice to leave by step_with().
+
+        `check_finite` holds here too: what has NaN in any of its tensors is kept as diverged, and not resumed from.
+        Infinity is not looked for, as names alone do not say what is trained. `healthy` is not asked: there are no
+        metrics.
+        """
+        from holdfast.dcp.writer import HoldfastWriter
+
+        self._session.ready_to_save()
+        finite = FiniteCheck.asked_for(self._check_finite)
+        self._written_step = step
+        return HoldfastWriter(self._session, self._workers, step, CheckpointKind(kind), finite=finite, stats=self.stats)
+
+    def step_with(self, step: int, save: Callable[[], object]) -> bool:
+        """step() for a loop that saves by its own dcp.save: call it after each step, on every rank.
+
+        `save` is called where a save is due (`save=` of the Checkpointer; never for Best, as there are no metrics), and
+        where the job is told to leave: once it is committed, Preempted is raised on every rank. It saves this step with
+        `writer(step)`, and raises what dcp.save raises. A step that the loop has saved itself is not saved again.
+        Returns whether `save` was called; else it costs about a microsecond.
+        """
+        self._session.account.ran(step)
+        if not self._session.may_save:
+            self._session.ready_to_save()
+        ask = self._agreement.due(step)
+        if ask is Ask.PREEMPT:
+            if self._preempted is None:
+                self._preempted = self._emergency.save_with(step, save)
+            raise self._preempted
+        due = self._schedule.due(step, None, agreed=ask is Ask.SAVE) is not None
+        calls = due and self._written_step != step
+        try:
+            if calls:
+                with self._session.account.saving():
+                    save()
+        finally:
+            if due:
+                self._schedule.restart()
+                self._agreement.restart()
+        self._raise_pending()
+        return calls
