@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import ssl
 from collections.abc import Iterator
 
 import pytest
@@ -60,6 +62,14 @@ def postgres_catalogs(postgres: PostgresServer) -> Iterator[PostgresCatalogs]:
 @pytest.fixture(scope="session")
 def sqlite_catalogs(tmp_path_factory: pytest.TempPathFactory) -> SqliteCatalogs:
     return SqliteCatalogs(tmp_path_factory.mktemp("sqlite"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_read_once() -> Iterator[None]:
+    """Every HTTP client reads the machine's certificates, 25 ms each; here thousands are made for plain http."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,11 +5,13 @@ Nothing here decides anything. A route's file is `<verb>/endpoints.py`; who may 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
+from starlette.routing import BaseRoute
 
 import holdfast_service.advise.endpoints
 import holdfast_service.attempts.endpoints
@@ -87,19 +89,42 @@ _PROBLEM_REPLY: dict[int | str, dict[str, Any]] = {
 }
 
 
+def _operation_id(route: APIRoute) -> str:
+    """`tokens_create`: stable and readable in generated clients; a test says that they are unique."""
+    return f"{route.tags[0]}_{route.name}"
+
+
+def _routes_of(routers: Iterable[APIRouter]) -> list[BaseRoute]:
+    every = APIRouter(
+        responses={status: reply | {"model": Problem} for status, reply in _PROBLEM_REPLY.items()},
+        generate_unique_id_function=_operation_id,
+    )
+    for router in routers:
+        every.include_router(router)
+    return every.routes
+
+
+# Once per process: to work out what each route takes and gives is most of what an application costs.
+_ROUTES = _routes_of(ROUTERS)
+
+
 class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         return finished(super().openapi())
 
 
 def create_app(context: ServiceContext) -> FastAPI:
+    mounted = [
+        SignedStore(attached.store, key_of_role(context.signing_key, attached.role))
+        for attached in context.stores
+        if isinstance(attached.store, PosixStore)
+    ]
     app = _Application(
         title="Holdfast",
         version=VERSION,
         summary="Checkpoint storage for GPU training: what was called committed can be restored, bit for bit.",
-        responses={status: reply | {"model": Problem} for status, reply in _PROBLEM_REPLY.items()},
         redoc_url=None,
-        generate_unique_id_function=_operation_id,
+        routes=[*_ROUTES, *(_routes_of([object_router(mounted)]) if mounted else [])],
     )
     app.state.context = context
     app.state.rounds = rounds_of(context.settings)
@@ -111,15 +136,6 @@ def create_app(context: ServiceContext) -> FastAPI:
     app.state.metrics.register(ScrubNumbers(context))
     app.state.metrics.register(RunNumbers(context))
     app.state.metrics.register(ControllerNumbers(context, app.state.rounds))
-    for router in ROUTERS:
-        app.include_router(router)
-    mounted = [
-        SignedStore(attached.store, key_of_role(context.signing_key, attached.role))
-        for attached in context.stores
-        if isinstance(attached.store, PosixStore)
-    ]
-    if mounted:
-        app.include_router(object_router(mounted))
     install_problem_replies(app)
     # The last one added is the outermost: the frame gives the id that all others use.
     app.add_middleware(BodyLimit)
@@ -127,8 +143,3 @@ def create_app(context: ServiceContext) -> FastAPI:
     app.add_middleware(RequestMeter, registry=app.state.metrics)
     app.add_middleware(RequestFrame)
     return app
-
-
-def _operation_id(route: APIRoute) -> str:
-    """`tokens_create`: stable and readable in generated clients; a test says that they are unique."""
-    return f"{route.tags[0]}_{route.name}"

@@ -90,7 +90,7 @@ def test_prometheus_is_told_the_three_apart(service: RunningService, monkeypatch
         job.save(step, content=CONTENT)
     seen = {
         sample.name: sample.value
-        for family in text_string_to_metric_families(httpx.get(f"{service.url}/metrics").text)
+        for family in text_string_to_metric_families(httpx.get(f"{service.url}/metrics", timeout=60).text)
         for sample in family.samples
         if sample.labels == {"project": "demo"}
     }

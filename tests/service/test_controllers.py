@@ -357,7 +357,7 @@ def test_the_metrics_tell_each_controllers_numbers(service: RunningService, trie
     tried.answer = lambda: TriedReport(done=9, failed=2)
     run_round(service.context, round_of)
     tell(service, "pause", reason="x")
-    text = httpx.get(f"{service.url}/metrics").text
+    text = httpx.get(f"{service.url}/metrics", timeout=60).text
     for line in (
         'holdfast_controller_due{controller="tried"} 4.0',
         'holdfast_controller_leased{controller="tried"} 1.0',

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 
-from holdfast_service.metrics import catalog_numbers
+from holdfast_service.goodput import numbers as run_numbers
+from holdfast_service.metrics import byte_numbers, catalog_numbers
 from tests.service.conftest import Clock
 from tests.support.rank import Job
 from tests.support.service import RunningService
@@ -19,7 +24,7 @@ def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scrape(service: RunningService) -> dict[tuple[str, tuple[str, ...]], float]:
     """Value by name and label values in the order of the labels' names."""
-    text = httpx.get(f"{service.url}/metrics").text
+    text = httpx.get(f"{service.url}/metrics", timeout=60).text
     return {
         (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -57,6 +62,28 @@ def test_requests_are_counted_by_route_and_not_by_path(service: RunningService) 
     assert seen["holdfast_requests_total", ("GET", "/v1/checkpoints/{checkpoint_id}", "404")] == 1
     assert seen["holdfast_requests_total", ("GET", "unknown", "404")] == 1
     assert not any("ck_" in label for _, labels in seen for label in labels)
+
+
+def test_a_project_that_is_made_while_the_numbers_are_read_fails_no_scrape(service: RunningService) -> None:
+    context = service.context
+    readers: dict[str, Callable[[Session], object]] = {
+        "runs": run_numbers._read,
+        "checkpoints": catalog_numbers._read,
+        "bytes": lambda session: byte_numbers._count(session, context),
+    }
+    for name, read in readers.items():
+        statements = 0
+
+        def make_after_the_first(_: object, name: str = name) -> None:
+            nonlocal statements
+            statements += 1
+            if statements == 2:
+                Job(service.http(), f"{name}/gpt").save(1)
+
+        with context.database.read() as session:
+            event.listen(session, "do_orm_execute", make_after_the_first)
+            read(session)
+        assert statements > 2
 
 
 def test_a_database_that_is_away_leaves_the_process_its_own_metrics(

@@ -14,7 +14,7 @@ from tests.support.service import RunningService
 
 @pytest.fixture
 def schema(service: RunningService) -> dict[str, Any]:
-    reply = httpx.get(f"{service.url}/openapi.json")
+    reply = httpx.get(f"{service.url}/openapi.json", timeout=60)
     assert reply.status_code == 200
     document: dict[str, Any] = reply.json()
     return document

@@ -360,7 +360,7 @@ def test_reading_works_the_same_from_s3(s3_service: RunningService) -> None:
     content = secrets.token_bytes(2_000_000)
     saved = job.save(100, content=content)
     (ticket,) = reads(s3_service, saved["id"], content)["chunks"]
-    assert httpx.get(ticket["url"], headers=ticket["headers"]).content == content
+    assert httpx.get(ticket["url"], timeout=60, headers=ticket["headers"]).content == content
     assert report(s3_service, saved["id"], content)["readable"] is True
     with s3_service.context.database.read() as session:
         chunk = session.scalars(select(Chunk).where(Chunk.digest == digest_of(content))).one()
