@@ -107,7 +107,7 @@ GUARDS = (
         "service/holdfast_service/catalog/reread.py",
         "store = context.store_of(claimed.store_id)",
         "store = context.store",
-        ("tests/service/test_scrub.py",),
+        ("tests/service/scrub/test_schedule.py",),
     ),
     Guard(
         "protocol-17",
@@ -115,7 +115,7 @@ GUARDS = (
         "service/holdfast_service/catalog/corruption.py",
         "        keeps_anywhere(checkpoint.attempt_id),\n        read_since_damage(),\n",
         "        keeps_anywhere(checkpoint.attempt_id),\n",
-        ("tests/service/test_heal.py",),
+        ("tests/service/scrub/test_heal.py", "tests/service/scrub/test_heal_races.py"),
     ),
     Guard(
         "protocol-17",
@@ -125,7 +125,7 @@ GUARDS = (
         "and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),\n"
         "                Copy.verified_at > damaged.bad_at,\n",
         "",
-        ("tests/service/test_heal.py",),
+        ("tests/service/scrub/test_heal.py",),
     ),
     Guard(
         "protocol-15",

@@ -19,7 +19,7 @@ GUARDS = (
         "service/holdfast_service/catalog/corruption.py",
         "kept = exists().where(Copy.chunk_id == chunk_id, may_keep(Checkpoint.attempt_id))",
         "kept = exists().where(Copy.chunk_id == chunk_id, may_keep(Checkpoint.attempt_id), Copy.store_id == 1)",
-        ("tests/service/test_scrub.py",),
+        ("tests/service/scrub/test_schedule.py",),
     ),
     Guard(
         "protocol-28",
@@ -27,7 +27,7 @@ GUARDS = (
         "service/holdfast_service/catalog/reread.py",
         "if copy.leased_until != claimed.leased_until or copy.state not in _THERE:",
         "if copy.leased_until != claimed.leased_until:",
-        ("tests/service/test_scrub.py",),
+        ("tests/service/scrub/test_schedule.py",),
     ),
     Guard(
         "protocol-28",

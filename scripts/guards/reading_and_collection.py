@@ -11,7 +11,7 @@ GUARDS = (
         "service/holdfast_service/catalog/reread.py",
         "    if finding is not Finding.GOOD:\n        refuse_wrong_store(context, store)",
         "    if False:\n        refuse_wrong_store(context, store)",
-        ("tests/service/test_scrub.py",),
+        ("tests/service/scrub/test_schedule.py",),
     ),
     Guard(
         "protocol-22",
@@ -19,7 +19,7 @@ GUARDS = (
         "service/holdfast_service/catalog/copies.py",
         "Copy.state.in_((*KEPT, CopyState.SUSPECT)), or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id)",
         "Copy.state.in_(KEPT), or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id)",
-        ("tests/service/test_scrub.py",),
+        ("tests/service/scrub/test_schedule.py",),
     ),
     Guard(
         "protocol-22",

@@ -15,17 +15,18 @@ from holdfast_service.catalog.tables import Copy
 from holdfast_service.scrub import heal, rescrub
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
+from tests.support.healing import DAY
 from tests.support.rank import Job, answer, digest_of
 from tests.support.rot import flip, key_of
 from tests.support.service import RunningService
 
 pytestmark = [pytest.mark.rule("protocol-17"), pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
-DAY = 86400
 
 
 @pytest.fixture
 def settings(settings: ServiceSettings) -> ServiceSettings:
-    return settings.model_copy(update={"scrub_days": 30.0})
+    """What is lost is lost: there is no other store."""
+    return settings.model_copy(update={"second_store": None})
 
 
 def content(step: int) -> bytes:

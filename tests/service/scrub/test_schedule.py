@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,28 +23,11 @@ from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.posix import PosixStore
 from tests.service.conftest import Clock
+from tests.support.healing import CONTENT, DAY, health_of
 from tests.support.interleave import hold_after, in_background
 from tests.support.rank import Job, digest_of
-from tests.support.rot import ROT, attached, copies_of, copy_to_second, cut, flip, key_of, overwrite, remove
+from tests.support.rot import ROT, attached, copies_of, copy_to_second, cut, flip, key_of, overwrite, remove, states_of
 from tests.support.service import RunningService
-
-DAY = 86400
-CONTENT = b"weights of rank 0" * 1000
-
-
-@pytest.fixture
-def settings(settings: ServiceSettings, tmp_path: Path) -> ServiceSettings:
-    return settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}", "scrub_days": 30.0})
-
-
-@pytest.fixture
-def job(service: RunningService) -> Job:
-    return Job(service.http())
-
-
-def health_of(service: RunningService, checkpoint_id: str) -> str:
-    with service.context.database.read() as session:
-        return session.get_one(Checkpoint, checkpoint_id).health
 
 
 def posix_root(service: RunningService, role: StoreRole) -> PosixStore:
@@ -140,8 +122,8 @@ def test_rot_in_one_store_marks_nothing_while_another_keeps_the_chunk(
         (copy,) = copies_of(service, rot.encode())
         assert (copy.state, copy.bad_at is not None) == (CopyState.BAD, True)
         findings[rot] = copy.finding
-        assert [each.state for each in copies_of(service, rot.encode(), StoreRole.SECOND)] == [CopyState.VERIFIED]
-        assert health_of(service, view["id"]) == "ok"
+        assert states_of(service, rot.encode(), StoreRole.SECOND) == [CopyState.VERIFIED]
+        assert health_of(service, view["id"])[0] == "ok"
     assert findings == {
         "flipped": "has other bytes in the store",
         "cut": "has another size in the store",
@@ -157,7 +139,7 @@ def test_a_chunk_is_lost_when_the_last_store_has_lost_it(service: RunningService
         damage(attached(service, role).store, key_of(service, CONTENT, role))
     clock.advance(31 * DAY)
     assert rescrub.tick(service.context).corrupt_checkpoints == (newer["id"],)
-    assert [health_of(service, each["id"]) for each in (older, newer)] == ["ok", "corrupt"]
+    assert [health_of(service, each["id"])[0] for each in (older, newer)] == ["ok", "corrupt"]
     assert heal.tick(service.context).lost_copies == 2
 
 
@@ -179,7 +161,7 @@ def test_a_process_that_lacks_the_second_store_condemns_nothing_that_is_whole_th
         wanted = ReportChunk(digest=digest_of(CONTENT), problem="mismatch")
         told = report_chunk(lacking, reader, saved["id"], wanted)
         assert (told.readable, told.corrupt_checkpoints) == (False, [])
-        assert health_of(service, saved["id"]) == "ok"
+        assert health_of(service, saved["id"])[0] == "ok"
         # A mark from before goes by what the others have read.
         clock.advance(1)
         assert rescrub.tick(service.context).good > 0
@@ -203,10 +185,10 @@ def test_while_a_copy_was_not_read_again_nothing_is_marked(service: RunningServi
         session.execute(update(Copy).values(state=CopyState.SUSPECT))
     second_first = replace(service.context, stores=(attached(service, StoreRole.SECOND),))
     assert holdfast_service.scrub.prove.tick(second_first).bad == 2
-    assert [health_of(service, each["id"]) for each in (good, lost)] == ["ok", "ok"]
+    assert [health_of(service, each["id"])[0] for each in (good, lost)] == ["ok", "ok"]
     # It comes with the last one.
     assert holdfast_service.scrub.prove.tick(service.context).corrupt_checkpoints == (lost["id"],)
-    assert [health_of(service, each["id"]) for each in (good, lost)] == ["ok", "corrupt"]
+    assert [health_of(service, each["id"])[0] for each in (good, lost)] == ["ok", "corrupt"]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -222,7 +204,7 @@ def test_a_store_that_is_away_stops_only_its_own_part(service: RunningService, j
         assert (report.good, report.bad, report.missing, report.failed) == (2, 0, 0, 1)
         assert report.error is not None
         assert report.error.startswith(f"{role} store: ")
-        assert health_of(service, saved["id"]) == "ok"
+        assert health_of(service, saved["id"])[0] == "ok"
         root.with_name("unmounted").rename(root)
         clock.advance(60)
         assert rescrub.tick(service.context).good == 2
@@ -244,7 +226,7 @@ def test_a_wrong_mount_is_no_finding_about_a_copy(service: RunningService, job: 
     clock.advance(60)
     report = rescrub.tick(service.context)
     assert (report.bad, report.missing, report.failed) == (0, 0, 1)
-    assert health_of(service, saved["id"]) == "ok"
+    assert health_of(service, saved["id"])[0] == "ok"
     assert {copy.state for copy in copies_of(service, CONTENT)} == {CopyState.VERIFIED}
 
 
@@ -269,8 +251,8 @@ def test_copies_of_the_second_store_are_proven_there(service: RunningService, jo
     remove(attached(service, StoreRole.SECOND).store, key_of(service, CONTENT, StoreRole.SECOND))
     report = holdfast_service.scrub.prove.tick(service.context)
     assert (report.good, report.bad) == (1, 1)
-    assert [copy.state for copy in copies_of(service, CONTENT)] == [CopyState.VERIFIED], "read from its own store"
-    assert [copy.state for copy in copies_of(service, CONTENT, StoreRole.SECOND)] == [CopyState.BAD]
+    assert states_of(service, CONTENT) == [CopyState.VERIFIED], "read from its own store"
+    assert states_of(service, CONTENT, StoreRole.SECOND) == [CopyState.BAD]
 
 
 @pytest.mark.rule("protocol-28")

@@ -1,0 +1,110 @@
+"""A healer that is killed between any two of its steps is followed by another (protocol rule 28)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import holdfast_service.catalog.copying
+import holdfast_service.collect.tick
+import holdfast_service.scrub.mend_chunk
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_service.scrub import heal, rescrub
+from tests.service.conftest import Clock
+from tests.support.death import Killed
+from tests.support.healing import CONTENT, DAY, actions, health_of
+from tests.support.rank import Job
+from tests.support.rot import copies_of, copy_to_second, flip, key_of, stored
+from tests.support.service import RunningService
+
+STEPS: dict[str, tuple[ModuleType, str]] = {
+    "the bad copy was claimed": (holdfast_service.scrub.mend_chunk, "claim_damaged"),
+    "a new copy was begun": (holdfast_service.scrub.mend_chunk, "_begin"),
+    "its bytes were written": (holdfast_service.catalog.copying, "move_bytes"),
+    "it was settled": (holdfast_service.scrub.mend_chunk, "copy_now"),
+    "it was claimed to be read": (holdfast_service.scrub.mend_chunk, "_claim_another"),
+    "it was read": (holdfast_service.scrub.mend_chunk, "_read"),
+    "the bad copy was settled": (holdfast_service.scrub.mend_chunk, "_settle_healed"),
+}
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, service: RunningService, module: ModuleType, name: str) -> None:
+    """A process that ends when this function has done its work. Where that is a transaction's, it is committed."""
+    real: Callable[..., Any] = getattr(module, name)
+    run = service.context.database.run
+
+    def then_dies(*args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        if name == "_read" or result not in (None, False):  # reading gives nothing: its end is the step
+            raise Killed
+        return result
+
+    def commits_and_dies(work: Callable[[Any], Any], **kwargs: Any) -> Any:
+        died = False
+
+        def noting(session: Any) -> Any:
+            nonlocal died
+            try:
+                return work(session)
+            except Killed:
+                died = True
+                return None
+
+        result = run(noting, **kwargs)
+        if died:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(module, name, then_dies)
+    monkeypatch.setattr(holdfast_service.scrub.heal, "claim_damaged", holdfast_service.scrub.mend_chunk.claim_damaged)
+    monkeypatch.setattr(service.context.database, "run", commits_and_dies)
+    # What a killed process cannot do either.
+    monkeypatch.setattr(holdfast_service.catalog.copying, "give_up_copy", lambda *_: None)
+
+
+@pytest.mark.rule("protocol-28")
+def test_a_healer_that_is_killed_after_any_step_is_followed_by_another(
+    service: RunningService, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, (step, (module, name)) in enumerate(STEPS.items(), start=1):
+        content = step.encode()
+        saved = job.save(number, content=content)
+        copy_to_second(service)
+        flip(service.context.store, key_of(service, content))
+        clock.advance(31 * DAY)
+        assert rescrub.tick(service.context).bad == 1
+        with monkeypatch.context() as broken:
+            kill_after(broken, service, module, name)
+            with pytest.raises(Killed):
+                heal.tick(service.context)
+        clock.advance(15 * 60)
+        heal.tick(service.context)
+        assert actions(service) == ["copy.heal"] * number, step
+        good = [copy for copy in copies_of(service, content) if copy.state == CopyState.VERIFIED]
+        assert [copy.proof for copy in good] == [Proof.READ], step
+        assert stored(service.context.store, key_of(service, content)) == content
+        assert health_of(service, saved["id"]) == ("ok", None)
+    clock.let_tickets_expire(service.context.settings)
+    holdfast_service.collect.tick.tick(service.context)
+    listed = [each.key.digest for each in service.context.store.list_objects(good[0].project_id)]
+    assert len(listed) == len(set(listed)) == 2 * len(STEPS), "nothing is left behind"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("step", ["read_one", "heal_if_whole"])
+def test_a_healer_that_is_killed_before_a_mark_is_gone_is_followed_by_another(
+    service: RunningService, job: Job, lost: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    assert job.save(200, content=CONTENT)["state"] == "committed"
+    with monkeypatch.context() as broken:
+        broken.setattr(heal, "_mend_what_is_due", lambda *_: None)  # its own steps are killed above
+        kill_after(broken, service, heal, step)
+        with pytest.raises(Killed):
+            heal.tick(service.context)
+    clock.advance(15 * 60)
+    heal.tick(service.context)
+    assert health_of(service, lost["id"]) == ("ok", None)
+    assert actions(service).count("checkpoint.heal") == 1
