@@ -24,7 +24,7 @@ from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.webhook_tables import WebhookDelivery
+from holdfast_service.catalog.webhook_tables import Webhook, WebhookDelivery
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.webhooks.call import Answer, call
 from holdfast_service.webhooks.retries import MOST_TRIES
@@ -118,7 +118,7 @@ def test_what_happens_to_a_run_is_told_once_and_signed(
 
 
 def test_a_call_is_made_again_with_the_same_id_until_it_arrives_or_is_given_up(
-    service: RunningService, receiver: Receiver, clock: Clock
+    service: RunningService, receiver: Receiver, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.make_project("demo")
     hook = make_hook(service, receiver.url, "attempt.failed")
@@ -155,9 +155,15 @@ def test_a_call_is_made_again_with_the_same_id_until_it_arrives_or_is_given_up(
     receiver.says = Reply(410)
     Job(service.http(), after=2).end("failed")
     assert tick(service.context).given_up == 1
+    assert answer(service.http().delete(f"/v1/projects/demo/webhooks/{hook['id']}"))["id"] == hook["id"]
+    with service.context.database.read() as session:
+        assert session.scalars(select(Webhook.secret)).all() == [b""]
+    assert len(deliveries(service, hook)) == 3
     clock.advance(31 * 86400)
+    monkeypatch.setattr("holdfast_service.webhooks.forget._AT_ONCE", 2)
     tick(service.context)
-    assert deliveries(service, hook) == []
+    with service.context.database.read() as session:
+        assert session.scalars(select(WebhookDelivery.id)).all() == session.scalars(select(Webhook.id)).all() == []
 
 
 def test_of_many_processes_one_makes_a_call_and_who_dies_at_it_is_stood_in_for(

@@ -20,7 +20,7 @@ class Webhook(Table):
     id: Mapped[str] = mapped_column(Text, primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), index=True)
     url: Mapped[str] = mapped_column(Text)
-    secret: Mapped[bytes] = mapped_column(LargeBinary)  # signs each call; shown once, when it is made
+    secret: Mapped[bytes] = mapped_column(LargeBinary)  # signs each call; shown once; empty after deletion
     events: Mapped[list[str]] = mapped_column(Document)
     created_at: Mapped[datetime] = mapped_column(Moment)
     created_by: Mapped[str] = mapped_column(Text)

@@ -1,4 +1,4 @@
-"""Deletes a webhook: nothing is called any more. What was called stays to be seen."""
+"""Deletes a webhook: nothing is called any more, and its secret goes. What was called stays to be seen for a while."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from holdfast_service.webhooks.views import host_of, webhook_of, webhook_views
 
 
 def delete_webhook(context: ServiceContext, caller: Principal, project_name: str, webhook_id: str) -> WebhookView:
-    """Twice is fine. Raises `webhook_not_found`."""
+    """Twice is fine. Raises `webhook_not_found`, also when it was forgotten with its last call (`forget.py`)."""
     with context.database.transaction() as session:
         project = project_named(session, caller, project_name)
         hook = webhook_of(session, project, webhook_id)
         if hook.deleted_at is None:
             hook.deleted_at = database_now(session)
+            hook.secret = b""
             record_event(
                 session,
                 Actor.person(caller),

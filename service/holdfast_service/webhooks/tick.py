@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
-from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, text
+from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from holdfast_service.catalog.rounds import Backlog, RoundReport
@@ -22,6 +22,7 @@ from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.release import VERSION
 from holdfast_service.webhooks.call import WHOLE_SECONDS, Answer, call
+from holdfast_service.webhooks.forget import forget_old
 from holdfast_service.webhooks.retries import pause_seconds
 from holdfast_service.webhooks.signing import signature
 from holdfast_service.webhooks.target import RefusedTargetError, find_target
@@ -30,7 +31,6 @@ from holdfast_service.webhooks.views import delivery_id
 NAME = "webhooks"
 _LEASE = timedelta(seconds=8 * WHOLE_SECONDS)
 _CALLS_OF_A_ROUND = 100
-_KEPT_FOR = timedelta(days=30)
 _GONE = 410
 
 _log = structlog.get_logger("holdfast.webhooks")
@@ -54,11 +54,9 @@ class _Call:
 def tick(context: ServiceContext) -> WebhooksReport:
     done = failed = given_up = 0
     error: str | None = None
+    forget_old(context)
     with context.database.read() as session:
         due = session.execute(select(exists().where(_is_due(database_now(session))))).scalar_one()
-        old = session.execute(select(exists().where(_is_old(database_now(session))))).scalar_one()
-    if old:
-        _forget(context)
     if not due:
         return WebhooksReport()
     tls = ssl.create_default_context()
@@ -99,12 +97,6 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
         WebhookDelivery.next_try_at <= now,
         or_(WebhookDelivery.leased_until.is_(None), WebhookDelivery.leased_until <= now),
     )
-
-
-def _is_old(now: datetime) -> ColumnElement[bool]:
-    """Over long ago."""
-    since = now - _KEPT_FOR
-    return or_(WebhookDelivery.delivered_at < since, WebhookDelivery.given_up_at < since)
 
 
 def _claim(context: ServiceContext) -> _Call | None:
@@ -211,11 +203,3 @@ def _settle(context: ServiceContext, claimed: _Call, answer: Answer) -> int:
             return 1
         delivery.next_try_at = now + timedelta(seconds=pause)
         return 0
-
-
-def _forget(context: ServiceContext) -> None:
-    with context.database.transaction() as session:
-        session.execute(
-            delete(WebhookDelivery).where(_is_old(database_now(session))),
-            execution_options={"synchronize_session": False},
-        )
