@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from tests.support.training import Job
@@ -14,6 +16,9 @@ from tests.support.training import Job
 import holdfast
 from holdfast.agreement import Outlook
 from holdfast.preemption.notice import Notice
+from holdfast.preemption.watch import PreemptionWatch
+from holdfast.ranks import Ranks
+from holdfast.settings import TrainerSettings
 from holdfast_client.chunks import uploader
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
@@ -60,11 +65,14 @@ def until_told_to_leave(ckpt, job, in_step):
 
 
 @pytest.mark.rule("training-13")
-def test_sigterm_in_a_step_saves_that_step_and_the_next_launch_goes_on_after_it(run, service):
+@pytest.mark.parametrize(("number", "deadline_seconds"), [(signal.SIGTERM, 27.0), (signal.SIGUSR1, None)])
+def test_a_signal_in_a_step_saves_that_step_and_the_next_launch_goes_on_after_it(
+    run, service, number, deadline_seconds
+):
     def train(ckpt, job):
         def in_step_5(step):
             if step == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), number)
                 until(lambda: ckpt._preemption.agreement.outlook is Outlook.AGREED)
 
         until_told_to_leave(ckpt, job, in_step_5)
@@ -76,10 +84,28 @@ def test_sigterm_in_a_step_saves_that_step_and_the_next_launch_goes_on_after_it(
     assert (view.step, view.kind, view.state) == (5, CheckpointKind.EMERGENCY, CheckpointState.COMMITTED)
     ended = attempt(service, run)
     assert ended.outcome == AttemptOutcome.PREEMPTED
-    assert ended.notice.source == "SIGTERM"
+    assert (ended.notice.source, ended.notice.deadline_seconds) == (number.name, deadline_seconds)
+    assert TrainerSettings(preemption_grace_seconds=117).grace_seconds_after(number) == 117
     assert "step 5 is committed" in ended.outcome_detail
     with holdfast.Checkpointer(run) as ckpt:
         assert ckpt.restore(Job().state) == 6
+
+
+@pytest.mark.rule("training-16")
+def test_after_a_rollback_a_step_is_saved_though_the_attempt_that_was_left_has_one_of_that_number(run, service):
+    def train(ckpt, job):
+        for step, loss in [(0, 1.0), (1, float("nan"))]:
+            job.step(step)
+            ckpt.save(step, job.state, metrics={"loss": loss}).committed.result(PATIENCE_SECONDS)
+        assert ckpt.rollback(job.state) == 1
+        assert ckpt.stats.last_committed_step == 0
+        ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 60.0))
+        job.step(1)
+        ckpt.step(1, job.state)
+
+    assert preempted(run, train).saved_step == 1
+    assert service.client.restore_point(*run.split("/")).restore_point.step == 1
+    assert [(view.step, view.attempt) for view in checkpoints(service, run)] == [(0, 1), (1, 1), (1, 2)]
 
 
 def test_who_goes_on_after_being_told_is_told_again_and_saves_nothing_twice(run, service):
@@ -194,6 +220,7 @@ def test_where_no_step_ends_in_time_what_was_staged_last_is_saved_and_the_proces
             job.step(step)
             ckpt.step(step, job.state, metrics={"loss": step})
         assert checkpoints(service, run) == []
+        ckpt._cover.look(math.inf, lambda: True)  # as after a notice without a deadline
         ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 5.0))
         until(lambda: ended.code is not None)
     assert ended.code == 75
@@ -228,6 +255,25 @@ def test_before_there_is_anything_to_save_sigterm_ends_the_process_as_ever(run, 
     until(lambda: ended.code is not None)
     ckpt.close()
     assert ended.code == 143
+
+
+@pytest.mark.rule("training-13")
+def test_a_process_that_got_no_turn_for_long_does_not_take_the_others_for_dead(monkeypatch):
+    """It counts how often it has looked for their answer, and not how much time has passed."""
+    ended, looks = Exit(monkeypatch), []
+    settings = TrainerSettings(preemption_signals="", preemption_cloud="none", preemption_agree_seconds=20)
+    watch = PreemptionWatch(
+        Ranks(timeout_seconds=1), settings, wants=lambda: False, has_work=lambda: True, end=lambda *_: None
+    )
+    watch.agreement = SimpleNamespace(outlook=Outlook.OPEN, request=lambda *_: None, close=lambda **_: None)
+    watch.cover = SimpleNamespace(look=lambda *_: looks.append(True))
+    watch.give_notice(Notice("SIGTERM", "a signal", None))
+    now = time.monotonic
+    monkeypatch.setattr("holdfast.preemption.watch.time", SimpleNamespace(monotonic=lambda: now() + 3600))
+    before = len(looks)
+    until(lambda: ended.code is not None or len(looks) >= before + 2)
+    watch.close(in_order=True)
+    assert ended.code is None
 
 
 @pytest.mark.parametrize("wrong", [{"stage_every": 0}, {"stage_every": 5, "host_memory": 2**30}])

@@ -17,6 +17,7 @@ from holdfast.ranks import Ranks
 from holdfast.restore import Restorer
 from holdfast.saving import Saver
 from holdfast.session import Session
+from holdfast.stats import SaveStats
 from holdfast.when.schedule import Schedule
 from holdfast_client.chunks.workers import TransferWorkers
 
@@ -39,6 +40,7 @@ class Loading:
     _schedule: Schedule
     _session: Session
     _workers: TransferWorkers
+    stats: SaveStats
 
     def restore(self, state: dict[str, Any], at: str | None = None, *, skip_diverged: bool = True) -> int:
         """Loads the newest restore point into `state`, and returns the next step to run. Call it on every rank.
@@ -103,6 +105,9 @@ class Loading:
                 self._cover.forget()
         if self._recorder is not None:
             self._recorder.restored(start, state)
+        if self.stats.last_committed_step is not None:
+            # A step that was left is not saved, though it may have the number of one that is to come.
+            self.stats.last_committed_step = start - 1
         self._schedule.restored()
         self._agreement.restart()
         return start

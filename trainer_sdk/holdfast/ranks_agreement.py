@@ -64,7 +64,7 @@ class Outlook(Enum):
     OVER = auto()
     """A rank comes to no more steps: it is at the end of its job. There is no step to leave after."""
     BROKEN = auto()
-    """A rank comes to no more steps, for it has failed."""
+    """A rank comes to no more steps, for it has failed; or the job's store is gone, and with it whoever held it."""
 
 
 @dataclass
@@ -164,6 +164,8 @@ class RanksAgreement:
             self._store.set(_left_key(self._ranks.rank), self._left_as)
         except (RuntimeError, dist.DistError) as error:
             if not self._stop.is_set():
+                if self.outlook is Outlook.OPEN:
+                    self.outlook = Outlook.BROKEN
                 log.warning(
                     "the job's store does not answer any more, so nothing is saved by the clock, and each rank is on "
                     "its own when it is told to leave: %s",

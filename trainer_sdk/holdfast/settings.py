@@ -66,14 +66,16 @@ class TrainerSettings(BaseSettings):
     preemption_grace_seconds: float = Field(
         default=27.0,
         gt=0,
-        description="How long after such a signal the process is killed. Kubernetes and torchrun give 30 s by default; "
-        "a signal takes a moment to get here. Raise it with terminationGracePeriodSeconds or --shutdown-timeout.",
+        description="How long after SIGTERM the process is killed. Kubernetes and torchrun give 30 s by default; a "
+        "signal takes a moment to get here. Raise it with terminationGracePeriodSeconds or --shutdown-timeout. Other "
+        "signals bring no deadline, unless this is set.",
     )
     preemption_agree_seconds: float = Field(
-        default=2.0,
+        default=8.0,
         gt=0,
         description="How long after SIGTERM all ranks must have answered each other, which background threads do. Else "
-        "a rank has crashed, its launcher ends the others, and they end at once.",
+        "a rank has crashed, its launcher ends the others, and they end at once. A rank that holds the interpreter's "
+        "lock for longer (one long call into C) is taken for crashed.",
     )
     metadata_url: str | None = Field(
         default=None,
@@ -122,6 +124,12 @@ class TrainerSettings(BaseSettings):
             raise ConfigurationError(
                 f"HOLDFAST_PREEMPTION_SIGNALS names {error}, which is no signal. Write such as SIGTERM,SIGUSR1."
             ) from None
+
+    def grace_seconds_after(self, number: signal.Signals) -> float | None:
+        """From this signal until the process is killed; None: nobody says when. What Slurm's `--signal` announces comes
+        long before the SIGTERM at the end of the job's time."""
+        is_said = number is signal.SIGTERM or "preemption_grace_seconds" in self.model_fields_set
+        return self.preemption_grace_seconds if is_said else None
 
     def run_name(self, given: str | None) -> RunName:
         """The run that the script names, else HOLDFAST_RUN. Raises ConfigurationError where neither names one."""

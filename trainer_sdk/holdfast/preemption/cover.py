@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -138,6 +139,8 @@ class StagedCover:
         return job.number > max(in_flight, default=self._pipeline.last_committed_number)
 
     def _is_last_moment(self, job: SaveJob, left_seconds: float) -> bool:
+        if math.isinf(left_seconds):
+            return False  # nobody says when; a later notice may
         rates = self._pipeline.rates
         ahead = sum(each.total_bytes for each in self._pipeline.in_flight)
         seconds = rates.seconds_for(job.total_bytes + ahead)

@@ -41,6 +41,8 @@ RESERVE_SECONDS = 3.0
 """Before the deadline a save must be over: the outcome is told, and the script's own end runs."""
 _LOOK_SECONDS = 0.1
 _NOTICE_SECONDS = 0.5
+_BROKEN_SECONDS = 2.0
+"""Where a rank is known to have failed no answer will come: for what is in flight, if that is nearly done."""
 
 
 class Cover(Protocol):
@@ -72,7 +74,8 @@ class PreemptionWatch:
         self._lock = threading.Lock()
         self._deadline_at = math.inf
         self._reserve_seconds = RESERVE_SECONDS
-        self._terminated_at: float | None = None
+        self._is_terminated = False
+        self._looks_for_an_answer = 0
         self._closing = False
         self._settled = False
         self._noticed = threading.Event()
@@ -102,8 +105,7 @@ class PreemptionWatch:
             if notice.deadline_seconds is not None and now + notice.deadline_seconds < self._deadline_at:
                 self._deadline_at = now + notice.deadline_seconds
                 self._reserve_seconds = min(RESERVE_SECONDS, max(0.0, notice.deadline_seconds) / 4)
-            if notice.source == SIGTERM and self._terminated_at is None:
-                self._terminated_at = now
+            self._is_terminated = self._is_terminated or notice.source == SIGTERM
             first = self.notice is None
             self.notice = self.notice or notice
         within = "" if notice.deadline_seconds is None else f", within {notice.deadline_seconds:.0f} s"
@@ -166,7 +168,7 @@ class PreemptionWatch:
             self._thread.join()
 
     def _signalled(self, number: signal.Signals) -> None:
-        self.give_notice(Notice(number.name, "a signal to this process", self._settings.preemption_grace_seconds))
+        self.give_notice(Notice(number.name, "a signal to this process", self._settings.grace_seconds_after(number)))
 
     def _run(self) -> None:
         self._noticed.wait()
@@ -180,8 +182,7 @@ class PreemptionWatch:
     def _ending(self) -> tuple[int, AttemptOutcome, str] | None:
         """How the process is to end now, without its training thread."""
         if self._is_alone():
-            within = f"{self._settings.preemption_agree_seconds:g} s"
-            why = f"Not all ranks answered within {within} of SIGTERM: one of them has ended."
+            why = "Not all ranks have answered after SIGTERM: one of them has ended."
             return EXIT_TERMINATED, AttemptOutcome.FAILED, why
         if not self._has_work() and self._may_end_now():
             return EXIT_TERMINATED, AttemptOutcome.PREEMPTED, "There is nothing to save yet."
@@ -190,16 +191,20 @@ class PreemptionWatch:
         return None
 
     def _is_alone(self) -> bool:
-        """A rank has crashed, and its launcher ends the others."""
-        if self._terminated_at is None or self._closing:
+        """A rank has crashed, and its launcher ends the others. Asked at each look."""
+        outlook = self.agreement.outlook
+        if not self._is_terminated or self._closing or outlook not in (Outlook.OPEN, Outlook.BROKEN):
             return False
-        if time.monotonic() < self._terminated_at + self._settings.preemption_agree_seconds:
-            return False
-        return self.agreement.outlook in (Outlook.OPEN, Outlook.BROKEN)
+        # Looks and not the clock: who could not run for a while has not waited for the others, and must not judge them.
+        self._looks_for_an_answer += 1
+        seconds = self._settings.preemption_agree_seconds
+        if outlook is Outlook.BROKEN:
+            seconds = min(seconds, _BROKEN_SECONDS)
+        return self._looks_for_an_answer * _LOOK_SECONDS >= seconds or time.monotonic() >= self._last_moment()
 
     def _may_end_now(self) -> bool:
         # Whoever handles SIGTERM himself ends the process in his own way.
-        return self._terminated_at is not None and not self._signals.has_earlier_handler(signal.SIGTERM)
+        return self._is_terminated and not self._signals.has_earlier_handler(signal.SIGTERM)
 
     def _last_moment(self) -> float:
         with self._lock:
