@@ -12,6 +12,7 @@ import holdfast_service.attend.tick as attend
 import holdfast_service.reap.tick as reap
 from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
+from holdfast_service.goodput import numbers as run_numbers
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
@@ -63,6 +64,11 @@ def test_how_runs_fare(service: RunningService, clock: Clock, monkeypatch: pytes
     monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.READ))
     shown = CliRunner().invoke(app, ["runs", "demo", "--status", "stalled", "--json"])
     assert [run["name"] for run in json.loads(shown.stdout)] == ["stalled"]
+    clock.advance(86_400)
+    with service.context.database.read() as session:
+        a_day_later = run_numbers._read(session).runs
+    # Who was given up needs nobody any more; who is still alive as far as anybody knows does.
+    assert {status for (_, status), count in a_day_later.items() if count} == {"training", "stalled", "idle"}
     assert "rank 3: E: no" in CliRunner().invoke(app, ["attempts", "demo/failed"], env={"COLUMNS": "200"}).stdout
 
 

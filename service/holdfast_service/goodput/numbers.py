@@ -54,7 +54,11 @@ class RunNumbers(Collector):
 
     def collect(self) -> Iterator[Metric]:
         numbers = self._current()
-        runs = GaugeMetricFamily("holdfast_runs", "Runs by how they fare.", labels=("project", "status"))
+        runs = GaugeMetricFamily(
+            "holdfast_runs",
+            "Runs by how they fare, without those whose newest attempt ended more than a day ago.",
+            labels=("project", "status"),
+        )
         for labels, count in sorted(numbers.runs.items()):
             runs.add_metric(labels, count)
         # A gauge, for it may fall: who was thought lost calls again.
@@ -89,28 +93,35 @@ class RunNumbers(Collector):
 
 
 def _read(session: Session) -> _Numbers:
-    names = dict(session.execute(select(Project.id, Project.name)).all())
+    """Each statement joins the names for itself: on Postgres it may see a project that the one before did not."""
+    now = database_now(session)
     newest = (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt)
+    recent = or_(Attempt.ended_at.is_(None), Attempt.ended_at > now - _RECENT)
     status = run_status().label("status")
-    runs = {(name, each.value): 0 for name in names.values() for each in RunStatus}
-    for project_id, each, count in session.execute(
-        select(Run.project_id, status, func.count()).outerjoin(Attempt, newest).group_by(Run.project_id, status)
+    runs = {(name, each.value): 0 for name in session.scalars(select(Project.name)) for each in RunStatus}
+    for name, each, count in session.execute(
+        select(Project.name, status, func.count())
+        .join(Run, Run.project_id == Project.id)
+        .outerjoin(Attempt, newest)
+        .where(recent)
+        .group_by(Project.name, status)
     ):
-        runs[names[project_id], each] = count
+        runs[name, each] = count
     ended = {
-        (names[project_id], str(outcome)): count
-        for project_id, outcome, count in session.execute(
-            select(Run.project_id, Attempt.outcome, func.count())
+        (name, str(outcome)): count
+        for name, outcome, count in session.execute(
+            select(Project.name, Attempt.outcome, func.count())
+            .join(Run, Run.project_id == Project.id)
             .join(Attempt, Attempt.run_id == Run.id)
             .where(Attempt.outcome.is_not(None))
-            .group_by(Run.project_id, Attempt.outcome)
+            .group_by(Project.name, Attempt.outcome)
         )
     }
-    now = database_now(session)
     active = session.execute(
-        select(Run.id, Run.project_id)
+        select(Run.id, Project.name)
+        .join(Project, Project.id == Run.project_id)
         .join(Attempt, newest)
-        .where(or_(Attempt.ended_at.is_(None), Attempt.ended_at > now - _RECENT))
+        .where(recent)
         .order_by(Attempt.opened_at.desc())
         .limit(_MOST_RUNS)
     ).all()
@@ -118,8 +129,8 @@ def _read(session: Session) -> _Numbers:
     wall: dict[str, float] = {}
     lost: dict[str, int] = {}
     histories = attempt_histories(session, [run_id for run_id, _ in active])
-    for run_id, project_id in active:
-        found, name = goodput_of(histories[run_id], now), names[project_id]
+    for run_id, name in active:
+        found = goodput_of(histories[run_id], now)
         lost[name] = lost.get(name, 0) + found.steps_lost
         if found.goodput is not None:
             productive[name] = productive.get(name, 0.0) + found.productive_seconds

@@ -80,10 +80,12 @@ class ByteNumbers(Collector):
 
 
 def _count(session: Session, context: ServiceContext) -> Counter[tuple[str, str, str]]:
+    counted = count_bytes(session)
+    # After them, so that no project is missing that was made meanwhile.
     names = dict(session.execute(select(Project.id, Project.name)).all())
     roles = {attached.store_id: attached.role.value for attached in context.stores}
     size: Counter[tuple[str, str, str]] = Counter()
-    for each in count_bytes(session):
+    for each in counted:
         project, store = names[each.project_id], roles.get(each.store_id, "detached")
         size[project, each.kept_for.value, store] += each.bytes
         size[project, "pinned", store] += each.pinned_bytes

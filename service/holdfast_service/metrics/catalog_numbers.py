@@ -155,19 +155,20 @@ def _read(session: Session) -> _Numbers:
                 held=held[project_id],
             )
         )
-    return _Numbers(tuple(projects), _ages(session, names, database_now(session)))
+    return _Numbers(tuple(projects), _ages(session, database_now(session)))
 
 
-def _ages(session: Session, names: dict[str, str], now: datetime) -> dict[tuple[str, str], float]:
+def _ages(session: Session, now: datetime) -> dict[tuple[str, str], float]:
     """Only of runs that are being trained: how far back they would fall now. Of the others nobody wants an alarm."""
     active = session.execute(
-        select(Run.id, Run.project_id, Run.name)
+        select(Run.id, Project.name, Run.name)
+        .join(Project, Project.id == Run.project_id)
         .join(Attempt, (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt))
         .where(Attempt.ended_at.is_(None))
     ).all()
     ages = {}
-    for run_id, project_id, run_name in active:
+    for run_id, project_name, run_name in active:
         point = choose_restore_point(session, run_id, Latest()).restore_point
         if point is not None:
-            ages[names[project_id], run_name] = max(0.0, (now - point.committed_at).total_seconds())
+            ages[project_name, run_name] = max(0.0, (now - point.committed_at).total_seconds())
     return ages
