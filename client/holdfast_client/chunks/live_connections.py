@@ -50,5 +50,6 @@ class LiveConnections:
         with self._lock:
             open_sockets = [connection.sock for connection in self._live if connection.sock is not None]
         for each in open_sockets:
+            # Not a TLS socket's own: that one lets go of its keys first, and what is sent meanwhile goes out as it is.
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
