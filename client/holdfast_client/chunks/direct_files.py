@@ -13,12 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from holdfast_client.chunks.pace import Pace
-from holdfast_client.chunks.receive import BLOCK_BYTES, Receiver
+from holdfast_client.chunks.receive import Receiver
 from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.errors import ChunkCorrupt, DirectFileRefused, StoreFull, StoreUnavailable
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR}
+_WRITE_BYTES = 64 * 1024 * 1024
+"""A whole chunk as a rule: after each write this thread wants the interpreter's lock back, and training waits while it
+gets it. The sync behind it cannot be stopped half-way either."""
 
 
 @contextmanager
@@ -39,11 +42,9 @@ def write_incoming(path: str, body: memoryview, pace: Pace, stop: threading.Even
     there already is what an earlier try left; it is removed and never written into. Raises StoreFull,
     DirectFileRefused, StoreUnavailable, TransferStopped."""
     with _file_errors("written"):
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = _created(path)
         try:
-            written, block_bytes = 0, pace.slice_bytes(BLOCK_BYTES)
+            written, block_bytes = 0, pace.slice_bytes(_WRITE_BYTES)
             while written < body.nbytes:
                 check_stop(stop)
                 block = body[written : written + block_bytes]
@@ -56,6 +57,16 @@ def write_incoming(path: str, body: memoryview, pace: Pace, stop: threading.Even
             raise
         finally:
             os.close(descriptor)
+
+
+def _created(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except FileExistsError:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        return os.open(path, flags, 0o644)
 
 
 def read_file(path: str, receiver: Receiver, digest: str, stop: threading.Event | None = None) -> None:
