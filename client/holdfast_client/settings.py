@@ -5,6 +5,7 @@ Each is `HOLDFAST_<NAME>`; docs/settings.md is made from the descriptions below.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -119,7 +120,8 @@ class ClientSettings(BaseSettings):
         if self.token is not None or not self.on_loopback:
             return self.token
         try:
-            text = self.token_file.read_text(encoding="ascii").strip()
+            stat = self.token_file.stat()
+            text = _token_in(self.token_file, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
@@ -128,3 +130,9 @@ class ClientSettings(BaseSettings):
                 "Set HOLDFAST_TOKEN, or HOLDFAST_DATA_DIR to the service's data folder."
             ) from None
         return SecretStr(text) if text else None
+
+
+@functools.lru_cache(maxsize=8)
+def _token_in(file: Path, _version: tuple[int, int, int]) -> str:
+    # Opening and reading it takes the interpreter's lock from training as often as all else that a call does.
+    return file.read_text(encoding="ascii").strip()
