@@ -151,6 +151,14 @@ GUARDS = (
     ),
     Guard(
         "training-14",
+        "a script that ends itself with sys.exit(0) has failed",
+        "trainer_sdk/holdfast/checkpointer.py",
+        "isinstance(error, SystemExit) and not error.code",
+        "False",
+        ("tests/trainer/test_outcome_notes.py",),
+    ),
+    Guard(
+        "training-14",
         "SIGUSR1 reaches torchrun's agent as it came",
         "client/holdfast_client/cli/run/launcher.py",
         "if not torchrun or number in",

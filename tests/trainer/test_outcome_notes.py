@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
@@ -48,7 +49,14 @@ def test_each_attempt_of_a_launch_is_told_when_it_opens_and_when_it_ends(service
     assert words(launch) == [(1, 0, AttemptOutcome.FINISHED)]
     with pytest.raises(ZeroDivisionError):
         train_and(lambda: 1 / 0, run)
-    assert words(launch)[1:] == [(2, 0, AttemptOutcome.FAILED)]
+    for code in (0, 3):
+        with pytest.raises(SystemExit):
+            train_and(lambda code=code: sys.exit(code), run)
+    assert [outcome for *_, outcome in words(launch)[1:]] == [
+        AttemptOutcome.FAILED,
+        AttemptOutcome.FINISHED,
+        AttemptOutcome.FAILED,
+    ]
     project, name = run.split("/")
     assert {attempt.launch_id.partition(".")[0] for attempt in service.client.all_attempts(project, name)} == {"abc"}
 

@@ -163,6 +163,19 @@ def test_a_rank_that_is_at_its_end_is_waited_for_by_nobody():
             assert job.agreements[asking].due(1) is None
 
 
+def test_a_job_whose_store_is_gone_does_not_wait_for_answers():
+    with Job(2) as job:
+        cut_off = job.agreements[1]
+        cut_off._store = SimpleNamespace(check=_refuses)
+        cut_off.request(Ask.PREEMPT, "now")
+        cut_off._thread.join(PATIENCE_SECONDS)
+        assert cut_off.outlook is Outlook.BROKEN
+
+
+def _refuses(_keys):
+    raise RuntimeError("connection reset by peer")
+
+
 def test_a_lone_process_leaves_after_the_step_that_it_is_in():
     agreement = LoneAgreement(lambda: True)
     assert agreement.due(0) is Ask.SAVE

@@ -296,7 +296,8 @@ class Checkpointer(Loading, OwnSaves):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        # sys.exit(0) ends a script that is done.
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             if self._session.ended_by() is not self._raised:
                 self._raise_pending()
