@@ -27,6 +27,7 @@ from holdfast_protocol.checkpoints import (
 )
 from holdfast_protocol.digests import shard_digest
 from holdfast_protocol.fencing import Fence
+from holdfast_protocol.redaction import without_secrets
 from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import CheckpointState
 
@@ -131,7 +132,8 @@ class ShardWriter:
         """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). Never raises."""
         if self._committed_before:
             return
-        failed = FailShard(**self._fence.model_dump(), reason=text_to_keep(f"{type(error).__name__}: {error}", 4000))
+        reason = without_secrets(f"{type(error).__name__}: {error}")
+        failed = FailShard(**self._fence.model_dump(), reason=text_to_keep(reason, 4000))
         try:
             self._brief_client.seal(self.checkpoint_id, self._rank, failed)
         except HoldfastError as unheard:

@@ -16,10 +16,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from holdfast_protocol.redaction import without_secrets
 from holdfast_protocol.states import Scope
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
-from holdfast_service.logging import configure_logging, redacted
+from holdfast_service.logging import configure_logging
 from holdfast_service.release import VERSION
 from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
 from holdfast_service.stores.base import StoreError
@@ -183,7 +184,7 @@ def _say_where(context: ServiceContext, url: str) -> None:
     lines = [
         f"Holdfast {VERSION} listens on {url}",
         f"  catalog  {context.database.url.render_as_string(hide_password=True)}",
-        f"  store    {redacted(settings.store_url)}",
+        f"  store    {without_secrets(settings.store_url)}",
     ]
     if settings.embedded:
         lines.append(f"  token    {settings.token_file} (clients on this machine find it by themselves)")
@@ -199,7 +200,7 @@ def _say_who(context: ServiceContext) -> None:
     sys.stdout.write(
         f"Holdfast {VERSION} works as {context.process_id}\n"
         f"  catalog  {context.database.url.render_as_string(hide_password=True)}\n"
-        f"  store    {redacted(context.settings.store_url)}\n"
+        f"  store    {without_secrets(context.settings.store_url)}\n"
     )
     sys.stdout.flush()
 
@@ -229,5 +230,5 @@ def _failures_said() -> Iterator[None]:
 
 
 def _fail(text: str, code: int) -> None:
-    sys.stderr.write(f"holdfast: {redacted(text)}\n")
+    sys.stderr.write(f"holdfast: {without_secrets(text)}\n")
     raise typer.Exit(code) from None

@@ -7,18 +7,14 @@ wherever they come from; a traceback never shows local variables, for they may b
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from typing import Any
 
 import structlog
 from structlog.typing import EventDict, Processor
 
+from holdfast_protocol.redaction import without_secrets
 from holdfast_service.settings import ServiceSettings
-
-_TOKEN = re.compile(r"hold_[0-9a-f]{16}_[0-9a-zA-Z]+")
-_QUERY = re.compile(r"(?P<url>(?:https?://|s3://|gs://|/)[^\s?'\"]*)\?[^\s'\"]+")
-_PASSWORD = re.compile(r"(?P<user>://[^/\s:@]*):[^/\s@]+@")
 
 
 def configure_logging(settings: ServiceSettings) -> None:
@@ -30,7 +26,7 @@ def configure_logging(settings: ServiceSettings) -> None:
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
-        without_secrets,
+        _take_secrets_out,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -63,16 +59,10 @@ def configure_logging(settings: ServiceSettings) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def without_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
+def _take_secrets_out(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """The last processor before rendering: whatever was logged, these do not leave the process."""
     event.pop("color_message", None)  # uvicorn's message once more, with terminal codes
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = redacted(value)
+            event[key] = without_secrets(value)
     return event
-
-
-def redacted(text: str) -> str:
-    text = _TOKEN.sub("hold_***", text)
-    text = _QUERY.sub(r"\g<url>?***", text)
-    return _PASSWORD.sub(r"\g<user>:***@", text)

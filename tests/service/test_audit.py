@@ -54,7 +54,7 @@ def test_what_people_change_is_told_newest_first_with_who_and_why(service: Runni
     saved = job.save(100)
     body = {"health": "quarantined", "health_reason": "loss spike", "labels": ["odd"]}
     answer(http.patch(f"/v1/checkpoints/{saved['id']}", json=body, headers={"If-Match": saved["etag"]}))
-    job.begin(200).abort("given up")
+    aborted = job.begin(200).abort("given up: PUT https://store/x?sig=s3cret")
     token = answer(http.post("/v1/tokens", json={"name": "gone soon", "scopes": ["read"], "project": "demo"}))
     answer(http.delete(f"/v1/tokens/{token['id']}"))
     answer(http.delete(f"/v1/tokens/{token['id']}"))
@@ -72,6 +72,7 @@ def test_what_people_change_is_told_newest_first_with_who_and_why(service: Runni
         "project.create",
     ]
     assert token["token"].rpartition("_")[2] not in str(told)
+    assert told[2]["reason"] == aborted["abort_reason"] == "given up: PUT https://store/x?***"
     edit = told[3]
     assert (edit["run"], edit["step"], edit["reason"], edit["actor_kind"]) == ("gpt", 100, "loss spike", "person")
     assert edit["before"] == {"health": "ok", "health_reason": None, "labels": []}

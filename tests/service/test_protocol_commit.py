@@ -115,9 +115,9 @@ def test_a_metric_that_is_nan_is_kept_as_valid_json_and_marks_the_checkpoint(job
 @pytest.mark.rule("protocol-8")
 def test_a_failed_rank_aborts_at_once_and_is_named(job: Job) -> None:
     save = job.begin(100)
-    view = save.fail(1, "CUDA out of memory")
+    view = save.fail(1, "CUDA out of memory, GET https://store/x?sig=s3cret")
     assert (view["state"], view["abort_rank"]) == ("aborted", 1)
-    assert view["abort_reason"] == "rank 1 failed: CUDA out of memory"
+    assert view["abort_reason"] == "rank 1 failed: CUDA out of memory, GET https://store/x?***"
     assert view["abort_cause"] == "rank_failed"
     assert save.fail(1, "again")["abort_reason"] == view["abort_reason"]
     with refused("checkpoint_aborted"):

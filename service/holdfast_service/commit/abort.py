@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.redaction import without_secrets
 from holdfast_protocol.states import AbortCause, CheckpointState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
@@ -19,11 +20,12 @@ def abort_checkpoint(
     context: ServiceContext, caller: Principal, checkpoint_id: str, request: AbortCheckpoint
 ) -> CheckpointView:
     """Raises `checkpoint_conflict` if it has committed meanwhile."""
+    reason = without_secrets(request.reason)
     with context.database.transaction() as session:
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
         checkpoint = writing.checkpoint
         if checkpoint.state == CheckpointState.UPLOADING:
-            abort(checkpoint, request.reason, database_now(session), cause=AbortCause.JOB)
+            abort(checkpoint, reason, database_now(session), cause=AbortCause.JOB)
             record_event(
                 session,
                 Actor.person(caller),
@@ -31,7 +33,7 @@ def abort_checkpoint(
                 project_id=writing.project.id,
                 run_id=writing.run.id,
                 checkpoint_id=checkpoint_id,
-                reason=request.reason,
+                reason=reason,
             )
             session.flush()
         elif checkpoint.state != CheckpointState.ABORTED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast_protocol.checkpoints import CheckpointView, FailShard
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.redaction import without_secrets
 from holdfast_protocol.states import AbortCause, CheckpointState, ShardState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
@@ -35,7 +36,7 @@ def fail_shard(
             shard.state = ShardState.FAILED
             abort(
                 checkpoint,
-                f"rank {rank} failed: {request.reason}",
+                f"rank {rank} failed: {without_secrets(request.reason)}",
                 database_now(session),
                 cause=AbortCause.RANK_FAILED,
                 rank=rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import select
 
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.redaction import without_secrets
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import AdoptStore, StoreView
 from holdfast_service.attached_store import AttachedStore
@@ -14,7 +15,6 @@ from holdfast_service.catalog.epoch import adopt_store
 from holdfast_service.catalog.tables import Store as StoreRow
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
-from holdfast_service.logging import redacted
 from holdfast_service.stores.base import StoreError
 
 
@@ -54,7 +54,7 @@ def _view(context: ServiceContext, attached: AttachedStore) -> StoreView:
     return StoreView(
         role=attached.role,
         kind=row.kind,
-        url=redacted(row.url),
+        url=without_secrets(row.url),
         adopted=problem is None,
         problem=problem,
         checked_at=row.checked_at,

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 import structlog
 
+from holdfast_protocol.redaction import without_secrets
 from holdfast_service.catalog.rounds import Round, RoundReport
 from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.begin import begin_round
 from holdfast_service.controllers.note import note_round
 from holdfast_service.errors import ProblemError
-from holdfast_service.logging import redacted
 from holdfast_service.stores.base import StoreError
 
 _log = structlog.get_logger("holdfast.background")
@@ -43,7 +43,7 @@ def _tick(context: ServiceContext, each: Round) -> RoundReport:
         report = each.tick(context)
     except (ProblemError, StoreError) as error:  # database or store are away
         _log.warning("round_failed", controller=each.name, error=str(error))
-        return RoundReport(failed=1, error=redacted(str(error)))
+        return RoundReport(failed=1, error=without_secrets(str(error)))
     except Exception as error:
         _log.exception("round_failed", controller=each.name)
         where = f"the log of {context.process_id} says where"

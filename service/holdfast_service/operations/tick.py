@@ -13,12 +13,12 @@ import structlog
 
 from holdfast_protocol.canonical_json import canonical_bytes
 from holdfast_protocol.problems import PROBLEM_KINDS
+from holdfast_protocol.redaction import without_secrets
 from holdfast_protocol.states import OperationState
 from holdfast_service.catalog.operation_run import Handler, HandlerStopped, LeaseLost, OperationCancelled, OperationRun
 from holdfast_service.catalog.rounds import RoundReport
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
-from holdfast_service.logging import redacted
 from holdfast_service.operations.claim import MOST_TRIES, claim_next
 from holdfast_service.operations.settle import AGAIN_AFTER_SECONDS, CANCELLED, give_back, settle
 from holdfast_service.stores.base import StoreError
@@ -60,7 +60,7 @@ def _carry_out(
         give_back(context, run, counted=False)
         return replace(report, again=report.again + 1)
     except (ProblemError, StoreError) as error:
-        return _failed(context, run, report, redacted(str(error)), again=_is_passing(error))
+        return _failed(context, run, report, without_secrets(str(error)), again=_is_passing(error))
     except Exception as error:
         _log.exception("operation_failed", operation=run.id, kind=run.kind)
         reason = f"A bug ({type(error).__name__}); the log of {context.process_id} says where. Report it."

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from sqlalchemy import delete, exists, func, select, text
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.redaction import without_secrets
 from holdfast_service.catalog.place import place_of
 from holdfast_service.catalog.store_row import ForeignStoreError, Marker, read_marker
 from holdfast_service.catalog.tables import CatalogIdentity, Chunk, Project
 from holdfast_service.catalog.tables import Store as StoreRow
 from holdfast_service.clock import database_now
 from holdfast_service.database import Database
-from holdfast_service.logging import redacted
 from holdfast_service.stores.base import ObjectMissing, Store, StoreError
 
 _ONLY_ROW = 1
@@ -48,20 +48,21 @@ def usable_sources(opened: Sequence[tuple[str, Store]], notes: list[str]) -> lis
         first = SourceStore(url, store, read_marker(store))
     except ObjectMissing:
         raise RebuildRefusedError(
-            f"{redacted(url)} has no holdfast-store.json, so it is no store of Holdfast. Check the URL and its prefix."
+            f"{without_secrets(url)} has no holdfast-store.json, so it is no store of Holdfast. Check the URL and its "
+            "prefix."
         ) from None
     except ForeignStoreError as error:
-        raise RebuildRefusedError(f"{redacted(url)}: {error}") from None
+        raise RebuildRefusedError(f"{without_secrets(url)}: {error}") from None
     sources = [first]
     for other_url, other in others:
         try:
             marker = read_marker(other)
         except (StoreError, ForeignStoreError) as error:
-            notes.append(f"{redacted(other_url)} is left out, and with it the copies there: {error}")
+            notes.append(f"{without_secrets(other_url)} is left out, and with it the copies there: {error}")
             continue
         taken = {each.marker.store_id for each in sources}
         if marker.catalog_id != first.marker.catalog_id or marker.store_id in taken:
-            notes.append(f"{redacted(other_url)} is left out: it is not another store of the same catalog")
+            notes.append(f"{without_secrets(other_url)} is left out: it is not another store of the same catalog")
             continue
         sources.append(SourceStore(other_url, other, marker))
     return sources
@@ -85,8 +86,8 @@ def begin(database: Database, sources: Sequence[SourceStore]) -> CatalogIdentity
         if identity is not None and identity.rebuilding_from is not None:
             if (identity.rebuilding_from, identity.catalog_id) != (url, catalog_id):
                 raise RebuildRefusedError(
-                    f"A rebuild from {redacted(identity.rebuilding_from)} began in this database. Go on with that one, "
-                    "or give HOLDFAST_DATABASE_URL an empty database."
+                    f"A rebuild from {without_secrets(identity.rebuilding_from)} began in this database. Go on with "
+                    "that one, or give HOLDFAST_DATABASE_URL an empty database."
                 )
             return identity
         if session.scalar(select(exists(select(Project.id)))) or session.scalar(select(exists(select(Chunk.id)))):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from holdfast_protocol.redaction import without_secrets
 from holdfast_service.catalog.record_documents import DamagedRecordError, ProjectRecord, RunRecord
 from holdfast_service.catalog.record_names import RecordKind
 from holdfast_service.catalog.record_scan import FoundRecord, read_record, scan_records
 from holdfast_service.database import Database
-from holdfast_service.logging import redacted
 from holdfast_service.rebuild.begin import SourceStore, begin, refuse_unless_rebuilding, usable_sources
 from holdfast_service.rebuild.checkpoints import ReadCheckpoint, put_checkpoint, read_checkpoint
 from holdfast_service.rebuild.finish import Parent, finish, mark_cold, mark_missing, stand_in_for_purged
@@ -76,7 +76,7 @@ def rebuild(
     finish(database, report)
     if len(sources) == 1:
         report.notes.append(
-            f"copies were looked for in {redacted(source.url)} alone. Set HOLDFAST_SECOND_STORE and "
+            f"copies were looked for in {without_secrets(source.url)} alone. Set HOLDFAST_SECOND_STORE and "
             "HOLDFAST_COLD_STORE before the rebuild to have theirs too"
         )
     return report
