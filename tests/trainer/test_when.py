@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+import torch.distributed as dist
 from gloo import run_ranks
 
 import holdfast
@@ -58,14 +59,33 @@ def pass_it_on_one_rank(rank, run):
     return None
 
 
-def all_three(rank, run):
-    return [save_the_best(rank, f"{run}-best"), put_off(rank, f"{run}-off"), pass_it_on_one_rank(rank, f"{run}-one")]
+def wait_for_each_other(rank, run):
+    """Rank 0 in the vote, and rank 1, which was not passed the metric, in the training's own collective."""
+    with holdfast.Checkpointer(run, create=True, save=Best("val_loss")) as ckpt:
+        ckpt.restore({})
+        began = time.monotonic()
+        try:
+            for step in range(10):
+                if step == 4:
+                    dist.barrier()
+                ckpt.step(step, {}, metrics={"val_loss": 1.0} if step == 3 and rank == 0 else {"loss": 1.0})
+        except holdfast.errors.RanksDisagree as error:
+            if rank == 0:
+                dist.barrier()
+            in_time = time.monotonic() - began < ckpt._ranks.timeout_seconds / 2
+            return step, in_time, "metrics['val_loss'] was not passed to step() on rank 1 at step 3" in str(error)
+    return None
+
+
+def all_four(rank, run):
+    jobs = {"best": save_the_best, "off": put_off, "one": pass_it_on_one_rank, "wait": wait_for_each_other}
+    return [job(rank, f"{run}-{name}") for name, job in jobs.items()]
 
 
 @pytest.mark.rule("training-11")
 @pytest.mark.rule("training-10")
 def test_ranks_save_after_the_same_steps_for_the_best_and_what_was_put_off_or_all_raise(run, service):
-    first, second = run_ranks(all_three, 2, run)
+    first, second = run_ranks(all_four, 2, run)
     # The second launch knows that 2.0 was reached, though it never saw it.
     assert first[0] == second[0] == [(0, 0), (1, 1), (4, 4), (11, 11)]
     project, _, name = run.partition("/")
@@ -80,3 +100,4 @@ def test_ranks_save_after_the_same_steps_for_the_best_and_what_was_put_off_or_al
     assert step > 299
     assert second[1] == first[1]
     assert (first[2], second[2]) == ((3, True, True), (9, True, True))
+    assert (first[3], second[3]) == ((3, True, True), (4, True, True))

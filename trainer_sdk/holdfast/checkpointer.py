@@ -281,6 +281,7 @@ class Checkpointer(Loading, OwnSaves):
         self._pipeline.close(drain_seconds=0, waited_seconds=time.monotonic() - began)
         self._end(outcome, detail)
         self._preemption.close(in_order=in_order)
+        self._schedule.close()
         self._workers.close()
         self._saver.close()
         if self._cover is not None:

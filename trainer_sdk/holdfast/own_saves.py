@@ -35,7 +35,7 @@ class OwnSaves:
     _session: Session
     _workers: TransferWorkers
     _written_step: int | None = None
-    """The last one that a writer was made for; on every rank."""
+    """That a writer was made for since the last step_with(); on every rank."""
 
     def writer(self, step: int, *, kind: CheckpointKind | str = CheckpointKind.PERIODIC) -> HoldfastWriter:
         """A storage writer for your own `torch.distributed.checkpoint.save`: one checkpoint of this run. A loop that
@@ -75,6 +75,7 @@ class OwnSaves:
                 with self._session.account.saving():
                     save()
         finally:
+            self._written_step = None
             if due:
                 self._schedule.restart()
                 self._agreement.restart()

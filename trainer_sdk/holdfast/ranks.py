@@ -1,8 +1,8 @@
 """The only collectives. Every agreement between the ranks goes through here, on a gloo group of our own.
 
-Called from the training thread only, at the same places on all ranks: opening the attempt, each restore candidate, and
-two small votes per save. The background half of a save calls none of this. Our own group, because the job's may be NCCL
-(which would need device memory and could be mid-kernel), and because our time-out is not the job's.
+Called from the training thread (or in its place, stand_in), at the same places on all ranks: opening the attempt, each
+restore candidate, and two small votes per save. The background half of a save calls none of this. Our own group: the
+job's may be NCCL (which would need device memory and could be mid-kernel), and our time-out is not the job's.
 Works the same for one process without torch.distributed.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,6 +113,10 @@ class Ranks:
         torch.distributed does not know of: each process would take itself for the only one."""
         self.timeout_seconds = timeout_seconds
         self._group: dist.ProcessGroup | None = None
+        self._turn = threading.RLock()
+        self._raised: Exception | None = None
+        self.collectives = 0
+        """How many this rank has come to."""
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
             if self.world_size > 1:
@@ -243,18 +248,35 @@ class Ranks:
             self.raise_together(error)
         return verdict.yes
 
+    def stand_in(self, work: Callable[[], object], *, since: int) -> Exception | None:
+        """On a background thread, where the others are in a collective that the training thread of this rank does not
+        come to: `work`, which raises on all ranks. What it raised, every later collective of this rank raises. None,
+        and nothing is done, where the training thread has met the others after its collective number `since`."""
+        with self._turn:
+            if self.collectives != since:
+                return None
+            try:
+                work()
+            except Exception as error:
+                self._raised = error
+            return self._raised
+
     def raise_together(self, error: Exception | None) -> NoReturn:
         """Some rank has an error, and every rank raises that of the lowest one that has."""
         self.together(lambda: _raise(error))
         raise AssertionError("a rank that failed has an error")
 
     def _collective(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except (RuntimeError, ValueError) as error:
-            raise RankLost(
-                f"The ranks could not reach each other within {self.timeout_seconds:.0f} s ({error})"
-            ) from error
+        with self._turn:
+            if self._raised is not None:
+                raise self._raised
+            self.collectives += 1
+            try:
+                call()
+            except (RuntimeError, ValueError) as error:
+                raise RankLost(
+                    f"The ranks could not reach each other within {self.timeout_seconds:.0f} s ({error})"
+                ) from error
 
 
 def _raise(error: Exception | None) -> None:

@@ -80,7 +80,8 @@ class Best(Policy):
     """The step whose metric is better than that of every step saved before, in this attempt and the earlier ones.
 
     Decided at the steps whose `metrics` hold it, by rank 0's value; every rank passes the name at the same steps,
-    whatever value it has. NaN and infinity are never the best. `restore(at="best:val_loss")` finds the checkpoint.
+    whatever value it has, or all raise RanksDisagree. NaN and infinity are never the best.
+    `restore(at="best:val_loss")` finds the checkpoint.
     """
 
     metric: str

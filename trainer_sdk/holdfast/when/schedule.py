@@ -15,11 +15,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import Enum, auto
 
 from holdfast.handle import SaveHandle
 from holdfast.metric_values import Metrics
 from holdfast.ranks import Question, Ranks
+from holdfast.when.attendance import Attendance
 from holdfast.when.best import BestSoFar, KnownBest
 from holdfast.when.policies import Auto, Best, Every, Policy
 
@@ -55,6 +57,8 @@ class Schedule:
         self._seconds = min((part.seconds or math.inf for part in parts if isinstance(part, Every)), default=math.inf)
         self._auto = any(isinstance(part, Auto) for part in parts)
         self._bests = [BestSoFar(part, known_best) for part in parts if isinstance(part, Best)]
+        store = ranks.store("attendance") if self._bests else None
+        self._attendance = None if store is None else Attendance(ranks, store)
         self._since = time.monotonic()
         self._put_off = False
         self._stretched = False
@@ -75,8 +79,7 @@ class Schedule:
         Raises RanksDisagree where some ranks' metrics hold it and others' do not, and TypeError on every rank where
         rank 0's is no number.
         """
-        best = metrics is not None and bool(self._bests) and self._is_best(step, metrics)
-        if best:
+        if self._bests and self._is_best(step, metrics or {}):
             return Due.BEST
         if agreed or any(every.due_after(step) for every in self._by_steps):
             return Due.BY_INTERVAL
@@ -106,12 +109,19 @@ class Schedule:
         for best in self._bests:
             best.forget()
 
+    def close(self) -> None:
+        """No step comes any more."""
+        if self._attendance is not None:
+            self._attendance.close()
+
     def _interval_seconds(self) -> float:
         return min(self._seconds, self._recommended_seconds() if self._auto else math.inf)
 
     def _is_best(self, step: int, metrics: Metrics) -> bool:
         given = [best for best in self._bests if best.policy.metric in metrics]
         if not given:
+            if self._attendance is not None:
+                self._attendance.passed()
             return False
         better, error = False, None
         if self._ranks.is_first:
@@ -119,7 +129,8 @@ class Schedule:
                 better = any(best.beaten_by(metrics) for best in given)
             except Exception as caught:  # the other ranks are on their way into the vote
                 error = caught
-        return self._ranks.first_says(step, Question.IS_BEST, yes=better, error=error)
+        with nullcontext() if self._attendance is None else self._attendance.voting(step, given[0].policy.metric):
+            return self._ranks.first_says(step, Question.IS_BEST, yes=better, error=error)
 
     def _say_that_it_stretches(self) -> None:
         if self._ranks.is_first and not self._stretched:
