@@ -56,11 +56,13 @@ def judge_account(arena: Arena, job: Job, happened: list[Happened], verdict: Ver
     lost = sum(max(0, _last(a) + 1 - b.start) for a, b in itertools.pairwise(begun))
     verdict.facts["steps trained again, by the journals"] += lost
     verdict.facts["steps lost, by REST"] += account.steps_lost
-    goodput = _goodput(begun, job)
+    outcomes = Counter(str(each.outcome) for each in told.values())
     verdict.notes.append(
-        f"{job.name}: goodput {goodput:.1%} by the journals, {account.goodput or 0:.1%} by REST; attempts ended "
-        + ", ".join(f"{outcome} {count}" for outcome, count in Counter(str(a.outcome) for a in told.values()).items())
+        f"{job.name}: goodput {account.goodput or 0:.1%} by REST; attempts ended "
+        + ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items())
     )
+    timed = [not _was_put_out_of_time(each, by[each.launch].at, happened) for each in begun]
+    _judge_goodput(begun, timed, told, job, verdict)
 
 
 def _settled_account(arena: Arena, job: Job) -> Goodput:
@@ -84,11 +86,14 @@ def _differences(
     job: Job,
 ) -> list[str]:
     found = []
-    if told.outcome not in _outcomes(each, by):
+    left_alone = by == PREEMPTS and _nothing_else_was_down(ended_at, happened, job)
+    if told.outcome not in _outcomes(each, by, left_alone=left_alone):
         found.append(f"it ended as {told.outcome}, and what was done to it is: {by or each.ended or 'nothing'}")
     resumed = None if each.start == 0 else each.start - 1
     if told.resumed_from_step != resumed:
         found.append(f"it went on after {resumed}, and REST says after {told.resumed_from_step}")
+    if left_alone and each.ended != "finished" and each.left_with != _last(each):
+        found.append(f"it was told to leave and trained step {_last(each)}, and committed is {each.left_with}")
     last, told_last = _last(each), -1 if told.last_step is None else told.last_step
     if told_last > last or told_last < _least_told(each, told.outcome, ended_at, happened, job):
         found.append(f"its last step was {last}, and REST says {told.last_step}")
@@ -99,10 +104,10 @@ def _differences(
     return found
 
 
-def _outcomes(each: LaunchRecord, by: str) -> set[AttemptOutcome]:
+def _outcomes(each: LaunchRecord, by: str, *, left_alone: bool) -> set[AttemptOutcome]:
     if each.ended == "finished":
         return {AttemptOutcome.FINISHED}
-    if each.ended == "preempted" and by == PREEMPTS:
+    if left_alone or (each.ended == "preempted" and by == PREEMPTS):
         return {AttemptOutcome.PREEMPTED}
     if by == PREEMPTS:
         return {AttemptOutcome.PREEMPTED, AttemptOutcome.FAILED, AttemptOutcome.LOST}
@@ -112,6 +117,14 @@ def _outcomes(each: LaunchRecord, by: str) -> set[AttemptOutcome]:
     if by:
         return {AttemptOutcome.LOST}
     return {AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.PREEMPTED}
+
+
+def _nothing_else_was_down(ended_at: float, happened: list[Happened], job: Job) -> bool:
+    """From the SIGTERM that this launch ended by until its end: then it has to leave in good order."""
+    told = max((one for one in happened if one.kind == PREEMPTS and one.at <= ended_at), key=lambda one: one.at)
+    return not any(
+        one is not told and one.at <= ended_at and one.mended_at.get(job.name, math.inf) >= told.at for one in happened
+    )
 
 
 def _least_told(
@@ -153,11 +166,32 @@ def _last(each: LaunchRecord) -> int:
     return each.start - 1 if each.last_step is None else each.last_step
 
 
-def _goodput(begun: list[LaunchRecord], job: Job) -> float:
-    """The time of the steps that were kept, of all the time since the first launch had begun."""
-    kept: dict[int, float] = {}
-    for each in begun:
-        for before, step in itertools.pairwise(each.steps):
-            kept[step.step] = step.at - before.at
-    wall = (begun[-1].ended_at or job.ends[-1].at) - (begun[0].begun_at or 0.0)
-    return sum(kept.values()) / wall
+def _judge_goodput(
+    begun: list[LaunchRecord], timed: list[bool], told: dict[int, AttemptGoodput], job: Job, verdict: Verdict
+) -> None:
+    """The time of the steps that were kept, of all the time that the attempts and the ways to them took: of those whose
+    times are told by an undisturbed clock (`timed`), and that follow on one which is."""
+    ended_at = {end.launch: end.at for end in job.ends}
+    own_kept = own_wall = their_kept = their_wall = 0.0
+    compared = 0
+    for at, each in enumerate(begun):
+        before = begun[at - 1] if at else None
+        follows = before is None or (timed[at - 1] and each.attempt == before.attempt + 1)
+        if not timed[at] or not follows or each.attempt not in told:
+            continue
+        kept_until = min((later.start for later in begun[at + 1 :]), default=math.inf)
+        pairs = itertools.pairwise(each.steps)
+        own_kept += sum(step.at - earlier.at for earlier, step in pairs if step.step < kept_until)
+        since = (each.begun_at or 0.0) if before is None else ended_at[before.launch]
+        own_wall += (each.ended_at or ended_at[each.launch]) - since
+        their_kept += told[each.attempt].productive_seconds
+        their_wall += told[each.attempt].wall_seconds
+        compared += 1
+    if not own_wall or not their_wall:
+        return
+    own, theirs = own_kept / own_wall, their_kept / their_wall
+    what = f"goodput {own:.1%} by the journals, {theirs:.1%} by REST, of {compared} attempts"
+    verdict.notes.append(f"{job.name}: {what}")
+    verdict.facts["attempts whose goodput was compared with REST"] += compared
+    if abs(own - theirs) > _SHARE_APART + _SECONDS_APART * compared / own_wall:
+        verdict.found(Wrong.ACCOUNT, "", f"{job.name}: {what}")

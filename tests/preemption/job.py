@@ -51,7 +51,7 @@ def _train(rank: int, run: str, plan: Plan, journal: Journal) -> None:
     model = DistributedDataParallel(torch.nn.Linear(PARAMETERS // 100, 100, bias=False))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer, "seen": {"steps": []}}
-    settings = TrainerSettings(preemption_grace_seconds=plan.grace_seconds, preemption_agree_seconds=60)
+    settings = TrainerSettings(preemption_grace_seconds=plan.grace_seconds)
     with holdfast.Checkpointer(
         run,
         save=holdfast.Every(steps=plan.save_every),
