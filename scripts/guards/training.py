@@ -94,6 +94,22 @@ GUARDS = (
         ("tests/unit/test_agreement.py",),
     ),
     Guard(
+        "training-11",
+        "a rank that was not passed the metric of Best lets the others wait for it",
+        "trainer_sdk/holdfast/when/attendance.py",
+        "self._come(int(step), metric)",
+        "pass",
+        ("tests/trainer/test_when.py",),
+    ),
+    Guard(
+        "training-11",
+        "a loop around dcp.save does not hear that it is to leave",
+        "trainer_sdk/holdfast/own_saves.py",
+        "if ask is Ask.PREEMPT:",
+        "if False:",
+        ("tests/trainer/test_dcp.py",),
+    ),
+    Guard(
         "training-13",
         "signals are seen by a Python handler only",
         "trainer_sdk/holdfast/preemption/signals.py",
