@@ -14,7 +14,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.tables import Chunk, Copy, Shard, ShardChunk
 from holdfast_service.catalog.verification import Finding, Upload, verify_uploads
-from holdfast_service.catalog.writing import begin_writing, refuse_unless_uploading
+from holdfast_service.catalog.writing import begin_writing, keep_alive, refuse_unless_uploading
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 
@@ -35,6 +35,7 @@ def verify_finished(
     with context.database.transaction() as session:
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
         refuse_unless_uploading(writing.checkpoint)
+        keep_alive(session, writing, context.settings)
         copies = _negotiated(session, checkpoint_id, rank, digests)
         project_id = writing.project.id
     answers: dict[str, FinishedAnswer] = {}

@@ -23,6 +23,8 @@ def negotiate_chunks(
     check_offers(request.chunks)
     # First what has arrived: a chunk that is reported and offered again in one call is present.
     finished = verify_finished(context, caller, checkpoint_id, rank, request)
+    if finished and not request.chunks:
+        return ChunksNegotiated(chunks=[], finished=finished)
     reservation = context.database.run(
         lambda session: reserve(session, context, caller, checkpoint_id, rank, request=request)
     )
