@@ -291,7 +291,7 @@ def test_only_a_projects_administrators_see_and_change_its_webhooks(
     assert "delivered" in run(app, ["webhook", "deliveries", "demo", added["id"]], env={"COLUMNS": "200"}).stdout
     assert added["id"] in run(app, ["webhook", "list", "demo"], env={"COLUMNS": "200"}).stdout
     answer(http.post(f"/v1/projects/demo/webhooks/{added['id']}/test"))
-    assert run(app, ["webhook", "delete", "demo", added["id"]]).exit_code == 0
+    assert json.loads(run(app, ["webhook", "delete", "demo", added["id"], "--json"]).stdout)["deleted_at"]
     assert tick(service.context) == WebhooksReport()
     with service.context.database.read() as session:
         last = session.scalars(select(WebhookDelivery).order_by(WebhookDelivery.id.desc())).first()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import typer
+import typer.core
+from typer.main import get_command
 
 from holdfast_client.cli.checkpoints import lateness
+from holdfast_client.cli.main import app
 from holdfast_client.cli.projects import read_size
 from holdfast_client.cli.show import as_bytes, as_metric
 from holdfast_client.cli.tokens import read_duration
@@ -67,3 +69,12 @@ def test_metrics_are_shown_as_what_they_were():
 )
 def test_what_was_pushed_late_is_told_in_a_word(pushed_by, off_line, word):
     assert lateness(CheckpointView.model_construct(pushed_by=pushed_by, off_line=off_line)) == word
+
+
+def test_every_command_but_run_prints_json_for_programs():
+    def without_json(command, path):
+        if isinstance(command, typer.core.TyperGroup):
+            return [each for name, inner in command.commands.items() for each in without_json(inner, [*path, name])]
+        return [] if any(option.name == "json" for option in command.params) else [" ".join(path)]
+
+    assert without_json(get_command(app), []) == ["run"]

@@ -60,11 +60,13 @@ def create(
     _put(project, quota, json)
 
 
-def set_quota(project: ProjectArgument, quota: Annotated[str, typer.Argument(help=QUOTA_HELP)]) -> None:
+def set_quota(
+    project: ProjectArgument, quota: Annotated[str, typer.Argument(help=QUOTA_HELP)], json: JsonOption = False
+) -> None:
     """Set how much a project may store."""
     with connect() as client:
         client.project(project)  # a mistyped name must not make a project
-    _put(project, quota, json=False)
+    _put(project, quota, json)
 
 
 def _put(project: str, quota: str, json: bool) -> None:

@@ -66,11 +66,14 @@ def list_tokens(json: JsonOption = False) -> None:
     )
 
 
-def revoke(token_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+def revoke(token_id: Annotated[str, typer.Argument(metavar="ID")], json: JsonOption = False) -> None:
     """Revoke a token, at once and for good."""
     with connect() as client:
         view = client.revoke_token(token_id)
-    show_line(f"{view.id} ({view.name}) is revoked.")
+    if json:
+        show_json(view)
+    else:
+        show_line(f"{view.id} ({view.name}) is revoked.")
 
 
 def _scopes(token: TokenView) -> str:

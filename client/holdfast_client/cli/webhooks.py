@@ -63,11 +63,14 @@ def list_webhooks(project: ProjectArgument, json: JsonOption = False) -> None:
     )
 
 
-def delete(project: ProjectArgument, webhook: IdArgument) -> None:
+def delete(project: ProjectArgument, webhook: IdArgument, json: JsonOption = False) -> None:
     """Delete a webhook: nothing is called any more."""
     with connect() as client:
         view = client.delete_webhook(project, webhook)
-    show_line(f"{view.id} is deleted.")
+    if json:
+        show_json(view)
+    else:
+        show_line(f"{view.id} is deleted.")
 
 
 def have_tested(project: ProjectArgument, webhook: IdArgument, json: JsonOption = False) -> None:
