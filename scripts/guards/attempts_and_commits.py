@@ -133,7 +133,7 @@ GUARDS = (
         "service/holdfast_service/tiers/look.py",
         "        good = _is_good(context, claimed, place, on_bytes)\n",
         "        good = True\n",
-        ("tests/service/test_cold_rot.py",),
+        ("tests/service/tiers/test_rot.py",),
     ),
     Guard(
         "protocol-5",
@@ -197,7 +197,7 @@ GUARDS = (
         "service/holdfast_service/tiers/movable.py",
         "uses = [negotiated, _used_by(Checkpoint.state == CheckpointState.UPLOADING)]",
         "uses = [Chunk.id < 0]",
-        ("tests/service/test_protocol_tiers.py",),
+        ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
         "protocol-15",
@@ -205,6 +205,6 @@ GUARDS = (
         "service/holdfast_service/tiers/movable.py",
         "or_(Checkpoint.tier_wanted.is_(None), Checkpoint.tier_wanted.not_in(at_least)),",
         "Checkpoint.id.is_(None),",
-        ("tests/service/test_tiers.py",),
+        ("tests/service/tiers/test_what_moves.py",),
     ),
 )

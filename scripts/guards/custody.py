@@ -211,7 +211,7 @@ GUARDS = (
         "service/holdfast_service/tiers/move.py",
         "if found != (place.storage_class, task.stored_bytes, stored_digest):",
         "if False:",
-        ("tests/service/test_protocol_tiers.py",),
+        ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
         "protocol-28",
@@ -219,7 +219,7 @@ GUARDS = (
         "service/holdfast_service/tiers/movable.py",
         "other.id.in_(there), other.id != Copy.id, place.holds(other)),",
         "True),",
-        ("tests/service/test_protocol_tiers.py",),
+        ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
         "protocol-29",
@@ -227,7 +227,7 @@ GUARDS = (
         "service/holdfast_service/tiers/movable.py",
         "        store_lets_go(),\n",
         "",
-        ("tests/service/test_tiers.py",),
+        ("tests/service/tiers/test_what_moves.py",),
     ),
     Guard(
         "protocol-31",
@@ -243,6 +243,30 @@ GUARDS = (
         "service/holdfast_service/reap/tick.py",
         "            func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,\n",
         "",
+        ("tests/service/test_attend.py",),
+    ),
+    Guard(
+        "protocol-31",
+        "a fenced attempt was dead, for it said nothing while the service was away",
+        "service/holdfast_service/reap/downtime.py",
+        "or_(Attempt.ended_at.is_(None), unheard(now - gap))",
+        "Attempt.ended_at.is_(None)",
+        ("tests/service/test_attend.py",),
+    ),
+    Guard(
+        "protocol-31",
+        "a fenced attempt is lost before the reaper has seen that the service was away",
+        "service/holdfast_service/catalog/unheard.py",
+        "(now, reaped_at, last_served_at(session))",
+        "(now, last_served_at(session))",
+        ("tests/service/test_attend.py",),
+    ),
+    Guard(
+        "protocol-31",
+        "a fenced attempt is lost for a silence in which only workers ran",
+        "service/holdfast_service/catalog/unheard.py",
+        "(now, reaped_at, last_served_at(session))",
+        "(now, reaped_at)",
         ("tests/service/test_attend.py",),
     ),
 )

@@ -131,7 +131,7 @@ GUARDS = (
         "service/holdfast_service/tiers/retire.py",
         "    lock_users(session, *there)\n",
         "",
-        ("tests/service/test_protocol_tiers.py",),
+        ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
         "protocol-21",
@@ -139,7 +139,7 @@ GUARDS = (
         "service/holdfast_service/tiers/retire.py",
         "copy.leased_until = outlived_at",
         "copy.leased_until = None",
-        ("tests/service/test_protocol_tiers.py",),
+        ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
         "protocol-21",
@@ -147,6 +147,6 @@ GUARDS = (
         "service/holdfast_service/catalog/restore_choice.py",
         "return Tier.COLD if row.tier == Tier.HOT and over else Tier(row.tier)",
         "return Tier(row.tier)",
-        ("tests/service/test_protocol_tiers.py",),
+        ("tests/service/tiers/test_beside_others.py",),
     ),
 )

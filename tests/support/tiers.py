@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 from sqlalchemy import select
 
 from holdfast_service.catalog.copies import object_key
@@ -18,8 +19,13 @@ from tests.support.rank import Job, answer, digest_of
 from tests.support.s3_fake.server import S3Fake
 from tests.support.service import RunningService
 
-DAY = 86400
-READ_LEASE_SECONDS = 6 * 3600
+HOUR = 3600
+DAY = 24 * HOUR
+READ_LEASE_SECONDS = 6 * HOUR
+
+# Where the database plays no part: one is enough.
+IN_A_FOLDER = pytest.mark.parametrize(("kind", "database_url"), [("folder", "sqlite")], indirect=["database_url"])
+IN_A_BUCKET = pytest.mark.parametrize(("kind", "database_url"), [("bucket", "sqlite")], indirect=["database_url"])
 
 
 class Cold:
@@ -67,13 +73,18 @@ class Cold:
         for _ in range(2):
             collect_tick(self.context)
 
-    def cooled(self, steps: int = 3, *, job: Job | None = None) -> Job:
-        """A run whose first steps are older than a week and cold; the two newest are hot."""
+    def aged(self, steps: int = 3, *, job: Job | None = None) -> Job:
+        """A run whose steps are older than the policy's week: all but the two newest are due."""
         job = job or Job(self.http)
         for step in range(1, steps + 1):
             job.save(step)
         self.policy(run=job.run)
         self.advance(8 * DAY)
+        return job
+
+    def cooled(self, steps: int = 3, *, job: Job | None = None) -> Job:
+        """The same, and they are cold; the two newest are hot."""
+        job = self.aged(steps, job=job)
         self.round()
         return job
 

@@ -19,10 +19,8 @@ from holdfast_service.stores.base import StoreUnavailable
 from holdfast_service.tiers.tick import tick
 from tests.support.rank import Job, Refused, digest_of
 from tests.support.rot import attached, copies_of, copy_to_second, flip, stored
-from tests.support.tiers import DAY, Cold, weights
+from tests.support.tiers import DAY, IN_A_BUCKET, IN_A_FOLDER, Cold, weights
 
-IN_A_FOLDER = pytest.mark.parametrize(("kind", "database_url"), [("folder", "sqlite")], indirect=["database_url"])
-IN_A_BUCKET = pytest.mark.parametrize(("kind", "database_url"), [("bucket", "sqlite")], indirect=["database_url"])
 OTHER = "demo/other"
 
 

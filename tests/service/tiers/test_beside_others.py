@@ -3,10 +3,7 @@ and 29."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
@@ -21,47 +18,16 @@ import holdfast_service.uploads.reserve
 from holdfast_service.catalog.tables import Checkpoint, Copy, Project, ReadLease
 from holdfast_service.collect.tick import tick as collect_tick
 from holdfast_service.tiers.tick import tick
-from tests.support.interleave import hold_after, in_background, refused, until_blocked_or_done
+from tests.support.death import Killed, kill
+from tests.support.interleave import hold_after, overlap, refused
 from tests.support.rank import Job, answer, digest_of
-from tests.support.tiers import DAY, Cold, weights
-
-# Where the database plays no part: one is enough.
-IN_A_BUCKET = pytest.mark.parametrize(("kind", "database_url"), [("bucket", "sqlite")], indirect=["database_url"])
-
-
-class Killed(BaseException):
-    """The process dies here: nothing that it would still have done happens."""
+from tests.support.tiers import DAY, IN_A_BUCKET, Cold, weights
 
 
 @pytest.fixture
 def due(cold: Cold) -> Job:
     """Three steps that are older than the policy's week; the first one is due."""
-    job = Job(cold.http)
-    for step in (1, 2, 3):
-        job.save(step)
-    cold.policy()
-    cold.advance(8 * DAY)
-    return job
-
-
-def kill(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool = False, at: int = 1
-) -> Callable[[], bool]:
-    """The process dies just before (or after) the n-th call. Whether it did is told by what this returns."""
-    real = getattr(owner, name)
-    calls = itertools.count(1)
-    died = []
-
-    def killed(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) != at:
-            return real(*args, **kwargs)
-        if after:
-            real(*args, **kwargs)
-        died.append(True)
-        raise Killed
-
-    monkeypatch.setattr(owner, name, killed)
-    return lambda: bool(died)
+    return cold.aged()
 
 
 def nothing_is_lost(cold: Cold) -> None:
@@ -155,14 +121,10 @@ def test_a_negotiation_that_comes_while_a_hot_copy_is_taken_away_is_told_to_send
     save = due.begin(4)
     save.negotiate(0)
     gate = hold_after(monkeypatch, holdfast_service.tiers.retire, "mark_cold")
-    with in_background(gate) as threads:
-        cooling = threads.submit(tick, cold.context)
-        gate.wait_until_reached()  # taken away in a transaction that has not ended
-        writing = threads.submit(save.negotiate, 0, [weights(1)])
-        until_blocked_or_done(cold.service, writing)
-        gate.open()
-        (told,) = writing.result()["chunks"]
-        cooling.result()
+    # The hot copy is taken away in a transaction that has not ended.
+    cooling, writing = overlap(cold.service, gate, lambda: tick(cold.context), lambda: save.negotiate(0, [weights(1)]))
+    (told,) = writing.result()["chunks"]
+    cooling.result()
     assert told["status"] == "upload"
     assert save.write(0, [weights(1), b"index"])["state"] == "committed"
     cold.collect()
@@ -176,14 +138,10 @@ def test_a_copy_that_a_negotiation_was_told_of_as_present_stays_hot(
     save = due.begin(4)
     save.negotiate(0)
     gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "_decisions")
-    with in_background(gate) as threads:
-        writing = threads.submit(save.negotiate, 0, [weights(1)])
-        gate.wait_until_reached()  # decided: present; and not committed
-        cooling = threads.submit(tick, cold.context)
-        until_blocked_or_done(cold.service, cooling)
-        gate.open()
-        (told,) = writing.result()["chunks"]
-        cooling.result()
+    # It is decided, present, and not committed.
+    writing, cooling = overlap(cold.service, gate, lambda: save.negotiate(0, [weights(1)]), lambda: tick(cold.context))
+    (told,) = writing.result()["chunks"]
+    cooling.result()
     assert told["status"] == "present"
     cold.until_idle()
     cold.collect()
@@ -216,14 +174,10 @@ def test_a_thawed_copy_is_for_readers_and_not_present(cold: Cold, due: Job) -> N
 @pytest.mark.rule("protocol-21")
 def test_a_reader_that_comes_first_keeps_its_chunks_hot(cold: Cold, due: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = hold_after(monkeypatch, holdfast_service.restore.read_chunks, "choose_copies")
-    with in_background(gate) as threads:
-        reading = threads.submit(cold.tickets, 1, weights(1))
-        gate.wait_until_reached()  # its lease is taken in a transaction that has not ended
-        cooling = threads.submit(tick, cold.context)
-        until_blocked_or_done(cold.service, cooling)
-        gate.open()
-        (ticket,) = reading.result()
-        cooling.result()
+    # The reader's lease is taken in a transaction that has not ended.
+    reading, cooling = overlap(cold.service, gate, lambda: cold.tickets(1, weights(1)), lambda: tick(cold.context))
+    (ticket,) = reading.result()
+    cooling.result()
     cold.collect()
     assert cold.tier(1) == "hot"
     (again,) = cold.tickets(1, weights(1))
