@@ -11,6 +11,7 @@ from gloo import run_ranks
 from tests.support.training import Job, train
 
 import holdfast
+from holdfast.errors import RankLost
 from holdfast.ranks import Ballot, Ranks
 from holdfast_client.errors import ChunkLost
 
@@ -46,6 +47,15 @@ def test_a_rank_with_another_layout_makes_all_ranks_plan_again():
 def test_ranks_at_other_steps_raise_on_all_ranks():
     results = run_ranks(vote, 2, [[Ballot(5, False, False, None)], [Ballot(6, False, False, None)]])
     assert [result[0] for [result] in results] == ["RanksDisagree"] * 2
+
+
+@pytest.mark.parametrize(("seconds", "within"), [(1800, ""), (0, " within 0 s")])
+def test_seconds_are_told_only_where_time_ran_out(seconds, within):
+    def closed():
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RankLost, match=rf"could not reach each other{within} \(Connection closed by peer\)"):
+        Ranks(timeout_seconds=seconds)._collective(closed)
 
 
 def agree(rank):

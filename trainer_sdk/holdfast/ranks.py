@@ -12,6 +12,7 @@ import os
 import pickle
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -271,12 +272,14 @@ class Ranks:
             if self._raised is not None:
                 raise self._raised
             self.collectives += 1
+            began = time.monotonic()
             try:
                 call()
             except (RuntimeError, ValueError) as error:
-                raise RankLost(
-                    f"The ranks could not reach each other within {self.timeout_seconds:.0f} s ({error})"
-                ) from error
+                # Else a rank has ended, which the others see at once.
+                ran_out = time.monotonic() - began >= self.timeout_seconds
+                within = f" within {self.timeout_seconds:.0f} s" if ran_out else ""
+                raise RankLost(f"The ranks could not reach each other{within} ({error})") from error
 
 
 def _raise(error: Exception | None) -> None:
