@@ -21,6 +21,9 @@ class Store(dict):
     def check(self, keys):
         return all(key in self for key in keys)
 
+    def delete_key(self, key):
+        return self.pop(key, None) is not None
+
 
 class Job:
     """`heard[rank]`: the words that this rank was told. `never_due` is the policy of the clock."""
@@ -149,6 +152,23 @@ def test_any_rank_can_ask_for_a_save():
         job.agreements[0].request(Ask.SAVE)
         again = job.train(pauses=[0.003, 0.002], until=Ask.SAVE, start=10_000)
         assert again[0] == again[1] != {}
+
+
+def test_what_all_ranks_have_read_of_a_save_does_not_stay_in_the_store(monkeypatch):
+    monkeypatch.setattr("holdfast.ranks_agreement.POLL_SECONDS", 0.005)
+    monkeypatch.setattr("holdfast.ranks_agreement.LEAD_SECONDS", 0.02)
+    with Job(3, wants=lambda: True) as job:
+
+        def leave_in_round_6(rank, step):
+            if rank == 0 and "6/call" in job.store:
+                job.agreements[0].request(Ask.PREEMPT)
+            elif rank == 1:
+                job.agreements[1].request(Ask.SAVE)
+
+        told = job.train(pauses=[0.001] * 3, together=True, after=leave_in_round_6)
+        assert told[0] == told[1] == told[2]
+        # All had answered in round 5 when round 6 was called for.
+        assert not {key.partition("/")[0] for key in job.store} & set("01234")
 
 
 def test_a_rank_that_is_at_its_end_is_waited_for_by_nobody():

@@ -97,6 +97,7 @@ class RanksAgreement:
         self._leave_at: float = _NEVER
         self._lock = threading.Lock()  # of the four together; a step that is not at the barrier takes none
         self._settled = threading.Event()  # a save was agreed on, and has not begun yet
+        self._oldest = 0  # the oldest round that is still in the store
         self._asked: dict[Ask, str] = {}
         self._left_as = _IN_ORDER
         self._wake = threading.Event()
@@ -217,7 +218,18 @@ class RanksAgreement:
         go = reachable and answered and all(self._store.get(key) == b"yes" for key in keys)
         self._store.set(f"{number}/verdict", "go" if go else "no")
         self._decide(current, go=go)
+        if answered:
+            self._forget_before(number)
         return go
+
+    def _forget_before(self, number: int) -> None:
+        """Who has answered in this round has read all of the earlier ones; they were about saves. The store is memory
+        of rank 0's host, and a job makes many saves."""
+        for done in range(self._oldest, number):
+            acks = (f"{done}/ack/{rank}" for rank in range(1, self._ranks.world_size))
+            for key in (f"{done}/call", f"{done}/verdict", _request_key(done, Ask.SAVE), *acks):
+                self._store.delete_key(key)
+        self._oldest = number
 
     def _lead_away(self, number: int) -> None:
         """One try: it is made again as long as not all have answered."""
