@@ -7,6 +7,8 @@ import logging
 import os
 import ssl
 from collections.abc import Iterator
+from itertools import chain, zip_longest
+from pathlib import Path
 
 import pytest
 import structlog
@@ -15,6 +17,8 @@ from hypothesis import HealthCheck, settings
 from tests.support.databases import PostgresCatalogs, SqliteCatalogs
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
+
+_TESTS = Path(__file__).parent
 
 # The tests may run on a machine of a cloud: no request of theirs goes to its metadata server.
 os.environ["HOLDFAST_PREEMPTION_CLOUD"] = "none"
@@ -31,13 +35,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rule", help="run only the tests marked with this rule, for example protocol-9")
 
 
+# Their tests start processes and wait for them; those of all other folders work in the test's own process.
+_FOLDERS_OF_JOBS = {"chaos", "chaos_run", "e2e", "preemption", "soak", "stateful", "trainer"}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:] = _mixed(items)
     rule = config.getoption("--rule")
     if rule is None:
         return
     named = [item for item in items if any(rule in mark.args for mark in item.iter_markers("rule"))]
     config.hook.pytest_deselected(items=[item for item in items if item not in named])
     items[:] = named
+
+
+def _mixed(items: list[pytest.Item]) -> list[pytest.Item]:
+    """A file that waits for jobs, then one that does not, and so on: the cores are busy all the time, and no long file
+    begins when all others are done."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [path for path in files if path.relative_to(_TESTS).parts[0] in _FOLDERS_OF_JOBS]
+    working = [path for path in files if path not in waiting]
+    turns = chain.from_iterable(zip_longest(waiting, working))
+    return [item for path in turns if path is not None for item in files[path]]
 
 
 @pytest.fixture(scope="session")
