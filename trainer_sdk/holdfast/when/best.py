@@ -38,19 +38,22 @@ def known_best(client: Client, run: RunName, policy: Best) -> float | None:
 
 
 class BestSoFar:
-    """Used by the training thread of rank 0; a save that fails takes its number back on a background thread."""
+    """Used by the training thread of rank 0; saves end on background threads, in any order, and some of them fail."""
 
     def __init__(self, policy: Best, known: KnownBest) -> None:
         self.policy = policy
         self._known = known
         self._asked = False
         self._best: float | None = None
+        """Of what can be restored."""
+        self._on_the_way: dict[Future[Any], float] = {}
         self._lock = threading.Lock()
 
     def forget(self) -> None:
         """The state was loaded anew, perhaps from before the best: what counts is what the service then says."""
         with self._lock:
             self._asked, self._best = False, None
+            self._on_the_way.clear()
 
     def beaten_by(self, metrics: Metrics) -> bool:
         """Whether this step is better. Raises TypeError for what is no number; never what asking the service meets."""
@@ -61,27 +64,32 @@ class BestSoFar:
             found = self._known(self.policy)
             with self._lock:
                 self._asked = True
-                if found is not None and self._is_better(found):
-                    self._best = found
-        return self._is_better(number)
+                self._keep(found)
+        with self._lock:
+            return all(self._is_better(number, than) for than in (self._best, *self._on_the_way.values()))
 
     def saving(self, metrics: Metrics | None, committed: Future[Any]) -> None:
-        """A save of this step has begun. If it is not committed, the best is what it was before."""
+        """A save of this step has begun: it counts, unless it is not committed."""
         if metrics is None or self.policy.metric not in metrics:
             return
         number = number_of(self.policy.metric, metrics[self.policy.metric])
+        if not math.isfinite(number):
+            return
         with self._lock:
-            if not math.isfinite(number) or not self._is_better(number):
-                return
-            before, self._best = self._best, number
-        committed.add_done_callback(lambda done: self._take_back(number, before, done))
+            self._on_the_way[committed] = number
+        committed.add_done_callback(self._settle)
 
-    def _take_back(self, number: float, before: float | None, committed: Future[Any]) -> None:
+    def _settle(self, committed: Future[Any]) -> None:
         with self._lock:
-            if committed.exception() is not None and self._best == number:
-                self._best = before
+            number = self._on_the_way.pop(committed, None)
+            if committed.exception() is None:
+                self._keep(number)
 
-    def _is_better(self, number: float) -> bool:
-        if self._best is None:
+    def _keep(self, number: float | None) -> None:
+        if number is not None and self._is_better(number, self._best):
+            self._best = number
+
+    def _is_better(self, number: float, than: float | None) -> bool:
+        if than is None:
             return True
-        return number < self._best if self.policy.mode == "min" else number > self._best
+        return number < than if self.policy.mode == "min" else number > than
