@@ -31,11 +31,11 @@ def training_state(accelerator: Accelerator) -> dict[str, Any]:
     where it is stateful (DataLoaderConfiguration(use_stateful_dataloader=True), torchdata); else pass over what was
     trained on with accelerator.skip_first_batches(). Hooks that were registered for save_state() are not called.
 
-    Raises ConfigurationError with DeepSpeed and Megatron-LM, whose state only they can write.
+    Raises ConfigurationError with DeepSpeed and Megatron-LM, whose state is in engines of their own.
     """
     if accelerator.distributed_type in _KEEP_THEIR_OWN:
         raise ConfigurationError(
-            f"{accelerator.distributed_type.value} keeps its state where only it can write it. "
+            f"{accelerator.distributed_type.value} keeps its state in an engine of its own. "
             "Use FSDP2 (fsdp_version=2), or accelerator.save_state()."
         )
     state = {
