@@ -92,6 +92,7 @@ def test_what_the_store_may_hold_is_not_marked(job: Job, service: RunningService
     assert tick(service.context).done == 1
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_what_the_store_refuses_to_delete_is_told_kept_and_tried_later(
     job: Job, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

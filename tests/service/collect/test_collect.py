@@ -232,6 +232,7 @@ def test_a_fresh_ticket_counts_and_not_the_first(job: Job, service: RunningServi
     assert tick(service.context).done == 1
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-5")
 @pytest.mark.parametrize("whose", ["another catalog", "another epoch", "nobody"])
 def test_nothing_is_deleted_unless_the_store_says_that_it_is_ours(

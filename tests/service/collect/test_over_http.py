@@ -19,6 +19,7 @@ from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_sweep_is_an_operation_with_its_report(service: RunningService, project_id: str) -> None:
     orphan(service, project_id)
     http = service.http()
@@ -31,6 +32,7 @@ def test_a_sweep_is_an_operation_with_its_report(service: RunningService, projec
     assert answer(http.get("/v1/sweeps"))["stores"][0]["deleted"] == 1
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_who_may_not_is_refused(service: RunningService, project_id: str) -> None:
     cases: list[tuple[tuple[Scope, ...], str | None, dict[str, Any], str]] = [
         ((Scope.OPERATE,), None, {"force": True}, "forbidden"),
@@ -63,6 +65,7 @@ def test_a_round_of_the_collector_now_and_what_it_would_delete(service: RunningS
     assert answer(http.get("/v1/collection"))["stores"][0]["copies"] == 0
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_token_of_a_project_sees_only_its_own_garbage(service: RunningService, job: Job) -> None:
     given_up(job, b"given up")
     service.make_project("other")

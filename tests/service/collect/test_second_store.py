@@ -70,6 +70,7 @@ def both(job: Job, service: RunningService, clock: Clock) -> AttachedStore:
     return attached(service, StoreRole.SECOND)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-28")
 def test_an_outage_of_one_store_leaves_the_other_ones_copies_to_go(
     both: AttachedStore, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -89,6 +90,7 @@ def test_an_outage_of_one_store_leaves_the_other_ones_copies_to_go(
     assert states_of(service, b"both", None) == []
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-5")
 def test_a_foreign_second_store_is_left_alone_and_the_first_is_not(
     both: AttachedStore, service: RunningService

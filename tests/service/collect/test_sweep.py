@@ -67,6 +67,7 @@ def test_an_orphan_goes_when_every_urls_life_is_over_and_nothing_else_does(
     assert sweep(service).deleted == 0
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-25")
 def test_the_age_of_an_object_is_told_by_the_clock_that_dated_it(
     service: RunningService, project_id: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -79,6 +80,7 @@ def test_the_age_of_an_object_is_told_by_the_clock_that_dated_it(
     assert sweep(service).deleted == 1
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-25")
 def test_a_listing_that_breaks_off_deletes_nothing_in_any_project(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +130,7 @@ def test_a_sweep_that_would_delete_more_than_its_share_deletes_nothing_unless_it
     ]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_share_is_that_of_each_project_too(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +203,7 @@ def insert_row(service: RunningService, key: ObjectKey) -> None:
         )
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-5")
 @pytest.mark.parametrize("when", ["before", "in the middle"])
 def test_a_store_that_does_not_say_that_it_is_ours_is_not_swept(
@@ -254,6 +258,7 @@ def copy_state(service: RunningService, copy_id: int) -> str:
         return str(session.execute(select(Copy.state).where(Copy.id == copy_id)).scalar_one())
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-28")
 def test_an_outage_of_the_second_store_blocks_only_it(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch

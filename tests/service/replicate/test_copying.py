@@ -30,6 +30,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-28")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_worker_killed_between_two_steps_leaves_nothing_that_the_next_one_cannot_finish(
@@ -85,6 +86,7 @@ def test_who_lost_the_lease_settles_nothing(service: RunningService, saved: dict
     assert states_of(service, CONTENT, SECOND) == [CopyState.VERIFIED]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_worker_whose_lease_is_over_writes_no_more(service: RunningService, saved: dict[str, Any]) -> None:
     task = begin(service, CONTENT)
     assert task is not None
@@ -94,6 +96,7 @@ def test_a_worker_whose_lease_is_over_writes_no_more(service: RunningService, sa
     assert not objects_in(service, SECOND)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-28")
 def test_a_source_that_rots_while_it_is_copied_spoils_nothing(service: RunningService, saved: dict[str, Any]) -> None:
     (source,) = copies_of(service, CONTENT)
@@ -113,6 +116,7 @@ def test_a_source_that_rots_while_it_is_copied_spoils_nothing(service: RunningSe
     assert replicate(service).whole == (saved["id"],)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_other_bytes_under_the_copys_key_are_not_believed(service: RunningService, saved: dict[str, Any]) -> None:
     task = begin(service, CONTENT)
     assert task is not None

@@ -32,6 +32,7 @@ def _bytes_of(service: RunningService, ticket: dict[str, Any]) -> bytes:
         return without_token.get(ticket["url"], headers=ticket["headers"]).content
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-34")
 def test_a_reader_is_sent_to_the_second_store_when_the_first_is_silent_avoided_or_has_lost_the_chunk(
     service: RunningService, saved: dict[str, Any], tmp_path: Path
@@ -88,6 +89,7 @@ def test_while_the_first_store_is_away_the_restore_point_is_what_the_second_hold
     assert (opened["restore_point"]["step"], opened["note"] != "") == (100, True)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_short_silence_does_not_cost_training_time(
     service: RunningService, saved: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -110,6 +112,7 @@ def _drill(service: RunningService, **body: Any) -> dict[str, Any]:
     return ended
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_drill_tells_why_the_second_store_does_not_give_it_back(
     service: RunningService, saved: dict[str, Any]
 ) -> None:

@@ -132,6 +132,7 @@ def test_what_is_lost_there_for_good_keeps_no_other_from_being_due_again(
         assert session.scalars(select(CheckpointCopy.complete_at)).all() == [None, None]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("protocol-30")
 def test_a_checkpoint_that_is_purged_while_it_is_copied_leaves_no_record_there(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch

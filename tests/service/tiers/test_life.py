@@ -14,7 +14,6 @@ from tests.support.rank import Job, answer
 from tests.support.tiers import DAY, HOUR, READ_LEASE_SECONDS, Cold, weights
 
 
-@pytest.mark.parametrize("kind", ["folder", "bucket"])
 def test_hot_cold_thawed_cold_again_and_purged(cold: Cold) -> None:
     job = cold.cooled()
     assert [cold.tier(step) for step in (1, 2, 3)] == ["cold", "hot", "hot"]
