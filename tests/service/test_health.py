@@ -1,3 +1,5 @@
+"""What /healthz and /readyz say of a process, and of one whose stores are others than those of its peers."""
+
 from __future__ import annotations
 
 from pathlib import Path
