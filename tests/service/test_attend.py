@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 
+import holdfast_service.attend.tick as attend
 import holdfast_service.reap.tick as reap
+import holdfast_service.webhooks.tick as webhooks
 from holdfast_service.attend.tick import AttendReport, tick
+from holdfast_service.catalog.attachments import attached_here
 from holdfast_service.catalog.custody_tables import AuditEvent
+from holdfast_service.catalog.processes import say_alive
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.interleave import in_background, refused
@@ -129,13 +134,51 @@ def test_a_run_that_makes_no_progress_is_stalled_until_it_goes_on(service: Runni
 
 @pytest.mark.rule("protocol-31")
 def test_the_services_own_downtime_neither_stalls_nor_loses_a_run(service: RunningService, clock: Clock) -> None:
-    job = Job(service.http())
-    job.heartbeat(**_trains(5))
+    def serves() -> None:
+        with service.context.database.transaction() as session:
+            say_alive(session, "node-1", "serve", attached_here(service.context))
+
+    serves()
+    job, alive, dead = (Job(service.http(), f"demo/{name}") for name in ("gpt", "alive", "dead"))
+    for each in (job, alive, dead):
+        each.heartbeat(**_trains(5))
     last_sign = job.view()["heartbeat_at"]
     reap.tick(service.context)
-    clock.advance(3600)
+    for name in ("alive", "dead"):
+        Job(service.http(), f"demo/{name}", after=1)
+    clock.advance(40)  # only workers' rounds, and the first one does not know it yet
+    assert (reap.tick(service.context), tick(service.context)) == (reap.ReapReport(), AttendReport())
+    clock.advance(10)
+    assert (bool(reap.tick(service.context).error), tick(service.context)) == (True, AttendReport())
+    clock.advance(3550)
+    serves()
+    assert tick(service.context) == AttendReport(), "though it comes before the reaper's round"
     assert reap.tick(service.context).deadlines_moved_seconds
     assert (tick(service.context), reap.tick(service.context)) == (AttendReport(), reap.ReapReport())
     assert job.view()["heartbeat_at"] == last_sign, "how far it came is counted from what it said"
+    with refused("stale_attempt"):
+        alive.heartbeat(6)
     clock.advance(service.context.settings.lost_after_heartbeats * HEARTBEAT_SECONDS + 1)
-    assert reap.tick(service.context).lost_attempts == 1
+    serves()
+    assert reap.tick(service.context).lost_attempts == 3
+    assert tick(service.context) == AttendReport(done=1, lost=1)
+    assert [each.view()["outcome"] for each in (alive, dead)] == ["fenced", "lost"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # its planner goes by the indexes alone
+def test_a_round_with_nothing_to_do_looks_at_no_row_that_is_over(service: RunningService) -> None:
+    engine = service.context.database.engine
+    asked: list[tuple[str, Any]] = []
+    event.listen(engine, "before_cursor_execute", lambda *told: asked.append(told[2:4]))
+    for controller in (attend, reap, webhooks):
+        controller.tick(service.context)
+    with engine.connect() as connection:
+        steps = [
+            step[3]
+            for statement, values in tuple(asked)
+            if statement.startswith(("SELECT", "UPDATE"))
+            for step in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        ]
+    looks = [step for step in steps if re.match("(SCAN|SEARCH) (attempts|checkpoints|webhook_deliveries) ?", step)]
+    assert len(looks) >= 6
+    assert [step for step in looks if step.startswith("SCAN") and " USING INDEX ix_" not in step] == []

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from sqlalchemy import ColumnElement, and_, select
+from sqlalchemy import ColumnElement, and_, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import AttemptOutcome
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.tables import Attempt, Run
 from holdfast_service.catalog.taken_over import lost_before
+from holdfast_service.catalog.unheard import heard_until, unheard
+from holdfast_service.clock import database_now
 from holdfast_service.settings import ServiceSettings
 
 _HEARTBEATS = 3
 """So many a living job would have sent meanwhile, and have been refused."""
-_FORGOTTEN_AFTER = timedelta(days=1)
-"""What was fenced before attempts told of themselves stays as it was."""
 
 
-def to_settle(now: datetime, settings: ServiceSettings) -> ColumnElement[bool]:
+def to_settle(session: Session, settings: ServiceSettings) -> ColumnElement[bool]:
     """Over `attempts`."""
-    silent = timedelta(seconds=settings.heartbeat_interval_seconds * _HEARTBEATS)
+    silent_since = heard_until(session, database_now(session)) - timedelta(
+        seconds=settings.heartbeat_interval_seconds * _HEARTBEATS
+    )
     return and_(
-        Attempt.outcome == AttemptOutcome.FENCED,
-        Attempt.refused_at.is_(None),
-        Attempt.rolled_back_at.is_(None),
-        Attempt.ended_at <= now - silent,
-        Attempt.ended_at > now - silent - _FORGOTTEN_AFTER,
+        unheard(silent_since),
+        Attempt.ended_at <= silent_since,
+        or_(Attempt.excused_until.is_(None), Attempt.excused_until <= silent_since),
     )
 
 
-def settle(session: Session, actor: Actor, now: datetime, settings: ServiceSettings) -> int:
+def settle(session: Session, actor: Actor, settings: ServiceSettings) -> int:
     """How many were lost. Should one call later all the same, `attempts/refused.py` corrects it."""
     rows = session.execute(
         select(Attempt, Run.project_id)
         .join(Run, Run.id == Attempt.run_id)
-        .where(to_settle(now, settings))
+        .where(to_settle(session, settings))
         .order_by(Attempt.id)
         .with_for_update(of=Attempt, skip_locked=True)
     ).all()

@@ -1,7 +1,7 @@
 """One round: which living attempts have come to a stop, which go on again, and which fenced ones were dead already.
 
 May run in several processes at once, and twice: each row is changed only as long as it is as it was seen. An attempt
-that says nothing at all is the reaper's, which knows when the service itself was away.
+that says nothing at all is the reaper's, which notes when the service itself was away.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from holdfast_service.attend.taken_over import settle, to_settle
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.rounds import Backlog, RoundReport
 from holdfast_service.catalog.tables import Attempt, Run
-from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 
 NAME = "attend"
@@ -43,7 +42,7 @@ def tick(context: ServiceContext) -> AttendReport:
         ).all()
     if due:
         with context.database.transaction() as session:
-            lost = settle(session, _ACTOR, database_now(session), context.settings)
+            lost = settle(session, _ACTOR, context.settings)
     for attempt, project_id in seen:
         since = _stalled_since(attempt, context.settings.stall_seconds)
         if (since is None) == (attempt.stalled_at is None):
@@ -58,7 +57,7 @@ def tick(context: ServiceContext) -> AttendReport:
 def backlog(session: Session, context: ServiceContext) -> Backlog:
     """Fenced attempts that nobody has heard of since; whether a living one comes on is looked at in each round."""
     due, oldest = session.execute(
-        select(func.count(), func.min(Attempt.ended_at)).where(to_settle(database_now(session), context.settings))
+        select(func.count(), func.min(Attempt.ended_at)).where(to_settle(session, context.settings))
     ).one()
     return Backlog(due, oldest_due_at=oldest)
 

@@ -106,6 +106,12 @@ class Run(Table):
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
 
+# What is alive, and fenced attempts of which nobody knows yet whether they were: few of all. A query that says exactly
+# this can use the partial index.
+OPEN = "ended_at IS NULL"
+UNHEARD = "outcome = 'fenced' AND refused_at IS NULL AND rolled_back_at IS NULL"
+
+
 class Attempt(Table):
     __tablename__ = "attempts"
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
@@ -143,7 +149,12 @@ class Attempt(Table):
     rolled_back_at: Mapped[datetime | None] = mapped_column(Moment)  # its own job left it, to go back; it did not fail
     # First commit or explicit rollback: from here on this attempt's line is the run's line (protocol rule 3).
     cut_at: Mapped[datetime | None] = mapped_column(Moment)
-    __table_args__ = (UniqueConstraint("run_id", "number"), UniqueConstraint("run_id", "launch_id"))
+    __table_args__ = (
+        UniqueConstraint("run_id", "number"),
+        UniqueConstraint("run_id", "launch_id"),
+        Index("ix_attempts_open", "id", sqlite_where=text(OPEN), postgresql_where=text(OPEN)),
+        Index("ix_attempts_unheard", "ended_at", sqlite_where=text(UNHEARD), postgresql_where=text(UNHEARD)),
+    )
 
 
 # Over, and what it referred to is still in the catalog. A query that says exactly this can use the partial index.

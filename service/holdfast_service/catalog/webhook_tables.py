@@ -52,4 +52,5 @@ class WebhookDelivery(Table):
             sqlite_where=text(TO_DELIVER),
             postgresql_where=text(TO_DELIVER),
         ),
+        Index("ix_webhook_deliveries_created_at", "created_at"),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState
@@ -17,10 +17,11 @@ from holdfast_service.catalog.custody_tables import Controller
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.processes import SILENT_AFTER, last_served_at
 from holdfast_service.catalog.tables import Attempt, Checkpoint
+from holdfast_service.catalog.unheard import REAPER, unheard
 from holdfast_service.clock import database_now
 from holdfast_service.settings import ServiceSettings
 
-NAME = "reap"
+NAME = REAPER
 _SHORTEST_GAP = timedelta(seconds=60)
 _ROUNDS = 5
 
@@ -56,8 +57,13 @@ def _move(session: Session, gap: timedelta, now: datetime) -> None:
     ):
         checkpoint.deadline_at += gap
     for attempt in session.scalars(
-        select(Attempt).where(Attempt.ended_at.is_(None)).order_by(Attempt.id).with_for_update()
+        select(Attempt)
+        .where(or_(Attempt.ended_at.is_(None), unheard(now - gap)))
+        .order_by(Attempt.id)
+        .with_for_update()
     ):
-        # Its last heartbeat stays what it was: how far a job came is counted from it.
-        silent_since = max(attempt.heartbeat_at or attempt.opened_at, attempt.excused_until or attempt.opened_at)
+        # Its last heartbeat stays what it was: how far a job came is counted from it. A fenced one is waited for since
+        # it was fenced.
+        last_sign = attempt.ended_at or attempt.heartbeat_at or attempt.opened_at
+        silent_since = max(last_sign, attempt.excused_until or attempt.opened_at)
         attempt.excused_until = min(now, silent_since + gap)

@@ -100,7 +100,7 @@ def _due(session: Session, now: datetime) -> list[str]:
             select(Checkpoint.id)
             .join(Attempt, Attempt.id == Checkpoint.attempt_id)
             .where(_is_due(now))
-            .order_by(Checkpoint.id)
+            .order_by(Checkpoint.deadline_at, Checkpoint.id)
         )
     )
 
