@@ -1,4 +1,4 @@
-"""The judge of a chaos run finds what is wrong, and only that. A job is told to leave, and goes on with what it saved."""
+"""The judge of a chaos run finds what is wrong, and only that: a job is told to leave, and goes on with what it had."""
 
 from __future__ import annotations
 
