@@ -44,6 +44,8 @@ from holdfast_protocol.states import CheckpointKind
 
 log = logging.getLogger("holdfast")
 
+_REASONS_SHOWN = 5
+
 
 @dataclass(frozen=True)
 class _Captured:
@@ -287,7 +289,7 @@ class Saver:
         ballot = Ballot(job.step, busy=False, failed=False, layout_digest=None, question=Question.IS_DIVERGED)
         if not self._ranks.vote(dataclasses.replace(ballot, yes=own is not None)).yes:
             return
-        reason = "; ".join(dict.fromkeys(each for each in self._ranks.gather(own) if each))
+        reason = _first_reasons([each for each in self._ranks.gather(own) if each])
         job.handle.diverged = reason
         self._stats.diverged += 1
         if self._ranks.is_first:
@@ -297,6 +299,13 @@ class Saver:
                 job.step,
                 reason,
             )
+
+
+def _first_reasons(told: list[str]) -> str:
+    """What is wrong with the ranks' parts, one for each rank with a reason: a few say it, of thousands."""
+    shown = list(dict.fromkeys(told))[:_REASONS_SHOWN]
+    more = sum(each not in shown for each in told)
+    return "; ".join(shown) + (f"; and {more} more rank{'s' if more > 1 else ''}" if more else "")
 
 
 def _verdict_on(not_finite: list[str]) -> HealthVerdict | None:

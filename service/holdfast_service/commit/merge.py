@@ -33,10 +33,13 @@ def diverged_reason(
     told = {rank: str(said["reason"]) for rank, said in verdicts.items() if not said["healthy"]}
     silent = [rank for rank in ranks_not_finite if not told.get(rank)]
     reasons = [f"NaN or infinity in the state of {_ranks(silent)}"] if silent else []
-    for reason in dict.fromkeys(told.values()):
+    shown = list(dict.fromkeys(told.values()))[:_SHOWN]
+    for reason in shown:
         ranks = [rank for rank, same in told.items() if same == reason]
         where = "" if ranks == [0] else f", on {_ranks(ranks)}"
         reasons.append((reason or "the trainer's rule says so") + where)
+    if more := sum(reason not in shown for reason in told.values()):
+        reasons.append(f"and {more} more rank{'s' if more > 1 else ''}")
     return "; ".join(reasons + ([] if 0 in verdicts else _not_finite(metrics))) or None
 
 
