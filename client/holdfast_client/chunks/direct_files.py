@@ -6,12 +6,14 @@ Writing ends in the store's `incoming` folder; the service publishes from there.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from holdfast_client.chunks.core_turns import CoreTurns
 from holdfast_client.chunks.pace import Pace
 from holdfast_client.chunks.receive import Receiver
 from holdfast_client.chunks.stopping import check_stop
@@ -37,7 +39,9 @@ def _file_errors(what: str) -> Iterator[None]:
         raise StoreUnavailable(f"The store's filesystem failed ({name})") from None
 
 
-def write_incoming(path: str, body: memoryview, pace: Pace, stop: threading.Event | None = None) -> None:
+def write_incoming(
+    path: str, body: memoryview, pace: Pace, turns: CoreTurns, stop: threading.Event | None = None
+) -> None:
     """Writes the whole file and makes it durable, or leaves none. The name is the ticket's own, so a file that is
     there already is what an earlier try left; it is removed and never written into. Raises StoreFull,
     DirectFileRefused, StoreUnavailable, TransferStopped."""
@@ -49,7 +53,7 @@ def write_incoming(path: str, body: memoryview, pace: Pace, stop: threading.Even
                 check_stop(stop)
                 block = body[written : written + block_bytes]
                 pace.spend(block.nbytes, stop)
-                written += os.write(descriptor, block)
+                written += turns.run(functools.partial(os.write, descriptor, block))
             os.fsync(descriptor)
         except BaseException:
             with suppress(OSError):

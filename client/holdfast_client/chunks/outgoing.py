@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast_client.chunks.core_turns import CoreTurns
+
 Load = Callable[[threading.Event], memoryview]
 """Gives the chunk's bytes, on a transfer thread. May wait for them, in the order of the chunks; raises TransferStopped
 soon after the event is set. The bytes must then stay as they are until `release`, or until the upload is over."""
@@ -39,9 +41,16 @@ class HashedChunk:
     item_bytes: int = 1
 
 
-def hash_chunk(chunk: OutgoingChunk, stop: threading.Event, *, with_md5: bool) -> HashedChunk:
-    """Loads the chunk and finds its digests. hashlib lets go of the interpreter's lock meanwhile."""
+def hash_chunk(
+    chunk: OutgoingChunk, stop: threading.Event, *, with_md5: bool, turns: CoreTurns | None = None
+) -> HashedChunk:
+    """Loads the chunk and finds its digests. hashlib lets go of the interpreter's lock meanwhile. Without `turns` at
+    once."""
     body = chunk.load(stop)
-    digest = chunk.digest or hashlib.sha256(body).hexdigest()
-    md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if with_md5 else None
+
+    def digests() -> tuple[str, str | None]:
+        md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if with_md5 else None
+        return chunk.digest or hashlib.sha256(body).hexdigest(), md5
+
+    digest, md5 = digests() if turns is None else turns.run(digests)
     return HashedChunk(digest, md5, body, chunk.release, chunk.item_bytes)

@@ -3,12 +3,13 @@ ending, which is when an emergency save comes."""
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+from holdfast_client.chunks.core_turns import usable_cores
 
 DEFAULT_COUNT = 4
 MOST_HASHING = 4
@@ -52,7 +53,7 @@ class TransferWorkers:
 
     def __init__(self, count: int = DEFAULT_COUNT) -> None:
         self.transfers = WorkerThreads(count, "holdfast-transfer")
-        self.hashing = WorkerThreads(min(MOST_HASHING, _usable_cores()), "holdfast-hash")
+        self.hashing = WorkerThreads(min(MOST_HASHING, usable_cores()), "holdfast-hash")
         self.calls = WorkerThreads(1, "holdfast-call")
 
     def close(self) -> None:
@@ -68,8 +69,3 @@ class TransferWorkers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _usable_cores() -> int:
-    # A launcher may have bound this rank to some of the cores; macOS cannot say.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
