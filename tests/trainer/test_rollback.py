@@ -251,10 +251,12 @@ def test_another_environment_is_told_on_resume(run, service, caplog, monkeypatch
     told = service.client.attempt(name.project, name.run, 1).environment
     assert {"python", "torch", "holdfast", "git_commit"} <= told.keys()
     now = {**told, "torch": "9.9.0", "git_commit": "f" * 40}
-    monkeypatch.setattr("holdfast.environment_changes.environment", lambda: now)
+    looked: list[int] = []
+    monkeypatch.setattr("holdfast.session.environment", lambda: looked.append(1) or now)
     with caplog.at_level(logging.WARNING, "holdfast"), holdfast.Checkpointer(run) as ckpt:
         ckpt.restore(model)
     assert [record.getMessage() for record in caplog.records if "since attempt 1" in record.getMessage()] == [
         f"since attempt 1, which saved this, torch was {told['torch']} and is 9.9.0",
         f"since attempt 1, which saved this, the script's git commit was {told['git_commit']} and is {'f' * 40}",
     ]
+    assert looked == [1]

@@ -1,6 +1,6 @@
 """What an attempt runs in: versions, GPUs, the script's commit. Told when it is opened, compared when it resumes.
 
-    session.open -> **environment()** -> the attempt's row
+    session.open -> **environment()**, once a launch -> the attempt's row
     restore -> **differences()** between the attempt that wrote the restore point and this one -> the log
 
 Facts are short texts for people. What cannot be found out is left out; nothing here may fail or take long.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from holdfast.environment import differences, environment
+from holdfast.environment import differences
 from holdfast.errors import HoldfastError
 from holdfast.session import Session
 
@@ -16,7 +16,7 @@ log = logging.getLogger("holdfast")
 
 
 def tell_differences(session: Session, written_by: int) -> None:
-    """For rank 0. `written_by`: the attempt whose checkpoint was restored. Never raises, and takes seconds at most."""
+    """For rank 0. `written_by`: the attempt whose checkpoint was restored. Never raises."""
     if written_by == session.opened.attempt:
         return
     try:
@@ -24,5 +24,5 @@ def tell_differences(session: Session, written_by: int) -> None:
     except HoldfastError as error:
         log.info("what attempt %d ran with is not known, so nothing is compared: %s", written_by, error)
         return
-    for difference in differences(wrote.environment, environment()):
+    for difference in differences(wrote.environment, session.environment):
         log.warning("since attempt %d, which saved this, %s", written_by, difference)

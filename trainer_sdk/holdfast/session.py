@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import socket
+from functools import cached_property
 
 from holdfast.account import TrainingAccount
 from holdfast.environment import environment
@@ -105,6 +106,11 @@ class Session:
         self._may_be_left = False
         self.account.begin()
         self._is_open(opened)
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """What this launch runs in, the same for all its attempts. For rank 0: finding it out takes seconds at most."""
+        return environment()
 
     @property
     def has_opened(self) -> bool:
@@ -231,7 +237,7 @@ class Session:
             after=own,
             world_size=self.ranks.world_size,
             host=socket.gethostname(),
-            environment=environment(),
+            environment=self.environment,
             create=False,
             rolls_back=own,
         )
@@ -254,7 +260,7 @@ class Session:
             self.launch_id,
             world_size=self.ranks.world_size,
             host=socket.gethostname(),
-            environment=environment(),
+            environment=self.environment,
             create=self._create,
         )
 
