@@ -75,10 +75,10 @@ class Loading:
         loaded: they stay where they are now, behind the data that poisoned the training. Else they go back too, and the
         same batches come again. `keep`: further components, of any rank, that stay as they are.
 
-        A save in flight is finished, or given up after half a minute. The job goes on as a new attempt of the run, and
-        what it has saved since the checkpoint is never the run's latest again. Raises NoRestorePoint where there is no
-        such checkpoint, with nothing changed; StaleAttempt where another launch has taken over; and what restore()
-        raises.
+        A save in flight is finished, or given up after half a minute, and what `stage_every` has staged is dropped.
+        Then the job goes on as a new attempt of the run, and what it has saved since the checkpoint is never the run's
+        latest again. Raises NoRestorePoint where there is no such checkpoint: the state is what it was, and the attempt
+        goes on. StaleAttempt where another launch has taken over; and what restore() raises.
         """
         if self._cover is not None:
             self._cover.forget()  # of the state that is left: the new attempt must not save it

@@ -32,11 +32,12 @@ def load_weights(
 
     strict: every parameter must be there, and no other (but for excluded ones); else the report tells what was not.
     exclude: shell patterns of parameter names that stay as they are, for example `head.*`.
-    dtype: converts the model's floating-point tensors first. Values are always converted to the model's dtypes.
+    dtype: converts the model's floating-point tensors first, and they stay converted if nothing can then be loaded.
+    Values are always converted to the model's dtypes.
     component: which of several models of the checkpoint; its key in the state that was saved.
 
-    Collective where torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
-    Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
+    Collective where torch.distributed is initialised. But for `dtype`, nothing is changed before every byte was
+    verified on all ranks. Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
     """
 
     def demand(stored: StoredState) -> tuple[dict[str, Any], LoadOptions]:

@@ -37,7 +37,8 @@ class Rollback:
     def back(
         self, state: dict[str, Any], *, steps: int | None, before: int | None, keep: frozenset[str], skip_data: bool
     ) -> int:
-        """The next step to run. Where it raises NoRestorePoint, nothing has changed."""
+        """The next step to run. Where there is no such checkpoint, it raises NoRestorePoint before there is a new
+        attempt or another state; saves in flight have ended by then."""
         before_step, kept = self._agree(state, steps=steps, before=before, keep=keep, skip_data=skip_data)
         self._finish_saves()
         at = self._session.account.step
