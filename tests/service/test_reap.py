@@ -48,6 +48,7 @@ def test_each_call_of_a_rank_moves_the_deadline(service: RunningService, clock: 
     tick(service.context)
     for call in (
         lambda: save.negotiate(0, [b"w"]),
+        lambda: save.negotiate(0, finished=[b"w"]),
         lambda: save.negotiate(1, []),
         lambda: save.write(0, [b"w", b"i"]),
         lambda: save.job.begin(100),
