@@ -15,10 +15,7 @@ from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.errors import ChecksumMismatch, HoldfastError, ServiceUnavailable
 from holdfast_protocol.chunks import UploadTicket
 
-FIRST_SLICE_BYTES = 1024 * 1024
-LARGEST_SLICE_BYTES = 16 * 1024 * 1024
-SLICE_SECONDS = 0.25
-"""A slice that takes longer is followed by a smaller one."""
+SLICE_BYTES = 1024 * 1024
 _CHECKSUM_TRIES = 2
 
 
@@ -80,18 +77,10 @@ def _put_once(
 
 
 def _slices(body: memoryview, pace: Pace, stop: threading.Event | None) -> Iterator[memoryview]:
-    """Between two of them the transfer looks whether it is to stop. They grow as far as the line is fast enough: after
-    each one this thread takes the interpreter's lock from training."""
-    start, most_bytes = 0, FIRST_SLICE_BYTES
-    while start < body.nbytes:
+    """A socket's time-out bounds a whole send, so that one send of 64 MiB would need 64 MiB within the time-out."""
+    slice_bytes = pace.slice_bytes(SLICE_BYTES)
+    for start in range(0, body.nbytes, slice_bytes):
         check_stop(stop)
-        block = body[start : start + pace.slice_bytes(most_bytes)]
+        block = body[start : start + slice_bytes]
         pace.spend(block.nbytes, stop)
-        began = time.monotonic()
         yield block
-        start += block.nbytes
-        seconds = time.monotonic() - began
-        if seconds > SLICE_SECONDS:
-            most_bytes = max(most_bytes // 2, FIRST_SLICE_BYTES)
-        elif seconds < SLICE_SECONDS / 2:
-            most_bytes = min(most_bytes * 2, LARGEST_SLICE_BYTES)
