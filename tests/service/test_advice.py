@@ -9,6 +9,7 @@ import pytest
 
 from holdfast_client.cli.advice import advise
 from holdfast_protocol.states import Scope
+from holdfast_service.catalog import save_advice
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService
@@ -92,6 +93,17 @@ def test_an_attempt_that_saved_when_it_was_told_to_go_has_lost_nothing(service: 
     job.end("finished")
     Job(service.http(), after=3).end("failed")  # it never ran a step, so it had nothing to lose
     assert advice(service)["run_interruptions"] == 1
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_heartbeat_works_out_nothing_of_others(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Job(service.http(), "demo/first"), Job(service.http(), "demo/second")
+    assert advice(service, "demo/first")["interval_seconds"] == 600
+    read: list[str | None] = []
+    monkeypatch.setattr(save_advice, "read_others", lambda _, project_id=None: read.append(project_id))
+    monkeypatch.setattr(save_advice, "_RUN_SECONDS", 0.0)
+    assert first.heartbeat(1)["save_interval_seconds"] == second.heartbeat(1)["save_interval_seconds"] == 600
+    assert read == []
 
 
 def test_the_store_is_not_outrun_and_others_saves_are_only_a_guess(service: RunningService, clock: Clock) -> None:

@@ -7,6 +7,7 @@ to lose, and says nothing of how often work is lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from statistics import fmean, median
@@ -41,30 +42,47 @@ _ATTEMPT: Select[*tuple[Any, ...]] = select(
 )
 
 
-def read_measured(session: Session, run: Run, fleet: Pool) -> Measured:
+@dataclass(frozen=True)
+class Others:
+    """What a project's runs, or all, went through and paid: `cost` of `saves` saves, None where nothing was saved."""
+
+    pool: Pool
+    cost: SaveCost | None
+    saves: int
+
+
+def read_measured(session: Session, run: Run, project: Others, fleet: Others) -> Measured:
+    """What a save costs: by the run's own newest saves, else by its project's, else by anyone's."""
     rows = session.execute(
         _ATTEMPT.where(Attempt.run_id == run.id).order_by(Attempt.number.desc()).limit(_ATTEMPTS)
     ).all()
-    cost, source, saves = _save_cost(session, run)
+    cost, saves = _save_cost(session, [run.id])
+    source = AdviceSource.RUN
+    for others, of in ((project, AdviceSource.PROJECT), (fleet, AdviceSource.FLEET)):
+        if cost is None:
+            cost, saves, source = others.cost, others.saves, of
     return Measured(
         uptimes=_uptimes(session, rows),
-        project=read_pool(session, run.project_id),
-        fleet=fleet,
+        project=project.pool,
+        fleet=fleet.pool,
         cost=cost,
-        cost_source=source,
+        cost_source=source if cost is not None else AdviceSource.DEFAULT,
         saves=saves,
         steps_per_second=next((row.steps_per_second for row in rows if row.steps_per_second), None),
         restart_seconds=_restart_seconds(rows),
     )
 
 
-def read_pool(session: Session, project_id: str | None = None) -> Pool:
+def read_others(session: Session, project_id: str | None = None) -> Others:
     """Of a project; without one of all."""
     statement = _ATTEMPT.order_by(Attempt.id.desc()).limit(_OTHERS_ATTEMPTS)
     if project_id is not None:
         statement = statement.join(Run, Run.id == Attempt.run_id).where(Run.project_id == project_id)
-    uptimes = _uptimes(session, session.execute(statement).all())
-    return Pool(sum(each.seconds for each in uptimes), sum(1 for each in uptimes if each.interrupted))
+    rows = session.execute(statement).all()
+    uptimes = _uptimes(session, rows)
+    pool = Pool(sum(each.seconds for each in uptimes), sum(1 for each in uptimes if each.interrupted))
+    newest_runs = list(dict.fromkeys(row.run_id for row in rows))[:_OTHERS_RUNS]
+    return Others(pool, *_save_cost(session, newest_runs))
 
 
 def _uptimes(session: Session, rows: Sequence[Row[*tuple[Any, ...]]]) -> list[Uptime]:
@@ -114,23 +132,15 @@ def _restart_seconds(newest_first: Sequence[Row[*tuple[Any, ...]]]) -> float | N
     return median(gaps) if gaps else None
 
 
-def _save_cost(session: Session, run: Run) -> tuple[SaveCost | None, AdviceSource, int]:
-    """Of the run's newest saves, else of its project's newest runs, else of anyone's; and how many they were."""
-    asked = select(Attempt.run_id).order_by(Attempt.id.desc()).limit(_OTHERS_ATTEMPTS)
-    in_project = asked.join(Run, Run.id == Attempt.run_id).where(Run.project_id == run.project_id)
-    for source, statement in (
-        (AdviceSource.RUN, None),
-        (AdviceSource.PROJECT, in_project),
-        (AdviceSource.FLEET, asked),
-    ):
-        run_ids = [run.id] if statement is None else list(dict.fromkeys(session.scalars(statement)))[:_OTHERS_RUNS]
-        saves = [save for run_id in run_ids for save in _saves(session, run_id, _SAVES // len(run_ids))]
-        if saves:
-            # What blocks is paid each time, so its mean. One save that waited for an outage is an exception.
-            blocked = fmean(save.blocked_seconds for save in saves)
-            durable = median((save.committed_at - save.created_at).total_seconds() for save in saves)
-            return SaveCost(blocked, max(0.0, durable)), source, len(saves)
-    return None, AdviceSource.DEFAULT, 0
+def _save_cost(session: Session, run_ids: Sequence[str]) -> tuple[SaveCost | None, int]:
+    """Of the newest saves of these runs, and how many they were."""
+    saves = [save for run_id in run_ids for save in _saves(session, run_id, _SAVES // len(run_ids))]
+    if not saves:
+        return None, 0
+    # What blocks is paid each time, so its mean. One save that waited for an outage is an exception.
+    blocked = fmean(save.blocked_seconds for save in saves)
+    durable = median((save.committed_at - save.created_at).total_seconds() for save in saves)
+    return SaveCost(blocked, max(0.0, durable)), len(saves)
 
 
 def _saves(session: Session, run_id: str, most: int) -> Sequence[Row[*tuple[Any, ...]]]:
