@@ -1,4 +1,4 @@
-"""Every state that a noun of the catalog can be in. The allowed transitions stand in the service's catalog."""
+"""Every state that a noun of the catalog can be in. What may follow a checkpoint's stands in the service's catalog."""
 
 from __future__ import annotations
 

@@ -137,15 +137,6 @@ class ShardFetcher:
         known = sizes or {}
         self._fetch(digests, deliver, host, lambda digest, size: known.get(digest, size) == size <= most_bytes)
 
-    def fetch_into(self, buffers: Mapping[str, memoryview]) -> None:
-        """Fills each digest's buffer, which is exactly as long as the chunk. After an exception the buffers' content
-        is undefined. Raises as `fetch` does; IntegrityError if a chunk has another size than its buffer."""
-
-        def deliver(digest: str, size: int, fill: _Fill) -> None:
-            fill(buffers[digest])
-
-        self._fetch(buffers, deliver, None, lambda digest, size: buffers[digest].nbytes == size)
-
     def close(self) -> None:
         """Ends the lease and the threads. A lease that cannot be ended runs out by itself."""
         if self._owns_workers:

@@ -17,11 +17,6 @@ from holdfast_service.catalog.record_tables import RecordSubject, WrittenRecord
 from holdfast_service.catalog.tables import Checkpoint
 
 
-def subject_made(session: Session, kind: RecordKind, subject_id: str, project_id: str) -> None:
-    """A project or a run is there; said again, it changes nothing."""
-    insert_absent(session, RecordSubject, [_row(kind, subject_id, project_id)])
-
-
 def subject_changed(session: Session, kind: RecordKind, subject_id: str, project_id: str) -> None:
     """A project's quota or a policy of it, or an attempt of a run. Called last in a transaction: the row stays locked
     until its end."""

@@ -9,8 +9,8 @@
 What operators and controllers keep (policies, holds, operations, events) stands in `custody_tables`.
 
 There are no reference counters (hot rows, drift): whoever must know whether a chunk is needed asks the references,
-`shard_chunks` (negotiated under an open shard) and `chunk_list_entries` (sealed). Enumerations are kept as text; the
-allowed transitions stand in `catalog.transitions`. Lock order everywhere: run, checkpoint, chunks by digest.
+`shard_chunks` (negotiated under an open shard) and `chunk_list_entries` (sealed). Enumerations are kept as text; what
+a checkpoint may become stands in `catalog.transitions`. Lock order everywhere: run, checkpoint, chunks by digest.
 """
 
 from __future__ import annotations

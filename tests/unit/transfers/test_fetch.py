@@ -24,15 +24,6 @@ def test_fetching_gives_each_chunk_once_under_one_lease_that_is_given_back(servi
     assert len(service.of("DELETE", "/v1/read-leases/lease-1")) == 1
 
 
-def test_fetching_into_buffers_fills_them(service):
-    chunks = some_chunks()
-    service.objects = dict(chunks)
-    buffers = {digest: bytearray(len(body)) for digest, body in chunks.items()}
-    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
-        fetcher.fetch_into({digest: memoryview(buffer) for digest, buffer in buffers.items()})
-    assert buffers == chunks
-
-
 def test_a_chunk_arrives_in_the_buffer_that_it_is_given_if_it_fits(service):
     chunks = some_chunks(3)
     service.objects = dict(chunks)
@@ -73,14 +64,6 @@ def test_what_has_just_the_size_that_the_layout_says_is_fetched(service):
             most_bytes=max(sizes.values()),
         )
     assert found == chunks
-
-
-def test_a_buffer_that_does_not_fit_its_chunk_is_an_integrity_error(service):
-    chunks = some_chunks(1)
-    service.objects = dict(chunks)
-    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
-        with pytest.raises(errors.IntegrityError, match="layout"):
-            fetcher.fetch_into({digest: memoryview(bytearray(7)) for digest in chunks})
 
 
 @pytest.mark.parametrize("fault", ["refused ticket", "dead ticket", "slow down"])
