@@ -9,7 +9,7 @@ import pytest
 
 from holdfast_protocol.goodput import AttemptGoodput, Goodput, SpentTime
 from holdfast_protocol.states import AttemptOutcome
-from holdfast_service.catalog.goodput import AttemptHistory, goodput_of
+from holdfast_service.catalog.attempt_time import AttemptHistory, goodput_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -13,7 +13,6 @@ from holdfast_protocol.states import AttemptOutcome
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.catalog.tables import Attempt
-from holdfast_service.catalog.taken_over import fenced_alive
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
@@ -51,4 +50,5 @@ def _note(context: ServiceContext, caller: Principal, project_name: str, run_nam
             return
         attempt.refused_at = database_now(session)
         if attempt.rolled_back_at is None:
-            attempt.outcome, attempt.outcome_detail = AttemptOutcome.FENCED, fenced_alive(attempt.number + 1)
+            attempt.outcome = AttemptOutcome.FENCED
+            attempt.outcome_detail = f"attempt {attempt.number + 1} has taken over while it was still alive"

@@ -1,4 +1,8 @@
-"""A fenced attempt that has never called again was lost before it was fenced, and nobody had noticed yet."""
+"""A fenced attempt that has never called again was lost before it was fenced, and nobody had noticed yet.
+
+At the takeover nobody knows whether the older one is alive: a job that was killed looks for a while like one that is
+between two heartbeats. So it is fenced first; one that calls later was alive, and one that stays silent was lost.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.states import AttemptOutcome
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.tables import Attempt, Run
-from holdfast_service.catalog.taken_over import lost_before
 from holdfast_service.catalog.unheard import heard_until, unheard
 from holdfast_service.clock import database_now
 from holdfast_service.settings import ServiceSettings
@@ -42,7 +45,10 @@ def settle(session: Session, actor: Actor, settings: ServiceSettings) -> int:
     ).all()
     for attempt, project_id in rows:
         attempt.outcome = AttemptOutcome.LOST.value
-        attempt.outcome_detail = lost_before(attempt.number + 1, attempt.heartbeat_at or attempt.opened_at)
+        last_sign_at = attempt.heartbeat_at or attempt.opened_at
+        attempt.outcome_detail = (
+            f"no heartbeat since {last_sign_at:%Y-%m-%d %H:%M:%S} UTC; attempt {attempt.number + 1} has taken over"
+        )
         record_event(
             session,
             actor,

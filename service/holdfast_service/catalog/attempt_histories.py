@@ -1,4 +1,4 @@
-"""What `goodput.py` wants to know of attempts, read for some runs at once."""
+"""What `attempt_time.py` wants to know of attempts, read for some runs at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import AttemptOutcome
-from holdfast_service.catalog.goodput import AttemptHistory
+from holdfast_service.catalog.attempt_time import AttemptHistory
 from holdfast_service.catalog.tables import Attempt, Checkpoint
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import RunStatus
 from holdfast_service.catalog.attempt_histories import attempt_histories
-from holdfast_service.catalog.goodput import goodput_of
+from holdfast_service.catalog.attempt_time import goodput_of
 from holdfast_service.catalog.run_status import run_status
 from holdfast_service.catalog.tables import Attempt, Project, Run
 from holdfast_service.clock import database_now

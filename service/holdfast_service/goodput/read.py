@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast_protocol.goodput import Goodput
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.attempt_histories import attempt_histories
-from holdfast_service.catalog.goodput import goodput_of
+from holdfast_service.catalog.attempt_time import goodput_of
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
