@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import holdfast_service.attempts.open as opening
-from tests.support.interleave import hold_before, in_background, refused, until_blocked_or_done
+from tests.support.interleave import hold_before, overlap, refused
 from tests.support.rank import Job, answer
 from tests.support.retention import apply, plan, put_policy
 from tests.support.service import RunningService
@@ -122,15 +122,12 @@ def test_of_two_launches_at_once_one_quarantines_and_the_other_is_refused(
         first.save(step)
     last = crash(service, 3, after=1)
     gate = hold_before(monkeypatch, opening, "break_crash_loop")
-    with in_background(gate) as threads:
-        held = threads.submit(Job, service.http(), after=last)
-        gate.wait_until_reached()
-        other = threads.submit(Job, service.http(), after=last)
-        until_blocked_or_done(service, other)
-        gate.open()
-        assert offered(held.result(30)) == 200
-        with refused("attempt_conflict"):
-            other.result(30)
+    held, other = overlap(
+        service, gate, lambda: Job(service.http(), after=last), lambda: Job(service.http(), after=last)
+    )
+    assert offered(held.result()) == 200
+    with refused("attempt_conflict"):
+        other.result()
     assert [view(service, step)["health"] for step in (300, 200)] == ["quarantined", "ok"]
 
 
@@ -172,15 +169,15 @@ def test_an_edit_that_comes_first_is_kept(service: RunningService, monkeypatch: 
     gate = hold_before(monkeypatch, opening, "break_crash_loop")
     found = view(service, 200)
     edit = {"health": "diverged", "health_reason": "seen by a person"}
-    with in_background(gate) as threads:
-        held = threads.submit(Job, service.http(), after=last)
-        gate.wait_until_reached()
-        url, match = f"/v1/checkpoints/{found['id']}", {"If-Match": found["etag"]}
-        editing = threads.submit(service.http().patch, url, json=edit, headers=match)
-        until_blocked_or_done(service, editing)
-        gate.open()
-        held.result(30)
-        edited = editing.result(30)
+    url, match = f"/v1/checkpoints/{found['id']}", {"If-Match": found["etag"]}
+    held, editing = overlap(
+        service,
+        gate,
+        lambda: Job(service.http(), after=last),
+        lambda: service.http().patch(url, json=edit, headers=match),
+    )
+    held.result()
+    edited = editing.result()
     assert view(service, 200)["health"] == ("diverged" if edited.is_success else "quarantined")
     if not edited.is_success:
         assert edited.json()["code"] == "edit_conflict"

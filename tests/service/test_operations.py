@@ -33,7 +33,7 @@ from holdfast_service.operations.settle import AGAIN_AFTER_SECONDS, settle
 from holdfast_service.operations.tick import OperationsReport
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
-from tests.support.interleave import Gate, hold_before, in_background, refused, until_blocked_or_done
+from tests.support.interleave import Gate, hold_before, in_background, overlap, refused
 from tests.support.rank import answer
 from tests.support.service import RunningService
 
@@ -145,14 +145,11 @@ def test_two_workers_that_look_at_once_do_not_both_take_it(
     handle(counts)
     start(service)
     gate = hold_before(monkeypatch, claim, "_claim")
-    with in_background(gate) as threads:
-        first = threads.submit(claim_next, others[0], [KIND], "node-0")
-        gate.wait_until_reached()
-        second = threads.submit(claim_next, others[1], [KIND], "node-1")
-        until_blocked_or_done(service, second)
-        gate.open()
-        assert first.result(30) is not None
-        assert second.result(30) is None
+    first, second = overlap(
+        service, gate, lambda: claim_next(others[0], [KIND], "node-0"), lambda: claim_next(others[1], [KIND], "node-1")
+    )
+    assert first.result() is not None
+    assert second.result() is None
 
 
 def test_the_operation_of_a_killed_worker_is_finished_by_another_when_its_lease_ends(

@@ -15,7 +15,7 @@ from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.tables import Chunk, Copy, ShardChunk, Store
 from holdfast_service.database import Database
 from tests.service.conftest import Clock
-from tests.support.interleave import hold_after, in_background, refused, until_blocked_or_done
+from tests.support.interleave import hold_after, in_background, overlap, refused
 from tests.support.rank import Job, Save, answer, digest_of
 from tests.support.service import RunningService
 
@@ -178,13 +178,9 @@ def test_a_chunk_that_two_ranks_offer_at_the_same_moment_is_one_chunk(
     for rank in (0, 1):
         save.negotiate(rank, [b"own %d" % rank])
     gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "_decisions")
-    with in_background(gate) as threads:
-        one = threads.submit(save.negotiate, 0, [b"shared"])
-        gate.wait_until_reached()  # inserted, and not committed
-        other = threads.submit(save.negotiate, 1, [b"shared"])
-        until_blocked_or_done(service, other)
-        gate.open()
-        assert statuses(one.result()) == statuses(other.result()) == ["upload"]
+    # Inserted, and not committed.
+    one, other = overlap(service, gate, lambda: save.negotiate(0, [b"shared"]), lambda: save.negotiate(1, [b"shared"]))
+    assert statuses(one.result()) == statuses(other.result()) == ["upload"]
     generations = {copy.generation for copy in copies_of(service, b"shared")}
     assert len(generations) == 2  # neither relies on the other to finish
 
@@ -209,13 +205,10 @@ def test_a_retry_that_overtakes_its_first_call_gets_the_same_copy(
     save.negotiate(0)
     save.negotiate(1, [b"weights"])  # the chunk has its row: inserting it holds nobody up
     gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "_refer")
-    with in_background(gate) as threads:
-        first = threads.submit(save.negotiate, 0, [b"weights"])
-        gate.wait_until_reached()
-        retry = threads.submit(save.negotiate, 0, [b"weights"])
-        until_blocked_or_done(service, retry)
-        gate.open()
-        assert statuses(first.result()) == statuses(retry.result()) == ["upload"]
+    first, retry = overlap(
+        service, gate, lambda: save.negotiate(0, [b"weights"]), lambda: save.negotiate(0, [b"weights"])
+    )
+    assert statuses(first.result()) == statuses(retry.result()) == ["upload"]
     assert len(copies_of(service, b"weights")) == 2  # one for each rank
 
 
@@ -351,15 +344,10 @@ def test_two_ranks_at_the_same_moment_cannot_both_have_the_last_bytes(
     for rank in (0, 1):
         save.negotiate(rank, [])
     gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "refuse_over_quota")
-    with in_background(gate) as threads:
-        one = threads.submit(save.negotiate, 0, [b"x" * 60])
-        gate.wait_until_reached()
-        other = threads.submit(save.negotiate, 1, [b"y" * 60])
-        until_blocked_or_done(service, other)
-        gate.open()
-        assert statuses(one.result()) == ["upload"]
-        with refused("quota_exceeded"):
-            other.result()
+    one, other = overlap(service, gate, lambda: save.negotiate(0, [b"x" * 60]), lambda: save.negotiate(1, [b"y" * 60]))
+    assert statuses(one.result()) == ["upload"]
+    with refused("quota_exceeded"):
+        other.result()
 
 
 def test_a_whole_save_goes_straight_to_s3(s3_service: RunningService) -> None:

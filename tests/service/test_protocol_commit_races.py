@@ -13,7 +13,7 @@ import holdfast_service.attempts.open
 import holdfast_service.commit.begin
 import holdfast_service.commit.seal
 import holdfast_service.uploads.negotiate
-from tests.support.interleave import hold_after, hold_before, in_background, refused, until_blocked_or_done
+from tests.support.interleave import hold_after, hold_before, in_background, overlap, refused
 from tests.support.rank import Job
 from tests.support.service import RunningService
 
@@ -27,14 +27,10 @@ def test_a_new_attempt_is_never_told_an_older_step_than_one_that_then_commits(
     save = first.begin(1000)
     save.upload(0, [b"w", b"i"])
     gate = hold_after(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
-    with in_background(gate) as threads:
-        sealing = threads.submit(save.seal, 0, [b"w", b"i"])
-        gate.wait_until_reached()  # 1000 is committed in a transaction that has not ended
-        opening = threads.submit(Job, service.http(), after=1)
-        until_blocked_or_done(service, opening)
-        gate.open()
-        assert sealing.result()["state"] == "committed"
-        assert opening.result().opened["restore_point"]["step"] == 1000
+    # 1000 is committed in a transaction that has not ended.
+    sealing, opening = overlap(service, gate, lambda: save.seal(0, [b"w", b"i"]), lambda: Job(service.http(), after=1))
+    assert sealing.result()["state"] == "committed"
+    assert opening.result().opened["restore_point"]["step"] == 1000
 
 
 @pytest.mark.rule("protocol-1")
@@ -46,15 +42,10 @@ def test_nothing_of_a_fenced_attempt_commits_once_the_restore_point_is_chosen(
     save = first.begin(1000)
     save.upload(0, [b"w", b"i"])
     gate = hold_after(monkeypatch, holdfast_service.attempts.open, "choose_restore_point")
-    with in_background(gate) as threads:
-        opening = threads.submit(Job, service.http(), after=1)
-        gate.wait_until_reached()
-        sealing = threads.submit(save.seal, 0, [b"w", b"i"])
-        until_blocked_or_done(service, sealing)
-        gate.open()
-        assert opening.result().opened["restore_point"]["step"] == 800
-        with refused("stale_attempt"):
-            sealing.result()
+    opening, sealing = overlap(service, gate, lambda: Job(service.http(), after=1), lambda: save.seal(0, [b"w", b"i"]))
+    assert opening.result().opened["restore_point"]["step"] == 800
+    with refused("stale_attempt"):
+        sealing.result()
     view = save.now()
     assert (view["abort_reason"], view["abort_cause"]) == ("fenced by attempt 2", "fenced")
 
@@ -65,14 +56,9 @@ def test_a_begin_that_overlaps_the_fence_leaves_nothing_uploading(
 ) -> None:
     first = Job(service.http())
     gate = hold_after(monkeypatch, holdfast_service.commit.begin, "insert_absent")
-    with in_background(gate) as threads:
-        beginning = threads.submit(first.begin, 100)
-        gate.wait_until_reached()
-        opening = threads.submit(Job, service.http(), after=1)
-        until_blocked_or_done(service, opening)
-        gate.open()
-        save = beginning.result()
-        opening.result()
+    beginning, opening = overlap(service, gate, lambda: first.begin(100), lambda: Job(service.http(), after=1))
+    save = beginning.result()
+    opening.result()
     assert save.now()["state"] == "aborted"
 
 
@@ -85,14 +71,10 @@ def test_of_two_last_seals_at_the_same_moment_one_commits(
     for rank in (0, 1):
         save.upload(rank, [b"w%d" % rank, b"i"])
     gate = hold_after(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
-    with in_background(gate) as threads:
-        one = threads.submit(save.seal, 0, [b"w0", b"i"])
-        gate.wait_until_reached()  # rank 0 has counted one seal and has not committed its own
-        other = threads.submit(save.seal, 1, [b"w1", b"i"])
-        until_blocked_or_done(service, other)
-        gate.open()
-        assert one.result()["state"] == "uploading"
-        assert other.result()["state"] == "committed"
+    # Rank 0 has counted one seal and has not committed its own.
+    one, other = overlap(service, gate, lambda: save.seal(0, [b"w0", b"i"]), lambda: save.seal(1, [b"w1", b"i"]))
+    assert one.result()["state"] == "uploading"
+    assert other.result()["state"] == "committed"
     assert save.now()["state"] == "committed"
 
 
@@ -144,12 +126,7 @@ def test_a_late_negotiation_adds_nothing_to_a_shard_that_is_being_sealed(
     save = job.begin(100)
     save.upload(0, [b"w", b"i"])
     gate = hold_before(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
-    with in_background(gate) as threads:
-        sealing = threads.submit(save.seal, 0, [b"w", b"i"])
-        gate.wait_until_reached()
-        late = threads.submit(save.negotiate, 0, [b"more"])
-        until_blocked_or_done(service, late)
-        gate.open()
-        sealing.result()
-        with refused("shard_sealed"):
-            late.result()
+    sealing, late = overlap(service, gate, lambda: save.seal(0, [b"w", b"i"]), lambda: save.negotiate(0, [b"more"]))
+    sealing.result()
+    with refused("shard_sealed"):
+        late.result()

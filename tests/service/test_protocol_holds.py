@@ -21,7 +21,7 @@ from holdfast_service.catalog.custody_tables import Controller
 from holdfast_service.catalog.tables import Checkpoint, Copy
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
-from tests.support.interleave import hold_after, in_background, refused, until_blocked_or_done
+from tests.support.interleave import hold_after, in_background, overlap, refused
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.service import RunningService
 
@@ -195,14 +195,11 @@ def test_a_hold_that_comes_first_keeps_the_checkpoint_from_the_trash(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = hold_after(monkeypatch, holdfast_service.holds.place, "lock_checkpoint")
-    with in_background(gate) as threads:
-        placing = threads.submit(place, service, saved["id"])
-        gate.wait_until_reached()
-        pruning = threads.submit(outcome_of, lambda: prune(service, saved["id"]))
-        until_blocked_or_done(service, pruning)
-        gate.open()
-        assert placing.result()["in_force"]
-        pruning.result()
+    placing, pruning = overlap(
+        service, gate, lambda: place(service, saved["id"]), lambda: outcome_of(lambda: prune(service, saved["id"]))
+    )
+    assert placing.result()["in_force"]
+    pruning.result()
     assert state_of(service, saved["id"]) == "committed"
 
 
@@ -210,14 +207,9 @@ def test_a_hold_that_comes_second_finds_it_in_the_trash_and_keeps_it_there(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = hold_after(monkeypatch, holdfast_service.retention.trash, "_free")
-    with in_background(gate) as threads:
-        pruning = threads.submit(prune, service, saved["id"])
-        gate.wait_until_reached()
-        placing = threads.submit(place, service, saved["id"])
-        until_blocked_or_done(service, placing)
-        gate.open()
-        assert pruning.result()["trashed"]
-        assert placing.result()["in_force"]
+    pruning, placing = overlap(service, gate, lambda: prune(service, saved["id"]), lambda: place(service, saved["id"]))
+    assert pruning.result()["trashed"]
+    assert placing.result()["in_force"]
     purge(service)
     assert state_of(service, saved["id"]) == "trashed"
 
@@ -243,14 +235,14 @@ def test_a_hold_that_comes_after_the_purge_has_begun_is_refused(
     """Nobody is told that something is held whose bytes are going."""
     prune(service, saved["id"])
     gate = hold_after(monkeypatch, holdfast_service.retention.purge, "_tell")
-    with in_background(gate) as threads:
-        purging = threads.submit(holdfast_service.retention.purge.tick, service.context)
-        gate.wait_until_reached()
-        placing = threads.submit(outcome_of, lambda: place(service, saved["id"]))
-        until_blocked_or_done(service, placing)
-        gate.open()
-        purging.result()
-        assert placing.result() == "checkpoint_conflict"
+    purging, placing = overlap(
+        service,
+        gate,
+        lambda: holdfast_service.retention.purge.tick(service.context),
+        lambda: outcome_of(lambda: place(service, saved["id"])),
+    )
+    purging.result()
+    assert placing.result() == "checkpoint_conflict"
     assert state_of(service, saved["id"]) == "deleted"
 
 
@@ -260,14 +252,11 @@ def test_a_hold_that_comes_while_the_collector_looks_keeps_every_chunk(
     prune(service, saved["id"])
     clock.advance(service.context.settings.ticket_seconds + service.context.settings.longest_upload_seconds + 1)
     gate = hold_after(monkeypatch, holdfast_service.collect.mark, "_due_candidates")
-    with in_background(gate) as threads:
-        collecting = threads.submit(holdfast_service.collect.tick.tick, service.context)
-        gate.wait_until_reached()
-        placing = threads.submit(place, service, saved["id"])
-        until_blocked_or_done(service, placing)
-        gate.open()
-        collecting.result()
-        assert placing.result()["in_force"]
+    collecting, placing = overlap(
+        service, gate, lambda: holdfast_service.collect.tick.tick(service.context), lambda: place(service, saved["id"])
+    )
+    collecting.result()
+    assert placing.result()["in_force"]
     purge(service)
     collect(service, clock)
     assert copy_states(service, b"held") == ["verified"]

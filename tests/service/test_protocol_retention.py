@@ -15,7 +15,7 @@ from holdfast_service.catalog.custody_tables import AuditEvent, Policy, Retentio
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.retention.tick import RetentionReport, tick
 from tests.service.conftest import Clock
-from tests.support.interleave import hold_after, in_background, refused, until_blocked_or_done
+from tests.support.interleave import hold_after, in_background, overlap, refused, until_blocked_or_done
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.retention import (
     HOUR,
@@ -145,14 +145,11 @@ def test_what_an_attempt_just_says_that_it_resumed_from_is_waited_for_and_stays(
     shown = plan(service)
     second = Job(service.http(), after=1)
     gate = hold_after(monkeypatch, holdfast_service.attempts.resumed_from, "_is_own")
-    with in_background(gate) as sides:
-        saying = sides.submit(second.resumed_from, ids[1], rollback=True)
-        gate.wait_until_reached()
-        applying = sides.submit(apply, service, shown)
-        until_blocked_or_done(service, applying)
-        gate.open()
-        saying.result()
-        done = applying.result()
+    saying, applying = overlap(
+        service, gate, lambda: second.resumed_from(ids[1], rollback=True), lambda: apply(service, shown)
+    )
+    saying.result()
+    done = applying.result()
     assert done["trashed"] == []
     assert {reason["kind"] for reason in done["left"][0]["reasons"]} >= {"resumed_from", "restore_point"}
 

@@ -7,7 +7,7 @@ import pytest
 import holdfast_service.attempts.open
 import holdfast_service.commit.begin
 import holdfast_service.commit.seal
-from tests.support.interleave import hold_after, in_background, refused, until_blocked_or_done
+from tests.support.interleave import hold_after, in_background, overlap, refused
 from tests.support.rank import Job, Save, answer
 from tests.support.service import RunningService
 
@@ -37,13 +37,8 @@ def test_an_adoption_that_overlaps_a_newer_attempt_leaves_nothing_uploading(
     service: RunningService, second: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = hold_after(monkeypatch, holdfast_service.commit.begin, "insert_absent")
-    with in_background(gate) as threads:
-        adopting = threads.submit(begin_late, second)
-        gate.wait_until_reached()
-        opening = threads.submit(Job, service.http(), after=2)
-        until_blocked_or_done(service, opening)
-        gate.open()
-        save, third = adopting.result(), opening.result()
+    adopting, opening = overlap(service, gate, lambda: begin_late(second), lambda: Job(service.http(), after=2))
+    save, third = adopting.result(), opening.result()
     assert save.now()["abort_reason"] == "fenced by attempt 3"
     assert third.opened["restore_point"]["step"] == 100
     assert begin_late(third).write(0, CHUNKS)["state"] == "committed"
@@ -55,14 +50,9 @@ def test_a_newer_attempt_is_told_of_an_adoption_that_commits_before_it(
     save = begin_late(second)
     save.upload(0, CHUNKS)
     gate = hold_after(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
-    with in_background(gate) as threads:
-        sealing = threads.submit(save.seal, 0, CHUNKS)
-        gate.wait_until_reached()
-        opening = threads.submit(Job, service.http(), after=2)
-        until_blocked_or_done(service, opening)
-        gate.open()
-        assert sealing.result()["state"] == "committed"
-        assert opening.result().opened["restore_point"]["step"] == 200
+    sealing, opening = overlap(service, gate, lambda: save.seal(0, CHUNKS), lambda: Job(service.http(), after=2))
+    assert sealing.result()["state"] == "committed"
+    assert opening.result().opened["restore_point"]["step"] == 200
 
 
 @pytest.mark.parametrize("allow_off_line", [False, True])
@@ -70,19 +60,16 @@ def test_no_adoption_begins_once_a_newer_attempt_has_its_restore_point(
     service: RunningService, second: Job, monkeypatch: pytest.MonkeyPatch, *, allow_off_line: bool
 ) -> None:
     gate = hold_after(monkeypatch, holdfast_service.attempts.open, "choose_restore_point")
-    with in_background(gate) as threads:
-        opening = threads.submit(Job, service.http(), after=2)
-        gate.wait_until_reached()
-        adopting = threads.submit(begin_late, second, allow_off_line=allow_off_line)
-        until_blocked_or_done(service, adopting)
-        gate.open()
-        third = opening.result()
-        assert third.opened["restore_point"]["step"] == 100
-        if not allow_off_line:
-            with refused("stale_attempt"):
-                adopting.result()
-            return
-        view = adopting.result().write(0, CHUNKS)
+    opening, adopting = overlap(
+        service, gate, lambda: Job(service.http(), after=2), lambda: begin_late(second, allow_off_line=allow_off_line)
+    )
+    third = opening.result()
+    assert third.opened["restore_point"]["step"] == 100
+    if not allow_off_line:
+        with refused("stale_attempt"):
+            adopting.result()
+        return
+    view = adopting.result().write(0, CHUNKS)
     assert (view["state"], view["off_line"]) == ("committed", True)
     assert Job(service.http(), after=3).opened["restore_point"]["step"] == 100
 
@@ -91,13 +78,9 @@ def test_the_newest_attempts_own_step_stands_over_a_save_adopted_at_the_same_mom
     service: RunningService, second: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = hold_after(monkeypatch, holdfast_service.commit.begin, "place_late_save")
-    with in_background(gate) as threads:
-        adopting = threads.submit(begin_late, second)
-        gate.wait_until_reached()  # it may be adopted, and its row is not there yet
-        beginning = threads.submit(second.begin, 110)
-        until_blocked_or_done(service, beginning)
-        gate.open()
-        late, own = adopting.result(), beginning.result()
+    # It may be adopted, and its row is not there yet.
+    adopting, beginning = overlap(service, gate, lambda: begin_late(second), lambda: second.begin(110))
+    late, own = adopting.result(), beginning.result()
     second.resumed_from(latest(second)["checkpoint_id"])
     own.write(0, [b"w", b"i"])
     assert late.write(0, CHUNKS)["state"] == "committed"
@@ -110,19 +93,15 @@ def test_an_adoption_beside_the_newest_attempts_first_begin_comes_before_or_is_r
     service: RunningService, second: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = hold_after(monkeypatch, holdfast_service.commit.begin, "insert_absent")
-    with in_background(gate) as threads:
-        beginning = threads.submit(second.begin, 110)
-        gate.wait_until_reached()  # the row is there and nobody else can see it
-        adopting = threads.submit(begin_late, second)
-        until_blocked_or_done(service, adopting)
-        gate.open()
-        own = beginning.result()
-        if service.context.database.is_postgres:  # both hold the run's row in share mode
-            assert adopting.result().write(0, CHUNKS)["state"] == "committed"
-            assert latest(second)["step"] == 200
-        else:  # one writer at a time
-            with refused("off_line_branch"):
-                adopting.result()
+    # The row is there and nobody else can see it.
+    beginning, adopting = overlap(service, gate, lambda: second.begin(110), lambda: begin_late(second))
+    own = beginning.result()
+    if service.context.database.is_postgres:  # both hold the run's row in share mode
+        assert adopting.result().write(0, CHUNKS)["state"] == "committed"
+        assert latest(second)["step"] == 200
+    else:  # one writer at a time
+        with refused("off_line_branch"):
+            adopting.result()
     with refused("off_line_branch"):
         second.begin(300, origin_attempt=1)
     own.write(0, [b"w", b"i"])

@@ -18,7 +18,7 @@ from holdfast_service.collect.tick import tick as collect
 from holdfast_service.retention.purge import PurgeReport
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
-from tests.support.interleave import hold_after, hold_before, in_background, refused, until_blocked_or_done
+from tests.support.interleave import hold_after, hold_before, in_background, overlap, refused, until_blocked_or_done
 from tests.support.rank import Job, answer, digest_of
 from tests.support.retention import (
     HOUR,
@@ -250,15 +250,10 @@ def test_a_step_that_was_saved_anew_is_not_taken_back_beside_it(
     ids = [job.save(step)["id"] for step in (1, 2, 3)]
     prune(service, checkpoint_ids=[ids[0]])
     gate = hold_after(monkeypatch, holdfast_service.commit.begin, "_insert")
-    with in_background(gate) as sides:
-        beginning = sides.submit(job.begin, 1)
-        gate.wait_until_reached()
-        coming = sides.submit(undelete, service, ids[0])
-        until_blocked_or_done(service, coming)
-        gate.open()
-        anew = beginning.result()
-        with refused("checkpoint_conflict"):
-            coming.result()
+    beginning, coming = overlap(service, gate, lambda: job.begin(1), lambda: undelete(service, ids[0]))
+    anew = beginning.result()
+    with refused("checkpoint_conflict"):
+        coming.result()
     anew.abort()
     assert undelete(service, ids[0])["state"] == "committed"
     with refused("checkpoint_conflict"):
