@@ -183,5 +183,7 @@ def test_weights_are_changed_only_when_every_byte_was_verified(service, run):
     model = Job(seed=7).state["model"]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(errors.HoldfastError):
-        holdfast.load_weights(run, model)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        holdfast.load_weights(run, model, dtype=torch.float64)
+    after = model.state_dict()
+    assert {name: tensor.dtype for name, tensor in after.items()} == {name: was.dtype for name, was in before.items()}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())

@@ -34,9 +34,15 @@ Demand = Callable[[StoredState], tuple[dict[str, Any], LoadOptions]]
 
 
 def read_into(
-    selector: str, demand: Demand, *, rank_trees: bool, client_settings: ClientSettings | None = None
+    selector: str,
+    demand: Demand,
+    *,
+    rank_trees: bool,
+    convert: Callable[[], object] | None = None,
+    client_settings: ClientSettings | None = None,
 ) -> LoadReport:
     """Reads `demo/base@best:loss` (or `@latest`, `@1200`, …). `rank_trees`: also what each rank had of its own.
+    `convert`: gives the objects of the state other dtypes, just before they take the values.
 
     Collective where torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
     Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
@@ -56,10 +62,13 @@ def read_into(
                 state, options = demand(documents.stored)
                 planned: list[tuple[LoadPlan, ReadPlan, Arrivals]] = []
 
-                def plan_load_here() -> None:
-                    plan = plan_load(
+                def planned_load() -> LoadPlan:
+                    return plan_load(
                         state, documents.stored, rank=ranks.rank, world_size=ranks.world_size, options=options
                     )
+
+                def plan_load_here() -> None:
+                    plan = planned_load()
                     reads = plan_reads(documents.layout, plan.wanted, prefer_rank=ranks.rank)
                     # Not into the live tensors: whoever is refused keeps the state as it was.
                     planned.append((plan, reads, plan.arrivals(into_live=False)))
@@ -70,7 +79,15 @@ def read_into(
                     ranks.together(
                         lambda: source.read(reads, documents.layout, documents.chunks, arrivals.rooms(), shared=shared)
                     )
-            ranks.together(lambda: plan.apply(arrivals))
+
+            def apply() -> None:
+                if convert is None:
+                    plan.apply(arrivals)
+                else:
+                    convert()
+                    planned_load().apply(arrivals)  # a tensor that was converted may be another one
+
+            ranks.together(apply)
             if ranks.is_first:
                 log.info("loaded %s of %s, step %d%s", ", ".join(state), run, point.step, _left_out(plan.report))
             return plan.report

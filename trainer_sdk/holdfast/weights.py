@@ -6,6 +6,7 @@ The same reading as a restore (documents -> plan -> fetch and verify -> apply), 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,21 +33,20 @@ def load_weights(
 
     strict: every parameter must be there, and no other (but for excluded ones); else the report tells what was not.
     exclude: shell patterns of parameter names that stay as they are, for example `head.*`.
-    dtype: converts the model's floating-point tensors first, and they stay converted if nothing can then be loaded.
-    Values are always converted to the model's dtypes.
+    dtype: converts the model's floating-point tensors before the values come. These are always converted to the
+    model's dtypes.
     component: which of several models of the checkpoint; its key in the state that was saved.
 
-    Collective where torch.distributed is initialised. But for `dtype`, nothing is changed before every byte was
-    verified on all ranks. Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
+    Collective where torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
+    Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
     """
 
     def demand(stored: StoredState) -> tuple[dict[str, Any], LoadOptions]:
         key = _model_component(stored, component, selector)
-        if dtype is not None:
-            model.to(dtype)
         return {key: model}, LoadOptions(strict=strict, cast=True, exclude=tuple(f"{key}/{each}" for each in exclude))
 
-    return read_into(selector, demand, rank_trees=False, client_settings=client_settings)
+    convert = None if dtype is None else partial(model.to, dtype)
+    return read_into(selector, demand, rank_trees=False, convert=convert, client_settings=client_settings)
 
 
 def _model_component(stored: StoredState, asked: str | None, selector: str) -> str:
