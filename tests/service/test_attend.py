@@ -146,11 +146,11 @@ def test_the_services_own_downtime_neither_stalls_nor_loses_a_run(service: Runni
     reap.tick(service.context)
     for name in ("alive", "dead"):
         Job(service.http(), f"demo/{name}", after=1)
-    clock.advance(40)  # only workers' rounds, and the first one does not know it yet
+    clock.advance(20)  # only workers' rounds, and the first one does not know it yet
     assert (reap.tick(service.context), tick(service.context)) == (reap.ReapReport(), AttendReport())
-    clock.advance(10)
+    clock.advance(60)
     assert (bool(reap.tick(service.context).error), tick(service.context)) == (True, AttendReport())
-    clock.advance(3550)
+    clock.advance(3520)
     serves()
     assert tick(service.context) == AttendReport(), "though it comes before the reaper's round"
     assert reap.tick(service.context).deadlines_moved_seconds
