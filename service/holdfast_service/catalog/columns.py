@@ -1,11 +1,11 @@
-"""Column types that mean the same on SQLite and on Postgres."""
+"""Column types and indexes that mean the same on SQLite and on Postgres."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer, TypeDecorator
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Index, Integer, TypeDecorator, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 # SQLite gives row ids only to a column of exactly this type.
@@ -30,3 +30,8 @@ class Moment(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    """Of the rows for which `where` holds. A query that says exactly this can use it."""
+    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))

@@ -30,11 +30,10 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
-    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from holdfast_service.catalog.columns import Document, Moment, RowId
+from holdfast_service.catalog.columns import Document, Moment, RowId, partial_index
 
 
 class Table(DeclarativeBase):
@@ -152,8 +151,8 @@ class Attempt(Table):
     __table_args__ = (
         UniqueConstraint("run_id", "number"),
         UniqueConstraint("run_id", "launch_id"),
-        Index("ix_attempts_open", "id", sqlite_where=text(OPEN), postgresql_where=text(OPEN)),
-        Index("ix_attempts_unheard", "ended_at", sqlite_where=text(UNHEARD), postgresql_where=text(UNHEARD)),
+        partial_index("ix_attempts_open", "id", where=OPEN),
+        partial_index("ix_attempts_unheard", "ended_at", where=UNHEARD),
     )
 
 
@@ -233,45 +232,23 @@ class Checkpoint(Table):
     __table_args__ = (
         # Identity (protocol rule 6): after an abort the same step can be begun anew. A branch off the line stands
         # beside the line's own, or pushing it would keep the newest attempt from adopting the step.
-        Index(
+        partial_index(
             "uq_checkpoints_live_step",
             "run_id",
             "attempt_number",
             "step",
             "off_line",
+            where="state IN ('uploading', 'committed')",
             unique=True,
-            sqlite_where=text("state IN ('uploading', 'committed')"),
-            postgresql_where=text("state IN ('uploading', 'committed')"),
         ),
         Index("ix_checkpoints_run_id_step", "run_id", "step", "id"),
-        Index(
-            "ix_checkpoints_corrupt",
-            "id",
-            sqlite_where=text("health = 'corrupt'"),
-            postgresql_where=text("health = 'corrupt'"),
-        ),
-        Index(
-            "ix_checkpoints_uploading_deadline",
-            "deadline_at",
-            sqlite_where=text("state = 'uploading'"),
-            postgresql_where=text("state = 'uploading'"),
-        ),
-        Index(
-            "ix_checkpoints_trashed_purge",
-            "purge_at",
-            sqlite_where=text("state = 'trashed'"),
-            postgresql_where=text("state = 'trashed'"),
-        ),
-        Index(
-            "ix_checkpoints_to_cool",
-            "tier_checked_at",
-            "id",
-            sqlite_where=text(TO_COOL),
-            postgresql_where=text(TO_COOL),
-        ),
-        Index("ix_checkpoints_thawed", "id", sqlite_where=text(THAWED), postgresql_where=text(THAWED)),
-        Index("ix_checkpoints_to_record", "id", sqlite_where=text(TO_RECORD), postgresql_where=text(TO_RECORD)),
-        Index("ix_checkpoints_to_forget", "id", sqlite_where=text(TO_FORGET), postgresql_where=text(TO_FORGET)),
+        partial_index("ix_checkpoints_corrupt", "id", where="health = 'corrupt'"),
+        partial_index("ix_checkpoints_uploading_deadline", "deadline_at", where="state = 'uploading'"),
+        partial_index("ix_checkpoints_trashed_purge", "purge_at", where="state = 'trashed'"),
+        partial_index("ix_checkpoints_to_cool", "tier_checked_at", "id", where=TO_COOL),
+        partial_index("ix_checkpoints_thawed", "id", where=THAWED),
+        partial_index("ix_checkpoints_to_record", "id", where=TO_RECORD),
+        partial_index("ix_checkpoints_to_forget", "id", where=TO_FORGET),
     )
 
 
@@ -374,10 +351,10 @@ class Copy(Table):
         UniqueConstraint("chunk_id", "store_id", "generation"),
         Index("ix_copies_project_id_state", "project_id", "state"),
         Index("ix_copies_store_id_state_verified_at", "store_id", "state", "verified_at"),
-        Index("ix_copies_to_read", "id", sqlite_where=text(COPY_TO_READ), postgresql_where=text(COPY_TO_READ)),
-        Index("ix_copies_locked", "id", sqlite_where=text(COPY_LOCKED), postgresql_where=text(COPY_LOCKED)),
-        Index("ix_copies_leased", "leased_until", sqlite_where=text(COPY_LEASED), postgresql_where=text(COPY_LEASED)),
-        Index("ix_copies_damaged", "id", sqlite_where=text(COPY_DAMAGED), postgresql_where=text(COPY_DAMAGED)),
+        partial_index("ix_copies_to_read", "id", where=COPY_TO_READ),
+        partial_index("ix_copies_locked", "id", where=COPY_LOCKED),
+        partial_index("ix_copies_leased", "leased_until", where=COPY_LEASED),
+        partial_index("ix_copies_damaged", "id", where=COPY_DAMAGED),
     )
 
 
