@@ -10,13 +10,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Float, ForeignKey, Index, Integer, Text, UniqueConstraint, text
+from sqlalchemy import BigInteger, Boolean, Float, ForeignKey, Index, Integer, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from holdfast_service.catalog.columns import Document, Moment, RowId
+from holdfast_service.catalog.columns import Document, Moment, RowId, partial_index
 from holdfast_service.catalog.tables import Table
 
-_UNDER_WAY = text("ended_at IS NULL AND cancel_requested_at IS NULL")
+_UNDER_WAY = "ended_at IS NULL AND cancel_requested_at IS NULL"
 
 
 class Controller(Table):
@@ -143,13 +143,7 @@ class Operation(Table):
     __table_args__ = (
         Index("ix_operations_state", "state", "created_at"),
         Index("ix_operations_project_id", "project_id", "created_at"),
-        Index(
-            "uq_operations_open_fingerprint",
-            "fingerprint",
-            unique=True,
-            sqlite_where=_UNDER_WAY,
-            postgresql_where=_UNDER_WAY,
-        ),
+        partial_index("uq_operations_open_fingerprint", "fingerprint", where=_UNDER_WAY, unique=True),
     )
 
 
@@ -231,15 +225,7 @@ class CheckpointCopy(Table):
     complete_at: Mapped[datetime | None] = mapped_column(Moment)
     retry_at: Mapped[datetime | None] = mapped_column(Moment)  # not before: the last try failed
     error: Mapped[str | None] = mapped_column(Text)
-    __table_args__ = (
-        Index(
-            "ix_checkpoint_copies_to_copy",
-            "store_id",
-            "checkpoint_id",
-            sqlite_where=text(TO_COPY),
-            postgresql_where=text(TO_COPY),
-        ),
-    )
+    __table_args__ = (partial_index("ix_checkpoint_copies_to_copy", "store_id", "checkpoint_id", where=TO_COPY),)
 
 
 class PriceList(Table):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, Text, text
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from holdfast_service.catalog.columns import Moment
+from holdfast_service.catalog.columns import Moment, partial_index
 from holdfast_service.catalog.tables import Table
 
 # Whose record is older than what it speaks of. A query that says exactly this can use the partial index.
@@ -30,14 +30,7 @@ class RecordSubject(Table):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     version: Mapped[int] = mapped_column(Integer, default=1)
     recorded_version: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    __table_args__ = (
-        Index(
-            "ix_record_subjects_to_record",
-            "subject_id",
-            sqlite_where=text(SUBJECT_TO_RECORD),
-            postgresql_where=text(SUBJECT_TO_RECORD),
-        ),
-    )
+    __table_args__ = (partial_index("ix_record_subjects_to_record", "subject_id", where=SUBJECT_TO_RECORD),)
 
 
 class WrittenRecord(Table):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, Integer, LargeBinary, Text, UniqueConstraint, text
+from sqlalchemy import ForeignKey, Index, Integer, LargeBinary, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from holdfast_service.catalog.columns import Document, Moment, RowId
+from holdfast_service.catalog.columns import Document, Moment, RowId, partial_index
 from holdfast_service.catalog.tables import Table
 
 # A query that says exactly this can use the partial index.
@@ -46,11 +46,6 @@ class WebhookDelivery(Table):
     last_error: Mapped[str | None] = mapped_column(Text)
     __table_args__ = (
         UniqueConstraint("webhook_id", "event", "subject", name="uq_webhook_deliveries_webhook_id_event_subject"),
-        Index(
-            "ix_webhook_deliveries_due",
-            "next_try_at",
-            sqlite_where=text(TO_DELIVER),
-            postgresql_where=text(TO_DELIVER),
-        ),
+        partial_index("ix_webhook_deliveries_due", "next_try_at", where=TO_DELIVER),
         Index("ix_webhook_deliveries_created_at", "created_at"),
     )
