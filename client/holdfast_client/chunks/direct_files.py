@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast_client.chunks.core_turns import CoreTurns
+from holdfast_client.chunks.core_limit import CoreLimit
 from holdfast_client.chunks.pace import Pace
 from holdfast_client.chunks.receive import Receiver
 from holdfast_client.chunks.stopping import check_stop
@@ -40,7 +40,7 @@ def _file_errors(what: str) -> Iterator[None]:
 
 
 def write_incoming(
-    path: str, body: memoryview, pace: Pace, turns: CoreTurns, stop: threading.Event | None = None
+    path: str, body: memoryview, pace: Pace, cores: CoreLimit, stop: threading.Event | None = None
 ) -> None:
     """Writes the whole file and makes it durable, or leaves none. The name is the ticket's own, so a file that is
     there already is what an earlier try left; it is removed and never written into. Raises StoreFull,
@@ -53,7 +53,7 @@ def write_incoming(
                 check_stop(stop)
                 block = body[written : written + block_bytes]
                 pace.spend(block.nbytes, stop)
-                written += turns.run(functools.partial(os.write, descriptor, block))
+                written += cores.run(functools.partial(os.write, descriptor, block))
             os.fsync(descriptor)
         except BaseException:
             with suppress(OSError):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast_client.chunks.core_turns import CoreTurns
+from holdfast_client.chunks.core_limit import CoreLimit
 
 Load = Callable[[threading.Event], memoryview]
 """Gives the chunk's bytes, on a transfer thread. May wait for them, in the order of the chunks; raises TransferStopped
@@ -42,15 +42,15 @@ class HashedChunk:
 
 
 def hash_chunk(
-    chunk: OutgoingChunk, stop: threading.Event, *, with_md5: bool, turns: CoreTurns | None = None
+    chunk: OutgoingChunk, stop: threading.Event, *, with_md5: bool, cores: CoreLimit | None = None
 ) -> HashedChunk:
-    """Loads the chunk and finds its digests. hashlib lets go of the interpreter's lock meanwhile. Without `turns` at
-    once."""
+    """Loads the chunk and finds its digests. hashlib lets go of the interpreter's lock meanwhile. Without `cores` at
+    once, however many others compute."""
     body = chunk.load(stop)
 
     def digests() -> tuple[str, str | None]:
         md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if with_md5 else None
         return chunk.digest or hashlib.sha256(body).hexdigest(), md5
 
-    digest, md5 = digests() if turns is None else turns.run(digests)
+    digest, md5 = digests() if cores is None else cores.run(digests)
     return HashedChunk(digest, md5, body, chunk.release, chunk.item_bytes)

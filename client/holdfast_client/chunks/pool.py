@@ -15,7 +15,7 @@ from urllib3.exceptions import HTTPError
 
 from holdfast_client.backoff import Backoff, retry_after_seconds
 from holdfast_client.certificates import certificate_refused
-from holdfast_client.chunks.core_turns import CoreTurns, usable_cores
+from holdfast_client.chunks.core_limit import CoreLimit, usable_cores
 from holdfast_client.chunks.live_connections import LiveConnections
 from holdfast_client.chunks.pace import Pace, Turn
 from holdfast_client.errors import StoreRefused, StoreUnavailable
@@ -34,7 +34,7 @@ class TransferPool:
         keep_queries_out_of_logs()
         self.retry_seconds = settings.retry_seconds
         self.pace = Pace(settings.max_bytes_per_second)
-        self.turns = CoreTurns(usable_cores())
+        self.cores = CoreLimit(usable_cores())
         self._paces = {StoreRole.PRIMARY: self.pace}
         self._service_url = settings.url + "/"
         self._http = urllib3.PoolManager(

@@ -43,7 +43,7 @@ def put_chunk(
         check_stop(stop)
         try:
             if ticket.kind == "file":
-                write_incoming(ticket.path, flat, pool.pace, pool.turns, stop)
+                write_incoming(ticket.path, flat, pool.pace, pool.cores, stop)
                 return
             failure, wait_seconds = _put_once(ticket, flat, pool, stop, backoff)
         except ServiceUnavailable as error:

@@ -156,7 +156,7 @@ class ShardUploader:
 
     def _hash_more(self, chunks: Iterator[OutgoingChunk], jobs: _UploadJobs, workers: TransferWorkers) -> bool:
         """Keeps some threads hashing. False when nothing more is to be hashed now."""
-        with_md5, turns = self._client.store_asks_md5(), self._client.transfers.turns
+        with_md5, cores = self._client.store_asks_md5(), self._client.transfers.cores
         while self._hashing < workers.hashing.count and self._held_bytes <= self._most_held_bytes:
             chunk = next(chunks, None)
             if chunk is None:
@@ -165,7 +165,7 @@ class ShardUploader:
             ordinal = len(self._digests)
             self._digests.append("")
             self._hashing += 1
-            work = functools.partial(hash_chunk, chunk, self._stop, with_md5=with_md5, turns=turns)
+            work = functools.partial(hash_chunk, chunk, self._stop, with_md5=with_md5, cores=cores)
             jobs.start(workers.hashing, ordinal, work)
         return self._hashing > 0
 
@@ -235,7 +235,7 @@ class ShardUploader:
         while (opened := self._encoding.begin(workers.hashing.count)) is not None:
             assert opened.raw is not None  # nobody has let go of it yet
             encode = functools.partial(encode_chunk, opened.raw, self._stop)
-            work = functools.partial(self._client.transfers.turns.run, encode)
+            work = functools.partial(self._client.transfers.cores.run, encode)
             jobs.start(workers.transfers, _Encoding(opened.digest), work)
 
     def _put(self, body: memoryview, ticket: UploadTicket, life: TicketLife) -> None:

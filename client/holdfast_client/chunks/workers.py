@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from holdfast_client.chunks.core_turns import usable_cores
+from holdfast_client.chunks.core_limit import usable_cores
 
 DEFAULT_COUNT = 4
 MOST_HASHING = 4

@@ -1,7 +1,7 @@
-"""Hashing, encoding and writing into a file take turns: as many at once as there are cores.
+"""Hashing, encoding and writing into a file: as many threads at once as there are cores.
 
-What is more than that only makes a thread wait for a core while it holds the interpreter's lock, and training waits for
-that lock (docs/performance.md, "Training while a save is in flight").
+More of them would gain nothing, and make a thread wait for a core while it holds the interpreter's lock; training waits
+for that lock (docs/adr/0036).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 LONGEST_WAIT_SECONDS = 0.5
-"""A turn that takes longer waits for a disk and not for a core: whoever is next goes on beside it. So a filesystem that
+"""What takes longer waits for a disk and not for a core: whoever is next goes on beside it. So a filesystem that
 hangs holds up nobody but who writes to it."""
 
 T = TypeVar("T")
 
 
-class CoreTurns:
+class CoreLimit:
     def __init__(self, count: int) -> None:
         self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(count):
@@ -26,7 +26,7 @@ class CoreTurns:
 
     def run(self, work: Callable[[], T]) -> T:
         """Carries `work` out, which lets go of the interpreter's lock for most of its time. From any thread, and never
-        within a turn."""
+        within another `run`."""
         try:
             self._free.get(timeout=LONGEST_WAIT_SECONDS)
         except queue.Empty:
