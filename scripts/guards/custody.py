@@ -72,7 +72,7 @@ GUARDS = (
     Guard(
         "protocol-29",
         "a hold is placed without the checkpoint's lock",
-        "service/holdfast_service/holds/view.py",
+        "service/holdfast_service/catalog/resolve.py",
         "select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),",
         "select(Checkpoint).where(Checkpoint.id == checkpoint_id),",
         ("tests/service/test_protocol_holds.py",),

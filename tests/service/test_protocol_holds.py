@@ -194,7 +194,7 @@ def outcome_of(call: Callable[[], Any]) -> str:
 def test_a_hold_that_comes_first_keeps_the_checkpoint_from_the_trash(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = hold_after(monkeypatch, holdfast_service.holds.place, "lock_checkpoint")
+    gate = hold_after(monkeypatch, holdfast_service.holds.place, "locked_checkpoint")
     placing, pruning = overlap(
         service, gate, lambda: place(service, saved["id"]), lambda: outcome_of(lambda: prune(service, saved["id"]))
     )

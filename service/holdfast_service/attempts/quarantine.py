@@ -18,6 +18,7 @@ from holdfast_service.attempts.crash_loop import IN_A_ROW, CrashLoop, Tried, cra
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.custody_tables import AuditEvent
 from holdfast_service.catalog.reach import Reach
+from holdfast_service.catalog.resolve import locked_checkpoint
 from holdfast_service.catalog.restore_choice import choose_restore_point
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 
@@ -126,10 +127,7 @@ def _quarantined(session: Session, loop: CrashLoop) -> list[str]:
 
 def _quarantine(session: Session, run: Run, point: RestorePoint, reason: str) -> bool:
     """False where it has changed since it was chosen: an edit takes only the checkpoint's lock."""
-    checkpoint = session.execute(
-        select(Checkpoint).where(Checkpoint.id == point.checkpoint_id).with_for_update(),
-        execution_options={"populate_existing": True},
-    ).scalar_one()
+    checkpoint = locked_checkpoint(session, point.checkpoint_id)
     if (checkpoint.state, checkpoint.health) != (CheckpointState.COMMITTED, Health.OK):
         return False
     checkpoint.health = Health.QUARANTINED

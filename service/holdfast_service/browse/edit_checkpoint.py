@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import select
-
 from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.resolve import checkpoint_by_id
+from holdfast_service.catalog.resolve import checkpoint_by_id, locked_checkpoint
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.catalog.views import current_checkpoint_view
 from holdfast_service.context import ServiceContext
@@ -25,10 +23,7 @@ def edit_checkpoint(
     _refuse_senseless(request, if_match)
     with context.database.transaction() as session:
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
-        checkpoint = session.execute(
-            select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
-            execution_options={"populate_existing": True},
-        ).scalar_one()
+        checkpoint = locked_checkpoint(session, checkpoint_id)
         if if_match not in (f'"{checkpoint.version}"', "*"):
             raise ProblemError(
                 ProblemCode.EDIT_CONFLICT,

@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.base import Page
 from holdfast_protocol.runs import ProjectView
 from holdfast_service.auth.principal import Principal
-from holdfast_service.catalog.cursors import cut_page, decode_cursor
-from holdfast_service.catalog.resolve import project_named
+from holdfast_service.catalog.resolve import page_of_projects, project_named
 from holdfast_service.catalog.stored_bytes import committed_bytes, stored_bytes
 from holdfast_service.catalog.tables import Project, Run
 from holdfast_service.context import ServiceContext
@@ -20,14 +19,8 @@ _CURSOR = "projects"
 
 
 def list_projects(context: ServiceContext, caller: Principal, *, cursor: str | None, limit: int) -> Page[ProjectView]:
-    query = select(Project).order_by(Project.name).limit(limit + 1)
-    if caller.project_id is not None:
-        query = query.where(Project.id == caller.project_id)
-    if cursor is not None:
-        (name,) = decode_cursor(_CURSOR, cursor, str)
-        query = query.where(Project.name > name)
     with context.database.read() as session:
-        rows, next_cursor = cut_page(_CURSOR, session.scalars(query).all(), limit, lambda row: (row.name,))
+        rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit)
         return Page(items=project_views(session, rows), next_cursor=next_cursor)
 
 

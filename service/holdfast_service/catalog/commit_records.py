@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import structlog
-from sqlalchemy import delete, select, update
+from sqlalchemy import Select, delete, select, update
 
 from holdfast_protocol.states import CheckpointState, StoreRole
 from holdfast_service.attached_store import AttachedStore
@@ -61,18 +61,8 @@ def remove_due_records(context: ServiceContext, attached: AttachedStore) -> int:
     removed = 0
     while True:
         with context.database.read() as session:
-            due = session.execute(
-                select(Run.project_id, Checkpoint.id)
-                .join(Run, Run.id == Checkpoint.run_id)
-                .join(WrittenRecord, WrittenRecord.subject_id == Checkpoint.id)
-                .where(
-                    WrittenRecord.kind == RecordKind.CHECKPOINT,
-                    WrittenRecord.store_id == attached.store_id,
-                    WrittenRecord.removed_at.is_(None),
-                    Checkpoint.state.in_(_GOING),
-                )
-                .limit(_ROWS)
-            ).all()
+            query = _written_in(attached).where(WrittenRecord.removed_at.is_(None), Checkpoint.state.in_(_GOING))
+            due = session.execute(query).all()
         for project_id, checkpoint_id in due:
             _remove(context, attached, checkpoint_subject(project_id, checkpoint_id))
         removed += len(due)
@@ -83,18 +73,10 @@ def remove_due_records(context: ServiceContext, attached: AttachedStore) -> int:
 def forget_removed(context: ServiceContext, attached: AttachedStore) -> int:
     """Takes away what says `removed`, a day later; how many. Raises StoreError."""
     with context.database.read() as session:
-        over = session.execute(
-            select(Run.project_id, Checkpoint.id)
-            .join(Run, Run.id == Checkpoint.run_id)
-            .join(WrittenRecord, WrittenRecord.subject_id == Checkpoint.id)
-            .where(
-                WrittenRecord.kind == RecordKind.CHECKPOINT,
-                WrittenRecord.store_id == attached.store_id,
-                WrittenRecord.removed_at < database_now(session) - _REMOVED_FOR,
-                Checkpoint.state == CheckpointState.DELETED,
-            )
-            .limit(_ROWS)
-        ).all()
+        query = _written_in(attached).where(
+            WrittenRecord.removed_at < database_now(session) - _REMOVED_FOR, Checkpoint.state == CheckpointState.DELETED
+        )
+        over = session.execute(query).all()
     for project_id, checkpoint_id in over:
         subject = checkpoint_subject(project_id, checkpoint_id)
         # The word itself last: until then it outdoes whatever else a late writer has left here.
@@ -106,6 +88,17 @@ def forget_removed(context: ServiceContext, attached: AttachedStore) -> int:
                 execution_options={"synchronize_session": False},
             )
     return len(over)
+
+
+def _written_in(attached: AttachedStore) -> Select[str, str]:
+    """(project, checkpoint) of the records that lie in this store, a round's share of them."""
+    return (
+        select(Run.project_id, Checkpoint.id)
+        .join(Run, Run.id == Checkpoint.run_id)
+        .join(WrittenRecord, WrittenRecord.subject_id == Checkpoint.id)
+        .where(WrittenRecord.kind == RecordKind.CHECKPOINT, WrittenRecord.store_id == attached.store_id)
+        .limit(_ROWS)
+    )
 
 
 def _remove(context: ServiceContext, attached: AttachedStore, subject: Subject) -> None:

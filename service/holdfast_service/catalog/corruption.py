@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, aliased
 from holdfast_protocol.states import CheckpointState, Health, Proof
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.copies import keeps_anywhere, may_keep
+from holdfast_service.catalog.resolve import locked_checkpoint
 from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
 
 _NEEDING = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
@@ -101,10 +102,7 @@ def heal_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bool
     """Takes the mark away if every chunk has a copy to rely on in some store, one that was read since damage was found.
     Whether it did; if not, it keeps a chunk that stands in the way, so that nobody looks again before that has changed.
     """
-    checkpoint = session.execute(
-        select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
-        execution_options={"populate_existing": True},
-    ).scalar_one()
+    checkpoint = locked_checkpoint(session, checkpoint_id)
     if checkpoint.health != Health.CORRUPT or checkpoint.state not in _NEEDING:
         return False
     kept = exists().where(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.cursors import cut_page, decode_cursor
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
 
@@ -65,3 +68,24 @@ def checkpoint_by_id(session: Session, caller: Principal, checkpoint_id: str) ->
             ProblemCode.CHECKPOINT_NOT_FOUND, f"There is no checkpoint {checkpoint_id}.", checkpoint_id=checkpoint_id
         )
     return row[0], row[1], row[2]
+
+
+def locked_checkpoint(session: Session, checkpoint_id: str) -> Checkpoint:
+    """FOR UPDATE, as it is under the lock: whatever was read before may be over."""
+    return session.execute(
+        select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
+        execution_options={"populate_existing": True},
+    ).scalar_one()
+
+
+def page_of_projects(
+    session: Session, caller: Principal, kind: str, cursor: str | None, limit: int
+) -> tuple[Sequence[Project], str | None]:
+    """By name, those that the caller may see, and the cursor of the next page. Raises `invalid_request`."""
+    query = select(Project).order_by(Project.name).limit(limit + 1)
+    if caller.project_id is not None:
+        query = query.where(Project.id == caller.project_id)
+    if cursor is not None:
+        (name,) = decode_cursor(kind, cursor, str)
+        query = query.where(Project.name > name)
+    return cut_page(kind, session.scalars(query).all(), limit, lambda project: (project.name,))

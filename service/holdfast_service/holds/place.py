@@ -19,12 +19,12 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.custody_tables import Hold
 from holdfast_service.catalog.held import in_force
-from holdfast_service.catalog.resolve import checkpoint_by_id
+from holdfast_service.catalog.resolve import checkpoint_by_id, locked_checkpoint
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
-from holdfast_service.holds.view import hold_view, lock_checkpoint
+from holdfast_service.holds.view import hold_view
 from holdfast_service.stores.object_lock import LockingStore
 
 _HELD_STATES = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
@@ -40,7 +40,7 @@ def place_hold(context: ServiceContext, caller: Principal, checkpoint_id: str, r
     until = _whole_seconds(request.retain_until)
     with context.database.transaction() as session:
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
-        checkpoint = lock_checkpoint(session, checkpoint_id)
+        checkpoint = locked_checkpoint(session, checkpoint_id)
         _refuse_unfit(checkpoint)
         now = database_now(session)
         if until is not None and until <= now:

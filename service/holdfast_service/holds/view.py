@@ -11,6 +11,7 @@ from holdfast_protocol.holds import HoldKind, HoldView
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.custody_tables import Hold
+from holdfast_service.catalog.resolve import locked_checkpoint
 from holdfast_service.catalog.tables import Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
 
@@ -61,16 +62,9 @@ def locked_hold(session: Session, caller: Principal, hold_id: str) -> tuple[Hold
             ProblemCode.HOLD_NOT_FOUND,
             f"There is no hold {hold_id[:60]!r}. Correct the id; `holdfast hold list` shows them.",
         )
-    lock_checkpoint(session, row.Checkpoint.id)
+    # Whoever takes a checkpoint away holds the same lock, and asks for holds behind it.
+    locked_checkpoint(session, row.Checkpoint.id)
     hold = session.execute(
         select(Hold).where(Hold.id == hold_id), execution_options={"populate_existing": True}
     ).scalar_one()
     return hold, row.Checkpoint, row.Run, row.Project
-
-
-def lock_checkpoint(session: Session, checkpoint_id: str) -> Checkpoint:
-    """Whoever takes a checkpoint away holds the same lock, and asks for holds behind it."""
-    return session.execute(
-        select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
-        execution_options={"populate_existing": True},
-    ).scalar_one()

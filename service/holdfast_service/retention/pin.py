@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.checkpoints import CheckpointView
@@ -14,7 +13,7 @@ from holdfast_protocol.pruning import PinCheckpoint
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.resolve import checkpoint_by_id
+from holdfast_service.catalog.resolve import checkpoint_by_id, locked_checkpoint
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.catalog.views import current_checkpoint_view
 from holdfast_service.clock import database_now
@@ -79,14 +78,6 @@ def unpin_checkpoint(context: ServiceContext, caller: Principal, checkpoint_id: 
             )
         session.flush()
         return current_checkpoint_view(session, project.name, run.name, checkpoint)
-
-
-def locked_checkpoint(session: Session, checkpoint_id: str) -> Checkpoint:
-    """FOR UPDATE, as it is under the lock."""
-    return session.execute(
-        select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
-        execution_options={"populate_existing": True},
-    ).scalar_one()
 
 
 def set_pin(checkpoint: Checkpoint, by: str, reason: str, now: datetime, until: datetime | None) -> None:

@@ -16,13 +16,13 @@ from holdfast_protocol.pruning import UndeleteCheckpoint
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.resolve import checkpoint_by_id
+from holdfast_service.catalog.resolve import checkpoint_by_id, locked_checkpoint
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.catalog.views import current_checkpoint_view
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
-from holdfast_service.retention.pin import locked_checkpoint, pinned_now, set_pin
+from holdfast_service.retention.pin import pinned_now, set_pin
 from holdfast_service.retention.trash import lock_run
 
 _PIN_REASON = "taken back from the trash"

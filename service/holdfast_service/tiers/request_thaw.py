@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
@@ -14,7 +13,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.cold_words import takes_words
 from holdfast_service.catalog.readable import refuse_unless_whole
-from holdfast_service.catalog.resolve import checkpoint_by_id
+from holdfast_service.catalog.resolve import checkpoint_by_id, locked_checkpoint
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
@@ -27,10 +26,7 @@ def request_thaw(context: ServiceContext, caller: Principal, checkpoint_id: str,
     `invalid_request` for a speed that a class does not have, and what refuse_unless_whole raises."""
     with context.database.transaction() as session:
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
-        checkpoint = session.execute(
-            select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
-            execution_options={"populate_existing": True},
-        ).scalar_one()
+        checkpoint = locked_checkpoint(session, checkpoint_id)
         _refuse_unfit(checkpoint)
         standing = standing_of(session, context, checkpoint)
         _refuse_speed(standing, request.speed)

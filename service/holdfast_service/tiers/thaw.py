@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, aliased
 from holdfast_protocol.states import CheckpointState, CopyState, Tier
 from holdfast_service.catalog.copies import is_readable
 from holdfast_service.catalog.going_cold import set_tier
+from holdfast_service.catalog.resolve import locked_checkpoint
 from holdfast_service.catalog.tables import THAWED, Checkpoint, Chunk, Copy, ReadLease
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
@@ -183,7 +184,4 @@ def _end_if_over(session: Session, context: ServiceContext, checkpoint_id: str) 
 
 
 def _locked(session: Session, checkpoint_id: str) -> Checkpoint:
-    return session.execute(
-        select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),
-        execution_options={"populate_existing": True},
-    ).scalar_one()
+    return locked_checkpoint(session, checkpoint_id)

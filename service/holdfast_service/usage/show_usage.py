@@ -16,9 +16,8 @@ from holdfast_protocol.states import CheckpointState, StoreRole
 from holdfast_protocol.usage import StoreBytes, UsageView
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.byte_usage import CountedBytes, KeptFor, count_bytes
-from holdfast_service.catalog.cursors import cut_page, decode_cursor
 from holdfast_service.catalog.custody_tables import StoreCare
-from holdfast_service.catalog.resolve import project_named, run_named
+from holdfast_service.catalog.resolve import page_of_projects, project_named, run_named
 from holdfast_service.catalog.stored_bytes import CommittedBytes, committed_bytes
 from holdfast_service.catalog.tables import Checkpoint, Project, Run, Store
 from holdfast_service.clock import database_now
@@ -35,14 +34,8 @@ class _Orphans:
 
 def list_usage(context: ServiceContext, caller: Principal, *, cursor: str | None, limit: int) -> Page[UsageView]:
     """Of projects, by name."""
-    query = select(Project).order_by(Project.name).limit(limit + 1)
-    if caller.project_id is not None:
-        query = query.where(Project.id == caller.project_id)
-    if cursor is not None:
-        (name,) = decode_cursor(_CURSOR, cursor, str)
-        query = query.where(Project.name > name)
     with context.database.read() as session:
-        rows, next_cursor = cut_page(_CURSOR, session.scalars(query).all(), limit, lambda row: (row.name,))
+        rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit)
         return Page(items=[_of_project(session, context, project) for project in rows], next_cursor=next_cursor)
 
 
