@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import ssl
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks.upload import put_chunk
 from holdfast_protocol.chunks import UploadTicket
 from tests.support.scripted_http import Reply, ScriptedServer, in_turn
+from tests.support.tls import self_signed
 
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """Self-signed, for 127.0.0.1; the key is in the same file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path / "certificate.pem"
-    path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        + signed.public_bytes(serialization.Encoding.PEM)
-    )
-    return path
+    return self_signed(tmp_path / "certificate.pem", "127.0.0.1")
 
 
 @pytest.fixture
