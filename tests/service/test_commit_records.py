@@ -26,6 +26,7 @@ from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
 from tests.support.databases import SqliteCatalogs
+from tests.support.death import Killed
 from tests.support.interleave import hold_before, in_background
 from tests.support.rank import Job
 from tests.support.rebuilt import rebuild_into, record_all
@@ -33,10 +34,6 @@ from tests.support.service import RunningService, running_service
 
 pytestmark = pytest.mark.rule("protocol-30")
 _LEASE_OVER_SECONDS = holdfast_service.catalog.record_writing.LEASE_SECONDS + 1
-
-
-class Killed(BaseException):
-    """The process ends right here."""
 
 
 @contextmanager

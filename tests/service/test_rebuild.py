@@ -27,6 +27,7 @@ from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.posix import PosixStore
 from tests.service.conftest import Clock
 from tests.support.databases import PostgresCatalogs
+from tests.support.death import Killed
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.rebuilt import adopt_all, check_all, read_all, rebuild_into, rebuilt_service, record_all
 from tests.support.retention import HOUR, pin, prune, purge, put_policy, states
@@ -197,10 +198,6 @@ def test_what_is_damaged_is_told_by_name_and_is_never_a_restore_point(
                 select(Checkpoint.step).where(Checkpoint.health == "corrupt").order_by(Checkpoint.step)
             ).all()
         assert list(corrupt) == [3, 4, 5]
-
-
-class Killed(BaseException):
-    """The process ends right here."""
 
 
 @pytest.mark.rule("protocol-30")
