@@ -45,8 +45,8 @@ from holdfast_protocol.chunks import (
 from holdfast_protocol.fencing import Fence
 
 QUIET_SECONDS = 0.1
-"""When nothing has happened for so long, what there is is offered and reported, however little: the source may wait for
-the memory of what is under way."""
+"""When nothing has happened for so long while chunks are being hashed or encoded, all is offered and reported, however
+little it is: they may wait for the memory of what is under way."""
 HELD_BYTES = 1024**3
 """Bytes that are hashed and not yet verified; beyond them no more are taken."""
 TRIES_PER_CHUNK = 4
@@ -188,7 +188,7 @@ class ShardUploader:
             time.monotonic(),
             senders_idle=self._sending < workers.transfers.count,
             all_hashed=self._taken_all and not self._hashing and self._encoding.is_idle,
-            stuck=quiet or nothing_runs,
+            stuck=nothing_runs or (quiet and (self._hashing > 0 or not self._encoding.is_idle)),
         ):
             return
         call = self._next_call.begin()
