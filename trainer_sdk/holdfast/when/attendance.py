@@ -38,6 +38,8 @@ class Attendance:
         """The last step without a vote, and how many collectives there were until then."""
         self._waiting: tuple[int, int, str] | None = None
         """The vote that this rank is in: its number, the step, the metric."""
+        self._comes = False
+        """The thread is about to come to a vote, or has; after that it ends."""
         self._error: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-attendance", daemon=True)
@@ -47,8 +49,10 @@ class Attendance:
         """There was nothing to vote on here. Raises what the others have raised, where they had a vote earlier."""
         self._number += 1
         self._passed = (self._number, self._ranks.collectives)
-        if self._error is not None:
-            raise self._error
+        if self._comes:
+            self._thread.join()  # the others may have raised already, and this rank goes no step further
+            if self._error is not None:
+                raise self._error
 
     @contextmanager
     def voting(self, step: int, metric: str) -> Iterator[None]:
@@ -85,6 +89,7 @@ class Attendance:
             f"metrics[{metric!r}] was not passed to step() on rank {self._ranks.rank} at step {step}, and on others it "
             "was. Best(…) needs it on every rank, at the same steps"
         )
+        self._comes = True
         self._error = self._ranks.stand_in(
             lambda: self._ranks.first_says(step, Question.IS_BEST, yes=False, error=missing), since=self._passed[1]
         )
