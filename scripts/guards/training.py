@@ -158,6 +158,14 @@ GUARDS = (
         ("tests/unit/test_preemption_estimate.py",),
     ),
     Guard(
+        "training-16",
+        "what is staged is sent where it hardly fits, though the next step ends at once",
+        "trainer_sdk/holdfast/preemption/estimate.py",
+        "return max(may_wait(left, seconds), min(_A_STEP_SECONDS, left / 4))",
+        "return may_wait(left, seconds)",
+        ("tests/unit/test_preemption_estimate.py",),
+    ),
+    Guard(
         "training-14",
         "a preempted job ends with its launcher's own code",
         "client/holdfast_client/cli/run/ending.py",

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from holdfast.preemption.estimate import Choice, Numbers, SaveRates, decide
+from holdfast.preemption.estimate import Choice, Numbers, SaveRates, decide, may_wait_for_a_step
 from holdfast.preemption.notice import Notice
 
 
@@ -48,6 +48,20 @@ def test_a_save_is_given_up_only_if_the_new_one_fits_and_both_do_not():
         chosen = decide([rank(left=left, in_flight=6, new=4)]).choice
         expected = Choice.BOTH if left >= 12 else Choice.SUPERSEDE if left >= 4.8 else Choice.IN_FLIGHT
         assert chosen is expected, left
+
+
+@pytest.mark.rule("training-16")
+@pytest.mark.parametrize(
+    ("left", "seconds", "waits"),
+    [
+        pytest.param(30, 5, 22.8, id="the last moment at which it would fit"),
+        pytest.param(30, None, 15, id="nothing measured: half of the time"),
+        pytest.param(4.3, 6, 1.0, id="it does not fit as estimated: the step that is running still may end"),
+        pytest.param(2, 6, 0.5, id="hardly any time"),
+    ],
+)
+def test_what_is_staged_waits_for_a_step_to_end(left, seconds, waits):
+    assert may_wait_for_a_step(left, seconds) == pytest.approx(waits)
 
 
 def test_the_slowest_of_the_last_saves_is_what_the_next_one_is_taken_to_be_as_slow_as():

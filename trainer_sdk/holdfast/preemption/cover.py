@@ -22,7 +22,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.layout.plan import LocalPlan
 from holdfast.metric_values import Metrics
 from holdfast.pipeline import SavePipeline
-from holdfast.preemption.estimate import may_wait
+from holdfast.preemption.estimate import may_wait_for_a_step
 from holdfast.ranks import Ranks
 from holdfast.save_job import SaveJob
 from holdfast.saving import Saver
@@ -146,8 +146,7 @@ class StagedCover:
         seconds = rates.seconds_for(job.total_bytes + ahead)
         if self._first_left is None:
             self._first_left = left_seconds
-        # Where nothing was measured, half of the time is for it.
-        return left_seconds <= self._first_left - may_wait(self._first_left, seconds)
+        return left_seconds <= self._first_left - may_wait_for_a_step(self._first_left, seconds)
 
     def _is_told_to(self, step: int) -> bool:
         with suppress(RuntimeError):  # the job's store has ended, and with it the job

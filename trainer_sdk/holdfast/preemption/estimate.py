@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 _SAVES_KEPT = 3
+_A_STEP_SECONDS = 1.0
 _SAFETY = 1.2
 """No save is as quick as the last one was, and a save that is late by a second is none."""
 
@@ -103,6 +104,12 @@ def decide(ranks: Sequence[Numbers], *, has_waited: bool = False) -> Decision:
 def may_wait(left: float, seconds: float | None) -> float:
     """How long a save of so many seconds may still be put off; half of the time where nobody knows."""
     return left / 2 if seconds is None else max(0.0, left - seconds * _SAFETY) * 0.95
+
+
+def may_wait_for_a_step(left: float, seconds: float | None) -> float:
+    """How long what is staged waits for a step to end: also where it hardly fits, for by estimates a newer state fits
+    no worse, and most steps end within a second."""
+    return max(may_wait(left, seconds), min(_A_STEP_SECONDS, left / 4))
 
 
 def _slowest(seconds: Sequence[float | None]) -> float | None:
