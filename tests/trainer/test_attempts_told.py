@@ -49,7 +49,7 @@ def test_a_job_tells_how_far_it_came_and_its_error_before_its_save_is_over(run, 
     view = attempt_of(service.client, run)
     assert seen[0].outcome is view.outcome is AttemptOutcome.FAILED, "told before anything was waited for"
     assert (view.error_type, view.error_rank) == ("test_attempts_told.Boom", 0)
-    assert view.outcome_detail == "Boom: GET https://store.example/chunk failed"
+    assert view.outcome_detail == "Boom: GET https://***@store.example/chunk?*** failed"
     assert (view.first_step, view.last_step, view.steps_run, view.saves_begun) == (0, 4, 5, 2)
     assert 0 < view.save_blocked_seconds < view.save_blocked_seconds + view.restore_seconds < 60
     assert view.opened_at <= view.first_step_at <= view.progressed_at <= view.ended_at

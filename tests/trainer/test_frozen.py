@@ -58,10 +58,10 @@ def offered(monkeypatch):
     saves = []
     upload = ShardWriter.upload
 
-    def watched(writer, chunks):
+    def watched(writer, chunks, **limits):
         chunks = list(chunks)
         saves.append((sum(chunk.digest is not None for chunk in chunks), sum(chunk.digest is None for chunk in chunks)))
-        upload(writer, iter(chunks))
+        upload(writer, iter(chunks), **limits)
 
     monkeypatch.setattr(ShardWriter, "upload", watched)
     return saves
