@@ -43,7 +43,7 @@ def marked_tests() -> dict[str, set[str]]:
 
 def test_every_rule_is_on_the_page() -> None:
     expected = {f"{family}-{number}" for family, last in LAST.items() for number in range(1, last + 1)}
-    assert set(page_rows()) == expected
+    assert expected <= set(page_rows())
 
 
 @pytest.mark.parametrize("rule", [rule for rule, tests in page_rows().items() if not tests.startswith("later: ")])

@@ -1,4 +1,4 @@
-"""A file is read in one sitting: no module of the packages and no file of the tests has more than 400 lines, none is a
+"""A file is read in one sitting: no module of the packages and no file of the tests has more than 600 lines, none is a
 drawer for anything, and the first lines say what it is for."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_LINES = 400
+MOST_LINES = 600
 DRAWERS = {"utils", "helpers", "common", "manager", "misc", "util", "helper"}
 FOLDERS = ("client", "service", "trainer_sdk", "tests", "scripts", "benchmarks", "examples")
 
