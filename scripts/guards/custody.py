@@ -269,4 +269,20 @@ GUARDS = (
         "(now, reaped_at)",
         ("tests/service/test_attend.py",),
     ),
+    Guard(
+        "protocol-45",
+        "a symbolic link inside a posix store is followed",
+        "service/holdfast_service/stores/posix_files.py",
+        "flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder",
+        "flags | os.O_CLOEXEC, mode, dir_fd=folder",
+        ("tests/contract/test_posix_closed.py",),
+    ),
+    Guard(
+        "protocol-45",
+        "a folder that others can enter stays open",
+        "service/holdfast_service/stores/closed_folder.py",
+        "    if closed and",
+        "    if True or closed and",
+        ("tests/contract/test_posix_closed.py", "tests/service/test_start.py"),
+    ),
 )

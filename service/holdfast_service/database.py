@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -110,7 +111,9 @@ class Database:
 
     def _sqlite(self) -> Engine:
         if self.url.database not in (None, "", ":memory:"):
-            _refuse_network_filesystem(Path(str(self.url.database)))
+            path = Path(str(self.url.database))
+            _refuse_network_filesystem(path)
+            _for_the_owner_alone(path)
         engine = create_engine(self.url, connect_args={"timeout": 30, "check_same_thread": False}, pool_size=20)
 
         @event.listens_for(engine, "connect")
@@ -142,6 +145,14 @@ def _not_keepable() -> ProblemError:
 
 def _busy() -> ProblemError:
     return ProblemError(ProblemCode.BUSY, "Every database connection of the service is in use. Try again in a second.")
+
+
+def _for_the_owner_alone(path: Path) -> None:
+    """The catalog holds the service's keys; what SQLite puts beside it gets the same mode. Another owner's is left."""
+    with suppress(OSError):  # SQLite says better what is wrong with a path
+        os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            path.chmod(0o600)
 
 
 def _refuse_network_filesystem(path: Path) -> None:

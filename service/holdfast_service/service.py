@@ -6,6 +6,7 @@ settings -> database -> migrations -> identity -> store (may be away) -> first t
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import structlog
 from sqlalchemy.exc import ArgumentError
@@ -26,9 +27,9 @@ from holdfast_service.reading_pace import ReadingPace
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.store_watch import StoreWatch
 from holdfast_service.stores.base import Store, StoreError, StoreRefused
+from holdfast_service.stores.closed_folder import close_folder
 from holdfast_service.stores.registry import StoreUrlError, open_store
 from holdfast_service.stores.signed_urls import key_of_role
-from holdfast_service.stores.sigv4 import Credentials
 
 _log = structlog.get_logger("holdfast.start")
 
@@ -51,7 +52,7 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
             _log.warning("nothing_is_changed_in_the_stores", reason=MOVED)
         stores: list[AttachedStore] = []
         for role, url in settings.store_urls.items():
-            stores.append(_attach(database, identity, role, url, settings.store_credentials(role)))
+            stores.append(_attach(database, identity, role, url, settings))
         _refuse_one_store_twice(stores)
         _ensure_first_token(settings, database)
     except BaseException:
@@ -83,6 +84,7 @@ def open_database(settings: ServiceSettings) -> Database:
                 f"HOLDFAST_DATA_DIR: the folder {settings.data_dir} cannot be made ({error.strerror}). "
                 "Name one that can be written."
             ) from None
+        _close_data_folder(settings.data_dir)
     try:
         database = Database(settings.database_url_text)
     except DatabaseConfigurationError as error:
@@ -102,6 +104,15 @@ def open_database(settings: ServiceSettings) -> Database:
     return database
 
 
+def _close_data_folder(folder: Path) -> None:
+    """It holds the catalog with its keys, the token and the store."""
+    holds_ours = any((folder / name).exists() for name in ("catalog.db", "token", "store"))
+    try:
+        close_folder(folder, holds_ours=holds_ours)
+    except (StoreRefused, OSError) as error:
+        raise SettingsError(f"HOLDFAST_DATA_DIR cannot be used: {error}.") from None
+
+
 def close_service(context: ServiceContext) -> None:
     for attached in context.stores:
         attached.store.close()
@@ -109,11 +120,12 @@ def close_service(context: ServiceContext) -> None:
 
 
 def _attach(
-    database: Database, identity: CatalogIdentity, role: StoreRole, url: str, credentials: Credentials | None
+    database: Database, identity: CatalogIdentity, role: StoreRole, url: str, settings: ServiceSettings
 ) -> AttachedStore:
     """Opened and settled; one that is away is asked again later."""
+    signing_key, group = key_of_role(identity.signing_key, role), settings.store_gid
     try:
-        store = open_store(url, key_of_role(identity.signing_key, role), credentials)
+        store = open_store(url, signing_key, settings.store_credentials(role), group=group)
     except StoreUrlError as error:
         raise SettingsError(f"{SETTING_OF_ROLE[role]}: {error}") from None
     except StoreRefused as error:

@@ -7,6 +7,7 @@ A wrong value, and a name that nobody knows, stop the start with a sentence that
 from __future__ import annotations
 
 import difflib
+import grp
 import ipaddress
 import os
 from collections.abc import Mapping
@@ -52,6 +53,11 @@ class ServiceSettings(BaseSettings):
         default=None,
         description="Where chunks live: `posix:///path`, `s3://bucket/prefix?endpoint=…&region=…` or "
         "`gs://bucket/prefix`, without credentials. Default: a folder in the data folder.",
+    )
+    store_group: str | None = Field(
+        default=None,
+        description="The group (a name or a number) that shares a posix store with the service: its members read "
+        "chunks from the mount and hand files over. Default: nobody but the service's own user can enter the folder.",
     )
     second_store: str | None = Field(
         default=None,
@@ -276,6 +282,18 @@ class ServiceSettings(BaseSettings):
                 "both, or neither."
             )
         return Credentials(key, secret.get_secret_value())
+
+    @property
+    def store_gid(self) -> int | None:
+        """The number of `store_group`. Raises SettingsError for a group that this machine does not know."""
+        if self.store_group is None or self.store_group.isdecimal():
+            return None if self.store_group is None else int(self.store_group)
+        try:
+            return grp.getgrnam(self.store_group).gr_gid
+        except KeyError:
+            raise SettingsError(
+                f"HOLDFAST_STORE_GROUP: this machine has no group {self.store_group!r}. Give its number, or make it."
+            ) from None
 
     @property
     def webhook_hosts(self) -> frozenset[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ from holdfast_service.catalog.store_row import MARKER_NAME
 from holdfast_service.catalog.tables import Copy
 from holdfast_service.catalog.tables import Store as StoreRow
 from holdfast_service.database import Database, DatabaseConfigurationError, filesystem_kind
+from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
 from holdfast_service.stores.posix import PosixStore
 from tests.support.databases import SqliteCatalogs
@@ -70,6 +73,46 @@ def test_a_mount_that_is_absent_is_not_taken_for_a_new_store(settings: ServiceSe
         (tmp_path / "elsewhere").rename(tmp_path / "store")
         assert readiness(service) == (200, {})
         assert answer(service.http().get(f"/v1/checkpoints/{saved['id']}/manifest"))["checkpoint"] == saved
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.rule("protocol-45")
+def test_the_data_folder_and_the_catalog_are_closed_to_others(tmp_path: Path) -> None:
+    settings = ServiceSettings(data_dir=tmp_path / "data")
+    folder, catalog = settings.data_dir, settings.data_dir / "catalog.db"
+    before = os.umask(0)
+    try:
+        open_database(settings).dispose()
+        assert (_mode(folder), _mode(catalog)) == (0o700, 0o600)
+        folder.chmod(0o755)
+        catalog.chmod(0o644)
+        database = open_database(settings)
+        with database.transaction():
+            assert {_mode(path) for path in folder.glob("catalog.db*")} == {0o600}
+        database.dispose()
+        assert _mode(folder) == 0o700
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.rule("protocol-45")
+def test_a_data_folder_that_holds_other_things_and_is_open_to_others_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "other people's").mkdir()
+    home.chmod(0o755)
+    with pytest.raises(SettingsError, match=rf"HOLDFAST_DATA_DIR .*chmod o-rwx {home}"):
+        open_database(ServiceSettings(data_dir=home))
+    assert [path.name for path in home.iterdir()] == ["other people's"]
+
+
+def test_a_group_that_is_not_there_is_named(settings: ServiceSettings) -> None:
+    wrong = settings.model_copy(update={"store_group": "no-such-group"})
+    with pytest.raises(SettingsError, match="HOLDFAST_STORE_GROUP: this machine has no group"), running_service(wrong):
+        pass
 
 
 @pytest.mark.rule("protocol-5")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,11 +67,25 @@ def write_incoming(
 def _created(path: str) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        return os.open(path, flags, 0o644)
+        descriptor = os.open(path, flags, 0o600)
     except FileExistsError:
         with suppress(FileNotFoundError):
             os.unlink(path)
-        return os.open(path, flags, 0o644)
+        descriptor = os.open(path, flags, 0o600)
+    try:
+        _let_the_service_read(descriptor, os.stat(os.path.dirname(path)))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _let_the_service_read(descriptor: int, incoming: os.stat_result) -> None:
+    """Whoever the store is open to: a group may share it, and root may train for a service that is not root."""
+    if incoming.st_mode & stat.S_IWGRP:
+        os.fchmod(descriptor, 0o640)
+    elif os.geteuid() == 0 != incoming.st_uid:
+        os.fchown(descriptor, incoming.st_uid, incoming.st_gid)
 
 
 def read_file(path: str, receiver: Receiver, digest: str, stop: threading.Event | None = None) -> None:

@@ -61,7 +61,9 @@ def _configured(settings: ServiceSettings) -> list[str]:
 def _opened(settings: ServiceSettings, url: str) -> Store:
     roles = [role for role, configured in settings.store_urls.items() if configured == url]
     try:
-        return open_store(url, _NO_SIGNING_KEY, settings.store_credentials(roles[0]) if roles else None)
+        return open_store(
+            url, _NO_SIGNING_KEY, settings.store_credentials(roles[0]) if roles else None, group=settings.store_gid
+        )
     except (StoreUrlError, StoreRefused) as error:
         raise SettingsError(str(error)) from None
 

@@ -14,19 +14,33 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import ObjectMismatch
 from holdfast_service.stores.posix import PosixStore
-from holdfast_service.stores.posix_files import store_errors
 from holdfast_service.stores.signed_urls import OBJECTS_PATH, Grant, SignatureInvalid, TicketExpired, UrlSigner
 
 _PIECE_BYTES = 1024 * 1024
 
 
 class _ObjectFile(FileResponse):
+    """Of an open file, which it closes: by its name another one could be found meanwhile."""
+
     chunk_size = _PIECE_BYTES
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        super().__init__(
+            f"/dev/fd/{descriptor}", stat_result=os.fstat(descriptor), media_type="application/octet-stream"
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            os.close(self._descriptor)
 
 
 @dataclass(frozen=True)
@@ -55,10 +69,7 @@ def object_router(stores: Sequence[SignedStore]) -> APIRouter:
     @router.get(OBJECTS_PATH + "/{payload}", response_class=Response, summary="Read one object with a signed URL")
     async def get_object(payload: str, signature: str = Query()) -> Response:
         store, grant = _granted(signers, "GET", payload, signature)
-        path = store.object_path(grant.key)
-        with store_errors(store.root):
-            facts = await asyncio.to_thread(os.stat, path)
-        return _ObjectFile(path, stat_result=facts, media_type="application/octet-stream")
+        return _ObjectFile(await asyncio.to_thread(store.open_object, grant.key))
 
     return router
 

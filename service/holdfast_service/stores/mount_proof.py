@@ -14,19 +14,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast_service.stores.posix_files import store_errors
+from holdfast_service.stores.posix_files import Access, new_file, opened_folder, read_whole, store_errors
 
 PROOFS = "proofs"
 _PROOF_ID = re.compile(r"[0-9a-f]{32}")
 
 
-def new_mount_proof(root: Path, expires_in_seconds: int) -> tuple[str, Path]:
+def new_mount_proof(root: Path, expires_in_seconds: int, access: Access) -> tuple[str, Path]:
     """The id (32 hex digits, the first 8 of them say when it expires) and the path of a fresh secret."""
     proof_id = f"{int(time.time()) + expires_in_seconds:08x}{secrets.token_hex(12)}"
-    path = root / PROOFS / proof_id
-    with store_errors(root), path.open("x") as file:
-        file.write(secrets.token_hex(32))
-    return proof_id, path
+    with store_errors(root), opened_folder(root, PROOFS) as folder:
+        with os.fdopen(new_file(folder, proof_id, access), "w") as file:
+            file.write(secrets.token_hex(32))
+    return proof_id, root / PROOFS / proof_id
 
 
 def check_mount_proof(root: Path, proof_id: str, content: str) -> bool:
@@ -35,7 +35,7 @@ def check_mount_proof(root: Path, proof_id: str, content: str) -> bool:
         return False
     with store_errors(root):
         try:
-            written = (root / PROOFS / proof_id).read_bytes()
+            written = read_whole(root, f"{PROOFS}/{proof_id}")
         except FileNotFoundError:
             return False
     return hmac.compare_digest(written, content.encode())
@@ -44,10 +44,10 @@ def check_mount_proof(root: Path, proof_id: str, content: str) -> bool:
 def sweep_mount_proofs(root: Path) -> int:
     """Removes the expired ones; how many."""
     removed = 0
-    with store_errors(root), os.scandir(root / PROOFS) as entries:
+    with store_errors(root), opened_folder(root, PROOFS) as folder, os.scandir(folder) as entries:
         for entry in entries:
             if _PROOF_ID.fullmatch(entry.name) and time.time() >= int(entry.name[:8], 16):
                 with suppress(FileNotFoundError):
-                    Path(entry.path).unlink()
+                    os.unlink(entry.name, dir_fd=folder)
                     removed += 1
     return removed

@@ -10,6 +10,9 @@ the mount hands its file over (`publish`); any other sends it through endpoints.
 in the second case has the service seen the bytes, and says so by the `.sha256` file, made after the object's name:
 a crash between the two leaves an object that is unproven, which is safe. Clients cannot write beside the objects, so
 they cannot claim a proof; the hash is of the stored bytes, which need not be the chunk's digest.
+
+Nothing in the store is reached by a symbolic link, and everything in it is for the service's user alone, or for one
+group (protocol rule 45); see posix_files.py and closed_folder.py.
 """
 
 from __future__ import annotations
@@ -38,12 +41,17 @@ from holdfast_service.stores.base import (
     validated_name,
     validated_project_id,
 )
+from holdfast_service.stores.closed_folder import close_folder
 from holdfast_service.stores.posix_files import (
     INCOMING,
+    Access,
     StagedFile,
-    fsync_folder,
+    files_below,
     link_new,
-    make_folder,
+    new_file,
+    open_file,
+    opened_folder,
+    read_whole,
     remove_whatever,
     store_errors,
 )
@@ -57,12 +65,16 @@ _TICKET_ID = re.compile(r"[0-9a-zA-Z][0-9a-zA-Z-]{7,63}")
 
 
 class PosixStore:
-    """A Store and a MountedStore. `root` is the folder's path as the service sees it."""
+    """A Store and a MountedStore. `root` is the folder's path as the service sees it. The members of `group` may read
+    the store and hand files over; without one, only the service's own user can."""
 
     kind = "posix"
 
-    def __init__(self, root: Path, signer: UrlSigner, *, capabilities: Capabilities | None = None) -> None:
+    def __init__(
+        self, root: Path, signer: UrlSigner, *, group: int | None = None, capabilities: Capabilities | None = None
+    ) -> None:
         self.root = root
+        self._access = Access(group)
         self.capabilities = capabilities
         self._signer = signer
         self._guard: Callable[[], None] = lambda: None
@@ -70,9 +82,20 @@ class PosixStore:
     def prepare(self) -> None:
         """Makes the folders. Not done at every start: where a mount is absent it would make a second, empty store."""
         with store_errors(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(0o700, parents=True, exist_ok=True)
+            self._close_root()
             for part in (INCOMING, mount_proof.PROOFS):
-                make_folder(self.root / part)
+                with opened_folder(self.root, part, self._access):
+                    pass
+
+    def close_to_others(self) -> None:
+        """Raises StoreRefused where others can enter the folder and the service must not be the one to change that."""
+        with store_errors(self.root):
+            self._close_root()
+
+    def _close_root(self) -> None:
+        holds_ours = (self.root / INCOMING).is_dir()
+        close_folder(self.root, holds_ours=holds_ours, gid=self._access.gid)
 
     # Tickets for clients without the mount.
 
@@ -89,23 +112,28 @@ class PosixStore:
 
     def stage(self) -> StagedFile:
         """A file to stream a body into. Use it as a context manager."""
-        return StagedFile(self.root)
+        return StagedFile(self.root, self._access)
 
     def publish_staged(self, staged: StagedFile, key: ObjectKey) -> ObjectFacts:
         """Makes what the service wrote and hashed the object. One that is there already stays as it is."""
         staged.sync()
-        path = self.object_path(key)
         with store_errors(self.root):
-            if link_new(staged.path, path):
-                with suppress(FileExistsError), _proof_path(path).open("x") as proof:
-                    proof.write(staged.sha256)
-                fsync_folder(path.parent)
+            if link_new(self.root, staged.name, key.path, self._access):
+                self._claim_proof(key, staged.sha256)
         return self.head(key)
+
+    def _claim_proof(self, key: ObjectKey, sha256: str) -> None:
+        with opened_folder(self.root, _folder_of(key.path)) as folder:
+            with suppress(FileExistsError):
+                name = key.generation + _PROOF_SUFFIX
+                with os.fdopen(new_file(folder, name, self._access), "w") as proof:
+                    proof.write(sha256)
+            os.fsync(folder)
 
     # Hand-over by clients with the mount.
 
     def new_mount_proof(self, *, expires_in_seconds: int) -> tuple[str, Path]:
-        return mount_proof.new_mount_proof(self.root, expires_in_seconds)
+        return mount_proof.new_mount_proof(self.root, expires_in_seconds, self._access)
 
     def check_mount_proof(self, proof_id: str, content: str) -> bool:
         return mount_proof.check_mount_proof(self.root, proof_id, content)
@@ -116,13 +144,14 @@ class PosixStore:
         return self.root / INCOMING / ticket_id
 
     def publish(self, ticket_id: str, key: ObjectKey, expected_bytes: int) -> None:
-        source, path = self.incoming_path(ticket_id), self.object_path(key)
-        with store_errors(self.root):
+        source = self.incoming_path(ticket_id)
+        with store_errors(self.root), opened_folder(self.root, INCOMING) as incoming:
             try:
                 # Neither a symbolic link out of the store nor a pipe that nobody writes to may be followed.
-                descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                descriptor = os.open(source.name, flags, dir_fd=incoming)
             except FileNotFoundError:
-                if os.stat(path).st_size == expected_bytes:
+                if self._size(key) == expected_bytes:
                     return
                 raise ObjectMismatch("the object under this key has another size") from None
             except OSError as error:
@@ -131,23 +160,33 @@ class PosixStore:
                 remove_whatever(source)
                 raise ObjectMismatch("a symbolic link was handed over instead of a file") from None
             try:
-                self._publish_open_file(descriptor, source, path, expected_bytes)
+                self._publish_open_file(descriptor, source, key, expected_bytes)
             finally:
                 os.close(descriptor)
 
-    def _publish_open_file(self, descriptor: int, source: Path, path: Path, expected_bytes: int) -> None:
+    def _publish_open_file(self, descriptor: int, source: Path, key: ObjectKey, expected_bytes: int) -> None:
         handed_over = os.fstat(descriptor)
         if not stat.S_ISREG(handed_over.st_mode) or handed_over.st_size != expected_bytes:
             remove_whatever(source)
             raise ObjectMismatch(f"the file handed over has {handed_over.st_size} bytes, announced {expected_bytes}")
         os.fsync(descriptor)  # the client's own fsync is only its word
-        linked = link_new(source, path)
-        if linked and not os.path.samestat(handed_over, os.lstat(path)):
-            path.unlink()
+        linked = link_new(self.root, f"{INCOMING}/{source.name}", key.path, self._access)
+        if linked and not os.path.samestat(handed_over, self._facts(key)):
+            self._unlink(key.path)
             raise ObjectMismatch("the file was exchanged while it was handed over")
         source.unlink(missing_ok=True)
-        if os.stat(path).st_size != expected_bytes:
+        if self._size(key) != expected_bytes:
             raise ObjectMismatch("the object under this key has another size")
+
+    def _facts(self, key: ObjectKey) -> os.stat_result:
+        descriptor = open_file(self.root, key.path)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _size(self, key: ObjectKey) -> int:
+        return self._facts(key).st_size
 
     def object_path(self, key: ObjectKey) -> Path:
         return self.root / key.path
@@ -156,35 +195,41 @@ class PosixStore:
         self._guard()
         removed = mount_proof.sweep_mount_proofs(self.root)
         oldest = self._filesystem_now() - older_than_seconds
-        with store_errors(self.root), os.scandir(self.root / INCOMING) as entries:
+        with (
+            store_errors(self.root),
+            opened_folder(self.root, INCOMING) as incoming,
+            os.scandir(incoming) as entries,
+        ):
             for entry in entries:
                 with suppress(FileNotFoundError):
                     if entry.stat(follow_symlinks=False).st_mtime < oldest:
-                        remove_whatever(Path(entry.path))
+                        remove_whatever(self.root / INCOMING / entry.name)
                         removed += 1
         return removed
 
     def _filesystem_now(self) -> float:
         """The file server's clock, which dated the files; ours may be off."""
         with self.stage() as staged:
-            return os.stat(staged.path).st_mtime
+            return staged.modified_at()
 
     # What the service itself reads and writes.
 
     def head(self, key: ObjectKey) -> ObjectFacts:
-        path = self.object_path(key)
         with store_errors(self.root):
-            size = os.stat(path).st_size
+            size = self._size(key)
             try:
-                claimed = _proof_path(path).read_text(errors="replace")
+                claimed = read_whole(self.root, key.path + _PROOF_SUFFIX).decode(errors="replace")
             except FileNotFoundError:
                 claimed = ""
         return ObjectFacts(size, claimed if _SHA256.fullmatch(claimed) else None, None)
 
-    def open_read(self, key: ObjectKey) -> Iterator[bytes]:
+    def open_object(self, key: ObjectKey) -> int:
+        """A descriptor of the object, to read and to be closed by the caller."""
         with store_errors(self.root):
-            file = self.object_path(key).open("rb", buffering=0)
-        return self._pieces(file)
+            return open_file(self.root, key.path)
+
+    def open_read(self, key: ObjectKey) -> Iterator[bytes]:
+        return self._pieces(FileIO(self.open_object(key)))
 
     def _pieces(self, file: FileIO) -> Iterator[bytes]:
         with file, store_errors(self.root):
@@ -201,63 +246,62 @@ class PosixStore:
 
     def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
         self._guard()
-        path = self.object_path(key)
+        self._delete(key.path + _PROOF_SUFFIX, key.path)
+
+    def _delete(self, *names: str) -> None:
+        """And the folder that they were in, if it is empty: other generations, and other records, may live there."""
         with store_errors(self.root):
-            for name in (_proof_path(path), path):
+            for name in names:
                 with suppress(FileNotFoundError):
-                    name.unlink()
-        with suppress(OSError):  # other generations may live here, or another delete was faster
-            path.parent.rmdir()
+                    self._unlink(name)
+            above, _, last = _folder_of(names[0]).rpartition("/")
+            with suppress(OSError), opened_folder(self.root, above) as folder:  # or another delete was faster
+                os.rmdir(last, dir_fd=folder)
         self.ping()  # that nothing was found proves nothing where the mount is absent
+
+    def _unlink(self, name: str) -> None:
+        with opened_folder(self.root, _folder_of(name)) as folder:
+            os.unlink(name.rpartition("/")[2], dir_fd=folder)
 
     def list_objects(self, project_id: str) -> Iterator[StoredObject]:
         with store_errors(self.root):
-            for fan_out in _entries(self.root / validated_project_id(project_id) / CHUNKS):
-                for digest_folder in _entries(fan_out):
-                    for path in _entries(digest_folder):
-                        yield from self._described(path)
+            for name, entry in files_below(self.root, f"{validated_project_id(project_id)}/{CHUNKS}"):
+                yield from self._described(name, entry)
         self.ping()  # folders that vanished on the way were deleted only if the store is still there
 
-    def _described(self, path: Path) -> Iterator[StoredObject]:
+    def _described(self, name: str, entry: os.DirEntry[str]) -> Iterator[StoredObject]:
         """Nothing for proofs, for files that a network filesystem keeps for itself, and for what was just deleted."""
         with suppress(ValueError, FileNotFoundError):
-            key = ObjectKey.from_path(path.relative_to(self.root).as_posix())
-            facts = os.stat(path)
+            key = ObjectKey.from_path(name)
+            facts = entry.stat(follow_symlinks=False)
             yield StoredObject(key, facts.st_size, datetime.fromtimestamp(facts.st_mtime, UTC))
 
     def write_named(self, name: str, data: bytes) -> None:
         self._guard()
-        path = self.root / validated_name(name)
+        above, _, last = validated_name(name).rpartition("/")
         with self.stage() as staged:
             staged.write(data)
             staged.sync()
-            with store_errors(self.root):
-                make_folder(path.parent)
-                os.replace(staged.path, path)
-                fsync_folder(path.parent)
+            with (
+                store_errors(self.root),
+                opened_folder(self.root, INCOMING) as incoming,
+                opened_folder(self.root, above, self._access) as folder,
+            ):
+                os.replace(Path(staged.name).name, last, src_dir_fd=incoming, dst_dir_fd=folder)
+                os.fsync(folder)
 
     def read_named(self, name: str) -> bytes:
         with store_errors(self.root):
-            return (self.root / validated_name(name)).read_bytes()
+            return read_whole(self.root, validated_name(name))
 
     def delete_named(self, name: str) -> None:
         self._guard()
-        path = self.root / validated_name(name)
-        with store_errors(self.root), suppress(FileNotFoundError):
-            path.unlink()
-        with suppress(OSError):  # what else is in the folder stays
-            path.parent.rmdir()
-        self.ping()
+        self._delete(validated_name(name))
 
     def list_named(self, folder: str) -> Iterator[str]:
-        waiting = [self.root / validated_name(folder)]
         with store_errors(self.root):
-            while waiting:
-                for path in _entries(waiting.pop()):
-                    if path.is_dir():
-                        waiting.append(path)
-                    else:
-                        yield path.relative_to(self.root).as_posix()
+            for name, _ in files_below(self.root, validated_name(folder)):
+                yield name
         self.ping()  # as in list_objects
 
     def guard_changes(self, guard: Callable[[], None]) -> None:
@@ -273,22 +317,15 @@ class PosixStore:
 
     def ping(self) -> None:
         with store_errors(self.root):
+            with opened_folder(self.root, INCOMING):
+                pass
             if not os.access(self.root / INCOMING, os.R_OK | os.W_OK | os.X_OK):
-                os.stat(self.root / INCOMING)
                 raise PermissionError(errno.EACCES, "not writable")
+            self._close_root()
 
     def close(self) -> None:
         """Nothing is kept open."""
 
 
-def _proof_path(path: Path) -> Path:
-    return path.with_name(path.name + _PROOF_SUFFIX)
-
-
-def _entries(folder: Path) -> list[Path]:
-    """What is in it; nothing if a delete removed it meanwhile."""
-    try:
-        with os.scandir(folder) as entries:
-            return [Path(entry.path) for entry in entries]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0]

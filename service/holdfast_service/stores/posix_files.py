@@ -1,5 +1,9 @@
 """The few file operations that a posix store is built from: each durable when it returns, none ever overwrites.
 
+Names are relative to the store's folder, which may itself be reached by a symbolic link. Nothing below it is: each
+part of a name is opened from the folder before it, and a link there is refused, because who can make one in the store
+could make the service read or write elsewhere (protocol rule 45).
+
 Here, and only here, an OSError becomes a StoreError.
 """
 
@@ -10,15 +14,18 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from holdfast_service.stores.base import ObjectMissing, StoreError, StoreFull, StoreRefused, StoreUnavailable
 
 INCOMING = "incoming"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.EMLINK, errno.ENAMETOOLONG, errno.EXDEV}
@@ -50,44 +57,152 @@ def _translated(error: OSError, root: Path) -> StoreError:
     return StoreUnavailable(f"the store at {root} does not work now ({reason})")
 
 
-def fsync_folder(folder: Path) -> None:
-    """Makes the names in it durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may use what the service makes in a store: the service's own user; with `gid` the members of that group too,
+    who read everything and write to `incoming`."""
+
+    gid: int | None = None
+
+    @property
+    def file_mode(self) -> int:
+        return 0o600 if self.gid is None else 0o640
+
+    def folder_mode(self, name: str = "") -> int:
+        if self.gid is None:
+            return 0o700
+        # What is made inside belongs to the group as well; in `incoming` a member removes only what is its own.
+        return 0o3770 if name == INCOMING else 0o2750
+
+    def give(self, descriptor: int, mode: int) -> None:
+        """Whatever the process's umask says."""
+        if self.gid is not None:
+            os.chown(descriptor, -1, self.gid)
+            os.fchmod(descriptor, mode)
+
+
+def _open_inner(root: Path, parts: list[str], folder: int, flags: int, mode: int = 0o600) -> int:
+    """The last of `parts`, inside the open `folder`. Raises StoreRefused for a symbolic link."""
     try:
-        os.fsync(descriptor)
+        return os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR} and _is_link(folder, parts[-1]):
+            raise symbolic_link(root, "/".join(parts)) from None
+        raise
+
+
+def _is_link(folder: int, name: str) -> bool:
+    with suppress(FileNotFoundError):
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    return False
+
+
+def symbolic_link(root: Path, name: str) -> StoreRefused:
+    return StoreRefused(
+        f"a symbolic link stands in the store at {root / name}, and the service follows none there; "
+        "put the file or the folder itself in its place"
+    )
+
+
+@contextmanager
+def opened_folder(root: Path, name: str = "", make: Access | None = None) -> Iterator[int]:
+    """A descriptor of the folder `name` below `root`; of `root` itself without a name. With `make` it is created with
+    all that is above it, and its own name is durable. Raises OSError, and StoreRefused for a symbolic link."""
+    parts = name.split("/") if name else []
+    descriptor = os.open(root, _FOLDER)
+    try:
+        for depth in range(1, len(parts) + 1):
+            inner = _inner_folder(root, parts[:depth], descriptor, make, last=depth == len(parts))
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
-    """Creates it and what is above it. Its name is durable afterwards, also if another process created it just now."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        make_folder(folder.parent)
-        with suppress(FileExistsError):
-            folder.mkdir()
-    fsync_folder(folder.parent)
-
-
-def link_new(source: Path, destination: Path) -> bool:
-    """Publishes `source` under a second name that was free until now. False if another file has that name."""
+def _inner_folder(root: Path, parts: list[str], folder: int, make: Access | None, *, last: bool) -> int:
+    made = False
     while True:
-        make_folder(destination.parent)
         try:
-            os.link(source, destination, follow_symlinks=False)
-        except FileExistsError:
-            # Over NFS a retransmitted link() finds its own earlier success.
-            linked = os.path.samestat(os.lstat(source), os.lstat(destination))
+            inner = _open_inner(root, parts, folder, _FOLDER)
         except FileNotFoundError:
-            os.lstat(source)  # raises if it is the source that is missing
-            continue  # a delete removed the empty folder between the two calls
-        else:
-            linked = True
-        fsync_folder(destination.parent)
-        return linked
+            if make is None:
+                raise
+            with suppress(FileExistsError):
+                os.mkdir(parts[-1], make.folder_mode(parts[-1]), dir_fd=folder)
+                made = True
+            continue  # also if a delete removed the empty folder at once
+        if make is not None and made:
+            make.give(inner, make.folder_mode(parts[-1]))
+        if make is not None and (made or last):
+            os.fsync(folder)  # also if another process created it just now
+        return inner
+
+
+def open_file(root: Path, name: str) -> int:
+    """A descriptor of the file `name`, to read. Raises OSError, and StoreRefused for anything but a plain file."""
+    above, _, last = name.rpartition("/")
+    with opened_folder(root, above) as folder:
+        # A pipe that nobody writes to must not hold up the caller either.
+        descriptor = _open_inner(root, [*above.split("/"), last], folder, os.O_RDONLY | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise StoreRefused(f"{root / name} is no plain file; remove it")
+
+
+def read_whole(root: Path, name: str) -> bytes:
+    """The bytes of a small file; raises as `open_file` does."""
+    with os.fdopen(open_file(root, name), "rb") as file:
+        return file.read()
+
+
+def new_file(folder: int, name: str, access: Access) -> int:
+    """A descriptor of a fresh file in the open `folder`, to write. Raises OSError."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    descriptor = os.open(name, flags, access.file_mode, dir_fd=folder)
+    access.give(descriptor, access.file_mode)
+    return descriptor
+
+
+def files_below(root: Path, name: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Every file below the folder `name`: its name below `root`, and its entry, which can be asked for its facts until
+    the next one is taken. Nothing for what a delete removed meanwhile. Raises OSError, and StoreRefused for a link."""
+    with suppress(FileNotFoundError), opened_folder(root, name) as folder:
+        with os.scandir(folder) as entries:
+            found = list(entries)
+        for entry in found:
+            inner = f"{name}/{entry.name}"
+            if entry.is_symlink():
+                raise symbolic_link(root, inner)
+            if entry.is_dir(follow_symlinks=False):
+                yield from files_below(root, inner)
+            else:
+                yield inner, entry
+
+
+def link_new(root: Path, source: str, destination: str, access: Access) -> bool:
+    """Publishes `source` under a second name that was free until now. False if another file has that name."""
+    source_folder, _, source_name = source.rpartition("/")
+    above, _, name = destination.rpartition("/")
+    while True:
+        with opened_folder(root, source_folder) as old, opened_folder(root, above, access) as new:
+            try:
+                os.link(source_name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
+            except FileExistsError:
+                # Over NFS a retransmitted link() finds its own earlier success.
+                linked = os.path.samestat(_facts(source_name, old), _facts(name, new))
+            except FileNotFoundError:
+                _facts(source_name, old)  # raises if it is the source that is missing
+                continue  # a delete removed the empty folder between the two calls
+            else:
+                linked = True
+            os.fsync(new)
+            return linked
+
+
+def _facts(name: str, folder: int) -> os.stat_result:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
 
 def remove_whatever(path: Path) -> None:
@@ -101,17 +216,18 @@ def remove_whatever(path: Path) -> None:
 class StagedFile:
     """A file that the service writes to `incoming/`: hashed as it is written, gone on `discard` unless published."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, access: Access) -> None:
         self._root = root
-        self.path = root / INCOMING / f"{secrets.token_hex(16)}.part"
+        self._name = f"{secrets.token_hex(16)}.part"
+        self.name = f"{INCOMING}/{self._name}"
         self._hash = hashlib.sha256()
         self._descriptor: int | None = None
         self.bytes = 0
         # A cancelled request discards while a thread may still be writing: a closed descriptor's number is soon
         # another file's.
         self._lock = threading.Lock()
-        with store_errors(root):
-            self._descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        with store_errors(root), opened_folder(root, INCOMING) as incoming:
+            self._descriptor = new_file(incoming, self._name, access)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         with self._lock, store_errors(self._root):
@@ -129,13 +245,19 @@ class StagedFile:
         with self._lock, store_errors(self._root):
             os.fsync(self._open_descriptor())
 
+    def modified_at(self) -> float:
+        """By the clock of the file server."""
+        with self._lock, store_errors(self._root):
+            return os.fstat(self._open_descriptor()).st_mtime
+
     def discard(self) -> None:
         """Closes it and removes its first name; a published object has its own by then."""
         with self._lock, store_errors(self._root), suppress(FileNotFoundError):
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
-                self.path.unlink()
+                with opened_folder(self._root, INCOMING) as incoming:
+                    os.unlink(self._name, dir_fd=incoming)
 
     def __enter__(self) -> StagedFile:
         return self

@@ -38,17 +38,19 @@ def open_store(
     signing_key: bytes,
     credentials: Credentials | None = None,
     *,
+    group: int | None = None,
     capabilities: Capabilities | None = None,
 ) -> PosixStore | S3Store | GcsStore:
     """`signing_key` (32 bytes or more) signs the service's own URLs; `credentials` are S3's and else come from the
     environment, as Google's always do.
 
-    StoreUrlError for a wrong URL, StoreRefused if there are no credentials at all. A posix folder that does not exist
-    is made; one that exists is left alone until `probe()`, since it may be a mount point without its mount.
+    StoreUrlError for a wrong URL, StoreRefused if there are no credentials at all, or for a posix folder that is open
+    to others. A posix folder that does not exist is made; in one that exists nothing is made until `probe()`, since it
+    may be a mount point without its mount. `group` is the posix store's (see PosixStore).
     """
     scheme = urlsplit(url).scheme
     if scheme == "posix":
-        return _open_posix(url, UrlSigner(signing_key), capabilities)
+        return _open_posix(url, UrlSigner(signing_key), group, capabilities)
     if scheme == "s3":
         try:
             location = s3_location.parse_s3_url(url)
@@ -63,16 +65,18 @@ def open_store(
     raise StoreUrlError(url, f"it begins with {scheme!r}, not with posix, s3 or gs", _POSIX_EXAMPLE)
 
 
-def _open_posix(url: str, signer: UrlSigner, capabilities: Capabilities | None) -> PosixStore:
+def _open_posix(url: str, signer: UrlSigner, group: int | None, capabilities: Capabilities | None) -> PosixStore:
     parts = urlsplit(url)
     if parts.netloc:
         raise StoreUrlError(url, f"{parts.netloc!r} stands where the path begins; use three slashes", _POSIX_EXAMPLE)
     root = Path(unquote(parts.path))
     if not root.is_absolute() or root == Path("/") or parts.query:
         raise StoreUrlError(url, "it must be the absolute path of one folder and nothing more", _POSIX_EXAMPLE)
-    store = PosixStore(root, signer, capabilities=capabilities)
+    store = PosixStore(root, signer, group=group, capabilities=capabilities)
     with suppress(StoreUnavailable):
-        if not root.exists():
+        if root.exists():
+            store.close_to_others()
+        else:
             store.prepare()
     return store
 
