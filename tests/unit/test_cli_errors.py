@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
+from holdfast_client.backoff import Backoff
 from holdfast_client.cli import exit_codes, plugins
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.main import app
@@ -163,10 +166,36 @@ def test_the_help_lists_all_commands_and_plug_ins_within_80_columns():
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_listing_runs_never_loads_torch():
-    import subprocess
-    import sys
+def test_the_help_needs_neither_the_http_stack_nor_the_service():
+    """Its time is import time: 0.2 s of CPU without these, 2 s with them."""
+    code = (
+        "import sys; from holdfast_client.cli.main import app; app(['--help'], standalone_mode=False); "
+        "sys.exit(str({'httpx', 'pydantic', 'fastapi', 'sqlalchemy', 'torch'} & {*sys.modules} or '') or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
+
+def test_a_service_that_is_down_is_said_once_and_at_once(monkeypatch):
+    busy, runs = problem("busy", "It is so. Do this."), as_json({"items": [], "next_cursor": None})
+    monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "60")
+    with scripted(in_turn(busy, busy, runs)) as server:
+        monkeypatch.setenv("HOLDFAST_URL", server.url)
+        result = run("runs", "demo")
+    assert result.exit_code == 0
+    assert result.stderr.count("It is so. Do this. Retrying for 5 seconds...") == 1
+
+
+def test_what_waits_is_told_before_the_pause():
+    happened = []
+    backoff = Backoff(60, lambda seconds: happened.append("pause"))
+    assert backoff.pause(before=lambda: happened.append("told"))
+    assert happened == ["told", "pause"]
+    assert not Backoff(0, happened.append).pause(1, before=lambda: happened.append("told in vain"))
+    assert happened == ["told", "pause"]
+
+
+def test_listing_runs_never_loads_torch():
     code = "import sys; from holdfast_client.cli.main import app; app(['runs', '--help'], standalone_mode=False)"
     done = subprocess.run(
         [sys.executable, "-c", code + "; sys.exit('torch' in sys.modules)"],
@@ -177,7 +206,7 @@ def test_listing_runs_never_loads_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_json_is_all_that_is_printed_and_tables_fit_80_columns(monkeypatch):
+def test_json_is_all_that_is_printed_and_a_row_is_one_line(monkeypatch):
     long = "x" * 100
     run_view = {
         "id": "r",
@@ -202,6 +231,7 @@ def test_json_is_all_that_is_printed_and_tables_fit_80_columns(monkeypatch):
         table = run("runs", "demo")
         document = run("runs", "demo", "--json")
     assert table.exit_code == 0
-    assert max(map(len, table.stdout.splitlines())) <= 80
-    assert "1000000000" in table.stdout
+    (_, row) = table.stdout.splitlines()
+    assert f"{long}/{long} " in row
+    assert "1000000000" in row
     assert json.loads(document.stdout)[0]["restore_point"]["step"] == 10**9

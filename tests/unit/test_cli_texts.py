@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
+
 import pytest
 import typer.core
 from typer.main import get_command
 
+from holdfast_client.cli.arguments import first
 from holdfast_client.cli.checkpoints import lateness
+from holdfast_client.cli.commands import ENTRIES
 from holdfast_client.cli.main import app
 from holdfast_client.cli.projects import read_size
-from holdfast_client.cli.show import as_bytes, as_metric
+from holdfast_client.cli.show import as_bytes, as_metric, as_time, show_facts, show_table
 from holdfast_client.cli.tokens import read_duration
 from holdfast_protocol.checkpoints import CheckpointView, MetricValue
+from holdfast_protocol.counted import counted
 
 
 @pytest.mark.parametrize(
@@ -71,10 +77,116 @@ def test_what_was_pushed_late_is_told_in_a_word(pushed_by, off_line, word):
     assert lateness(CheckpointView.model_construct(pushed_by=pushed_by, off_line=off_line)) == word
 
 
-def test_every_command_but_run_prints_json_for_programs():
-    def without_json(command, path):
-        if isinstance(command, typer.core.TyperGroup):
-            return [each for name, inner in command.commands.items() for each in without_json(inner, [*path, name])]
-        return [] if any(option.name == "json" for option in command.params) else [" ".join(path)]
+def _commands(command=None, path=()):
+    """Every command below: (its words, itself)."""
+    command = command or get_command(app)
+    if not isinstance(command, typer.core.TyperGroup):
+        return [(" ".join(path), command)]
+    return [
+        found
+        for name in command.list_commands(None)
+        for found in _commands(command.get_command(None, name), (*path, name))
+    ]
 
-    assert without_json(get_command(app), []) == ["run"]
+
+def _has(command, name):
+    return any(option.name == name for option in command.params)
+
+
+def test_every_command_of_the_client_prints_json_for_programs():
+    without = {words for words, command in _commands() if not _has(command, "json")}
+    # `run` hands its job's own output on, and these are the service's own.
+    assert without == {"run", "serve", "worker", "admin token", "admin new-epoch", "admin confirm-move"}
+
+
+def test_every_list_can_be_limited():
+    lists = {
+        *(
+            "runs",
+            "attempts",
+            "checkpoints",
+            "copies",
+            "usage",
+            "events",
+            "bad-copies",
+            "workers",
+            "webhook deliveries",
+        ),
+        *(words for words, _ in _commands() if words.endswith(" list")),
+    }
+    without = {words for words, command in _commands() if words in lists and not _has(command, "limit")}
+    assert not without
+
+
+def test_a_limit_asks_for_no_page_behind_the_last_item():
+    asked = []
+
+    def pages():
+        for page in range(3):
+            asked.append(page)
+            yield from range(10)
+
+    assert first(pages(), 10) == list(range(10))
+    assert asked == [0]
+    assert len(first(pages(), None)) == 30
+
+
+def test_the_table_of_commands_is_what_its_modules_bring():
+    group = get_command(app)
+    assert all(group.get_command(None, name) is not None for name in ENTRIES)
+    brought = {name for name in group.commands if name not in ENTRIES}
+    assert not brought, "commands.py lists every command"
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "text"),
+    [
+        (0, ("chunk",), "0 chunks"),
+        (1, ("chunk",), "1 chunk"),
+        (2, ("chunk",), "2 chunks"),
+        (1, ("copy", "copies"), "1 copy"),
+        (3, ("copy", "copies"), "3 copies"),
+    ],
+)
+def test_one_is_not_many(count, words, text):
+    assert counted(count, *words) == text
+
+
+def test_times_have_seconds():
+    assert as_time(datetime(2026, 11, 22, 18, 44, 19, tzinfo=UTC)) == "2026-11-22 18:44:19"
+
+
+LONG_NAME = "a-project-with-a-long-name/" + "run-of-the-third-ablation-" * 5
+SENTENCE = "the store says that it has no such object, and nobody knows since when it is gone " * 3
+
+
+def test_off_a_terminal_a_row_is_one_line_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    show_table([">step", "run", "why"], [("1", LONG_NAME, SENTENCE), ("20", "demo/gpt", "ok")], nothing="")
+    show_facts([("run", LONG_NAME), ("why", SENTENCE)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert re.split(r" {2,}", lines[1].strip()) == ["1", LONG_NAME, SENTENCE.rstrip()]
+    assert lines[4] == f"why  {SENTENCE.rstrip()}"
+
+
+def test_in_a_terminal_text_is_folded_and_a_name_never_is(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    at = "2026-11-22 18:44:19"
+    show_table(["run", "when (UTC)", "why"], [(LONG_NAME, at, SENTENCE), ("demo/gpt", at, SENTENCE)], nothing="")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert text.count(LONG_NAME) == 1
+    assert text.count(at) == 2
+    assert len(text.splitlines()) > 3
+    assert max(map(len, text.splitlines())) <= len(LONG_NAME) + len(at) + 24 + 3 * 2
+
+
+def test_what_fits_a_terminal_stays_within_it(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    show_table(["run", "why"], [("demo/gpt", SENTENCE)], nothing="")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, text.splitlines())) <= 80

@@ -36,6 +36,7 @@ from holdfast.state.load import LoadPlan, plan_load
 from holdfast.state.rng import derive_rng, restore_rng
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import CheckpointCold, ChunkNotFound
+from holdfast_protocol.counted import counted
 from holdfast_protocol.restore import PassedOver, RestoreDecision, RestorePoint
 from holdfast_protocol.selectors import SelectorError, parse_point
 from holdfast_protocol.states import StoreRole
@@ -314,7 +315,8 @@ class Restorer:
         if documents.layout.world_size == self._ranks.world_size:
             return ""
         return (
-            f" (saved by {documents.layout.world_size} ranks, now {self._ranks.world_size}: resharded, and random "
+            f" (saved by {counted(documents.layout.world_size, 'rank')}, now {self._ranks.world_size}: resharded, and "
+            "random "
             "numbers derived anew from run, step and rank)"
         )
 

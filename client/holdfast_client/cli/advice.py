@@ -8,6 +8,7 @@ from holdfast_client.cli.arguments import JsonOption, RunArgument, read_run
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import show_json, show_line
 from holdfast_protocol.advice import AdviceView
+from holdfast_protocol.counted import counted
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +27,7 @@ def advise(run: RunArgument, json: JsonOption = False) -> None:
 
 
 def _show(found: AdviceView) -> None:
-    steps = "" if found.steps is None else f" (about {found.steps} steps at its rate)"
+    steps = "" if found.steps is None else f" (about {counted(found.steps, 'step')} at its rate)"
     show_line(f"{found.project}/{found.run}: save every {_minutes(found.interval_seconds)}{steps}")
     for reason in found.reasons:
         show_line(f"  {reason}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import itertools
+from collections.abc import Iterable
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -16,7 +18,18 @@ SelectorArgument = Annotated[
         help="WHICH is latest, a step (1200), a step of an attempt (1200#3), best:METRIC[:max], or an id (ck_...).",
     ),
 ]
+_Item = TypeVar("_Item")
+
+_AT_MOST = typer.Option("--limit", "-n", min=1, help="At most so many: the first of the list.")
+LimitOption = Annotated[int | None, _AT_MOST]
+LimitedOption = Annotated[int, _AT_MOST]
+"""For a list that would be endless without one."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def first(items: Iterable[_Item], limit: int | None) -> list[_Item]:
+    """No page behind the last item is asked for."""
+    return list(itertools.islice(items, limit))
 
 
 def read_run(text: str) -> RunName:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, RunArgument, read_run
+from holdfast_client.cli.arguments import JsonOption, LimitOption, RunArgument, first, read_run
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
 from holdfast_protocol.attempts import AttemptView
@@ -16,11 +16,11 @@ def register(app: typer.Typer) -> None:
     app.command("attempts")(attempts)
 
 
-def attempts(run: RunArgument, json: JsonOption = False) -> None:
+def attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the attempts of a run, the newest first."""
     name = read_run(run)
     with connect() as client:
-        found = list(client.all_attempts(name.project, name.run))
+        found = first(client.all_attempts(name.project, name.run), limit)
     if json:
         show_json(found)
         return

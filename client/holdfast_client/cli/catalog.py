@@ -14,6 +14,7 @@ from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.operations import exit_unless_done, follow
 from holdfast_client.cli.plugins import load_plugin
 from holdfast_client.cli.show import show_json
+from holdfast_protocol.counted import counted
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import CatalogCheck, CheckCatalog
 
@@ -71,7 +72,8 @@ def _show(found: CatalogCheck) -> None:
     for store in found.stores:
         read = f", {store.read_copies} of them read" if store.read_copies else ""
         sys.stdout.write(
-            f"{store.role.value} store: {store.objects} objects, {store.copies} copies{read}, {store.records} records\n"
+            f"{store.role.value} store: {counted(store.objects, 'object')}, "
+            f"{counted(store.copies, 'copy', 'copies')}{read}, {counted(store.records, 'record')}\n"
         )
         for finding in store.findings:
             sys.stdout.write(f"  {finding.what} {finding.remedy}\n")

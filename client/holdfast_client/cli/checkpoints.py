@@ -6,11 +6,20 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, RunArgument, SelectorArgument, read_run, read_selector
+from holdfast_client.cli.arguments import (
+    JsonOption,
+    LimitOption,
+    RunArgument,
+    SelectorArgument,
+    first,
+    read_run,
+    read_selector,
+)
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.holds import hold_in_words
 from holdfast_client.cli.show import NOTHING, as_bytes, as_metric, as_time, show_facts, show_json, show_table
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.counted import counted
 from holdfast_protocol.runs import RunView
 from holdfast_protocol.states import CheckpointState, Health
 
@@ -28,12 +37,13 @@ def checkpoints(
     min_step: Annotated[int | None, typer.Option(min=0, help="From this step on.")] = None,
     max_step: Annotated[int | None, typer.Option(min=0, help="Up to this step.")] = None,
     label: Annotated[str | None, typer.Option(help="Only with this label.")] = None,
+    limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
     """List the checkpoints of a run, the largest step first."""
     name = read_run(run)
     with connect() as client:
-        found = list(
+        found = first(
             client.all_checkpoints(
                 name.project,
                 name.run,
@@ -42,7 +52,8 @@ def checkpoints(
                 min_step=min_step,
                 max_step=max_step,
                 label=label,
-            )
+            ),
+            limit,
         )
     if json:
         show_json(found)
@@ -144,7 +155,7 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("kind", one.kind.value),
         ("tier", one.tier.value),
         ("world size", str(one.world_size)),
-        ("sealed", f"{one.sealed_ranks} of {one.world_size} ranks"),
+        ("sealed", f"{one.sealed_ranks} of {counted(one.world_size, 'rank')}"),
         ("missing ranks", ", ".join(map(str, one.missing_ranks))),
         ("aborted", as_time(one.aborted_at) if one.aborted_at else ""),
         ("abort reason", one.abort_reason or ""),

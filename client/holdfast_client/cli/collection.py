@@ -12,6 +12,7 @@ from holdfast_client.cli.connect import connect
 from holdfast_client.cli.operations import exit_unless_done, follow
 from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_protocol.collection import CollectionPlan, CollectionRound, StartSweep, StoreCollection, SweepReport
+from holdfast_protocol.counted import counted
 from holdfast_protocol.states import StoreRole
 
 StoreOption = Annotated[StoreRole | None, typer.Option(help="Only this store; without it: every one.")]
@@ -44,8 +45,8 @@ def collect(
         return
     show_facts(
         [
-            ("deleted", f"{done.deleted_copies} copies, {as_bytes(done.deleted_bytes)}"),
-            ("tried again", f"{done.kept_copies} copies"),
+            ("deleted", f"{counted(done.deleted_copies, 'copy', 'copies')}, {as_bytes(done.deleted_bytes)}"),
+            ("tried again", counted(done.kept_copies, "copy", "copies")),
             *(("problem", problem) for problem in done.problems),
         ]
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption
+from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_time, show_facts, show_json, show_line, show_table
 from holdfast_protocol.controllers import ControllerView
@@ -30,12 +30,12 @@ def register(app: typer.Typer) -> None:
     app.command("workers")(workers)
 
 
-def controllers(context: typer.Context, json: JsonOption = False) -> None:
+def controllers(context: typer.Context, *, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the controllers; `show` tells all of one."""
     if context.invoked_subcommand is not None:
         return
     with connect() as client:
-        found = client.controllers()
+        found = first(client.controllers(), limit)
     if json:
         show_json(found)
         return
@@ -95,10 +95,10 @@ def run(
         show_line(f"It is asked for. See `holdfast controllers show {name}`.")
 
 
-def workers(json: JsonOption = False) -> None:
+def workers(*, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the processes that serve or do background work."""
     with connect() as client:
-        found = client.workers()
+        found = first(client.workers(), limit)
     if json:
         show_json(found)
         return

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, read_run, read_selector
+from holdfast_client.cli.arguments import JsonOption, LimitOption, first, read_run, read_selector
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.operations import exit_unless_done, follow
 from holdfast_client.cli.show import NOTHING, as_bytes, show_facts, show_json, show_line, show_table
 from holdfast_protocol.copies import DrillResult, RunCopies
+from holdfast_protocol.counted import counted
 from holdfast_protocol.states import StoreRole
 
 
@@ -21,6 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def copies(
     which: Annotated[str, typer.Argument(metavar="PROJECT[/RUN]", help="A project, or one run of it.")],
+    limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
     """Tell how far the second store is behind: what would be lost with the first."""
@@ -29,7 +31,7 @@ def copies(
             name = read_run(which)
             found = [client.copies(name.project, name.run)]
         else:
-            found = list(client.all_copies(which))
+            found = first(client.all_copies(which), limit)
     if json:
         show_json(found[0] if "/" in which else found)
         return
@@ -96,7 +98,11 @@ def _show(result: DrillResult) -> None:
                 f"{result.project}/{result.run}@{result.step}#{result.attempt}, from the {result.store} store",
             ),
             ("checkpoint", result.checkpoint_id),
-            ("verified", f"{as_bytes(result.bytes)} in {result.chunks} chunks, {result.tensors} tensors, each byte"),
+            (
+                "verified",
+                f"{as_bytes(result.bytes)} in {counted(result.chunks, 'chunk')}, {counted(result.tensors, 'tensor')}, "
+                "each byte",
+            ),
             ("RTO", f"{result.seconds:.1f} s, {as_bytes(round(result.bytes_per_second))}/s"),
             ("RPO", _behind(result)),
         ]
@@ -113,7 +119,7 @@ def _show(result: DrillResult) -> None:
 def _behind(result: DrillResult) -> str:
     if not result.rpo_seconds and not result.rpo_steps:
         return "nothing: it is the newest committed checkpoint"
-    return f"{_duration(result.rpo_seconds)}, {result.rpo_steps} steps behind step {result.newest_step}"
+    return f"{_duration(result.rpo_seconds)}, {counted(result.rpo_steps, 'step')} behind step {result.newest_step}"
 
 
 def _policy(one: RunCopies) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json as json_lines
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, read_run, read_selector
+from holdfast_client.cli.arguments import JsonOption, LimitedOption, first, read_run, read_selector
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_time, show_json, show_line, show_table
 from holdfast_client.cli.tokens import read_duration
@@ -39,7 +38,7 @@ def events(
     action: Annotated[str | None, typer.Option(help="Only what begins so: hold., checkpoint.trash.")] = None,
     since: Annotated[str | None, typer.Option(help="From then on: 2h, 7d, 2026-11-01 (UTC).")] = None,
     until: Annotated[str | None, typer.Option(help="Before then, likewise.")] = None,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="So many at most, the newest.")] = 50,
+    limit: LimitedOption = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as events come, the oldest first.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -58,14 +57,14 @@ def events(
                 since=begins,
                 until=ends,
                 cursor=cursor,
-                limit=min(number, 500),
+                limit=min(limit, 500),
             )
 
         if follow:
-            for event in _followed(page, number):
+            for event in _followed(page, limit):
                 show_line(json_lines.dumps(event.model_dump(mode="json")) if json else _line(event))
             return
-        found = list(itertools.islice(all_items(page), number))
+        found = first(all_items(page), limit)
     if json:
         show_json(found)
         return
@@ -91,12 +90,12 @@ def _chosen(client: Client, what: str | None) -> dict[str, Any]:
     return {"checkpoint": client.selected_checkpoint(name.project, name.run, str(point)).id}
 
 
-def _followed(read_page: Callable[[str | None], Page[EventView]], number: int) -> Iterator[EventView]:
+def _followed(read_page: Callable[[str | None], Page[EventView]], limit: int) -> Iterator[EventView]:
     """First the newest ones, then each that is new, the oldest first; until the user has enough."""
-    first = list(itertools.islice(all_items(read_page), number))
-    seen = dict.fromkeys(event.id for event in reversed(first))
+    newest = first(all_items(read_page), limit)
+    seen = dict.fromkeys(event.id for event in reversed(newest))
     begin = min(seen, default=0)
-    yield from reversed(first)
+    yield from reversed(newest)
     while True:
         time.sleep(_FOLLOW_SECONDS)
         fresh: list[EventView] = []

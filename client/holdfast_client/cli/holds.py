@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, SelectorArgument, read_run, read_selector
+from holdfast_client.cli.arguments import JsonOption, LimitOption, SelectorArgument, first, read_run, read_selector
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_time, show_json, show_line, show_table
 from holdfast_client.cli.tokens import read_duration
@@ -57,6 +57,7 @@ def list_holds(
     ] = None,
     *,
     over: Annotated[bool, typer.Option("--all", help="Also holds that are released or have ended.")] = False,
+    limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
     """List the holds that are in force."""
@@ -64,12 +65,12 @@ def list_holds(
         if what is not None and "@" in what:
             name, point = read_selector(what)
             found = client.selected_checkpoint(name.project, name.run, str(point))
-            holds = list(client.all_holds_on(found.id, over=over))
+            holds = first(client.all_holds_on(found.id, over=over), limit)
         elif what is not None and "/" in what:
             name = read_run(what)
-            holds = list(client.all_holds(project=name.project, run=name.run, over=over))
+            holds = first(client.all_holds(project=name.project, run=name.run, over=over), limit)
         else:
-            holds = list(client.all_holds(project=what, over=over))
+            holds = first(client.all_holds(project=what, over=over), limit)
     if json:
         show_json(holds)
         return

@@ -4,45 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 import typer.core
-from pydantic import ValidationError
 
-from holdfast_client.cli import (
-    advice,
-    attempts,
-    catalog,
-    checkpoints,
-    collection,
-    controllers,
-    copies,
-    events,
-    goodput,
-    health,
-    holds,
-    operations,
-    policies,
-    projects,
-    restore_point,
-    retention,
-    runs,
-    scrub,
-    stores,
-    tiers,
-    tokens,
-    trash,
-    usage,
-    webhooks,
-)
-from holdfast_client.cli.doctor import command as doctor
-from holdfast_client.cli.exit_codes import ExitCode, exit_code_of
+from holdfast_client.cli.commands import ENTRIES, SUBJECTS
 from holdfast_client.cli.plugins import load_plugin, plugin_names
-from holdfast_client.cli.run import command as run
-from holdfast_client.cli.spool import command as spool
-from holdfast_client.errors import HoldfastError
 
 DEBUG = "HOLDFAST_DEBUG"
 # The command line's own ways to end. typer brings its own click or takes the installed one, by its version: the
@@ -56,22 +26,42 @@ _ENDINGS: tuple[type[BaseException], ...] = (
 
 
 class HoldfastGroup(typer.core.TyperGroup):
-    """Loads plug-ins when they are asked for, and is the one place where errors end."""
+    """Loads a command when it is asked for, and is the one place where errors end."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.commands:
-            self._load([cmd_name] if cmd_name in plugin_names() else plugin_names())
+        entry = ENTRIES.get(cmd_name)
+        if cmd_name in self.commands:
+            pass
+        elif entry is not None and entry.module:
+            app = typer.Typer(rich_markup_mode=None)
+            # One command alone would take the group's place.
+            app.callback()(lambda: None)
+            import_module(f"holdfast_client.cli.{entry.module}").register(app)
+            self._add(app)
+        elif entry is not None and entry.plugin in plugin_names():
+            self._add(load_plugin(entry.plugin), entry.plugin)
+        elif entry is None and cmd_name in plugin_names():
+            self._add(load_plugin(cmd_name), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        self._load(plugin_names())
-        return sorted(super().list_commands(ctx))
+        return sorted({*ENTRIES, *plugin_names()})
 
-    def _load(self, names: list[str]) -> None:
-        for name in names:
-            if name not in self.commands:
-                for command, found in typer.main.get_group(load_plugin(name)).commands.items():
-                    self.commands.setdefault(command, found)
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """By subject, from the table: nothing is imported for the help but other people's plug-ins."""
+        sections = {subject: [(entry.name, entry.help) for entry in entries] for subject, entries in SUBJECTS.items()}
+        theirs = [name for name in plugin_names() if name not in ENTRIES]
+        sections["More"] = [(name, self.get_command(ctx, name).get_short_help_str()) for name in theirs]
+        for subject, rows in sections.items():
+            if rows:
+                with formatter.section(subject):
+                    formatter.write_dl(rows)
+
+    def _add(self, app: typer.Typer, plugin: str = "") -> None:
+        """What a plug-in adds to a command of the client (`catalog rebuild`), that command takes in itself."""
+        for name, command in typer.main.get_group(app).commands.items():
+            if name not in ENTRIES or ENTRIES[name].plugin == plugin:
+                self.commands.setdefault(name, command)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -82,8 +72,13 @@ class HoldfastGroup(typer.core.TyperGroup):
             raise typer.Exit(_report(error)) from None
 
 
-def _report(error: Exception) -> ExitCode:
-    """Says what is wrong and what to do, in a line or two; a traceback tells a user neither."""
+def _report(error: Exception) -> int:
+    """Says what is wrong and what to do, in a line or two; a traceback tells a user neither. Returns the exit code."""
+    from pydantic import ValidationError
+
+    from holdfast_client.cli.exit_codes import ExitCode, exit_code_of
+    from holdfast_client.errors import HoldfastError
+
     if isinstance(error, HoldfastError):
         _say(str(error) + (f" (request {error.request_id})" if error.request_id else ""))
         return exit_code_of(error)
@@ -127,38 +122,6 @@ def _options(
     ] = False,
 ) -> None:
     """The service is HOLDFAST_URL, the token HOLDFAST_TOKEN; a service on this machine needs neither."""
-
-
-for noun in (
-    runs,
-    advice,
-    attempts,
-    goodput,
-    checkpoints,
-    restore_point,
-    scrub,
-    spool,
-    health,
-    events,
-    holds,
-    operations,
-    controllers,
-    collection,
-    policies,
-    retention,
-    trash,
-    tiers,
-    catalog,
-    stores,
-    projects,
-    tokens,
-    webhooks,
-    usage,
-    copies,
-    doctor,
-    run,
-):
-    noun.register(app)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption
+from holdfast_client.cli.arguments import JsonOption, LimitedOption, first
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.show import NOTHING, as_time, show_facts, show_json, show_table
@@ -34,12 +34,12 @@ def list_operations(
     project: Annotated[str | None, typer.Option(help="Only this project's.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only of this kind.")] = None,
     state: Annotated[OperationState | None, typer.Option(help="Only in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="The newest so many.")] = 50,
+    limit: LimitedOption = 50,
     json: JsonOption = False,
 ) -> None:
     """List long operations, the newest first."""
     with connect() as client:
-        found = client.operations(project=project, kind=kind, state=state, limit=limit).items
+        found = first(client.all_operations(project=project, kind=kind, state=state), limit)
     if json:
         show_json(found)
         return

@@ -1,8 +1,8 @@
 """Commands that other packages hang into this CLI: entry points of the group `holdfast.commands`.
 
-Each names a function `register(app: typer.Typer)`. One is loaded when a command of its name is asked for, all of them
-when the help lists them: loading torch to list runs would take seconds. One whose packages are not installed stays in
-the list and says which extra to install.
+Each names a function `register(app: typer.Typer)`. One is loaded when a command of its name is asked for: loading torch
+to list runs would take seconds. One whose packages are not installed stays in the list and says which extra to
+install.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import re
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires
 
 import typer
-
-from holdfast_client.errors import ConfigurationError
 
 GROUP = "holdfast.commands"
 _DISTRIBUTION = "holdfast"
@@ -46,6 +44,8 @@ def _register_absent(app: typer.Typer, point: EntryPoint, error: ImportError) ->
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
     )
     def absent() -> None:
+        from holdfast_client.errors import ConfigurationError
+
         raise ConfigurationError(
             f"`holdfast {point.name}` needs {module or point.value}, which is not installed here. {remedy}"
         )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption
+from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import as_bytes, show_json, show_line, show_table
 from holdfast_protocol.runs import EditProject, ProjectView
@@ -27,10 +27,10 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="project")
 
 
-def list_projects(json: JsonOption = False) -> None:
+def list_projects(*, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the projects and what they hold."""
     with connect() as client:
-        found = list(client.all_projects())
+        found = first(client.all_projects(), limit)
     if json:
         show_json(found)
         return

@@ -17,6 +17,7 @@ from holdfast_client.cli.policies import TargetArgument, checked_policy, own_pol
 from holdfast_client.cli.rule_options import with_rules
 from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_line, show_table
 from holdfast_client.errors import PolicyNotFound
+from holdfast_protocol.counted import counted
 from holdfast_protocol.policies import PolicyKind
 from holdfast_protocol.pruning import PlannedCheckpoint, Pruned, RetentionPlan
 from holdfast_protocol.retention import PRESETS, Reason
@@ -156,14 +157,15 @@ def show_pruned(results: Sequence[Pruned], *, nothing: str) -> None:
     dry = any(one.dry_run for one in results)
     until = min((one.purge_at for one in results if one.purge_at is not None), default=None)
     show_line(
-        f"{len(trashed)} checkpoints {'would go to' if dry else 'are in'} the trash"
+        counted(len(trashed), "checkpoint")
+        + (" would go to the trash" if dry else " went to the trash")
         + (f" until {as_time(until)} UTC." if until is not None else ".")
     )
     show_line(f"{_bytes(freed)} {'would be' if dry else 'will be'} freed, net of what others share.")
 
 
 def _bytes(count: int) -> str:
-    return f"{count} bytes ({as_bytes(count)})"
+    return f"{counted(count, 'byte')} ({as_bytes(count)})"
 
 
 def words(reasons: Sequence[Reason]) -> str:
@@ -207,7 +209,7 @@ def _show_checkpoints(checkpoints: Sequence[PlannedCheckpoint]) -> None:
 def _tell(found: RetentionPlan) -> None:
     for note in found.notes:
         sys.stderr.write(note + "\n")
-    show_line(f"{found.kept} stay, {found.expired} expire.")
+    show_line(f"{counted(found.kept, 'stays', 'stay')}, {counted(found.expired, 'expires', 'expire')}.")
     show_line(f"{_bytes(found.freed.bytes)} would be freed, net of what others share.")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption
+from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
 from holdfast_protocol.states import RunStatus
@@ -20,12 +20,13 @@ def runs(
     project: Annotated[str | None, typer.Argument(help="Only this project's.")] = None,
     *,
     status: Annotated[RunStatus | None, typer.Option(help="Only those that fare so.")] = None,
+    limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
     """List runs, how they fare, and their newest restore point."""
     with connect() as client:
-        projects = [project] if project is not None else [one.name for one in client.all_projects()]
-        found = [run for name in projects for run in client.all_runs(name, status=status)]
+        projects = iter([project]) if project is not None else (one.name for one in client.all_projects())
+        found = first((run for name in projects for run in client.all_runs(name, status=status)), limit)
     if json:
         show_json(found)
         return

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, read_run, read_selector
+from holdfast_client.cli.arguments import JsonOption, LimitOption, first, read_run, read_selector
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.operations import exit_unless_done, follow
@@ -83,10 +83,15 @@ def impact(
         _show_impact(found)
 
 
-def bad_copies(project: Annotated[str, typer.Argument(metavar="PROJECT")], json: JsonOption = False) -> None:
+def bad_copies(
+    project: Annotated[str, typer.Argument(metavar="PROJECT")],
+    *,
+    limit: LimitOption = None,
+    json: JsonOption = False,
+) -> None:
     """List the copies that are bad or suspect, those found first at the top."""
     with connect() as client:
-        found = list(client.all_bad_copies(project))
+        found = first(client.all_bad_copies(project), limit)
     if json:
         show_json(found)
         return

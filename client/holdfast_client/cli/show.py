@@ -1,4 +1,4 @@
-"""How results reach the screen: JSON for programs, or a table that fits 80 columns. Nothing else prints."""
+"""How results reach the screen: JSON for programs, or a table. Nothing else prints."""
 
 from __future__ import annotations
 
@@ -33,12 +33,30 @@ _STYLES = {
 }
 
 
-def _print(table: Table) -> None:
+# A cell of so many letters or fewer is never folded, and a column of text is never narrower.
+_NEVER_FOLDED_LETTERS = 24
+_GAP_LETTERS = 2
+_ANY_WIDTH = 100_000
+
+
+def _print(table: Table, least_width: int) -> None:
+    """In a terminal, text is folded at its blanks; a name, a number or a time never is, so a line may be wider than the
+    screen. Anywhere else a row is one line, whole."""
     console = Console(highlight=False)
+    console.width = max(console.width, least_width) if console.is_terminal else _ANY_WIDTH
     with console.capture() as captured:
         console.print(table)
     # rich fills every line with blanks, which are in the way of grep and of whoever pastes it.
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def _least_width(cells: Sequence[str]) -> tuple[int, bool]:
+    """Of a column: its letters at least, and whether it is folded at all."""
+    longest = max((len(line) for cell in cells for line in cell.splitlines()), default=0)
+    word = max((len(word) for cell in cells for word in cell.split()), default=0)
+    if longest <= _NEVER_FOLDED_LETTERS or word == longest:
+        return longest, False
+    return max(word, _NEVER_FOLDED_LETTERS), True
 
 
 def show_json(value: BaseModel | Iterable[BaseModel]) -> None:
@@ -52,27 +70,33 @@ def show_json(value: BaseModel | Iterable[BaseModel]) -> None:
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, nothing: str) -> None:
     """Columns that begin with `>` are numbers and stand at the right. `nothing` is said where there are no rows."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(
-            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(styled(cell) for cell in row))
-    if table.row_count:
-        _print(table)
-    else:
+    found = list(rows)
+    if not found:
         sys.stderr.write(nothing + "\n")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP_LETTERS, 0, 0), header_style="bold")
+    least = 0
+    for column, cells in zip(columns, zip(*found, strict=True), strict=True):
+        name = column.removeprefix(">")
+        width, folded = _least_width([name, *cells])
+        table.add_column(name, justify="left" if name == column else "right", min_width=width, no_wrap=not folded)
+        least += width + _GAP_LETTERS
+    for row in found:
+        table.add_row(*(styled(cell) for cell in row))
+    _print(table, least)
 
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
     """One fact a line: its name, and its value folded beside it."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts:
+    found = list(facts)
+    names, _ = _least_width([name for name, _ in found])
+    values, folded = _least_width([value for _, value in found])
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP_LETTERS, 0, 0), show_header=False)
+    table.add_column(style="bold", min_width=names, no_wrap=True)
+    table.add_column(min_width=values, no_wrap=not folded)
+    for name, value in found:
         table.add_row(Text(name), styled(value))
-    _print(table)
+    _print(table, names + values + 2 * _GAP_LETTERS)
 
 
 def show_line(text: str) -> None:
@@ -95,7 +119,7 @@ def as_bytes(count: int) -> str:
 
 
 def as_time(at: datetime | None) -> str:
-    return NOTHING if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
+    return NOTHING if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def as_metric(metric: MetricValue) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption
+from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
 from holdfast_protocol.states import StoreRole
@@ -22,10 +22,10 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="store")
 
 
-def list_stores(json: JsonOption = False) -> None:
+def list_stores(*, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the attached stores: whether each is this catalog's, and when it was last checked."""
     with connect() as client:
-        found = client.stores()
+        found = first(client.stores(), limit)
     if json:
         show_json(found)
         return

@@ -12,6 +12,7 @@ from holdfast_client.cli.arguments import JsonOption, RunArgument, SelectorArgum
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_facts, show_json, show_line, show_table
 from holdfast_client.client import Client
+from holdfast_protocol.counted import counted
 from holdfast_protocol.tiers import LONGEST_THAW_DAYS, ThawSpeed, ThawState, ThawView, TierPlan
 
 _LOOK_SECONDS = 5.0
@@ -58,7 +59,7 @@ def _until_thawed(client: Client, view: ThawView, *, quiet: bool) -> ThawView:
     while view.state is ThawState.THAWING:
         if not quiet and view.readable_chunks != told:
             told = view.readable_chunks
-            show_line(f"{told} of {view.chunks} chunks can be read")
+            show_line(f"{told} of {counted(view.chunks, 'chunk')} can be read")
         time.sleep(_LOOK_SECONDS)
         view = client.thaw_status(view.checkpoint_id)
     return view
@@ -73,7 +74,7 @@ def _facts(view: ThawView) -> list[tuple[str, str]]:
         ("checkpoint", f"{view.project}/{view.run}@{view.step}#{view.attempt}"),
         ("tier", view.tier.value),
         ("thaw", view.state.value.replace("_", " ")),
-        ("chunks", f"{view.readable_chunks} of {view.chunks} can be read, {view.thawing_chunks} are being thawed"),
+        ("chunks", f"{view.readable_chunks} of {view.chunks} can be read, {view.thawing_chunks} being thawed"),
         ("cold", as_bytes(view.cold_bytes) if view.cold_bytes else ""),
         ("takes at most", takes if view.state is not ThawState.THAWED else ""),
         ("asked for", f"{as_time(view.requested_at)} UTC" if view.requested_at else ""),
@@ -114,7 +115,7 @@ def _show_totals(found: TierPlan) -> None:
     for total in found.totals:
         terms = [f"{as_bytes(total.due_bytes)} now and {as_bytes(total.later_bytes)} later"]
         if total.minimum_days is not None:
-            terms.append(f"paid for at least {total.minimum_days} days")
+            terms.append(f"paid for at least {counted(total.minimum_days, 'day')}")
         if total.takes_seconds:
             spans = ", ".join(f"{_span(seconds)} {speed}" for speed, seconds in total.takes_seconds.items())
             terms.append(f"to be thawed first ({spans})")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption
+from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.show import NOTHING, as_time, show_json, show_line, show_table
 from holdfast_protocol.states import Scope
@@ -43,10 +43,10 @@ def create(
     sys.stderr.write(f"Token {made.id} ({_scopes(made)}), until {as_time(made.expires_at)}. It is not shown again.\n")
 
 
-def list_tokens(json: JsonOption = False) -> None:
+def list_tokens(*, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the tokens, revoked ones too."""
     with connect() as client:
-        found = list(client.all_tokens())
+        found = first(client.all_tokens(), limit)
     if json:
         show_json(found)
         return

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, SelectorArgument, read_run, read_selector
+from holdfast_client.cli.arguments import JsonOption, LimitOption, SelectorArgument, first, read_run, read_selector
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.retention import show_pruned
@@ -77,19 +77,23 @@ def prune(
 
 def list_trash(
     target: Annotated[str, typer.Argument(metavar="PROJECT[/RUN]", help="A run, or a project for all its runs.")],
+    limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
     """List what is in the trash, and until when it can be taken back."""
     with connect() as client:
         if "/" in target:
-            names = [read_run(target)]
+            names = iter([read_run(target)])
         else:
-            names = [RunName(run.project, run.name) for run in client.all_runs(target)]
-        found = [
-            one
-            for name in names
-            for one in client.all_checkpoints(name.project, name.run, state=CheckpointState.TRASHED)
-        ]
+            names = (RunName(run.project, run.name) for run in client.all_runs(target))
+        found = first(
+            (
+                one
+                for name in names
+                for one in client.all_checkpoints(name.project, name.run, state=CheckpointState.TRASHED)
+            ),
+            limit,
+        )
     if json:
         show_json(found)
         return

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, read_run
+from holdfast_client.cli.arguments import JsonOption, LimitOption, first, read_run
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.policies import checked_policy, read_document
 from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_facts, show_json, show_line, show_table
+from holdfast_protocol.counted import counted
 from holdfast_protocol.policies import PolicyKind
 from holdfast_protocol.retention import PRESETS
 from holdfast_protocol.usage import CostView, ForecastCost, PriceList, PriceListView, StoreBytes, UsageView
@@ -28,12 +29,13 @@ def register(app: typer.Typer) -> None:
 
 def usage(
     what: Annotated[str | None, typer.Argument(metavar="[PROJECT[/RUN]]", help="Without it: every project.")] = None,
+    limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what checkpoints take up, figure by figure, by store and storage class."""
     with connect() as client:
         if what is None:
-            found = list(client.all_usage())
+            found = first(client.all_usage(), limit)
         else:
             project, run = read_what(what)
             found = [client.usage(project, run)]
@@ -180,7 +182,8 @@ def _forecast(project: str, run: str, retention: str | None, tiers: str | None, 
         nothing="Nothing would be stored.",
     )
     show_line(
-        f"{project}/{run} after {found.after_days:.0f} days: {money(found.per_month, found.currency)} a month"
+        f"{project}/{run} after {counted(round(found.after_days), 'day')}: {money(found.per_month, found.currency)} a "
+        "month"
         + (
             f", and {money(found.grows_per_month, found.currency)} more with each further month."
             if found.grows_per_month
@@ -188,7 +191,7 @@ def _forecast(project: str, run: str, retention: str | None, tiers: str | None, 
         )
     )
     show_line(
-        f"By its last {found.based_on_saves} saves: one each {found.save_interval_seconds:.0f} s with "
+        f"By its last {counted(found.based_on_saves, 'save')}: one each {found.save_interval_seconds:.0f} s with "
         f"{as_bytes(found.bytes_per_save)}, beside {as_bytes(found.shared_bytes)} that all share."
     )
     for limit in found.limits:

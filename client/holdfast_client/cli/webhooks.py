@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption
+from holdfast_client.cli.arguments import JsonOption, LimitedOption, LimitOption, first
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.show import NOTHING, as_time, show_json, show_line, show_table
@@ -49,10 +48,10 @@ def add(
     sys.stderr.write(f"Webhook {made.id} calls {made.url}. Its secret is not shown again.\n")
 
 
-def list_webhooks(project: ProjectArgument, json: JsonOption = False) -> None:
+def list_webhooks(project: ProjectArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List a project's webhooks, with the calls that wait or were given up."""
     with connect() as client:
-        found = client.webhooks(project).items
+        found = first(client.webhooks(project).items, limit)
     if json:
         show_json(found)
         return
@@ -96,12 +95,12 @@ def deliveries(
     project: ProjectArgument,
     webhook: IdArgument,
     *,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="So many at most, the newest.")] = 50,
+    limit: LimitedOption = 50,
     json: JsonOption = False,
 ) -> None:
     """List a webhook's calls and what became of them, the newest first."""
     with connect() as client:
-        found = list(itertools.islice(client.all_webhook_deliveries(project, webhook), number))
+        found = first(client.all_webhook_deliveries(project, webhook), limit)
     if json:
         show_json(found)
         return

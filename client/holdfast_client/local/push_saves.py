@@ -15,6 +15,7 @@ from holdfast_client.local.push import belongs_here, push_late
 from holdfast_client.local.saves import SaveKey, SpooledSave
 from holdfast_client.local.tier import LocalTier
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.counted import counted
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.states import CheckpointState
 
@@ -74,7 +75,8 @@ class SavePusher:
             missing = ", ".join(map(str, view.missing_ranks))
             return Outcome(
                 False,
-                f"sealed {view.sealed_ranks} of {view.world_size} ranks; push those of rank {missing} too, where they "
+                f"sealed {view.sealed_ranks} of {counted(view.world_size, 'rank')}; push those of rank {missing} too, "
+                "where they "
                 "are, and this once more",
             )
         for record in save.records:

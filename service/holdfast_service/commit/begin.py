@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
+from holdfast_protocol.counted import counted
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health, Tier
 from holdfast_service.auth.principal import Principal
@@ -146,8 +147,8 @@ def _refuse_if_different(checkpoint: Checkpoint, request: BeginCheckpoint) -> No
         return
     raise ProblemError(
         ProblemCode.CHECKPOINT_CONFLICT,
-        f"Step {request.step} was begun as {checkpoint.kind} by {checkpoint.world_size} ranks, and is now begun as "
-        f"{request.kind} by {request.world_size}. All ranks must save the same step in the same way.",
+        f"Step {request.step} was begun as {checkpoint.kind} by {counted(checkpoint.world_size, 'rank')}, and is now "
+        f"begun as {request.kind} by {request.world_size}. All ranks must save the same step in the same way.",
         checkpoint_id=checkpoint.id,
         world_size=checkpoint.world_size,
         kind=checkpoint.kind,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.counted import counted
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.catalog.tables import Chunk, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
@@ -43,8 +44,8 @@ def chunks_negotiated(session: Session, shard: Shard | None, digests: Sequence[s
     if unknown:
         raise ProblemError(
             ProblemCode.CHUNK_NOT_NEGOTIATED,
-            f"{len(unknown)} chunks of the list were not negotiated under this shard. Offer them first, so that they "
-            "are kept from the collector, and seal again.",
+            f"The list has {counted(len(unknown), 'chunk')} not negotiated under this shard. Offer what is missing, so "
+            "that the collector keeps it, and seal again.",
             digests=unknown[:_SHOWN_DIGESTS],
             count=len(unknown),
         )

@@ -14,6 +14,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.checkpoints import CheckpointView, SealShard
+from holdfast_protocol.counted import counted
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AbortCause, CheckpointState, CopyState, ShardState
 from holdfast_service.auth.principal import Principal
@@ -129,7 +130,7 @@ def _refuse_incomplete(look: _Look, verdicts: list[Verdict]) -> None:
     first = next(iter(why))
     raise ProblemError(
         ProblemCode.INCOMPLETE_CHECKPOINT,
-        f"{len(why)} chunks of this shard are not in the store as announced (the first: {first}, {why[first]}). "
+        f"{counted(len(why), 'chunk')} of this shard cannot be used (the first: {first}, {why[first]}). "
         "Offer them again, send them and seal again.",
         digests=list(why)[:_SHOWN_DIGESTS],
         count=len(why),

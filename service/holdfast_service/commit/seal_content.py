@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast_protocol.checkpoints import SealShard
+from holdfast_protocol.counted import counted
 from holdfast_protocol.digests import shard_digest
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.catalog.tables import Shard
@@ -19,7 +20,8 @@ def check_seal(rank: int, request: SealShard) -> None:
     for name, ordinal in ordinals.items():
         if ordinal is not None and ordinal >= len(request.chunks):
             _refuse(
-                f"index.{name} is {ordinal}, and the shard has {len(request.chunks)} chunks. Give the ordinal at which "
+                f"index.{name} is {ordinal}, and the shard has {counted(len(request.chunks), 'chunk')}. Give the "
+                "ordinal at which "
                 "the index stands in the chunk list."
             )
     if rank == 0 and request.index.layout is None:

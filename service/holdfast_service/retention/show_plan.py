@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast_protocol.counted import counted
 from holdfast_protocol.policies import PolicyError, PolicyKind, PolicyView, read_policy
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import PlannedCheckpoint, PlanRetention, RetentionPlan
@@ -92,7 +93,8 @@ def _notes(rules: RetentionPolicy | None, decisions: Sequence[Decision]) -> list
     if unjudged := only_for_want_of_a_metric(decisions):
         metrics = ", ".join(sorted({best.metric for best in rules.keep_best}))
         notes.append(
-            f"{unjudged} of {len(decisions)} checkpoints stay only because they have no finite value of {metrics}. "
+            f"{unjudged} of {counted(len(decisions), 'checkpoint')} stay only because they have no finite value of "
+            f"{metrics}. "
             "Report the metric at every save, or prune them yourself."
         )
     return notes

@@ -8,6 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.chunks import FinishedAnswer, FinishedState, NegotiateChunks
+from holdfast_protocol.counted import counted
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CopyState
 from holdfast_service.auth.principal import Principal
@@ -69,7 +70,8 @@ def _negotiated(session: Session, checkpoint_id: str, rank: int, digests: Sequen
     if unknown:
         raise ProblemError(
             ProblemCode.CHUNK_NOT_NEGOTIATED,
-            f"{len(unknown)} chunks are reported as sent that rank {rank} has not negotiated under this checkpoint. "
+            f"Rank {rank} reports {counted(len(unknown), 'chunk')} as sent that it has not negotiated under this "
+            "checkpoint. "
             "Offer them first.",
             digests=unknown[:20],
         )

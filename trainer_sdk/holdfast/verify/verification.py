@@ -17,6 +17,7 @@ from holdfast.verify.evidence import Comparison, compare, follows_on, saw_traini
 from holdfast.verify.launching import Launched, LaunchFailed, launch
 from holdfast.verify.orders import LaunchOrder
 from holdfast.verify.records import Trail
+from holdfast_protocol.counted import counted
 
 
 class Verdict(StrEnum):
@@ -61,11 +62,12 @@ class Verifier:
 
     def verify(self, steps: int, kill_after: int) -> Verification:
         """`steps` boundaries straight; then killed after `kill_after` of them, and resumed. Raises LaunchFailed."""
-        straight = self._straight("straight", f"{steps} steps straight", steps)
+        straight = self._straight("straight", f"{counted(steps, 'step')} straight", steps)
         done = straight.trails[0].steps
         if len(done) <= kill_after:
             raise LaunchFailed(
-                f"The script ended by itself after {len(done)} steps. Let it run longer, or kill it earlier: "
+                f"The script ended by itself after {counted(len(done), 'step')}. Let it run longer, or kill it "
+                "earlier: "
                 f"--kill-at {max(len(done) - 1, 1)}."
             )
         saved_step, last_step = done[kill_after - 1], done[-1]

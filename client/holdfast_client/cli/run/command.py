@@ -27,6 +27,7 @@ from holdfast_client.cli.run.outcome import (
 )
 from holdfast_client.errors import HoldfastError
 from holdfast_client.outcome_notes import read_notes
+from holdfast_protocol.counted import counted
 from holdfast_protocol.selectors import SelectorError, parse_run
 from holdfast_protocol.states import AttemptOutcome
 
@@ -116,7 +117,8 @@ class _Job:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             sys.stderr.write(
-                f"holdfast run: The job was told to end, and has not within {self._grace_seconds} seconds (--grace) "
+                f"holdfast run: The job was told to end, and has not within {counted(self._grace_seconds, 'second')} "
+                "(--grace) "
                 f"and {_AFTER_GRACE_SECONDS:.0f} more. It is killed.\n"
             )
             self._child.kill()

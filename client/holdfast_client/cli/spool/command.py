@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, read_run
+from holdfast_client.cli.arguments import JsonOption, LimitOption, first, read_run
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_line, show_table
@@ -39,11 +39,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="spool")
 
 
-def list_saves(run: OnlyRun = None, *, folder: FolderOption = None, json: JsonOption = False) -> None:
+def list_saves(
+    run: OnlyRun = None, *, folder: FolderOption = None, limit: LimitOption = None, json: JsonOption = False
+) -> None:
     """List what the folder holds. Asks no service."""
     with _opened(folder) as tier:
         spooled = tier.spool.read()
-        found = _chosen(spooled, run, None)
+        found = first(_chosen(spooled, run, None), limit)
     if json:
         show_json(shown_saves(found, spooled.bad))
         return
