@@ -65,7 +65,7 @@ def test_a_policy_is_tried_put_planned_and_applied(target: str) -> None:
     run("retention", "policy", project, "--keep-last", "2")
     assert "Say --yes" in run("retention", "apply", target, exit_code=2).stderr
     assert "Say --yes" not in run("retention", "apply", target, "--dry-run").stderr
-    assert "2 checkpoints went to the trash until" in run("retention", "apply", target, "--yes").stdout
+    assert "2 checkpoints went to the trash, until" in run("retention", "apply", target, "--yes").stdout
     assert "nothing that expires" in run("retention", "apply", target, "--yes").stderr
     run("retention", "policy", project, "--delete")
     run("policy", "show", "retention", project, exit_code=3)
@@ -80,7 +80,7 @@ def test_what_is_pruned_is_listed_and_taken_back_and_what_is_pinned_stays(target
     assert "step 1 of attempt 1 stays: pinned" in " ".join(dry.stderr.split())
     run("prune", target, exit_code=2)
     assert "must stay: step 4" in " ".join(run("prune", f"{target}@4", "--yes", exit_code=7).stderr.split())
-    assert "in the trash until" in run("prune", target, "--before-step", "4", "--reason", "spikes", "--yes").stdout
+    assert "the trash, until" in run("prune", target, "--before-step", "4", "--reason", "spikes", "--yes").stdout
     (trashed,) = read("trash", "list", target.partition("/")[0])  # type: ignore[misc]
     assert (trashed["step"], trashed["trash_reason"]) == (2, "spikes")
     assert "spikes" in run("trash", "list", target).stdout

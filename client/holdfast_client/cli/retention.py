@@ -159,7 +159,7 @@ def show_pruned(results: Sequence[Pruned], *, nothing: str) -> None:
     show_line(
         counted(len(trashed), "checkpoint")
         + (" would go to the trash" if dry else " went to the trash")
-        + (f" until {as_time(until)} UTC." if until is not None else ".")
+        + (f", until {as_time(until)} UTC." if until is not None else ".")
     )
     show_line(f"{_bytes(freed)} {'would be' if dry else 'will be'} freed, net of what others share.")
 
