@@ -9,8 +9,13 @@ Layout:     {"format": "holdfast-layout-1", "world_size": N,
              "shards": [{"chunks": [bytes per ordinal],
                          "pieces": [[tensor, offsets, shape, [[ordinal, chunk offset, bytes], …]], …]} per rank]}
             where `tensor` is the position of the tensor's name among the sorted names.
-ShardIndex: {"format": "holdfast-shard-1", "rank": r, "layout_digest": …, "trees": {component: typed tree},
-             "replicated_trees": {component: typed tree}, "rng": typed tree or null}
+ShardIndex: {"format": "holdfast-shard-2", "run": "project/run", "step": s, "world_size": N, "rank": r,
+             "layout_digest": …, "trees": {component: typed tree}, "replicated_trees": {component: typed tree},
+             "rng": typed tree or null}
+
+Each rank's index says which save it belongs to. The seal signs it with the rest of the shard, so a catalog that gives a
+checkpoint another step or another run is found out by every reader (protocol rule 42). The layout does not say it: one
+layout serves all the steps of a plan.
 """
 
 from collections.abc import Mapping
@@ -30,7 +35,7 @@ from holdfast_protocol.canonical_json import (
 from holdfast_protocol.digests import chunk_digest
 
 LAYOUT_FORMAT = "holdfast-layout-1"
-SHARD_FORMAT = "holdfast-shard-1"
+SHARD_FORMAT = "holdfast-shard-2"
 
 ITEM_BYTES: Mapping[str, int] = {
     "bool": 1,
@@ -148,10 +153,22 @@ class Layout:
         return layout
 
 
+class SavedAs(NamedTuple):
+    """Which save a document belongs to, in the words of its readers: `run` is `project/run`."""
+
+    run: str
+    step: int
+    world_size: int
+
+    def __str__(self) -> str:
+        return f"step {self.step} of {self.run}, saved by {self.world_size} ranks"
+
+
 @dataclass(frozen=True)
 class ShardIndex:
     """What one rank saved beside its tensors. Trees are in the encoded form of the typed tree (plain JSON values)."""
 
+    saved_as: SavedAs
     rank: int
     layout_digest: str
     trees: Mapping[str, Any] = field(default_factory=dict)
@@ -166,6 +183,7 @@ class ShardIndex:
         return canonical_bytes(
             {
                 "format": SHARD_FORMAT,
+                **self.saved_as._asdict(),
                 "rank": self.rank,
                 "layout_digest": self.layout_digest,
                 "trees": dict(self.trees),
@@ -181,17 +199,20 @@ class ShardIndex:
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Self:
         """The inverse of encode. The trees inside stay encoded: the typed tree's decoder checks them. DocumentError."""
-        fields = {"rank", "layout_digest", "trees", "replicated_trees", "rng"}
+        fields = {*SavedAs._fields, "rank", "layout_digest", "trees", "replicated_trees", "rng"}
         document = _open(data, SHARD_FORMAT, fields, max_bytes)
         try:
+            saved_as = SavedAs(document["run"], _count(document["step"]), _count(document["world_size"]))
             rank = _count(document["rank"])
             digest = document["layout_digest"]
             trees, replicated = document["trees"], document["replicated_trees"]
-            if not (isinstance(digest, str) and isinstance(trees, dict) and isinstance(replicated, dict)):
-                raise TypeError("layout_digest must be text, trees and replicated_trees objects")
+            if not (isinstance(saved_as.run, str) and isinstance(digest, str)):
+                raise TypeError("run and layout_digest must be text")
+            if not (isinstance(trees, dict) and isinstance(replicated, dict)):
+                raise TypeError("trees and replicated_trees must be objects")
         except (TypeError, ValueError) as error:
             raise DocumentError(f"this shard index is malformed: {error}") from error
-        return cls(rank=rank, layout_digest=digest, trees=trees, replicated_trees=replicated, rng=document["rng"])
+        return cls(saved_as, rank, digest, trees=trees, replicated_trees=replicated, rng=document["rng"])
 
 
 def _open(data: bytes | bytearray | memoryview, expected: str, fields: set[str], max_bytes: int) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class FindingKind(StrEnum):
     UNKNOWN_OBJECTS = "unknown_objects"
     MISSING_RECORDS = "missing_records"
     OLD_RECORDS = "old_records"
+    DIFFERENT_RECORDS = "different_records"
     DAMAGED_RECORDS = "damaged_records"
     UNKNOWN_RECORDS = "unknown_records"
     NEWER_RECORDS = "newer_records"

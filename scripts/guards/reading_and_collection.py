@@ -1,10 +1,26 @@
-"""The guards of reading and collection (protocol rules 20 to 25)."""
+"""The guards of reading and collection (protocol rules 20 to 25, and 42)."""
 
 from __future__ import annotations
 
 from scripts.guards.guard import Guard
 
 GUARDS = (
+    Guard(
+        "protocol-42",
+        "a checkpoint is restored as the step that its row says, whatever its ranks have sealed",
+        "trainer_sdk/holdfast/source.py",
+        "if (index.saved_as, index.rank) != (self._saved_as, rank):",
+        "if index.rank != rank:",
+        ("tests/trainer/test_bound_to_its_step.py",),
+    ),
+    Guard(
+        "protocol-42",
+        "the check asks whether a record is there, and not what it says",
+        "service/holdfast_service/compare/records.py",
+        "return (FindingKind.DIFFERENT_RECORDS, details) if details else _SAME",
+        "return _SAME",
+        ("tests/service/test_catalog_check.py",),
+    ),
     Guard(
         "protocol-22",
         "what is found in another's bucket or an empty mount condemns copies",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import make_url, select, update
+from sqlalchemy import make_url, select, text, update
 
 import holdfast_service.operations.tick
 from holdfast_protocol.stores import FindingKind
@@ -31,6 +31,7 @@ from tests.service.conftest import Clock
 from tests.support.postgres import PostgresServer
 from tests.support.rank import Job, answer
 from tests.support.rebuilt import adopt_all, check_all, record_all
+from tests.support.retention import pin
 from tests.support.service import RunningService, running_service
 
 DAY = 24 * 3600.0
@@ -234,3 +235,58 @@ def test_a_restored_catalog_is_not_adopted_over_what_it_does_not_know(
             with context.database.read() as session:
                 actions = session.scalars(select(AuditEvent.action)).all()
             assert {"catalog.new_epoch", "catalog.check", "store.adopt"} <= set(actions)
+
+
+@pytest.mark.rule("protocol-42")
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("step = 28", "step is 28 in the catalog and 20 in its record"),
+        ("world_size = 2", "world_size is 2 in the catalog and 1 in its record"),
+        (f"digest = '{'0' * 64}'", f"digest is {'0' * 64} in the catalog and"),
+        ("attempt_number = 7", "attempt is 7 in the catalog and 1 in its record"),
+        ("health = 'diverged'", "health is diverged in the catalog and ok in its record"),
+        ("state = 'trashed'", "state is trashed in the catalog and committed in its record"),
+        ("pinned_at = NULL", "pinned_at is nothing in the catalog and"),
+    ],
+)
+def test_a_row_that_the_records_contradict_is_told_field_by_field(
+    s3_service: RunningService, change: str, told: str
+) -> None:
+    service = s3_service
+    http = service.http()
+    saved = Job(http).save(20)
+    pin(service, saved["id"])
+    record_all(service.context)
+    assert kinds(service, deep=True) == {}
+    with service.context.database.transaction() as session:
+        session.execute(text(f"UPDATE checkpoints SET {change}"))
+    (store,) = check_all(service.context).stores
+    (finding,) = store.findings
+    assert (finding.kind, finding.count, finding.blocks) == (FindingKind.DIFFERENT_RECORDS, 1, True)
+    assert f"{saved['id']}: {told}" in finding.examples[0]
+    assert kinds(service) == {FindingKind.DIFFERENT_RECORDS: 1}, "it is told, and nobody writes over the records"
+
+
+@pytest.mark.rule("protocol-42")
+def test_what_never_changes_is_compared_also_where_a_newer_record_is_due(
+    s3_service: RunningService,
+) -> None:
+    service = s3_service
+    http = service.http()
+    saved = Job(http).save(20)
+    held = answer(http.post(f"/v1/checkpoints/{saved['id']}/holds", json={"reason": "evidence"}))
+    record_all(service.context)
+    with service.context.database.transaction() as session:
+        session.execute(text("DELETE FROM holds"))
+        session.execute(text("UPDATE runs SET name = 'other'"))
+    (store,) = check_all(service.context).stores
+    told = "\n".join(example for finding in store.findings for example in finding.examples)
+    assert f"holds is nothing in the catalog and {{'{held['id']}'" in told
+    assert "name='other'" in told
+    with service.context.database.transaction() as session:
+        session.execute(text("UPDATE checkpoints SET step = 28, version = version + 1"))
+    record_all(service.context)
+    (store,) = check_all(service.context).stores
+    told = "\n".join(example for finding in store.findings for example in finding.examples)
+    assert "step is 28 in the catalog and 20 in its record" in told, "its manifest still knows"

@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast.source import CheckpointSource
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
+from holdfast_protocol.selectors import RunName
 
 
 def flip(path: Path) -> None:
@@ -33,7 +34,11 @@ def files_of(store: Path, digest: str) -> list[Path]:
 
 def chunks_of(client: Client, checkpoint_id: str, tensor: str) -> list[tuple[int, str]]:
     """(rank that stored it, digest) of each chunk that holds a part of `tensor`, in order."""
-    with TransferWorkers(1) as workers, CheckpointSource(client, checkpoint_id, workers=workers) as source:
+    view = client.checkpoint(checkpoint_id)
+    run = RunName(view.project, view.run)
+    point = client.restore_point(run.project, run.run, checkpoint_id).restore_point
+    assert point is not None
+    with TransferWorkers(1) as workers, CheckpointSource(client, run, point, workers=workers) as source:
         manifest = source.manifest()
         layout = source.layout(manifest)
         return [

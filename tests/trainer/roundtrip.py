@@ -11,7 +11,7 @@ from holdfast.state.capture import capture
 from holdfast.state.components import Declarations
 from holdfast.state.load import LoadOptions, LoadReport, plan_load
 from holdfast.state.stored import StoredState
-from holdfast_protocol.index_documents import Layout, ShardIndex
+from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 
 
 @dataclass
@@ -29,7 +29,9 @@ def save(state: dict[str, Any], rank: int = 0, world_size: int = 1, **declared: 
     shard = StagingArea().stage(plan, captured.pieces)
     chunks = [bytes(shard.chunk(ordinal)) for ordinal in range(shard.chunk_count)]
     replicated = captured.replicated_trees if rank == 0 else {}
-    return Saved(plan, chunks, ShardIndex(rank, "", captured.trees, replicated).encode())
+    return Saved(
+        plan, chunks, ShardIndex(SavedAs("demo/gpt", 0, world_size), rank, "", captured.trees, replicated).encode()
+    )
 
 
 def load(

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_protocol.canonical_json import DocumentError, canonical_bytes, compress, decompress, parse
-from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardIndex, ShardLayout, TensorEntry
+from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
+
+SAVED_AS = SavedAs("demo/gpt", 20, 4)
 
 
 def small_layout():
@@ -54,14 +56,14 @@ def test_the_digest_does_not_depend_on_insertion_order():
 
 
 def test_shard_index_round_trips():
-    index = ShardIndex(3, "ab" * 32, {"dataloader": ["value", 1]}, {"model": ["module", None]}, {"dict": []})
+    index = ShardIndex(SAVED_AS, 3, "ab" * 32, {"dataloader": ["value", 1]}, {"model": ["module", None]}, {"dict": []})
     assert ShardIndex.decode(index.encode()) == index
-    assert parse(decompress(index.encode()))["format"] == "holdfast-shard-1"
+    assert parse(decompress(index.encode()))["format"] == "holdfast-shard-2"
 
 
 def test_nan_never_becomes_a_json_token():
     with pytest.raises(DocumentError):
-        ShardIndex(0, "", {"extra": float("nan")}).encode()
+        ShardIndex(SAVED_AS, 0, "", {"extra": float("nan")}).encode()
 
 
 def test_ten_thousand_tensors_encode_well_under_a_second():

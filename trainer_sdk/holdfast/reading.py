@@ -57,7 +57,7 @@ def read_into(
     try:
         with Client(client_settings) as client, TransferWorkers(settings.transfers) as workers:
             point = ranks.from_first(lambda: _resolve(client, run, str(point_of_run)))
-            with CheckpointSource(client, point.checkpoint_id, workers=workers) as source:
+            with CheckpointSource(client, run, point, workers=workers) as source:
                 documents = read_documents(ranks, source, rank_trees=rank_trees)
                 state, options = demand(documents.stored)
                 planned: list[tuple[LoadPlan, ReadPlan, Arrivals]] = []

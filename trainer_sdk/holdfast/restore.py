@@ -218,7 +218,7 @@ class Restorer:
     ) -> int:
         began = time.monotonic()
         with CheckpointSource(
-            self._session.client, point.checkpoint_id, workers=self._workers, local=self._sharing.local
+            self._session.client, self._session.run, point, workers=self._workers, local=self._sharing.local
         ) as source:
             documents = read_documents(self._ranks, source, rank_trees=True)
             planned = self._plan_on_all(state, documents, declared or self._declared)

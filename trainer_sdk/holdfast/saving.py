@@ -39,7 +39,7 @@ from holdfast.state.rng import capture_rng
 from holdfast.stats import SaveStats
 from holdfast_client.chunks.workers import WorkerThreads
 from holdfast_protocol.checkpoints import Component, HealthVerdict, MetricValue
-from holdfast_protocol.index_documents import Layout, ShardIndex
+from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.states import CheckpointKind
 
 log = logging.getLogger("holdfast")
@@ -232,6 +232,7 @@ class Saver:
     ) -> SaveJob:
         first = self._ranks.is_first
         index = ShardIndex(
+            SavedAs(str(self._session.run), handle.step, layout.world_size),
             rank=self._ranks.rank,
             layout_digest=layout.digest,
             trees=captured.state.trees,

@@ -2,7 +2,8 @@
 
     checkpoint digest -> shard digests -> chunk digests -> bytes
 
-Each arrow is checked here or, the last one, by the fetcher: out comes what was committed, or IntegrityError.
+Each arrow is checked here or, the last one, by the fetcher: out comes what was committed, or IntegrityError. The
+indexes say which run and step they were saved as, and must say what the catalog says (protocol rule 42).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_protocol.canonical_json import MAX_STORED_DOCUMENT_BYTES
 from holdfast_protocol.checkpoints import Manifest
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
-from holdfast_protocol.index_documents import Layout, ShardIndex
+from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
+from holdfast_protocol.restore import RestorePoint
+from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import StoreRole
 
 ChunkLists = Mapping[int, Sequence[str]]
@@ -42,17 +45,32 @@ class CheckpointSource:
     """Keep it open while reading: it holds a lease, so that nothing is deleted under it."""
 
     def __init__(
-        self, client: Client, checkpoint_id: str, *, workers: TransferWorkers, local: ChunkFolder | None = None
+        self,
+        client: Client,
+        run: RunName,
+        point: RestorePoint,
+        *,
+        workers: TransferWorkers,
+        local: ChunkFolder | None = None,
     ) -> None:
-        """`local`: this host's local tier, where documents are looked for first."""
-        self.checkpoint_id = checkpoint_id
+        """`run` and `point`: what was asked for and what the service chose, which is what must come out. `local`: this
+        host's local tier, where documents are looked for first."""
+        self.checkpoint_id = point.checkpoint_id
+        self._point = point
+        self._saved_as = SavedAs(str(run), point.step, point.world_size)
         self._local = None if local is None else HostChunks(local, ())
         self._client = client
-        self._fetcher = ShardFetcher(client, checkpoint_id, workers=workers)
+        self._fetcher = ShardFetcher(client, point.checkpoint_id, workers=workers)
 
     def manifest(self) -> Manifest:
-        """Raises IntegrityError unless the shards' digests make the checkpoint's."""
+        """Raises IntegrityError unless it is the restore point's and its shards' digests make the checkpoint's."""
         manifest = self._client.manifest(self.checkpoint_id)
+        view = manifest.checkpoint
+        told = SavedAs(f"{view.project}/{view.run}", view.step, view.world_size)
+        if (told, view.digest) != (self._saved_as, self._point.digest):
+            raise IntegrityError(
+                f"The service offers {self.checkpoint_id} as {self._saved_as}, and its manifest is of {told}"
+            )
         sealed = [shard.digest or "" for shard in sorted(manifest.shards, key=lambda shard: shard.rank)]
         if len(sealed) != manifest.checkpoint.world_size or checkpoint_digest(sealed) != manifest.checkpoint.digest:
             raise IntegrityError(f"The manifest of {self.checkpoint_id} does not match its digest")
@@ -82,13 +100,22 @@ class CheckpointSource:
         return Layout.decode(document)
 
     def indexes(self, manifest: Manifest, ranks: Iterable[int]) -> dict[int, ShardIndex]:
-        """The index documents of these stored ranks."""
+        """The index documents of these stored ranks. Raises IntegrityError unless each was sealed as this rank's, in
+        the run and step that the catalog says."""
         wanted = set(ranks)
         digests = {s.rank: s.index_digest for s in manifest.shards if s.rank in wanted and s.index_digest is not None}
         if digests.keys() != wanted:
             raise IntegrityError(f"{self.checkpoint_id} has no index of rank {min(wanted - digests.keys())}")
         documents = self.documents(digests.values())
-        return {rank: ShardIndex.decode(documents[digest]) for rank, digest in digests.items()}
+        indexes = {rank: ShardIndex.decode(documents[digest]) for rank, digest in digests.items()}
+        for rank, index in indexes.items():
+            if (index.saved_as, index.rank) != (self._saved_as, rank):
+                raise IntegrityError(
+                    f"The service offers {self.checkpoint_id} as {self._saved_as}, and what rank {rank} sealed is "
+                    f"rank {index.rank} of {index.saved_as}. `holdfast catalog check` compares the catalog with its "
+                    "records"
+                )
+        return indexes
 
     def read(
         self,

@@ -43,6 +43,13 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
         "They are due again: the controller `records` writes them in its next round",
         False,
     ),
+    FindingKind.DIFFERENT_RECORDS: (
+        "fields of the catalog are not what the records say: its rows were changed by something else than the service",
+        "Believe the records: `holdfast catalog rebuild` into an empty database brings back what they say. Trainers "
+        "refuse a checkpoint with another run, step or world size than its ranks sealed. Adopting the store gives the "
+        "records up",
+        True,
+    ),
     FindingKind.DAMAGED_RECORDS: (
         "records cannot be read",
         "They are due again: the controller `records` writes them in its next round",

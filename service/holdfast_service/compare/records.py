@@ -28,6 +28,7 @@ from holdfast_service.catalog.record_scan import FoundRecord, read_record, scan_
 from holdfast_service.catalog.record_tables import RecordSubject, WrittenRecord
 from holdfast_service.catalog.record_writing import RECORDED_STATES, is_subject
 from holdfast_service.catalog.tables import Checkpoint, Run
+from holdfast_service.compare.differences import checkpoint_differences, subject_differences
 from holdfast_service.compare.findings import Findings
 from holdfast_service.context import ServiceContext
 
@@ -38,6 +39,9 @@ _MODELS: dict[RecordKind, type[ProjectRecord | RunRecord | CheckpointRecord]] = 
     RecordKind.CHECKPOINT: CheckpointRecord,
 }
 _GOING = (CheckpointState.DELETING, CheckpointState.DELETED)
+# What differs, and in which fields where that can be told.
+_Difference = tuple[FindingKind | None, list[str]]
+_SAME: _Difference = (None, [])
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,18 @@ def compare_records(
         findings.add(FindingKind.FOREIGN_RECORDS, name)
     for subject, known in _catalog(context, attached.store_id):
         record = found.by_subject.pop(subject, None)
-        kind = _difference(context, attached, record, known, deep=deep)
+        kind, details = _difference(context, attached, record, known, deep=deep)
         if kind is not None:
             # Again, both sides anew: the outbox may have been at it since the names were listed.
             record = scan_records(attached.store, subject.folder).by_subject.get(subject)
             with context.database.read() as session:
                 now = _known(session, attached.store_id, subject)
-            kind = None if now is None else _difference(context, attached, record, now, deep=deep)
+            kind, details = _SAME if now is None else _difference(context, attached, record, now, deep=deep)
         if kind is not None:
-            findings.add(kind, subject.folder)
+            for detail in details:
+                findings.add(kind, f"{subject.folder}: {detail}")
+            if not details:
+                findings.add(kind, subject.folder)
             _mend(context, attached.store_id, subject, kind)
         on_step(1)
     for left in found:
@@ -88,35 +95,52 @@ def compare_records(
 
 def _difference(
     context: ServiceContext, attached: AttachedStore, record: FoundRecord | None, known: _Known, *, deep: bool
-) -> FindingKind | None:
-    """How a subject that the catalog has stands in the store; None if that is as it should be."""
+) -> _Difference:
+    """How a subject that the catalog has stands in the store."""
     if known.state in _GOING:
         left = record is not None and not record.removed and record.versions
-        return FindingKind.LEFT_RECORDS if left else None
+        return (FindingKind.LEFT_RECORDS, []) if left else _SAME
     if record is not None and record.removed:
-        return FindingKind.REMOVED_RECORDS
+        return FindingKind.REMOVED_RECORDS, []
     newest = None if record is None else record.newest
     if newest is not None and (newest[0] > context.epoch or newest[1] > known.version):
-        return FindingKind.NEWER_RECORDS
-    if not known.written:
-        return None  # due, or never wanted there
+        return FindingKind.NEWER_RECORDS, []
+    if not known.written and newest is None:
+        return _SAME  # due, or never wanted there
     if record is None or newest is None:
-        return FindingKind.MISSING_RECORDS
-    if newest[1] < known.written:
-        return FindingKind.OLD_RECORDS
+        return FindingKind.MISSING_RECORDS, []
+    if newest[1] < (known.written or 0):
+        return FindingKind.OLD_RECORDS, []
     try:
-        document = read_record(attached.store, str(record.newest_name), _MODELS[record.subject.kind])
-        if record.subject.kind is RecordKind.CHECKPOINT:
-            _read_manifest(attached, record.subject, deep=deep)
+        return _content(context, attached, record, deep=deep)
     except DamagedRecordError:
-        return FindingKind.DAMAGED_RECORDS
-    return None if document.catalog_id == context.catalog_id else FindingKind.FOREIGN_RECORDS
+        # What is due is outdone anyway.
+        return (FindingKind.DAMAGED_RECORDS, []) if known.written else _SAME
 
 
-def _read_manifest(attached: AttachedStore, subject: Subject, *, deep: bool) -> None:
+def _content(context: ServiceContext, attached: AttachedStore, record: FoundRecord, *, deep: bool) -> _Difference:
+    """Whose the newest document is, and whether it says what the catalog says. Raises DamagedRecordError."""
+    document = read_record(attached.store, str(record.newest_name), _MODELS[record.subject.kind])
+    if document.catalog_id != context.catalog_id:
+        return FindingKind.FOREIGN_RECORDS, []
+    if isinstance(document, CheckpointRecord):
+        manifest = _read_manifest(attached, record.subject, deep=deep)
+        if document.checkpoint.id != record.subject.subject_id:
+            raise DamagedRecordError("it is another checkpoint's")
+        with context.database.read() as session:
+            details = checkpoint_differences(session, context, document, manifest)
+    else:
+        with context.database.read() as session:
+            subject = session.get(RecordSubject, (record.subject.kind, record.subject.subject_id))
+            details = [] if subject is None else subject_differences(session, context, document, subject.version)
+    return (FindingKind.DIFFERENT_RECORDS, details) if details else _SAME
+
+
+def _read_manifest(attached: AttachedStore, subject: Subject, *, deep: bool) -> ManifestRecord:
     manifest = read_record(attached.store, subject.manifest_name, ManifestRecord)
     for digest in sorted({shard.digest for shard in manifest.shards}) if deep else ():
         read_record(attached.store, subject.list_name(digest), ListRecord)
+    return manifest
 
 
 def _kind_of_unknown(context: ServiceContext, attached: AttachedStore, record: FoundRecord) -> FindingKind:

@@ -18,7 +18,7 @@ from holdfast_protocol.canonical_json import DocumentError
 from holdfast_protocol.copies import DrillResult, StartDrill
 from holdfast_protocol.coverage import uncovered
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
-from holdfast_protocol.index_documents import Layout, ShardIndex
+from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.catalog.operation_run import OperationRun
 from holdfast_service.context import ServiceContext
@@ -76,10 +76,11 @@ def _check_documents(plan: DrillPlan, documents: dict[str, bytes]) -> Layout:
         if checkpoint_digest([shard.digest for shard in plan.shards]) != plan.point.digest:
             raise DocumentError("the shards do not make the checkpoint's digest")
         layout = Layout.decode(documents[next(shard.layout for shard in plan.shards if shard.layout)])
+        saved_as = SavedAs(f"{plan.project}/{plan.run}", plan.point.step, plan.point.world_size)
         for shard in plan.shards:
             index = ShardIndex.decode(documents[shard.index])
-            if (index.rank, index.layout_digest) != (shard.rank, layout.digest):
-                raise DocumentError(f"the index of rank {shard.rank} is another one's")
+            if (index.saved_as, index.rank, index.layout_digest) != (saved_as, shard.rank, layout.digest):
+                raise DocumentError(f"what rank {shard.rank} sealed is rank {index.rank} of {index.saved_as}")
             sizes = [plan.copies[digest].bytes for digest in shard.chunks]
             if sizes[: len(layout.shards[shard.rank].chunks)] != list(layout.shards[shard.rank].chunks):
                 raise DocumentError(f"the chunks of rank {shard.rank} have other sizes than the layout says")

@@ -40,7 +40,7 @@ class HoldfastReader(StorageReader):
         self._session = session
         self._point = point
         self._rollback = rollback
-        self._source = CheckpointSource(session.client, point.checkpoint_id, workers=workers)
+        self._source = CheckpointSource(session.client, session.run, point, workers=workers)
         self._documents = read_documents(session.ranks, self._source, rank_trees=False)
         self._saved = saved_dcp(self._documents.stored.replicated_trees)
 

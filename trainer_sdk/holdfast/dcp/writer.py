@@ -38,7 +38,16 @@ from holdfast_client.chunks.outgoing import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import Component, HealthVerdict
-from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece, Segment, ShardIndex, ShardLayout, TensorEntry
+from holdfast_protocol.index_documents import (
+    ITEM_BYTES,
+    Layout,
+    Piece,
+    SavedAs,
+    Segment,
+    ShardIndex,
+    ShardLayout,
+    TensorEntry,
+)
 from holdfast_protocol.states import CheckpointKind, CheckpointState
 
 log = logging.getLogger("holdfast")
@@ -168,6 +177,7 @@ class HoldfastWriter(StorageWriter):
         self, writer: ShardWriter, layout_digest: str, layout: Layout | None, replicated_trees: dict[str, Any]
     ) -> None:
         index = ShardIndex(
+            SavedAs(str(self._session.run), self._step, self._session.ranks.world_size),
             rank=self._rank,
             layout_digest=layout_digest,
             trees={COMPONENT: [COMPONENT, self._values]},

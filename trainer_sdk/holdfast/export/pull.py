@@ -22,7 +22,7 @@ from holdfast.readable import readable_bytes
 from holdfast.source import CheckpointSource
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import ConfigurationError, IntegrityError, NoRestorePoint
+from holdfast_client.errors import ConfigurationError, NoRestorePoint
 from holdfast_protocol.selectors import Point, RunName
 from holdfast_protocol.states import StoreRole
 
@@ -63,10 +63,8 @@ def pull(
     chosen = decision.restore_point
     if chosen is None:
         raise NoRestorePoint(f"{run} has nothing to pull at {point}. `holdfast checkpoints {run}` lists what it has")
-    with TransferWorkers() as workers, CheckpointSource(client, chosen.checkpoint_id, workers=workers) as source:
+    with TransferWorkers() as workers, CheckpointSource(client, run, chosen, workers=workers) as source:
         contents = read_contents(source)
-        if contents.view.digest != chosen.digest:
-            raise IntegrityError(f"The manifest of {chosen.checkpoint_id} is not that of the restore point")
         units = _chosen_units(contents, only)
         if format_ is Format.SAFETENSORS:
             check_safetensors(contents.layout, units)

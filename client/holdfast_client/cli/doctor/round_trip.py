@@ -19,7 +19,7 @@ from holdfast_protocol.attempts import AttemptOpened, EndAttempt, ResumedFrom
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, Component, IndexOrdinals, SealShard
 from holdfast_protocol.digests import chunk_digest, shard_digest
 from holdfast_protocol.fencing import Fence
-from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardIndex, ShardLayout, TensorEntry
+from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
 from holdfast_protocol.selectors import RunName
 from holdfast_protocol.server import ServerInfo
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, Scope
@@ -37,8 +37,10 @@ def round_trip(client: Client, info: ServerInfo, project: str | None) -> str:
     outcome = AttemptOutcome.FAILED
     try:
         _follow(client, run, opened)
-        chunks = _sample_chunks()
-        checkpoint = _save(client, run, opened, chunks)
+        # The attempt's number, so that every round trip has a step of its own and the newest is the latest.
+        saved_as = SavedAs(str(run), step=opened.attempt, world_size=1)
+        chunks = _sample_chunks(saved_as)
+        checkpoint = _save(client, run, opened, saved_as, chunks)
         if Scope.READ not in info.token_scopes:
             told = f"saved {run}@{checkpoint.step}; reading was left out (the token has no scope read)"
         else:
@@ -58,7 +60,7 @@ def _follow(client: Client, run: RunName, opened: AttemptOpened) -> None:
     client.resumed_from(run.project, run.run, opened.attempt, request)
 
 
-def _sample_chunks() -> list[bytes]:
+def _sample_chunks(saved_as: SavedAs) -> list[bytes]:
     """Fresh bytes, so that none of them is there already; then a layout and an index like those of any checkpoint."""
     data = os.urandom(SIZE_BYTES)
     name = f"{_COMPONENT}/bytes"
@@ -68,13 +70,15 @@ def _sample_chunks() -> list[bytes]:
         tensors={name: TensorEntry(_COMPONENT, "uint8", (SIZE_BYTES,), replicated=True)},
         shards=(ShardLayout((SIZE_BYTES,), (piece,)),),
     )
-    return [data, layout.encode(), ShardIndex(rank=0, layout_digest=layout.digest).encode()]
+    return [data, layout.encode(), ShardIndex(saved_as, rank=0, layout_digest=layout.digest).encode()]
 
 
-def _save(client: Client, run: RunName, opened: AttemptOpened, chunks: list[bytes]) -> CheckpointView:
+def _save(
+    client: Client, run: RunName, opened: AttemptOpened, saved_as: SavedAs, chunks: list[bytes]
+) -> CheckpointView:
     fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
-    # The attempt's number, so that every round trip has a step of its own and the newest is the latest.
-    begun = client.begin(run.project, run.run, BeginCheckpoint(**fence.model_dump(), step=opened.attempt, world_size=1))
+    begin = BeginCheckpoint(**fence.model_dump(), step=saved_as.step, world_size=saved_as.world_size)
+    begun = client.begin(run.project, run.run, begin)
     digests = [chunk_digest(chunk) for chunk in chunks]
     ShardUploader(client, begun.id, 0, fence).upload(map(OutgoingChunk.of, chunks))
     sealed = client.seal(
