@@ -1,10 +1,11 @@
 """How long a plan takes: 100,000 checkpoints of one run with ten million chunk references, on Postgres.
 
-    .venv/bin/python scripts/measure_retention_plan.py [--checkpoints 100000] [--explain FILE]
+    .venv/bin/python scripts/measure_retention_plan.py [--checkpoints 100000] [--unproven 0] [--explain FILE]
 
 It starts a Postgres of its own, fills a catalog by INSERT … SELECT generate_series, and plans as the service does:
 facts, rules, bytes. Each checkpoint has a list of 100 chunks of its own: 20 that it alone has, 30 that it shares with
-the nine beside it, 50 that all of a thousand share. Figures go to stdout; --explain writes the query plans.
+the nine beside it, 50 that all of a thousand share. Figures go to stdout; --explain writes the query plans. Of the
+newest `--unproven` checkpoints nobody has read the chunks that they alone have: how long is the way to what is proven?
 """
 
 from __future__ import annotations
@@ -79,6 +80,16 @@ def fill(database: Database, checkpoints: int) -> None:
         connection.execute(text("ANALYZE"))
 
 
+def leave_unproven(database: Database, checkpoints: int, newest: int) -> None:
+    with database.transaction() as session:
+        session.execute(
+            text("UPDATE copies SET proof = 'unproven' WHERE chunk_id > :first AND chunk_id <= :last"),
+            {"first": (checkpoints - newest) * OWN, "last": checkpoints * OWN},
+        )
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE copies"))
+
+
 def explained(connection: Connection, seen: list[str]) -> None:
     """Each statement that reads is explained as it runs, in a second execution right after the first."""
 
@@ -124,6 +135,7 @@ def planned(session: Session, say: bool = True) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", type=int, default=100_000, help="a multiple of 1,000")
+    parser.add_argument("--unproven", type=int, default=0, help="of how many, the newest, nobody has read the chunks")
     parser.add_argument("--explain", type=Path, help="write the query plans to this file")
     chosen = parser.parse_args()
     with postgres_server(own=True) as server:
@@ -132,6 +144,8 @@ def main() -> None:
         database = Database(url)
         began = time.monotonic()
         fill(database, chosen.checkpoints)
+        if chosen.unproven:
+            leave_unproven(database, chosen.checkpoints, chosen.unproven)
         print(f"filled in {time.monotonic() - began:.0f} s: {chosen.checkpoints * 100} chunk references")
         with database.read() as session:
             seconds = planned(session)

@@ -14,6 +14,22 @@ GUARDS = (
         ("tests/unit/test_retention_plan.py",),
     ),
     Guard(
+        "protocol-39",
+        "points that nobody has read count among those that must stay",
+        "service/holdfast_service/catalog/proven.py",
+        "Copy.state.in_(KEPT), Copy.proof.in_(PROVEN))",
+        "Copy.state.in_(KEPT))",
+        ("tests/service/test_protocol_proven.py",),
+    ),
+    Guard(
+        "protocol-39",
+        "a purge does not ask again whether the points that were counted are good",
+        "service/holdfast_service/retention/purge.py",
+        "short = [] if lock_points(session, points) and still_proven(session, points) else [run_id]",
+        "short: list[str] = []",
+        ("tests/service/test_protocol_proven.py",),
+    ),
+    Guard(
         "protocol-28",
         "a bad copy in one store marks checkpoints that another store keeps whole",
         "service/holdfast_service/catalog/corruption.py",

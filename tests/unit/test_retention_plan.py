@@ -102,6 +102,24 @@ def test_what_is_unhealthy_takes_no_healthy_ones_place_and_goes_no_sooner() -> N
 
 
 @pytest.mark.rule("protocol-26")
+@pytest.mark.rule("protocol-39")
+@pytest.mark.parametrize(
+    ("proven", "kinds"),
+    [
+        ({1, 2, 3}, {6: "newest_healthy", 5: "newest_healthy", 3: "newest_proven", 2: "newest_proven"}),
+        ({5, 2}, {6: "newest_healthy", 5: "newest_healthy", 2: "newest_proven"}),
+        ({3}, {6: "newest_healthy", 5: "newest_healthy", 3: "newest_proven"} | dict.fromkeys((0, 1, 2, 4), "unproven")),
+        (set(), {6: "newest_healthy", 5: "newest_healthy"} | dict.fromkeys(range(5), "unproven")),
+    ],
+)
+def test_two_proven_points_stay_beside_the_newest_and_until_then_each_healthy_one(
+    proven: set[int], kinds: dict[int, str]
+) -> None:
+    facts = [replace(fact, proven=fact.step in proven) for fact in hours(7)]
+    found = {one.fact.step: one.reasons[-1].kind.value for one in plan(RetentionPolicy(keep_last=1), facts) if one.keep}
+    assert found == kinds
+
+
 def test_the_two_newest_healthy_points_on_the_line_stay_and_so_does_the_restore_point() -> None:
     facts = hours(10)
     # The run went back to step 3: what came later is off the line, newest as it may be.

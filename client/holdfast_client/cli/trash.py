@@ -49,7 +49,8 @@ def prune(
 ) -> None:
     """Delete one checkpoint by its name, or those of a run that meet every condition. They go to the trash first.
 
-    What is held, pinned or being read stays, and so do the restore point and the two newest healthy points.
+    What is held, pinned or being read stays, and so do the restore point, the two newest healthy points
+    and the two newest that are proven.
     """
     wanted = PruneFilter(
         before_step=before_step,

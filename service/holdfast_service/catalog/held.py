@@ -27,9 +27,9 @@ class CopyLock(StrEnum):
     LOCKED = "locked"
 
 
-def is_held(session: Session) -> ColumnElement[bool]:
+def is_held(session: Session, checkpoint: type[Checkpoint] = Checkpoint) -> ColumnElement[bool]:
     """Over `checkpoints`: a hold that is not released, and not over by the database's clock at this moment."""
-    return exists().where(Hold.checkpoint_id == Checkpoint.id, in_force(database_now(session)))
+    return exists().where(Hold.checkpoint_id == checkpoint.id, in_force(database_now(session)))
 
 
 def hold_reasons(session: Session, checkpoint_ids: Collection[str]) -> dict[str, list[str]]:

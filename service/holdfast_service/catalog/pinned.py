@@ -9,6 +9,6 @@ from sqlalchemy import ColumnElement, or_
 from holdfast_service.catalog.tables import Checkpoint
 
 
-def pin_in_force(now: datetime) -> ColumnElement[bool]:
+def pin_in_force(now: datetime, checkpoint: type[Checkpoint] = Checkpoint) -> ColumnElement[bool]:
     """Over `checkpoints`. `now` is the database's."""
-    return Checkpoint.pinned_at.is_not(None) & or_(Checkpoint.pinned_until.is_(None), Checkpoint.pinned_until > now)
+    return checkpoint.pinned_at.is_not(None) & or_(checkpoint.pinned_until.is_(None), checkpoint.pinned_until > now)

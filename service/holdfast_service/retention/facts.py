@@ -17,6 +17,8 @@ class Fact:
     `at`: when it was committed; of one that uploads, when it was begun. `metrics` as the catalog keeps them. `version`
     is the row's: whoever acts on the fact later sees by it whether it still holds. `held`, `pin`, `read_until` and
     `resumed_by` are what is in force now. `copied_to`: the stores beside the primary that have all of it.
+    `proven`: every byte was hashed by a store or the service; it is looked up for the newest healthy points, until two
+    are found.
     """
 
     id: str
@@ -35,6 +37,7 @@ class Fact:
     read_until: datetime | None = None
     resumed_by: Sequence[int] = ()
     copied_to: Sequence[int] = ()
+    proven: bool = True
 
     @property
     def committed(self) -> bool:

@@ -65,7 +65,7 @@ def _were_they_whole(policy: RetentionPolicy | None, run: RunFacts, stays: Colle
     others = [fact for fact in run.facts if fact.healthy]
     kept: dict[str, list[Reason]] = {}
     while marked:
-        as_if = [*others, *(replace(fact, health=Health.OK) for fact in marked)]
+        as_if = [*others, *(replace(fact, health=Health.OK, proven=True) for fact in marked)]
         found = _reasons(policy, replace(run, facts=as_if))
         again = [fact for fact in marked if fact.id not in found]
         if len(again) == len(marked):

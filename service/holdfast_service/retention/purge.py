@@ -1,6 +1,7 @@
-"""The controller `purge`: trashed and due -> deleting -> deleted (protocol rules 21, 26, 29 and 30).
+"""The controller `purge`: trashed and due -> deleting -> deleted (protocol rules 21, 26, 29, 30 and 39).
 
-    under the checkpoint's lock, in a later statement: due, not held, not pinned, nobody reads it   -> deleting
+    under the checkpoint's lock, in a later statement: due, not held, not pinned, nobody reads it,
+    and its run has two other points that are healthy and proven at this moment                     -> deleting
     the commit record beside the data goes, from every store
     -> deleted, and only now may the collector take the chunks
 
@@ -13,11 +14,12 @@ each end in it moves by the gap (protocol rule 31).
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
-from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, true, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState
@@ -25,11 +27,13 @@ from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.commit_records import remove_record
 from holdfast_service.catalog.custody_tables import Controller
 from holdfast_service.catalog.insert import insert_absent
+from holdfast_service.catalog.proven import PROVEN_POINTS
 from holdfast_service.catalog.rounds import Backlog, RoundReport
 from holdfast_service.catalog.tables import Checkpoint, Run
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.retention.in_force import must_stay
+from holdfast_service.retention.last_points import is_spare, lock_points, proven_points, still_proven
 from holdfast_service.retention.pressure import Pressure, pressure_now
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
@@ -38,6 +42,7 @@ NAME = "purge"
 # Rounds of the controllers' pause between two of this one: the trash is no hurry.
 EVERY_ROUNDS = 12
 _MOST = 1000
+_PORTION = 100
 _SHORTEST_GAP = timedelta(minutes=5)
 _ROUNDS = 5
 
@@ -46,9 +51,11 @@ _log = structlog.get_logger("holdfast.purge")
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeReport(RoundReport):
-    """`done`: checkpoints whose purge has ended; `moved_seconds`: by how much all ends in the trash were moved."""
+    """`done`: checkpoints whose purge has ended; `moved_seconds`: by how much all ends in the trash were moved;
+    `short_runs`: how many runs keep what is due, for they have fewer than two proven points beside it."""
 
     moved_seconds: float = 0.0
+    short_runs: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,11 +72,12 @@ def tick(context: ServiceContext) -> PurgeReport:
         return PurgeReport(moved_seconds=gap.total_seconds())
     with context.database.read() as session:
         pressure = pressure_now(session, context)
-        due = _ids(session, _is_due(session, pressure))
-    for checkpoint_id in due:
-        if context.stopping.is_set():
-            break
-        _begin(context, checkpoint_id, pressure)
+        short = _short_runs(session, pressure)
+        due = _ids(session, _may_go(session, pressure, short))
+    for run_id, checkpoint_ids in due.items():
+        for first in range(0, len(checkpoint_ids), _PORTION):
+            if not context.stopping.is_set():
+                _begin(context, run_id, checkpoint_ids[first : first + _PORTION], pressure)
     with context.database.read() as session:
         going = _going(session)
     done = failed = 0
@@ -82,14 +90,13 @@ def tick(context: ServiceContext) -> PurgeReport:
         except StoreError as away:
             _log.warning("purge_waits", checkpoint=each.checkpoint_id, error=str(away))
             failed, error = failed + 1, str(away)
-    return PurgeReport(done=done, failed=failed, error=error)
+    return PurgeReport(done=done, failed=failed, error=error, short_runs=len(short))
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
-    waiting = or_(
-        and_(_is_due(session, pressure_now(session, context)), ~must_stay(session)),
-        Checkpoint.state == CheckpointState.DELETING,
-    )
+    pressure = pressure_now(session, context)
+    may_go = _may_go(session, pressure, _short_runs(session, pressure))
+    waiting = or_(may_go, Checkpoint.state == CheckpointState.DELETING)
     due, oldest = session.execute(
         select(func.count(), func.min(Checkpoint.purge_at)).join(Run, Run.id == Checkpoint.run_id).where(waiting)
     ).one()
@@ -104,40 +111,57 @@ def _is_due(session: Session, pressure: Pressure) -> ColumnElement[bool]:
     )
 
 
-def _ids(session: Session, condition: ColumnElement[bool]) -> list[str]:
-    return list(
-        session.scalars(
-            select(Checkpoint.id)
-            .join(Run, Run.id == Checkpoint.run_id)
-            # What must stay is no work: it would fill every round and keep out what may go.
-            .where(condition, ~must_stay(session))
-            .order_by(Checkpoint.purge_at, Checkpoint.id)
-            .limit(_MOST)
-        )
+def _may_go(session: Session, pressure: Pressure, short: Collection[str]) -> ColumnElement[bool]:
+    """What must stay is no work: it would fill every round and keep out what may go."""
+    spare = or_(Checkpoint.run_id.not_in(short), is_spare(session)) if short else true()
+    return and_(_is_due(session, pressure), ~must_stay(session), spare)
+
+
+def _short_runs(session: Session, pressure: Pressure) -> list[str]:
+    """Runs that need what is due of them, for they have fewer than two proven points beside it."""
+    needed = and_(_is_due(session, pressure), ~must_stay(session), ~is_spare(session))
+    due = select(Checkpoint.run_id).join(Run, Run.id == Checkpoint.run_id).where(needed).distinct()
+    return [run_id for run_id in session.scalars(due) if len(proven_points(session, run_id)) < PROVEN_POINTS]
+
+
+def _ids(session: Session, condition: ColumnElement[bool]) -> dict[str, list[str]]:
+    """By run."""
+    rows = session.execute(
+        select(Checkpoint.id, Checkpoint.run_id)
+        .join(Run, Run.id == Checkpoint.run_id)
+        .where(condition)
+        .order_by(Checkpoint.purge_at, Checkpoint.id)
+        .limit(_MOST)
     )
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row.run_id, []).append(row.id)
+    return found
 
 
-def _begin(context: ServiceContext, checkpoint_id: str, pressure: Pressure) -> bool:
-    """Whether it is `deleting` now. Who reads takes the row FOR KEY SHARE, who takes back, holds or pins it FOR UPDATE:
-    each of them is either before this lock, and seen, or after it, and sees `deleting`."""
+def _begin(context: ServiceContext, run_id: str, checkpoint_ids: Sequence[str], pressure: Pressure) -> None:
+    """They are `deleting` afterwards, those that may still go. Who reads takes the row FOR KEY SHARE, who takes back,
+    holds or pins it FOR UPDATE: each of them is either before this lock, and seen, or after it, and sees `deleting`."""
     with context.database.transaction() as session:
-        locked = session.scalar(
-            select(Checkpoint.id).where(Checkpoint.id == checkpoint_id).with_for_update(skip_locked=True)
-        )
-        if locked is None:
-            return False
-        checkpoint = session.scalar(
+        points = proven_points(session, run_id)
+        locked = session.scalars(
+            select(Checkpoint.id)
+            .where(Checkpoint.id.in_(checkpoint_ids))
+            .order_by(Checkpoint.id)
+            .with_for_update(skip_locked=True)
+        ).all()
+        short = [] if lock_points(session, points) and still_proven(session, points) else [run_id]
+        going = session.scalars(
             select(Checkpoint)
             .join(Run, Run.id == Checkpoint.run_id)
-            .where(Checkpoint.id == checkpoint_id, _is_due(session, pressure), ~must_stay(session)),
+            .where(Checkpoint.id.in_(locked), _may_go(session, pressure, short))
+            .order_by(Checkpoint.id),
             execution_options={"populate_existing": True},
-        )
-        if checkpoint is None:
-            return False
-        checkpoint.state = CheckpointState.DELETING
-        checkpoint.version += 1
-        _tell(session, checkpoint, "checkpoint.purge", CheckpointState.TRASHED)
-    return True
+        ).all()
+        for checkpoint in going:
+            checkpoint.state = CheckpointState.DELETING
+            checkpoint.version += 1
+            _tell(session, checkpoint, "checkpoint.purge", CheckpointState.TRASHED)
 
 
 def _going(session: Session) -> list[_Going]:

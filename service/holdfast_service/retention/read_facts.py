@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -14,11 +15,13 @@ from holdfast_protocol.selectors import Latest
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health
 from holdfast_service.catalog.custody_tables import CheckpointCopy
 from holdfast_service.catalog.held import hold_reasons, is_held
+from holdfast_service.catalog.proven import newest_proven
 from holdfast_service.catalog.restore_choice import choose_restore_point, line_of_run
 from holdfast_service.catalog.tables import Attempt, Checkpoint, ReadLease, Run
 from holdfast_service.clock import database_now
 from holdfast_service.retention.facts import Fact, RunFacts
 from holdfast_service.retention.in_force import is_pinned
+from holdfast_service.retention.protect import healthy_first
 
 _LIVE = (CheckpointState.COMMITTED, CheckpointState.UPLOADING)
 
@@ -69,6 +72,8 @@ def read_facts(session: Session, run: Run, policy: RetentionPolicy | None) -> Ru
         for row in rows
     ]
     chosen = choose_restore_point(session, run.id, Latest()).restore_point
+    proven = set(newest_proven(session, [fact.id for fact in healthy_first(facts)]))
+    facts = [replace(fact, proven=fact.id in proven) for fact in facts]
     return RunFacts(facts, None if chosen is None else chosen.checkpoint_id, running)
 
 
