@@ -57,8 +57,8 @@ GUARDS = (
         "protocol-21",
         "a purge does not look for readers again under the checkpoint's lock",
         "service/holdfast_service/retention/purge.py",
-        ".where(Checkpoint.id == checkpoint_id, _is_due(session, pressure), ~must_stay(session)),",
-        ".where(Checkpoint.id == checkpoint_id, _is_due(session, pressure)),",
+        ".where(Checkpoint.id.in_(locked), _may_go(session, pressure, short))",
+        ".where(Checkpoint.id.in_(locked), _is_due(session, pressure))",
         ("tests/service/test_protocol_trash.py",),
     ),
     Guard(
