@@ -8,6 +8,7 @@ writer.py     a job: several ranks that save through the real client, fail now a
 reader.py     restores checkpoints and compares every byte with the ledger
 keeper.py     the operator: policies, prune, undelete, pins, collect, sweep, scrub
 fleet.py      one service, three workers, writers and readers on Postgres and SeaweedFS: started, killed, started again
+quiet.py      when nothing is at work any more: what is still on the way, and what has leaked
 judge.py      the end: what must hold when everything is quiet
 soak.py       all of it together, and the printed table
 

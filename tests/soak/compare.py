@@ -15,6 +15,15 @@ class DifferentError(Exception):
 def compare(client: Client, checkpoint_id: str, ledger: Ledger) -> int:
     """The bytes that were compared. Raises DifferentError, and what the client raises."""
     written = ledger.content_of(checkpoint_id)
+    shards = read_shards(client, checkpoint_id)
+    for rank, got in shards.items():
+        if not any(_same(pieces, got) for pieces in written.get(rank, [])):
+            raise DifferentError(f"rank {rank} of {checkpoint_id} has other bytes than its writer recorded")
+    return sum(len(data) for got in shards.values() for data in got)
+
+
+def read_shards(client: Client, checkpoint_id: str) -> dict[int, list[bytes]]:
+    """By rank, the bytes of its chunks in their order."""
     ranks = [client.shard_chunks(checkpoint_id, shard.rank) for shard in client.manifest(checkpoint_id).shards]
     stored = {shard.rank: [chunk.digest for chunk in shard.chunks] for shard in ranks}
     read: dict[str, bytes] = {}
@@ -24,11 +33,7 @@ def compare(client: Client, checkpoint_id: str, ledger: Ledger) -> int:
 
     with ShardFetcher(client, checkpoint_id) as fetcher:
         fetcher.fetch([digest for digests in stored.values() for digest in digests], keep)
-    for rank, digests in stored.items():
-        got = [read[digest] for digest in digests]
-        if not any(_same(pieces, got) for pieces in written.get(rank, [])):
-            raise DifferentError(f"rank {rank} of {checkpoint_id} has other bytes than its writer recorded")
-    return sum(len(read[digest]) for digests in stored.values() for digest in digests)
+    return {rank: [read[digest] for digest in digests] for rank, digests in stored.items()}
 
 
 def _same(pieces: list[Piece], got: list[bytes]) -> bool:

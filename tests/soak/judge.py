@@ -1,28 +1,19 @@
-"""The end of a soak: what must hold when everything is quiet. It asks the service, the database and the stores
-themselves, so that no part judges itself."""
+"""The end of a soak: what must hold when everything is quiet."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, exists, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import select
 
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError
-from holdfast_protocol.collection import StartSweep, SweepReport
-from holdfast_protocol.states import CheckpointState, CopyState, Health
-from holdfast_service.catalog.custody_tables import Operation
-from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Project, Shard
+from holdfast_protocol.states import Health
+from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.context import ServiceContext
 from tests.soak.compare import DifferentError, compare
 from tests.soak.ledger import Ledger
-
-_POLL_SECONDS = 1.0
-_KEPT = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
-_ON_THE_WAY = (CopyState.PENDING, CopyState.COPYING, CopyState.DELETING, CopyState.SUSPECT)
+from tests.soak.quiet import KEPT, Quiet
 
 
 class Judge:
@@ -33,18 +24,12 @@ class Judge:
         self._context = context
         self._ledger = ledger
         self.facts: Counter[str] = Counter()
+        self._quiet = Quiet(client, context, self.facts)
         self.notes: list[str] = []
         """What went wrong on the way and was mended by another try."""
 
     def wait_until_quiet(self, patience_seconds: float) -> list[str]:
-        """What is still on the way after that time; nothing if all has come to its end."""
-        deadline = time.monotonic() + patience_seconds
-        while True:
-            left = self._on_the_way()
-            if not left or time.monotonic() > deadline:
-                return left
-            self._client.wait_operation(self._client.collect_now().id, timeout_seconds=60)
-            time.sleep(_POLL_SECONDS)
+        return self._quiet.wait(patience_seconds)
 
     def faults(self) -> list[str]:
         """Every sentence is a reason why the soak has failed."""
@@ -53,45 +38,12 @@ class Judge:
             self.facts[f"controller {controller.name}: failed, and tried again"] = controller.failed
             if controller.error is not None:
                 self.notes.append(f"the last failure of {controller.name}: {controller.error}")
-        return [*self._unreadable(), *self._leaked(), *self._swept()]
-
-    def _on_the_way(self) -> list[str]:
-        with self._context.database.read() as session:
-            counts = {
-                "checkpoints that upload or are being deleted": select(func.count()).where(
-                    Checkpoint.state.in_((CheckpointState.UPLOADING, CheckpointState.DELETING))
-                ),
-                "checkpoints whose purge is due": select(func.count()).where(
-                    Checkpoint.state == CheckpointState.TRASHED, Checkpoint.purge_at <= datetime.now(UTC)
-                ),
-                "checkpoints that are over and still refer to chunks": select(func.count()).where(
-                    Checkpoint.state.in_((CheckpointState.ABORTED, CheckpointState.DELETED)),
-                    Checkpoint.forgotten_at.is_(None),
-                ),
-                "copies that are pending, copying, suspect or deleting": select(func.count()).where(
-                    Copy.state.in_(_ON_THE_WAY)
-                ),
-                "copies with a lease": select(func.count()).where(Copy.leased_until > func.now()),
-                "copies that nothing needs": select(func.count()).where(
-                    Copy.state.not_in((CopyState.GONE, *_ON_THE_WAY)), ~self._needed()
-                ),
-                "operations": select(func.count()).select_from(Operation).where(Operation.ended_at.is_(None)),
-            }
-            return [f"{count} {what}" for what, query in counts.items() if (count := session.scalar(query))]
-
-    @staticmethod
-    def _needed() -> ColumnElement[bool]:
-        return exists().where(
-            ChunkListEntry.chunk_id == Copy.chunk_id,
-            ChunkListEntry.chunk_list_id == Shard.chunk_list_id,
-            Shard.checkpoint_id == Checkpoint.id,
-            Checkpoint.state.in_(_KEPT),
-        )
+        return [*self._unreadable(), *self._quiet.leaked(), *self._quiet.swept()]
 
     def _unreadable(self) -> list[str]:
         with self._context.database.read() as session:
             rows = session.execute(
-                select(Checkpoint.id, Checkpoint.state, Checkpoint.health).where(Checkpoint.state.in_(_KEPT))
+                select(Checkpoint.id, Checkpoint.state, Checkpoint.health).where(Checkpoint.state.in_(KEPT))
             ).all()
         found = []
         for row in rows:
@@ -103,43 +55,3 @@ class Judge:
             except (HoldfastError, DifferentError) as error:
                 found.append(f"the {row.state} checkpoint {row.id} cannot be read: {type(error).__name__}: {error}")
         return found
-
-    def _leaked(self) -> list[str]:
-        """The stores' own listings against the rows, both ways."""
-        found = []
-        for attached in self._context.stores:
-            with self._context.database.read() as session:
-                rows = self._rows(session, attached.store_id)
-                projects = list(session.scalars(select(Project.id)))
-            there = {
-                (each.key.project_id, each.key.digest, each.key.generation)
-                for project_id in projects
-                for each in attached.store.list_objects(project_id)
-            }
-            self.facts[f"objects in the {attached.role.value} store at the end"] = len(there)
-            found += [f"the {attached.role.value} store has {key}, which no row knows" for key in sorted(there - rows)]
-            found += [f"the {attached.role.value} store lacks {key}" for key in sorted(rows - there)]
-        return found
-
-    @staticmethod
-    def _rows(session: Session, store_id: int) -> set[tuple[str, str, str]]:
-        return {
-            (row.project_id, row.digest, row.generation)
-            for row in session.execute(
-                select(Copy.project_id, Chunk.digest, Copy.generation)
-                .join(Chunk, Chunk.id == Copy.chunk_id)
-                .where(Copy.store_id == store_id, Copy.state != CopyState.GONE)
-            )
-        }
-
-    def _swept(self) -> list[str]:
-        """The service's own sweep must find the same: nothing."""
-        view = self._client.wait_operation(self._client.sweep(StartSweep(dry_run=True)).id, timeout_seconds=60)
-        if view.error:
-            return [f"the last sweep failed: {view.error}"]
-        report = SweepReport.model_validate(view.result)
-        return [
-            f"a sweep finds {one.orphans} orphans in the {one.store.value} store"
-            for one in report.stores
-            if one.orphans
-        ]

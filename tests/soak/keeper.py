@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from holdfast_client.client import Client
 from holdfast_client.errors import Conflict, HoldfastError, NotFound, ServiceUnavailable
@@ -39,10 +40,8 @@ class Keeper:
             "look": lambda: client.plan_collection(project),
         }
 
-    def start(self, *, copies: bool) -> None:
-        policies = {PolicyKind.RETENTION: {"keep_last": 4, "keep_best": [{"metric": "loss", "n": 2}]}}
-        if copies:
-            policies[PolicyKind.COPIES] = {"every_steps": 2}
+    def start(self, policies: Mapping[PolicyKind, dict[str, Any]]) -> None:
+        """These are put for the whole project first."""
         for kind, document in policies.items():
             self._client.put_policy(kind, self._project, None, document)
         self._thread.start()

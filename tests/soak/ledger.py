@@ -28,15 +28,15 @@ class Ledger:
         self._lock = threading.Lock()
 
     def shard(self, checkpoint_id: str, rank: int, pieces: list[Piece]) -> None:
-        self._write(kind="shard", checkpoint=checkpoint_id, rank=rank, pieces=[[p.seed, p.size] for p in pieces])
+        self.write(kind="shard", checkpoint=checkpoint_id, rank=rank, pieces=[[p.seed, p.size] for p in pieces])
 
     def count(self, what: str, times: int = 1) -> None:
-        self._write(kind="count", what=what, times=times)
+        self.write(kind="count", what=what, times=times)
 
     def fault(self, what: str) -> None:
-        self._write(kind="fault", what=what)
+        self.write(kind="fault", what=what)
 
-    def _write(self, **line: Any) -> None:
+    def write(self, **line: Any) -> None:
         with self._lock:
             self._file.write(json.dumps(line).encode() + b"\n")
 

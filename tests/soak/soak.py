@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import SecretStr
 
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.policies import PolicyKind
 from holdfast_protocol.runs import EditProject
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
@@ -23,6 +25,10 @@ from tests.soak.judge import Judge
 from tests.soak.keeper import Keeper
 from tests.soak.ledger import COMMITTED, Ledger
 
+_POLICIES: dict[PolicyKind, dict[str, Any]] = {
+    PolicyKind.RETENTION: {"keep_last": 4, "keep_best": [{"metric": "loss", "n": 2}]},
+    PolicyKind.COPIES: {"every_steps": 2},
+}
 _QUIET_SECONDS = 120
 _SLOWEST_SECONDS = 180
 
@@ -62,7 +68,7 @@ def run_soak(folder: Path, plan: Plan) -> Outcome:
             for number in range(plan.readers):
                 fleet.add_reader(number + 1)
             keeper = Keeper(client, fleet.project, ledger, plan.seed)
-            keeper.start(copies=True)
+            keeper.start(_POLICIES)
             _kill_at_random(fleet, plan)
             _wait_for_work(fleet, ledger, plan)
             keeper.stop()

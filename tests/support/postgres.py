@@ -75,6 +75,7 @@ class OwnPostgresServer(PostgresServer):
         self._user = _unprivileged_user()
         self._binaries = _find_binaries(folder, self._user)
         self._port = free_ports()
+        self._data = "data"
         super().__init__(URL.create("postgresql", "postgres", host="127.0.0.1", port=self._port, database="postgres"))
         self._run("initdb", "-D", "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
         self._process = self._start()
@@ -104,22 +105,45 @@ class OwnPostgresServer(PostgresServer):
     def stop(self) -> None:
         self._process.stop()
 
-    def _start(self) -> ServerProcess:
+    def base_backup(self, name: str, *options: str) -> None:
+        """A copy of all of it as it is at the end of this call, in a data folder of this name."""
+        at = ("-h", "127.0.0.1", "-p", str(self._port), "-U", "postgres")
+        self._run("pg_basebackup", *at, "-D", name, "-X", "stream", "-c", "fast", *options)
+
+    def use_data(self, name: str) -> None:
+        """From the next start on."""
+        self._data = name
+
+    def start_other(self, data: str, port: int) -> ServerProcess:
+        """A server beside this one, on a copy: a standby, where the copy says so."""
+        return self._start(data, port)
+
+    @contextmanager
+    def connect(self, port: int | None = None) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+        """As its superuser; to the server beside this one that has this port."""
+        url = self._url.set(drivername="postgresql", port=port or self._port)
+        dsn = url.render_as_string(hide_password=False)
+        with psycopg.connect(dsn, autocommit=True, connect_timeout=10) as connection:
+            yield connection
+
+    def _start(self, data: str | None = None, port: int | None = None) -> ServerProcess:
         options = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
-        log = self._folder / "postgres.log"
+        data, port = data or self._data, port or self._port
+        log = self._folder / f"postgres-{data}.log"
         log.write_bytes(b"")
         return ServerProcess(
-            [str(self._binaries / "postgres"), "-D", "data", "-p", str(self._port), "-k", str(self._folder), *options],
+            [str(self._binaries / "postgres"), "-D", data, "-p", str(port), "-k", str(self._folder), *options],
             log=log,
-            ready=self._answers,
+            ready=lambda: self._answers(port),
             cwd=self._folder,
             env=self._environment(),
             user=self._user,
         )
 
-    def _answers(self) -> bool:
+    def _answers(self, port: int) -> bool:
         try:
-            self._execute(sql.SQL("SELECT 1").format())
+            with self.connect(port):
+                pass
         except psycopg.OperationalError:
             return False
         return True

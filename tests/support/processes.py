@@ -72,6 +72,12 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 self.kill9()
 
+    def signal(self, number: signal.Signals) -> None:
+        """To it and to its process group; nothing where it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, number)
+
     def kill9(self) -> None:
         """SIGKILL to it and to what it started in its own process group."""
         with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,38 @@
+"""python -m tests.jepsen --minutes 10 [--seed N] [--kinds PART]: exit code 0 only if nothing was lost, mixed, wrong or
+leaked, and every job came back."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.jepsen.faults import ALL
+from tests.jepsen.table import table
+from tests.jepsen.trial import Plan, run_trial
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(prog="make jepsen", description=__doc__)
+    options.add_argument("--minutes", type=float, default=10.0)
+    options.add_argument("--seed", type=int, default=int(time.time()))
+    options.add_argument("--kinds", default="", help="only faults whose name has this; several with commas")
+    given = options.parse_args()
+    kinds = [kind for kind in ALL if any(part in kind for part in given.kinds.split(","))]
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-jepsen-"))
+    print(f"jepsen: {given.minutes:g} minutes, seed {given.seed}, logs and journal in {folder}", flush=True)
+    outcome = run_trial(folder, Plan(seconds=given.minutes * 60, seed=given.seed, kinds=kinds))
+    print("\n".join(table(outcome)))
+    if not outcome.is_good:
+        print(f"jepsen: FAILED with seed {given.seed}; {folder} is kept")
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    print("jepsen: every commit that a job was told of is there, as it was saved, and nothing has leaked")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

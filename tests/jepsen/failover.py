@@ -1,0 +1,92 @@
+"""The database goes back to an older state beneath running services; and what an operator does, as docs/operating.md
+says. Before the failover jobs are launched anew, so that the older state does not know their attempts; after it others
+are, beside them: with the same number, if nothing tells the two apart."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from holdfast_service.catalog.record_names import FOLDER, RecordKind
+from holdfast_service.catalog.record_scan import scan_records
+from holdfast_service.stores.registry import open_store
+from tests.jepsen.database import Copy
+from tests.jepsen.journal import Journal
+from tests.jepsen.place import Place
+
+_BEHIND_SECONDS = (4.0, 9.0)
+"""So much is lost."""
+_TOLD_SECONDS = 25.0
+"""A service that has lost its connections has noticed by then."""
+_WENT_BACK = "backwards"
+
+
+def copied_over(place: Place, journal: Journal, numbers: random.Random) -> str:
+    return _fail_over(place, journal, numbers, place.postgres.older_copy)
+
+
+def promoted(place: Place, journal: Journal, numbers: random.Random) -> str:
+    return _fail_over(place, journal, numbers, place.postgres.standby)
+
+
+def _fail_over(place: Place, journal: Journal, numbers: random.Random, take: Callable[[], Copy]) -> str:
+    copy = take()
+    place.postgres.cut_off(copy)
+    for runner in numbers.sample(place.runners, k=2):
+        runner.kill9()
+    time.sleep(numbers.uniform(*_BEHIND_SECONDS))
+    place.postgres.fail_over(copy)
+    at = time.monotonic()
+    journal.failed_over(copy.knows_until, at, recorded(place))
+    behind = at - copy.knows_until
+    for runner in place.runners:
+        runner.launch_beside()
+    told = _wait_for_word(place)
+    if told is None:
+        return f"{behind:.1f} s behind, and nobody said so"
+    journal.told(told)
+    return f"{behind:.1f} s behind; {bring_back(place)}"
+
+
+def recorded(place: Place) -> list[str]:
+    """The checkpoints that have a record in the first store now."""
+    settings = place.service_settings()
+    store = open_store(settings.store or "", bytes(32))
+    try:
+        found = scan_records(store, FOLDER).by_subject.values()
+        return [
+            each.subject.subject_id
+            for each in found
+            if each.subject.kind is RecordKind.CHECKPOINT and each.newest is not None and not each.removed
+        ]
+    finally:
+        store.close()
+
+
+def _wait_for_word(place: Place) -> str | None:
+    deadline = time.monotonic() + _TOLD_SECONDS
+    while time.monotonic() < deadline:
+        for said in place.readiness():
+            if _WENT_BACK in said:
+                return said
+        time.sleep(0.2)
+    return None
+
+
+def bring_back(place: Place) -> str:
+    """Stop every process, get the catalog back from the bucket, start, check, adopt."""
+    place.stop_members()
+    place.new_database()
+    _must(place, "catalog", "rebuild", "--from", place.settings["HOLDFAST_STORE"])
+    place.start_members()
+    place.holdfast("catalog", "check")
+    for role in ("primary", "second"):
+        _must(place, "store", "adopt", role)
+    return "rebuilt"
+
+
+def _must(place: Place, *command: str) -> None:
+    done = place.holdfast(*command)
+    if done.returncode:
+        raise RuntimeError(f"holdfast {' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
