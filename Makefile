@@ -11,12 +11,12 @@ WORKERS ?= 4
 # make bench: the bytes of the state, and how often everything is measured.
 SIZE ?= 1GiB
 REPEATS ?= 5
-# make soak, make chaos: how long everything runs at once.
+# make soak, make chaos, make jepsen: how long everything runs at once.
 MINUTES ?= 10
 # make preempt: how many launches are told to leave.
 TIMES ?= 100
 
-.PHONY: help demo test check prove soak chaos preempt bench run format docs venv
+.PHONY: help demo test check prove soak chaos jepsen preempt bench run format docs venv
 
 help:
 	@echo 'make demo [STORE=posix|s3] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
@@ -25,6 +25,7 @@ help:
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
 	@echo 'make soak [MINUTES=10]                                  everything at once, with kill -9: is anything lost?'
 	@echo 'make chaos [MINUTES=10]                                 torchrun jobs while everything fails: unharmed?'
+	@echo 'make jepsen [MINUTES=10]                                every part fails, the database goes back: all commits there?'
 	@echo 'make preempt [TIMES=100]                                SIGTERM at random moments: is the newest state saved?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5]                      beside its peers: docs/performance.md'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
@@ -58,6 +59,10 @@ soak: venv
 # Real torchrun jobs, and everything that they need is killed, parted, spoilt or filled up; see tests/chaos_run.
 chaos: venv
 	@$(VENV)/bin/python -m tests.chaos_run --minutes $(MINUTES)
+
+# Two services, a worker, two stores and four jobs, a model of every commit, and failovers; see tests/jepsen.
+jepsen: venv
+	@$(VENV)/bin/python -m tests.jepsen --minutes $(MINUTES)
 
 # SIGTERM at a random moment, so many times, on two ranks: is the newest state there afterwards? See tests/preemption.
 preempt: venv

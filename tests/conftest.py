@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Their tests start processes and wait for them; those of all other folders work in the test's own process.
-_FOLDERS_OF_JOBS = {"chaos", "chaos_run", "e2e", "preemption", "soak", "stateful", "trainer"}
+_FOLDERS_OF_JOBS = {"chaos", "chaos_run", "e2e", "jepsen", "preemption", "soak", "stateful", "trainer"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
