@@ -24,6 +24,7 @@ from tests.soak.quiet import Quiet
 
 _READERS = 2
 _LOOK_AGAIN_SECONDS = 2.0
+_SWEEP_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,10 @@ class Judge:
 
     def judge(self, patience_seconds: float) -> Verdict:
         """`patience_seconds`: in which everything must come to its end, and every orphan be taken away."""
-        leaks = self._leaks(patience_seconds)
+        try:
+            leaks = self._leaks(patience_seconds)
+        except HoldfastError as error:
+            leaks = [f"nothing that leaked could be taken away: {type(error).__name__}: {error}"]
         other: list[tuple[Wrong, str]] = []
         with ThreadPoolExecutor(_READERS) as threads:
             rows = self._rows()
@@ -63,12 +67,16 @@ class Judge:
     def _leaks(self, patience_seconds: float) -> list[str]:
         deadline = time.monotonic() + patience_seconds
         left = [*self._quiet.wait(patience_seconds), *self._open_attempts()]
+        found = [f"not at an end: {what}" for what in left]
         while (orphans := self._quiet.leaked()) and time.monotonic() < deadline:
             # Rows were lost with each failover: what nobody knows may be more than a sweep takes by itself.
-            sweep = self._client.sweep(StartSweep(force=True))
-            self._client.wait_operation(sweep.id, timeout_seconds=max(1.0, deadline - time.monotonic()))
+            sweep = self._client.wait_operation(
+                self._client.sweep(StartSweep(force=True)).id, timeout_seconds=_SWEEP_SECONDS
+            )
+            if sweep.error is not None:
+                return [*found, *orphans, f"a sweep failed: {sweep.error}"]
             time.sleep(_LOOK_AGAIN_SECONDS)
-        return [*(f"not at an end: {what}" for what in left), *orphans, *self._quiet.swept()]
+        return [*found, *orphans, *self._quiet.swept()]
 
     def _open_attempts(self) -> list[str]:
         with self._context.database.read() as session:

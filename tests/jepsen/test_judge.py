@@ -23,6 +23,7 @@ from tests.jepsen.job import Job
 from tests.jepsen.journal import Journal, Wrong
 from tests.jepsen.judge import Judge
 from tests.jepsen.model import Kept, Model, Verdict
+from tests.soak.fleet import SETTINGS
 from tests.support.damage import files_of, flip
 from tests.support.serve import holdfast_serve
 
@@ -67,7 +68,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("planted")
-    with holdfast_serve(folder) as served:
+    with holdfast_serve(folder, other_settings=SETTINGS) as served:
         token = (folder / "data" / "token").read_text().strip()
         settings = ClientSettings(url=served.url, token=SecretStr(token), direct_files=False)
         context = open_service(ServiceSettings(data_dir=folder / "data"))

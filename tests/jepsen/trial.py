@@ -22,7 +22,7 @@ from tests.soak.fleet import LONGEST_UPLOAD_SECONDS, TICKET_SECONDS
 
 _RECOVERY_SECONDS = 150
 """A job that commits nothing for so long, while nothing is broken, does not come back. An idle machine takes 5."""
-_QUIET_SECONDS = 180
+_QUIET_SECONDS = 120
 _LOOK_EVERY_SECONDS = 0.5
 _PAUSE_SECONDS = (0.5, 2.5)
 _SHARE_TOGETHER = 0.35

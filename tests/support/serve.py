@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import urllib3
@@ -38,11 +39,15 @@ class ServedHoldfast:
 
 @contextmanager
 def holdfast_serve(
-    folder: Path, *, store: Literal["posix", "s3"] = "posix", database: Literal["sqlite", "postgres"] = "sqlite"
+    folder: Path,
+    *,
+    store: Literal["posix", "s3"] = "posix",
+    database: Literal["sqlite", "postgres"] = "sqlite",
+    other_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[ServedHoldfast]:
     """A service that is ready, and the servers that it needs; `folder` must exist."""
     data, port = folder / "data", free_ports()
-    settings = {"HOLDFAST_DATA_DIR": str(data), "HOLDFAST_PORT": str(port)}
+    settings = {**other_settings, "HOLDFAST_DATA_DIR": str(data), "HOLDFAST_PORT": str(port)}
     client = {"HOLDFAST_URL": f"http://127.0.0.1:{port}", "HOLDFAST_DATA_DIR": str(data)}
     s3: SeaweedFS | None = None
     with ExitStack() as servers:
