@@ -9,7 +9,7 @@ import pytest
 from tests.jepsen.table import table
 from tests.jepsen.trial import Plan, run_trial
 
-_KINDS = ("SIGKILL: services and worker", "a second launch", "lost replies: jobs | services", "terminated backends")
+_KINDS = ("SIGKILL: a service", "a second launch", "lost replies: jobs | services", "terminated backends")
 
 
 def test_no_commit_that_a_job_was_told_of_is_lost_mixed_or_wrong_and_nothing_leaks(
