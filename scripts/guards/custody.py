@@ -286,6 +286,24 @@ GUARDS = (
         ("tests/service/test_attend.py",),
     ),
     Guard(
+        "protocol-38",
+        "the object is the file that the client may still have open",
+        "service/holdfast_service/stores/posix_files.py",
+        "            target, left = self._open_descriptor(), count",
+        """            target, left = self._open_descriptor(), count
+            os.unlink(f"{self._root}/{self.name}")
+            os.link(f"/proc/self/fd/{source}", f"{self._root}/{self.name}")""",
+        ("tests/contract/test_posix_mounted.py",),
+    ),
+    Guard(
+        "protocol-38",
+        "an object that is there is taken for one whose name is durable",
+        "service/holdfast_service/stores/posix.py",
+        "            if found.sha256 is None:",
+        "            if False:",
+        ("tests/contract/test_posix_mounted.py",),
+    ),
+    Guard(
         "protocol-45",
         "a symbolic link inside a posix store is followed",
         "service/holdfast_service/stores/posix_files.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import secrets
@@ -9,12 +10,14 @@ import time
 
 import pytest
 
+from holdfast_service.stores import posix, posix_files
 from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, StoreFull
 from holdfast_service.stores.registry import open_store
 from tests.contract.backends import Backend
 from tests.contract.posix_outage import unmounted
 from tests.contract.suite import StoreContract
-from tests.support.stores import chunk_key
+from tests.support.death import Killed, kill
+from tests.support.stores import chunk_key, sha256
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def backend(tmp_path_factory):
     return Backend(
         store,
         hand_in,
-        proves=False,
+        proves=True,
         reopen=lambda: open_store(f"posix://{root}", b"k" * 32),
         outage=lambda: unmounted(root),
     )
@@ -150,8 +153,129 @@ def test_a_full_disk_is_named_and_leaves_nothing(backend):
 def test_only_the_service_can_say_that_a_file_was_hashed(backend):
     store, key = backend.store, chunk_key(b"data")
     store.publish(_handed_over(store, b"data"), key, 4)
+    assert store.head(key).sha256 == key.digest
     proof = store.object_path(key).with_name(key.generation + ".sha256")
     for torn in ("", key.digest[:20], key.digest.upper(), key.digest + "0"):
         proof.write_text(torn)
         assert store.head(key).sha256 is None
     assert [found.key for found in store.list_objects("p1")].count(key) == 1
+
+
+class _Calls:
+    """What a store asks of the filesystem, in order. `names` says what stands behind a path's last part."""
+
+    def __init__(self, monkeypatch, key, ticket_id) -> None:
+        self.seen: list[str] = []
+        self._names = {key.generation: "object", key.digest: "folder", ticket_id: "handed over"}
+        real = {name: getattr(os, name) for name in ("fsync", "link", "unlink")}
+
+        def fsync(descriptor):
+            self.seen.append(f"fsync {self._name(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+            real["fsync"](descriptor)
+
+        def link(source, target, **options):
+            self.seen.append(f"link {self._name(source)} to {self._name(target)}")
+            real["link"](source, target, **options)
+
+        def unlink(path, **options):
+            self.seen.append(f"unlink {self._name(path)}")
+            real["unlink"](path, **options)
+
+        for name, call in (("fsync", fsync), ("link", link), ("unlink", unlink)):
+            monkeypatch.setattr(os, name, call)
+
+    def _name(self, path) -> str:
+        last = str(path).rpartition("/")[2]
+        return self._names.get(last, "part" if last.endswith(".part") else "above")
+
+
+@pytest.mark.rule("protocol-38")
+@pytest.mark.parametrize("kernel", ["copies", "refuses", "stops"])
+def test_who_keeps_the_file_open_that_it_handed_over_cannot_change_the_object(backend, monkeypatch, kernel):
+    """Whether the kernel copies, the filesystem cannot, or it says in the middle that there is no more."""
+    real, data = os.copy_file_range, secrets.token_bytes(3 * 1024 * 1024 + 7)
+    asked = []
+
+    def copy_file_range(source, target, count):
+        asked.append(count)
+        if kernel == "refuses":
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return 0 if kernel == "stops" and len(asked) % 2 else real(source, target, min(count, 1024 * 1024 + 1))
+
+    monkeypatch.setattr(os, "copy_file_range", copy_file_range)
+    store, key = backend.store, chunk_key(data)
+    ticket_id = _handed_over(store, data)
+    with store.incoming_path(ticket_id).open("r+b") as mine:
+        store.publish(ticket_id, key, len(data))
+        mine.write(bytes([data[0] ^ 1]))
+        mine.flush()
+        os.fsync(mine.fileno())
+        assert sha256(store.object_path(key).read_bytes()) == key.digest
+    assert store.head(key).sha256 == key.digest
+    assert asked
+
+
+@pytest.mark.rule("protocol-38")
+def test_what_is_hashed_is_what_was_kept_of_a_file_that_changes_meanwhile(backend, monkeypatch):
+    store, key, real = backend.store, chunk_key(b"weights"), os.copy_file_range
+    ticket_id = _handed_over(store, b"weights")
+
+    def changed_behind_the_copy(source, target, count):
+        copied = real(source, target, count)
+        store.incoming_path(ticket_id).write_bytes(b"WEIGHTS")
+        return copied
+
+    monkeypatch.setattr(os, "copy_file_range", changed_behind_the_copy)
+    store.publish(ticket_id, key, 7)
+    assert store.object_path(key).read_bytes() == b"weights"
+    assert store.head(key).sha256 == sha256(b"weights")
+
+
+@pytest.mark.rule("protocol-38")
+def test_a_file_that_is_cut_while_it_is_taken_is_no_object(backend, monkeypatch):
+    store, key, real = backend.store, chunk_key(b"weights"), os.fstat
+    ticket_id = _handed_over(store, b"weights")
+
+    def cut_behind_the_look(descriptor):
+        facts = real(descriptor)
+        os.truncate(store.incoming_path(ticket_id), 3)
+        return facts
+
+    monkeypatch.setattr(posix.os, "fstat", cut_behind_the_look)
+    with pytest.raises(ObjectMismatch, match="was cut"):
+        store.publish(ticket_id, key, 7)
+    with pytest.raises(ObjectMissing):
+        store.head(key)
+
+
+@pytest.mark.rule("protocol-38")
+def test_bytes_then_name_then_proof_and_only_then_the_handed_over_file_goes(backend, monkeypatch):
+    store, key = backend.store, chunk_key(b"weights")
+    ticket_id = _handed_over(store, b"weights")
+    calls = _Calls(monkeypatch, key, ticket_id)
+    store.publish(ticket_id, key, 7)
+    assert [each for each in calls.seen if each != "fsync above"] == [
+        "fsync part",
+        "link part to object",
+        "fsync folder",
+        "unlink part",
+        "unlink handed over",
+    ]
+
+
+@pytest.mark.rule("protocol-38")
+@pytest.mark.parametrize("way", ["handed over", "sent"])
+def test_a_service_that_died_behind_the_link_leaves_the_name_to_the_next_one_to_make_durable(backend, monkeypatch, way):
+    store, key = backend.store, chunk_key(b"weights")
+    ticket_id = secrets.token_hex(16)
+    with monkeypatch.context() as patch:
+        kill(patch, posix_files.os, "link", after=True)
+        store.incoming_path(ticket_id).write_bytes(b"weights")
+        with pytest.raises(Killed):
+            store.put_bytes(key, b"weights") if way == "sent" else store.publish(ticket_id, key, 7)
+    assert store.head(key).sha256 is None  # it is there, and neither proven nor durable
+    calls = _Calls(monkeypatch, key, ticket_id)
+    backend.reopen().publish(ticket_id, key, 7)
+    assert calls.seen[0] == "fsync folder"
+    assert not store.incoming_path(ticket_id).exists()
+    assert store.object_path(key).read_bytes() == b"weights"

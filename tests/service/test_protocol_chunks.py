@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -278,7 +279,52 @@ def test_a_client_with_the_mount_hands_over_files_and_the_service_publishes_them
     assert [each["state"] for each in save.negotiate(0, finished=[b"weights"])["finished"]] == ["verified"]
     assert published.read_bytes() == b"weights"
     assert save.seal(0, [b"weights", b"index"])["sealed_ranks"] == 1
-    # Nobody but the client has hashed these bytes.
+    # The service has hashed them when it made its own copy.
+    assert [each.proof for each in copies_of(service, b"weights")] == ["store_sha256"]
+
+
+@pytest.mark.rule("protocol-38")
+def test_a_file_that_stays_open_changes_no_committed_chunk(job: Job, service: RunningService) -> None:
+    save = job.begin(1)
+    reply = save.negotiate(0, [b"weights"], mount_proof=mount_proof(job))
+    with Path(reply["chunks"][0]["ticket"]["path"]).open("wb") as mine:
+        mine.write(b"weights")
+        mine.flush()
+        assert [each["state"] for each in save.negotiate(0, finished=[b"weights"])["finished"]] == ["verified"]
+        mine.seek(0)
+        mine.write(b"poison!")
+    (copy,) = copies_of(service, b"weights")
+    published = service.context.store.object_path(_key(service, copy))  # type: ignore[attr-defined]
+    assert published.read_bytes() == b"weights"
+
+
+@pytest.mark.rule("protocol-38")
+def test_other_bytes_that_are_handed_over_are_refused_at_once(job: Job, service: RunningService) -> None:
+    save = job.begin(1)
+    reply = save.negotiate(0, [b"weights"], mount_proof=mount_proof(job))
+    save.put(b"poison!", reply["chunks"][0]["ticket"])
+    assert [each["state"] for each in save.negotiate(0, finished=[b"weights"])["finished"]] == ["mismatch"]
+    assert [each.state for each in copies_of(service, b"weights")] == ["bad"]
+
+
+@pytest.mark.rule("protocol-38")
+def test_what_a_dead_service_linked_is_verified_only_with_its_name_durable(
+    job: Job, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = job.begin(1)
+    save.send([b"weights"], save.negotiate(0, [b"weights"])["chunks"])
+    (copy,) = copies_of(service, b"weights")
+    linked = service.context.store.object_path(_key(service, copy))  # type: ignore[attr-defined]
+    linked.with_name(linked.name + ".sha256").unlink()  # it died between the link and this
+    real, synced = os.fsync, set()
+
+    def fsync(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert [each["state"] for each in save.negotiate(0, finished=[b"weights"])["finished"]] == ["verified"]
+    assert str(linked.parent) in synced
     assert [each.proof for each in copies_of(service, b"weights")] == ["unproven"]
 
 

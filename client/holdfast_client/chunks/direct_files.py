@@ -24,7 +24,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR}
 _WRITE_BYTES = 64 * 1024 * 1024
 """A whole chunk as a rule: after each write this thread wants the interpreter's lock back, and training waits while it
-gets it. The sync behind it cannot be stopped half-way either."""
+gets it."""
 
 
 @contextmanager
@@ -43,9 +43,10 @@ def _file_errors(what: str) -> Iterator[None]:
 def write_incoming(
     path: str, body: memoryview, pace: Pace, cores: CoreLimit, stop: threading.Event | None = None
 ) -> None:
-    """Writes the whole file and makes it durable, or leaves none. The name is the ticket's own, so a file that is
-    there already is what an earlier try left; it is removed and never written into. Raises StoreFull,
-    DirectFileRefused, StoreUnavailable, TransferStopped."""
+    """Writes the whole file and closes it, so that the service sees it, or leaves none. It need not last: the service
+    makes its own copy durable. The name is the ticket's own, so a file that is there already is what an earlier try
+    left; it is removed and never written into. Raises StoreFull, DirectFileRefused, StoreUnavailable,
+    TransferStopped."""
     with _file_errors("written"):
         descriptor = _created(path)
         try:
@@ -55,7 +56,6 @@ def write_incoming(
                 block = body[written : written + block_bytes]
                 pace.spend(block.nbytes, stop)
                 written += cores.run(functools.partial(os.write, descriptor, block))
-            os.fsync(descriptor)
         except BaseException:
             with suppress(OSError):
                 os.unlink(path)

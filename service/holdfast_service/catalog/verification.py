@@ -98,13 +98,10 @@ def proof_of(facts: ObjectFacts, capabilities: Capabilities | None) -> Proof:
 
 
 def _facts(store: Store, upload: Upload) -> ObjectFacts:
-    try:
-        return store.head(upload.key)
-    except ObjectMissing:
-        if not isinstance(store, MountedStore):
-            raise
-    # Not sent through the service, so a client with the mount may have written it for us to publish.
-    store.publish(upload.key.generation, upload.key, upload.stored_bytes)
+    if isinstance(store, MountedStore):
+        # A client with the mount may have written it for us to publish. If it is there already, only this says that
+        # it stays: the service may have died before its name was durable.
+        store.publish(upload.key.generation, upload.key, upload.stored_bytes)
     return store.head(upload.key)
 
 

@@ -239,11 +239,12 @@ class MountedStore(Protocol):
         """Whether this is that content, in time."""
 
     def incoming_path(self, ticket_id: str) -> Path:
-        """Where a client writes. It fsyncs the file before it reports it."""
+        """Where a client writes, and closes the file before it reports it."""
 
     def publish(self, ticket_id: str, key: ObjectKey, expected_bytes: int) -> None:
-        """Makes the written file the object, never overwriting one; done already is fine, and so is twice.
-        ObjectMissing if the file is not (yet) seen here, ObjectMismatch (and the file is gone) if its size is wrong."""
+        """Makes a copy of the written file the object, never overwriting one, and removes the file. The object is
+        durable afterwards, whoever made it: done already is fine, and so is twice. ObjectMissing if the file is not
+        (yet) seen here, ObjectMismatch (and the file is gone) if its size is wrong."""
 
     def object_path(self, key: ObjectKey) -> Path:
         """Where the object is, for reading."""

@@ -5,11 +5,13 @@
     <root>/incoming/<ticket id>                                        what clients with the mount write
     <root>/proofs/<proof id>                                           see mount_proof.py
 
-Every object begins in `incoming/` and is published by link(): whole or not at all, never over another. A client with
-the mount hands its file over (`publish`); any other sends it through endpoints.py (`stage`, `publish_staged`). Only
-in the second case has the service seen the bytes, and says so by the `.sha256` file, made after the object's name:
-a crash between the two leaves an object that is unproven, which is safe. Clients cannot write beside the objects, so
-they cannot claim a proof; the hash is of the stored bytes, which need not be the chunk's digest.
+Every object is a file that the service wrote to `incoming/`, published by link(): whole or not at all, never over
+another. A client with the mount leaves a file there, and the service copies it (`publish`): the client may still have
+its own open, and must not be able to change the object through it. Any other client sends the bytes through
+endpoints.py (`stage`, `publish_staged`). In both cases the service has hashed what it wrote, and says so by the
+`.sha256` file, made after the object's name is durable: a crash between the two leaves an object that is unproven,
+which is safe, and whose name the next `publish` makes durable. Clients cannot write beside the objects, so they cannot
+claim a proof; the hash is of the stored bytes, which need not be the chunk's digest.
 
 Nothing in the store is reached by a symbolic link, and everything in it is for the service's user alone, or for one
 group (protocol rule 45); see posix_files.py and closed_folder.py.
@@ -35,6 +37,7 @@ from holdfast_service.stores.base import (
     ObjectFacts,
     ObjectKey,
     ObjectMismatch,
+    ObjectMissing,
     PutTicket,
     StoredObject,
     StoreRefused,
@@ -119,16 +122,15 @@ class PosixStore:
         staged.sync()
         with store_errors(self.root):
             if link_new(self.root, staged.name, key.path, self._access):
+                # Behind the fsync of the name: where there is a proof, `publish` need not repeat that.
                 self._claim_proof(key, staged.sha256)
         return self.head(key)
 
     def _claim_proof(self, key: ObjectKey, sha256: str) -> None:
-        with opened_folder(self.root, _folder_of(key.path)) as folder:
-            with suppress(FileExistsError):
-                name = key.generation + _PROOF_SUFFIX
-                with os.fdopen(new_file(folder, name, self._access), "w") as proof:
-                    proof.write(sha256)
-            os.fsync(folder)
+        with opened_folder(self.root, _folder_of(key.path)) as folder, suppress(FileExistsError):
+            name = key.generation + _PROOF_SUFFIX
+            with os.fdopen(new_file(folder, name, self._access), "w") as proof:
+                proof.write(sha256)
 
     # Hand-over by clients with the mount.
 
@@ -145,48 +147,55 @@ class PosixStore:
 
     def publish(self, ticket_id: str, key: ObjectKey, expected_bytes: int) -> None:
         source = self.incoming_path(ticket_id)
-        with store_errors(self.root), opened_folder(self.root, INCOMING) as incoming:
+        with store_errors(self.root):
+            try:
+                found = self.head(key)
+            except ObjectMissing:
+                with suppress(FileNotFoundError):  # not seen here yet, or published by another just now
+                    self._take_over(source, key, expected_bytes)
+                found = self.head(key)
+            if found.bytes != expected_bytes:
+                raise ObjectMismatch(f"the store has {found.bytes} bytes, announced {expected_bytes}")
+            if found.sha256 is None:  # whoever made the name may have died before it was durable
+                with opened_folder(self.root, _folder_of(key.path)) as folder:
+                    os.fsync(folder)
+            remove_whatever(source)
+
+    def _take_over(self, source: Path, key: ObjectKey, expected_bytes: int) -> None:
+        """Publishes a file of the service's own with the same bytes: whoever wrote the source may still have it open.
+
+        Raises FileNotFoundError if nothing was handed over."""
+        with opened_folder(self.root, INCOMING) as incoming:
             try:
                 # Neither a symbolic link out of the store nor a pipe that nobody writes to may be followed.
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 descriptor = os.open(source.name, flags, dir_fd=incoming)
-            except FileNotFoundError:
-                if self._size(key) == expected_bytes:
-                    return
-                raise ObjectMismatch("the object under this key has another size") from None
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
                 remove_whatever(source)
                 raise ObjectMismatch("a symbolic link was handed over instead of a file") from None
-            try:
-                self._publish_open_file(descriptor, source, key, expected_bytes)
-            finally:
-                os.close(descriptor)
-
-    def _publish_open_file(self, descriptor: int, source: Path, key: ObjectKey, expected_bytes: int) -> None:
-        handed_over = os.fstat(descriptor)
-        if not stat.S_ISREG(handed_over.st_mode) or handed_over.st_size != expected_bytes:
-            remove_whatever(source)
-            raise ObjectMismatch(f"the file handed over has {handed_over.st_size} bytes, announced {expected_bytes}")
-        os.fsync(descriptor)  # the client's own fsync is only its word
-        linked = link_new(self.root, f"{INCOMING}/{source.name}", key.path, self._access)
-        if linked and not os.path.samestat(handed_over, self._facts(key)):
-            self._unlink(key.path)
-            raise ObjectMismatch("the file was exchanged while it was handed over")
-        source.unlink(missing_ok=True)
-        if self._size(key) != expected_bytes:
-            raise ObjectMismatch("the object under this key has another size")
-
-    def _facts(self, key: ObjectKey) -> os.stat_result:
-        descriptor = open_file(self.root, key.path)
         try:
-            return os.fstat(descriptor)
+            handed_over = os.fstat(descriptor)
+            if not stat.S_ISREG(handed_over.st_mode) or handed_over.st_size != expected_bytes:
+                remove_whatever(source)
+                raise ObjectMismatch(
+                    f"the file handed over has {handed_over.st_size} bytes, announced {expected_bytes}"
+                )
+            with self.stage() as staged:
+                staged.copy_from(descriptor, expected_bytes)
+                if staged.bytes != expected_bytes:
+                    raise ObjectMismatch("the file handed over was cut while the service took it")
+                self.publish_staged(staged, key)
         finally:
             os.close(descriptor)
 
     def _size(self, key: ObjectKey) -> int:
-        return self._facts(key).st_size
+        descriptor = open_file(self.root, key.path)
+        try:
+            return os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
 
     def object_path(self, key: ObjectKey) -> Path:
         return self.root / key.path
