@@ -3,7 +3,9 @@
 
 HoldfastError
 ├── ConfigurationError          mend the setting that it names
+│   └── HostNotAllowed
 ├── InvalidRequest              mend the call
+│   └── BodyTooLarge
 ├── UnsupportedProtocol         upgrade the older side
 ├── UnexpectedReply             something that is not Holdfast answers at this URL
 ├── TokenProblem                get another token
@@ -18,6 +20,7 @@ HoldfastError
 ├── Conflict                    look again, then decide
 │   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  OffLineBranch  ManifestConflict
 │   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
+│   ├── EditNeedsVersion
 │   ├── ControllerPaused
 │   └── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
 ├── QuotaExceeded               prune, or raise the quota
@@ -29,7 +32,7 @@ HoldfastError
 │   ├── SignatureInvalid
 │   └── TicketExpired
 ├── ServiceUnavailable          try again later
-│   ├── StoreUnavailable  DatabaseUnavailable  Busy
+│   ├── StoreUnavailable  DatabaseUnavailable  Busy  BodyTooSlow  TooManyFailures
 ├── StoreProblem                an operator must act
 │   ├── StoreFull
 │   └── StoreRefused
@@ -98,6 +101,14 @@ class ConfigurationError(HoldfastError):
 
 class InvalidRequest(HoldfastError):
     code = ProblemCode.INVALID_REQUEST
+
+
+class BodyTooLarge(InvalidRequest):
+    code = ProblemCode.BODY_TOO_LARGE
+
+
+class HostNotAllowed(ConfigurationError):
+    code = ProblemCode.HOST_NOT_ALLOWED
 
 
 class UnsupportedProtocol(HoldfastError):
@@ -240,6 +251,10 @@ class EditConflict(Conflict):
     code = ProblemCode.EDIT_CONFLICT
 
 
+class EditNeedsVersion(Conflict):
+    code = ProblemCode.EDIT_NEEDS_VERSION
+
+
 class ControllerPaused(Conflict):
     code = ProblemCode.CONTROLLER_PAUSED
 
@@ -329,6 +344,14 @@ class DatabaseUnavailable(ServiceUnavailable):
 
 class Busy(ServiceUnavailable):
     code = ProblemCode.BUSY
+
+
+class BodyTooSlow(ServiceUnavailable):
+    code = ProblemCode.BODY_TOO_SLOW
+
+
+class TooManyFailures(ServiceUnavailable):
+    code = ProblemCode.TOO_MANY_FAILURES
 
 
 class StoreProblem(HoldfastError):

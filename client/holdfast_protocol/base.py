@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, field_validator
 from pydantic.fields import FieldInfo
@@ -37,6 +37,9 @@ class Request(BaseModel):
     """What a client sends. Unknown fields are an error: the service would silently not do what was asked."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    largest_body_bytes: ClassVar[int] = 64 * 1024
+    """As JSON; the service reads no more of it."""
 
     @field_validator("*")
     @classmethod

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -101,6 +101,8 @@ ComponentName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class SealShard(Fence):
+    largest_body_bytes: ClassVar[int] = 16 * 1024**2  # MAX_CHUNKS_PER_SHARD digests are 13 MiB
+
     outcome: Literal["sealed"] = "sealed"
     digest: Digest = Field(description="shard_digest(chunks); the service computes it again.")
     chunks: list[Digest] = Field(min_length=1, max_length=MAX_CHUNKS_PER_SHARD)

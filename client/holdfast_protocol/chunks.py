@@ -10,7 +10,7 @@ is still going up. A client never names a bucket, a key or a path.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -65,6 +65,8 @@ class MountProofOffer(Reply):
 
 
 class NegotiateChunks(Fence):
+    largest_body_bytes: ClassVar[int] = 1024**2  # twice what MAX_BATCH of each take
+
     chunks: list[ChunkOffer] = Field(default_factory=list, max_length=MAX_BATCH)
     finished: list[Digest] = Field(default_factory=list, max_length=MAX_BATCH, description="Uploads that are done.")
     mount_proof: MountProof | None = None

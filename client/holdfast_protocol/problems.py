@@ -17,7 +17,9 @@ from holdfast_protocol.base import Reply
 class ProblemCode(StrEnum):
     # Fix the call.
     INVALID_REQUEST = "invalid_request"
+    BODY_TOO_LARGE = "body_too_large"
     UNSUPPORTED_PROTOCOL = "unsupported_protocol"
+    HOST_NOT_ALLOWED = "host_not_allowed"
     # Fix the token.
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
@@ -47,6 +49,7 @@ class ProblemCode(StrEnum):
     CHUNK_GONE = "chunk_gone"
     SHARD_SEALED = "shard_sealed"
     EDIT_CONFLICT = "edit_conflict"
+    EDIT_NEEDS_VERSION = "edit_needs_version"
     POLICY_CHANGED = "policy_changed"
     CONTROLLER_PAUSED = "controller_paused"
     CHECKPOINT_PROTECTED = "checkpoint_protected"
@@ -62,6 +65,8 @@ class ProblemCode(StrEnum):
     STORE_UNAVAILABLE = "store_unavailable"
     DATABASE_UNAVAILABLE = "database_unavailable"
     BUSY = "busy"
+    BODY_TOO_SLOW = "body_too_slow"
+    TOO_MANY_FAILURES = "too_many_failures"
     # An operator must act.
     STORE_FULL = "store_full"
     STORE_REFUSED = "store_refused"
@@ -78,6 +83,8 @@ class ProblemKind:
 
 PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.INVALID_REQUEST: ProblemKind(422, "The request is not valid"),
+    ProblemCode.BODY_TOO_LARGE: ProblemKind(413, "The body is too large"),
+    ProblemCode.HOST_NOT_ALLOWED: ProblemKind(400, "The service does not go by this name"),
     ProblemCode.UNSUPPORTED_PROTOCOL: ProblemKind(426, "Client and service speak different protocol versions"),
     ProblemCode.UNAUTHENTICATED: ProblemKind(401, "The token is missing, wrong, expired or revoked"),
     ProblemCode.FORBIDDEN: ProblemKind(403, "The token may not do this"),
@@ -105,6 +112,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CHUNK_GONE: ProblemKind(409, "A chunk is not readable any more"),
     ProblemCode.SHARD_SEALED: ProblemKind(409, "This shard is sealed already"),
     ProblemCode.EDIT_CONFLICT: ProblemKind(412, "It was edited in between"),
+    ProblemCode.EDIT_NEEDS_VERSION: ProblemKind(428, "An edit needs the version that was seen"),
     ProblemCode.CONTROLLER_PAUSED: ProblemKind(409, "This controller is paused"),
     ProblemCode.POLICY_CHANGED: ProblemKind(409, "The policy is not the one that was shown"),
     ProblemCode.CHECKPOINT_PROTECTED: ProblemKind(409, "This checkpoint must stay"),
@@ -118,6 +126,8 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.STORE_UNAVAILABLE: ProblemKind(503, "The store does not answer", retryable=True),
     ProblemCode.DATABASE_UNAVAILABLE: ProblemKind(503, "The database does not answer", retryable=True),
     ProblemCode.BUSY: ProblemKind(503, "Too busy; try again", retryable=True),
+    ProblemCode.BODY_TOO_SLOW: ProblemKind(408, "The body did not come in time", retryable=True),
+    ProblemCode.TOO_MANY_FAILURES: ProblemKind(429, "Too many calls with wrong tokens", retryable=True),
     ProblemCode.STORE_FULL: ProblemKind(507, "The store is full"),
     ProblemCode.STORE_REFUSED: ProblemKind(502, "The store refuses the service"),
     ProblemCode.INTERNAL: ProblemKind(500, "A bug in the service"),

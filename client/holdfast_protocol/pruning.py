@@ -13,7 +13,7 @@ What goes is in the trash first, and can be taken back from there until its purg
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -79,6 +79,8 @@ class RetentionPlan(Reply):
 class ApplyRetention(Request):
     """Expires what was shown and what the state under the run's lock allows too (protocol rule 27)."""
 
+    largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_AT_ONCE ids are 80 KiB
+
     policy_digest: str = Field(min_length=1, max_length=100, description="Of the plan that was shown.")
     checkpoint_ids: list[CheckpointId] = Field(
         max_length=MAX_AT_ONCE, description="Those that the plan was seen to expire."
@@ -99,6 +101,8 @@ class PruneFilter(Request):
 class PruneCheckpoints(Request):
     """A person's deletion. With a filter, what must stay is left out and told; of those that are only named each must
     go, or none does."""
+
+    largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_AT_ONCE ids are 80 KiB
 
     filter: PruneFilter | None = None
     checkpoint_ids: list[CheckpointId] | None = Field(

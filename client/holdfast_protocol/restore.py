@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -59,6 +59,8 @@ class RestoreDecision(Reply):
 
 
 class ReadChunks(Request):
+    largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_BATCH digests are 67 KiB
+
     digests: list[Digest] = Field(min_length=1, max_length=MAX_BATCH)
     lease_id: str | None = Field(default=None, description="Renews this lease; null opens one (protocol rule 21).")
     mount_proof: MountProof | None = None

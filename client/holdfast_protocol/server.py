@@ -1,7 +1,8 @@
 """What the service tells of itself.
 
 `GET /v1/server` -> ServerInfo   (any valid token)
-`GET /healthz`   -> alive; `GET /readyz` -> Readiness; `GET /metrics` -> Prometheus text   (no token)
+`GET /healthz`   -> alive; `GET /readyz` -> Readiness   (no token)
+`GET /metrics`   -> Prometheus text   (scope `metrics`)
 """
 
 from __future__ import annotations

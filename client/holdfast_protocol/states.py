@@ -134,9 +134,11 @@ class OperationState(StrEnum):
 
 class Scope(StrEnum):
     """What a token may do. `train`: open attempts and write checkpoints; `read`: read everything;
-    `operate`: edit and prune; `admin`: projects and tokens. Each stands alone, none implies another."""
+    `operate`: edit and prune; `admin`: projects and tokens; `metrics`: `/metrics` and nothing else. Each stands alone,
+    none implies another."""
 
     TRAIN = "train"
     READ = "read"
     OPERATE = "operate"
     ADMIN = "admin"
+    METRICS = "metrics"

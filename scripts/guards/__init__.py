@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from scripts.guards import attempts_and_commits, custody, reading_and_collection, training
+from scripts.guards import attempts_and_commits, custody, limits, reading_and_collection, training
 
-GUARDS = (*attempts_and_commits.GUARDS, *reading_and_collection.GUARDS, *custody.GUARDS, *training.GUARDS)
+GUARDS = (
+    *attempts_and_commits.GUARDS,
+    *reading_and_collection.GUARDS,
+    *custody.GUARDS,
+    *limits.GUARDS,
+    *training.GUARDS,
+)

@@ -38,6 +38,7 @@ import holdfast_service.uploads.endpoints
 import holdfast_service.usage.endpoints
 import holdfast_service.webhooks.endpoints
 from holdfast_protocol.problems import Problem
+from holdfast_service.auth.failed_calls import FailedCalls
 from holdfast_service.background import rounds_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.controllers.numbers import ControllerNumbers
@@ -51,7 +52,7 @@ from holdfast_service.scrub.numbers import ScrubNumbers
 from holdfast_service.stores.endpoints import SignedStore, object_router
 from holdfast_service.stores.posix import PosixStore
 from holdfast_service.stores.signed_urls import key_of_role
-from holdfast_service.web.body_limit import BodyLimit
+from holdfast_service.web.host_check import HostCheck
 from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
 from holdfast_service.web.protocol_header import ProtocolHeader
@@ -128,6 +129,7 @@ def create_app(context: ServiceContext) -> FastAPI:
     )
     app.state.context = context
     app.state.rounds = rounds_of(context.settings)
+    app.state.failed_calls = FailedCalls()
     # One registry per application, not the library's global one: several can live in one process.
     app.state.metrics = CollectorRegistry()
     app.state.metrics.register(CatalogNumbers(context.database))
@@ -138,8 +140,8 @@ def create_app(context: ServiceContext) -> FastAPI:
     app.state.metrics.register(ControllerNumbers(context, app.state.rounds))
     install_problem_replies(app)
     # The last one added is the outermost: the frame gives the id that all others use.
-    app.add_middleware(BodyLimit)
     app.add_middleware(ProtocolHeader)
+    app.add_middleware(HostCheck, names=context.settings.host_names)
     app.add_middleware(RequestMeter, registry=app.state.metrics)
     app.add_middleware(RequestFrame)
     return app

@@ -8,12 +8,14 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from holdfast_service.app import create_app
 from holdfast_service.background import Background, rounds_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.web.connections import bounded_connections
 from holdfast_service.worker import refuse_sqlite
 
 # Longer than a trainer pauses between two calls, so that its connections are not closed under it.
@@ -36,16 +38,7 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
             refuse_sqlite(settings, "HOLDFAST_SERVE_CONTROLLERS=false leaves background work to other processes")
         context = open_service(settings)
         background = Background(context, rounds_of(settings), "serve", controllers=settings.serve_controllers)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(context),
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=settings.shutdown_seconds,
-            )
-        )
+        server = uvicorn.Server(http_config(create_app(context), settings))
         # uvicorn drains and then raises the signal once more, for whoever ran it: a service that was asked to end and
         # did so has not failed.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,6 +50,21 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
         finally:
             background.stop(timeout_seconds=settings.shutdown_seconds)
             close_service(context)
+
+
+def http_config(app: ASGIApp, settings: ServiceSettings) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        app,
+        http=bounded_connections(settings.header_seconds, settings.most_connections),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        forwarded_allow_ips=settings.trusted_proxies,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=settings.shutdown_seconds,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

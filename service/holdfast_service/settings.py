@@ -81,6 +81,24 @@ class ServiceSettings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", min_length=1, description="The address to listen on.")
     port: int = Field(default=8400, ge=0, le=65535, description="The port to listen on; 0 takes a free one.")
+    allowed_hosts: str = Field(
+        default="",
+        description="The names that clients may call the service by, with commas; `*.example.org` for all below one, "
+        "`*` for any. Addresses are always good. Default: `localhost` on loopback, any name elsewhere.",
+    )
+    trusted_proxies: str = Field(
+        default="127.0.0.1",
+        description="Addresses or networks of the reverse proxies in front, with commas: their X-Forwarded-For says "
+        "who calls.",
+    )
+    header_seconds: float = Field(
+        default=20.0, gt=0, description="A connection that has not sent the head of a request by then is closed."
+    )
+    most_connections: int = Field(
+        default=1000,
+        ge=1,
+        description="Connections at a time. One more takes the place of the one that has been idle for the longest.",
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="`json` or `console`; `auto` is JSON unless stderr is a terminal."
     )
@@ -298,6 +316,12 @@ class ServiceSettings(BaseSettings):
     @property
     def webhook_hosts(self) -> frozenset[str]:
         return frozenset(host for part in self.webhook_allowed_hosts.lower().split(",") if (host := part.strip()))
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """Lower-case, with `*` for any."""
+        names = self.allowed_hosts.lower() or ("localhost,*.localhost" if self.on_loopback else "*")
+        return frozenset(name for part in names.split(",") if (name := part.strip()))
 
     @property
     def token_file(self) -> Path:

@@ -13,12 +13,12 @@ from fastapi.routing import iter_route_contexts
 
 from holdfast_service.auth.require import RequireScope
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.web.guarded_route import GuardedRoute
 from tests.support.service import RunningService, running_service
 
 OPEN = {
     "/healthz": "for load balancers",
     "/readyz": "for load balancers",
-    "/metrics": "for Prometheus",
     "/v1/objects/{payload}": "the signed URL is the authorization",
     "/openapi.json": "the same for everybody",
     "/docs": "the same for everybody",
@@ -53,6 +53,7 @@ def test_every_route_declares_who_may_call_it(app: FastAPI) -> None:
             assert not declared, f"{route.path} is on the list of open routes and asks for a token: take it off"
         else:
             assert len(declared) == 1, f"{route.methods} {route.path} declares no scope: give it `require(Scope.…)`"
+            assert isinstance(route.original_route, GuardedRoute), f"{route.path}: its router has another route_class"
 
 
 def test_every_other_route_refuses_a_call_without_a_token(service: RunningService) -> None:

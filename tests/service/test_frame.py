@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
 import time
-from collections.abc import Iterator
-from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -17,10 +14,10 @@ import pytest
 from holdfast_protocol.problems import PROBLEM_KINDS, ProblemCode
 from holdfast_protocol.redaction import without_secrets
 from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
+from holdfast_service.auth.make_token import parse_token
 from holdfast_service.logging import configure_logging
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreFull, StoreRefused, StoreUnavailable
-from holdfast_service.web.body_limit import LARGEST_BODY_BYTES
 from tests.support.rank import Job
 from tests.support.service import RunningService
 
@@ -114,27 +111,6 @@ def test_a_callers_own_request_id_is_kept_if_it_is_sane(http: httpx.Client, sent
     assert reply.headers.get_list("X-Request-Id") == [reply.headers["X-Request-Id"]]
 
 
-def test_a_body_that_no_call_can_have_is_refused_before_it_is_held_in_memory(service: RunningService) -> None:
-    connection = HTTPConnection(service.url.removeprefix("http://"), timeout=30)
-    connection.putrequest("POST", "/v1/tokens")
-    connection.putheader("Content-Length", str(LARGEST_BODY_BYTES + 1))
-    connection.endheaders()  # the reply comes before a byte of the body
-    reply = connection.getresponse()
-    assert (reply.status, json.loads(reply.read())["code"]) == (413, "invalid_request")
-    connection.close()
-    sent = 0
-
-    def pieces() -> Iterator[bytes]:
-        nonlocal sent
-        while sent < 4 * LARGEST_BODY_BYTES:
-            sent += 1024**2
-            yield b" " * 1024**2
-
-    with contextlib.suppress(httpx.TransportError):  # without a length it is cut off
-        assert service.http(token=None).post("/v1/tokens", content=pieces()).status_code >= 400
-    assert service.http().get("/v1/projects").status_code == 200
-
-
 @pytest.mark.rule("protocol-35")
 @pytest.mark.parametrize("theirs", ["2.0", "0.9", "1", "one.two", "", "1.0.0", "1.x"])
 def test_a_client_of_another_protocol_is_refused_with_both_numbers(http: httpx.Client, theirs: str) -> None:
@@ -180,6 +156,7 @@ def test_the_log_has_one_json_line_per_request_and_no_secret(log: io.StringIO, s
         assert time.monotonic() < ends_at, "the request has no line"
         time.sleep(0.01)
     assert {"method", "path", "status", "seconds", "request_id", "timestamp", "level"} <= listed[0].keys()
+    assert (listed[0]["client"], listed[0]["token"]) == ("127.0.0.1", parse_token(token)[0])
     requests = requests_in(log)
     assert any(line["path"] == "/v1/objects/…" for line in requests)
     for secret in (token, "signature", "Signature", "secret-in-a-query", "c2VjcmV0"):

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.states import Scope
 from holdfast_service.goodput import numbers as run_numbers
 from holdfast_service.metrics import byte_numbers, catalog_numbers
 from tests.service.conftest import Clock
@@ -22,9 +23,13 @@ def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_numbers, "CACHE_SECONDS", 0.0)
 
 
-def scrape(service: RunningService) -> dict[tuple[str, tuple[str, ...]], float]:
+def scraper(service: RunningService) -> httpx.Client:
+    return service.http(token=service.token(Scope.METRICS))
+
+
+def scrape(service: RunningService, http: httpx.Client | None = None) -> dict[tuple[str, tuple[str, ...]], float]:
     """Value by name and label values in the order of the labels' names."""
-    text = httpx.get(f"{service.url}/metrics", timeout=60).text
+    text = (http or scraper(service)).get("/metrics").text
     return {
         (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -57,11 +62,28 @@ def test_requests_are_counted_by_route_and_not_by_path(service: RunningService) 
     Job(service.http()).save(100)
     service.http().get("/v1/checkpoints/ck_unknown")
     service.http().get("/no/such/path")
+    for method in ("FROBNICATE", "get", "LOCK"):
+        service.http(token=None).request(method, "/v1/projects")
     seen = scrape(service)
     assert seen["holdfast_requests_total", ("POST", "/v1/projects/{project}/runs/{run}/checkpoints", "200")] == 1
     assert seen["holdfast_requests_total", ("GET", "/v1/checkpoints/{checkpoint_id}", "404")] == 1
     assert seen["holdfast_requests_total", ("GET", "unknown", "404")] == 1
+    assert {labels[0] for name, labels in seen if name == "holdfast_requests_total"} == {"GET", "POST", "PUT", "other"}
     assert not any("ck_" in label for _, labels in seen for label in labels)
+
+
+@pytest.mark.rule("protocol-43")
+def test_metrics_are_for_tokens_that_read_nothing_else(service: RunningService) -> None:
+    service.make_project("demo")
+    http = scraper(service)
+    assert http.get("/metrics").status_code == 200
+    assert http.get("/v1/projects").json()["code"] == "forbidden"
+    for token, status in (
+        (None, 401),
+        (service.token(Scope.READ), 403),
+        (service.token(Scope.METRICS, project="demo"), 403),
+    ):
+        assert service.http(token=token).get("/metrics").status_code == status
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)  # SQLite reads one snapshot
@@ -94,11 +116,14 @@ def test_a_database_that_is_away_leaves_the_process_its_own_metrics(
     from holdfast_service.errors import ProblemError
 
     service.http().get("/v1/server")
+    http, stranger = scraper(service), scraper(service)
+    scrape(service, http)
 
     def away() -> None:
         raise ProblemError(ProblemCode.DATABASE_UNAVAILABLE, "It is away.")
 
     monkeypatch.setattr(service.context.database, "read", away)
-    seen = scrape(service)
+    seen = scrape(service, http)
+    assert stranger.get("/metrics").status_code == 503
     assert seen["holdfast_catalog_up", ()] == 0
     assert seen["holdfast_requests_total", ("GET", "/v1/server", "200")] == 1

@@ -47,7 +47,7 @@ def test_a_request_in_flight_is_answered_before_it_ends(tmp_path: Path) -> None:
         token = (tmp_path / "data" / "token").read_text().strip()
         body = b'{"name": "made while it ends", "scopes": ["read"]}'
         head = (
-            f"POST /v1/tokens HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nExpect: 100-continue\r\n"
+            f"POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nExpect: 100-continue\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:

@@ -24,6 +24,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.tables import Project
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
+from holdfast_service.serve import http_config
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
 from tests.support.ports import free_ports
@@ -96,9 +97,9 @@ def running_service(settings: ServiceSettings) -> Iterator[RunningService]:
     try:
         app = create_app(context)
         port = free_ports()
-        server = uvicorn.Server(
-            uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, access_log=False, lifespan="on")
-        )
+        config = http_config(app, settings)
+        config.host, config.port = "127.0.0.1", port
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, name="uvicorn", daemon=True)
         thread.start()
         while not server.started:

@@ -12,8 +12,9 @@ from holdfast_service.advise.show import show_advice
 from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
 from holdfast_service.context import Context
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["advice"])
+router = APIRouter(route_class=GuardedRoute, tags=["advice"])
 
 
 @router.get("/v1/projects/{project}/runs/{run}/advice", summary="How often a run should save, and why")

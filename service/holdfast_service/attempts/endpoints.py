@@ -29,8 +29,9 @@ from holdfast_service.auth.require import require
 from holdfast_service.catalog.restore_choice import known_to
 from holdfast_service.context import Context
 from holdfast_service.errors import ProblemError
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(prefix="/v1/projects/{project}/runs/{run}/attempts", tags=["attempts"])
+router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects/{project}/runs/{run}/attempts", tags=["attempts"])
 
 Trainer = Annotated[Principal, require(Scope.TRAIN)]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]

@@ -15,8 +15,9 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
 from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["events"])
+router = APIRouter(route_class=GuardedRoute, tags=["events"])
 
 
 @router.get("/v1/events", summary="List who changed what and why, the newest first")

@@ -16,8 +16,9 @@ from holdfast_service.auth.require import require
 from holdfast_service.auth.revoke_token import revoke_token
 from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(route_class=GuardedRoute, tags=["tokens"])
 Admin = Annotated[Principal, require(Scope.ADMIN)]
 
 

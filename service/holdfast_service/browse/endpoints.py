@@ -21,8 +21,9 @@ from holdfast_service.browse.select_checkpoint import select_checkpoint
 from holdfast_service.browse.server_info import server_info
 from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["browse"])
+router = APIRouter(route_class=GuardedRoute, tags=["browse"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]

@@ -14,8 +14,9 @@ from holdfast_service.auth.require import require
 from holdfast_service.collect import operations
 from holdfast_service.collect.plan import plan_collection
 from holdfast_service.context import Context
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["collection"])
+router = APIRouter(route_class=GuardedRoute, tags=["collection"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 Operator = Annotated[Principal, require(Scope.OPERATE)]

@@ -23,8 +23,9 @@ from holdfast_service.commit.fail import fail_shard
 from holdfast_service.commit.read import read_checkpoint
 from holdfast_service.commit.seal import seal_shard
 from holdfast_service.context import Context
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["checkpoints"])
+router = APIRouter(route_class=GuardedRoute, tags=["checkpoints"])
 
 LONGEST_WAIT_SECONDS = 60
 

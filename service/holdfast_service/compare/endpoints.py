@@ -15,8 +15,9 @@ from holdfast_service.auth.require import require
 from holdfast_service.compare.adopt import adopt, list_stores
 from holdfast_service.compare.operation import start_check
 from holdfast_service.context import Context
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["stores"])
+router = APIRouter(route_class=GuardedRoute, tags=["stores"])
 
 
 @router.get("/v1/stores", summary="List the attached stores, and whether each is this catalog's")

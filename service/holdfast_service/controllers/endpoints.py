@@ -16,8 +16,9 @@ from holdfast_service.context import Context
 from holdfast_service.controllers.control import pause_controller, resume_controller, run_controller
 from holdfast_service.controllers.list_workers import list_workers
 from holdfast_service.controllers.look import list_controllers, show_controller
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["controllers"])
+router = APIRouter(route_class=GuardedRoute, tags=["controllers"])
 
 
 def _rounds(request: Request) -> tuple[Round, ...]:

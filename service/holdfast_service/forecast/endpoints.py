@@ -12,8 +12,9 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
 from holdfast_service.context import Context
 from holdfast_service.forecast.forecast_cost import forecast_cost
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["usage"])
+router = APIRouter(route_class=GuardedRoute, tags=["usage"])
 
 
 @router.post("/v1/projects/{project}/runs/{run}/cost-forecast", summary="What a run would cost a month under a policy")

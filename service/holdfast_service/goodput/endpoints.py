@@ -12,8 +12,9 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
 from holdfast_service.context import Context
 from holdfast_service.goodput.read import read_goodput
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["goodput"])
+router = APIRouter(route_class=GuardedRoute, tags=["goodput"])
 
 
 @router.get("/v1/projects/{project}/runs/{run}/goodput", summary="Where a run's time and steps went")

@@ -17,8 +17,9 @@ from holdfast_service.holds.extend import extend_hold
 from holdfast_service.holds.list_holds import list_holds
 from holdfast_service.holds.place import place_hold
 from holdfast_service.holds.release import release_hold
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["holds"])
+router = APIRouter(route_class=GuardedRoute, tags=["holds"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 Operator = Annotated[Principal, require(Scope.OPERATE)]

@@ -12,6 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _BUCKETS_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
+# What a client may call its method is up to the client, and each would be a time series of its own too.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
 class RequestMeter:
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
@@ -43,5 +47,6 @@ class RequestMeter:
             await self._app(scope, receive, send_and_note)
         finally:
             route = getattr(scope.get("route"), "path", "unknown")
-            self._requests.labels(scope["method"], route, str(status)).inc()
-            self._seconds.labels(scope["method"], route).observe(time.monotonic() - begun)
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._requests.labels(method, route, str(status)).inc()
+            self._seconds.labels(method, route).observe(time.monotonic() - begun)

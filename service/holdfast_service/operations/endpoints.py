@@ -15,8 +15,9 @@ from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
 from holdfast_service.operations.cancel import cancel_operation
 from holdfast_service.operations.list_operations import list_operations, show_operation
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(route_class=GuardedRoute, tags=["operations"])
 
 
 @router.get("/v1/operations", summary="List long operations, the newest first")

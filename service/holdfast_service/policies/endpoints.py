@@ -15,8 +15,9 @@ from holdfast_service.policies.put import put_policy
 from holdfast_service.policies.remove import remove_policy
 from holdfast_service.policies.show import show_policy
 from holdfast_service.policies.target import PolicyName
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(prefix="/v1/projects/{project}", tags=["policies"])
+router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects/{project}", tags=["policies"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 Operator = Annotated[Principal, require(Scope.OPERATE)]

@@ -16,8 +16,9 @@ from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
 from holdfast_service.replicate.show import copies_of_project, copies_of_run
 from holdfast_service.replicate.start_drill import start_drill
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["copies"])
+router = APIRouter(route_class=GuardedRoute, tags=["copies"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 Operator = Annotated[Principal, require(Scope.OPERATE)]

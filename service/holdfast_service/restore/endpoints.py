@@ -18,8 +18,9 @@ from holdfast_service.restore.read_chunks import read_chunks
 from holdfast_service.restore.release_lease import release_lease
 from holdfast_service.restore.report_chunk import report_chunk
 from holdfast_service.restore.restore_point import find_restore_point
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["restore"])
+router = APIRouter(route_class=GuardedRoute, tags=["restore"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 ProtocolSpoken = Annotated[str, Header(alias=PROTOCOL_HEADER, description="The client's version.")]

@@ -25,8 +25,9 @@ from holdfast_service.retention import prune as pruning
 from holdfast_service.retention.pin import pin_checkpoint, unpin_checkpoint
 from holdfast_service.retention.show_plan import show_plan
 from holdfast_service.retention.undelete import undelete_checkpoint
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(prefix="/v1", tags=["retention"])
+router = APIRouter(route_class=GuardedRoute, prefix="/v1", tags=["retention"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 Operator = Annotated[Principal, require(Scope.OPERATE)]

@@ -17,8 +17,9 @@ from holdfast_service.context import Context
 from holdfast_service.scrub.bad_copies import list_bad_copies
 from holdfast_service.scrub.impact import impact_of_checkpoint, impact_of_chunk
 from holdfast_service.scrub.start_scrub import scrub_checkpoint, scrub_run
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["scrub"])
+router = APIRouter(route_class=GuardedRoute, tags=["scrub"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 Operator = Annotated[Principal, require(Scope.OPERATE)]

@@ -13,8 +13,9 @@ from holdfast_service.auth.require import require
 from holdfast_service.context import Context
 from holdfast_service.tiers.plan import plan_run
 from holdfast_service.tiers.request_thaw import request_thaw, show_thaw
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["tiers"])
+router = APIRouter(route_class=GuardedRoute, tags=["tiers"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 Operator = Annotated[Principal, require(Scope.OPERATE)]

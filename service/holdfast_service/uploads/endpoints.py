@@ -13,8 +13,9 @@ from holdfast_service.auth.require import require
 from holdfast_service.context import Context
 from holdfast_service.uploads.mount_proofs import offer_mount_proof
 from holdfast_service.uploads.negotiate import negotiate_chunks
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["uploads"])
+router = APIRouter(route_class=GuardedRoute, tags=["uploads"])
 
 
 @router.post("/v1/checkpoints/{checkpoint_id}/shards/{rank}/chunks", summary="Negotiate chunks, report finished ones")

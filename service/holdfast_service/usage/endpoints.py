@@ -16,8 +16,9 @@ from holdfast_service.context import Context
 from holdfast_service.usage.prices import put_prices, show_prices
 from holdfast_service.usage.show_cost import show_cost
 from holdfast_service.usage.show_usage import list_usage, show_usage
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(tags=["usage"])
+router = APIRouter(route_class=GuardedRoute, tags=["usage"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 # Each project's figures are counted anew: a page of them is a longer piece of work than a page of rows.

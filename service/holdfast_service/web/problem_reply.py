@@ -60,7 +60,7 @@ def problem_response(error: ProblemError, request_id: str, *, status: int | None
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if kind.retryable:
-        headers["Retry-After"] = str(_RETRY_AFTER_SECONDS)
+        headers["Retry-After"] = str(error.context.get("retry_after_seconds", _RETRY_AFTER_SECONDS))
     return JSONResponse(
         problem.model_dump(mode="json"), status_code=status, headers=headers, media_type=PROBLEM_MEDIA_TYPE
     )

@@ -61,7 +61,16 @@ class RequestFrame:
     @staticmethod
     def _log_access(scope: Scope, status: int | None, seconds: float) -> None:
         log = _log.debug if scope["path"] in _QUIET_PATHS and status == 200 else _log.info
-        log("request", method=scope["method"], path=_shown_path(scope), status=status, seconds=round(seconds, 4))
+        caller = scope["state"].get("caller")
+        log(
+            "request",
+            method=scope["method"],
+            path=_shown_path(scope),
+            status=status,
+            seconds=round(seconds, 4),
+            client=None if scope.get("client") is None else scope["client"][0],
+            token=None if caller is None else caller.token_id,
+        )
 
 
 def _shown_path(scope: Scope) -> str:

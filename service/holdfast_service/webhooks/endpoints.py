@@ -13,12 +13,13 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
 from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
+from holdfast_service.web.guarded_route import GuardedRoute
 from holdfast_service.webhooks.create import create_webhook
 from holdfast_service.webhooks.look import list_deliveries, list_webhooks
 from holdfast_service.webhooks.remove import delete_webhook
 from holdfast_service.webhooks.try_out import try_out
 
-router = APIRouter(prefix="/v1/projects/{project}/webhooks", tags=["webhooks"])
+router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects/{project}/webhooks", tags=["webhooks"])
 
 Admin = Annotated[Principal, require(Scope.ADMIN)]
 

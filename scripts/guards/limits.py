@@ -1,0 +1,56 @@
+"""The guards of what a call may cost (protocol rule 43)."""
+
+from __future__ import annotations
+
+from scripts.guards.guard import Guard
+
+GUARDS = (
+    Guard(
+        "protocol-43",
+        "a body is read without a limit",
+        "service/holdfast_service/web/guarded_route.py",
+        "if len(body) > self.most_bytes:",
+        "if False:",
+        ("tests/service/test_request_limits.py",),
+    ),
+    Guard(
+        "protocol-43",
+        "a body that nobody sends is waited for",
+        "service/holdfast_service/web/guarded_route.py",
+        "asyncio.timeout_at(begun + BODY_SECONDS + len(body) / _SLOWEST_BYTES_PER_SECOND)",
+        "asyncio.timeout_at(begun + 10 + len(body))",
+        ("tests/service/test_request_limits.py",),
+    ),
+    Guard(
+        "protocol-43",
+        "the head of a request is waited for, for ever",
+        "service/holdfast_service/web/connections.py",
+        "if self._deadline is None:",
+        "if False:",
+        ("tests/service/test_connections.py",),
+    ),
+    Guard(
+        "protocol-43",
+        "idle connections keep new callers out",
+        "service/holdfast_service/web/connections.py",
+        "idle = next(iter(waiting), None)",
+        "idle = None",
+        ("tests/service/test_connections.py",),
+    ),
+    Guard(
+        "protocol-43",
+        "a page reads this machine through a browser",
+        "service/holdfast_service/web/host_check.py",
+        "or self._allows(name):",
+        "or True:",
+        ("tests/unit/test_host_names.py",),
+    ),
+    Guard(
+        "protocol-43",
+        "a client makes time series with names of methods",
+        "service/holdfast_service/metrics/request_meter.py",
+        'scope["method"] if scope["method"] in _METHODS else "other"',
+        'scope["method"]',
+        ("tests/service/test_metrics.py",),
+    ),
+)

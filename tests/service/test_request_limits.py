@@ -1,0 +1,256 @@
+"""What a call may cost before and after its caller is known: nothing is read for a stranger, and little for anybody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from holdfast_protocol.base import Request
+from holdfast_protocol.checkpoints import MAX_CHUNKS_PER_SHARD, IndexOrdinals, SealShard
+from holdfast_protocol.chunks import MAX_BATCH, MAX_CHUNK_BYTES, ChunkOffer, MountProof, NegotiateChunks
+from holdfast_protocol.codecs import Codec
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.pruning import MAX_AT_ONCE, ApplyRetention, PruneCheckpoints
+from holdfast_protocol.restore import ReadChunks
+from holdfast_protocol.states import Scope
+from holdfast_service.auth.failed_calls import BURST, SECONDS_PER_FAILURE, FailedCalls
+from holdfast_service.auth.make_token import new_token_text
+from holdfast_service.auth.principal import Principal
+from holdfast_service.errors import ProblemError
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.web import guarded_route
+from holdfast_service.web.guarded_route import GuardedRoute
+from tests.support.service import RunningService, running_service
+
+pytestmark = pytest.mark.rule("protocol-43")
+SEAL = "/v1/checkpoints/ck_0/shards/0"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """One for all: the database has no part in this."""
+    with running_service(ServiceSettings(data_dir=tmp_path_factory.mktemp("data"), port=0)) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_failures_yet(service: RunningService) -> None:
+    service.app.state.failed_calls = FailedCalls()
+
+
+class Wire:
+    """One connection, spoken by hand: what the service answers before it has been sent the body."""
+
+    def __init__(self, service: RunningService, token: str | None) -> None:
+        url = urlsplit(service.url)
+        self._socket = socket.create_connection((url.hostname, url.port), timeout=60)
+        self._token = token
+
+    def head(self, method: str, path: str, *more: str) -> None:
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
+        if self._token is not None:
+            lines.append(f"Authorization: Bearer {self._token}")
+        self.send("\r\n".join(lines).encode() + b"\r\n\r\n")
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def answer(self) -> tuple[int, str]:
+        """(status, code); raises where nothing comes."""
+        file = self._socket.makefile("rb")
+        status = int(file.readline().split()[1])
+        headers = dict(line.decode().lower().split(": ", 1) for line in iter(file.readline, b"\r\n"))
+        return status, json.loads(file.read(int(headers["content-length"])))["code"]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def ask(service: RunningService, token: str | None, method: str, path: str, *headers: str) -> tuple[int, str]:
+    """The answer to a head whose body never comes."""
+    wire = Wire(service, token)
+    try:
+        wire.head(method, path, *headers)
+        return wire.answer()
+    finally:
+        wire.close()
+
+
+def routes_with_bodies(service: RunningService) -> list[tuple[str, str, int]]:
+    """(method, path, the most bytes of its body)"""
+    found = []
+    for route in iter_route_contexts(service.app.routes):
+        if isinstance(route.original_route, GuardedRoute) and route.original_route.body_field is not None:
+            (method,) = route.methods or ()
+            path = (route.path or "").replace("{rank}", "0").replace("{number}", "1").replace("{role}", "second")
+            most = guarded_route._Body.of(route.original_route).most_bytes
+            found.append((method, path.replace("{", "").replace("}", ""), most))
+    return found
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [("Content-Length: 30000000",), ("Transfer-Encoding: chunked",), ("Content-Length: 9", "Expect: 100-continue")],
+)
+def test_a_stranger_is_answered_before_a_byte_of_the_body_is_asked_for(
+    service: RunningService, announced: tuple[str, ...]
+) -> None:
+    for token in (None, new_token_text()):
+        assert ask(service, token, "PUT", SEAL, *announced) == (401, "unauthenticated")
+
+
+def test_who_may_not_make_a_call_is_told_so_before_its_body_is_read(service: RunningService) -> None:
+    reader = service.token(Scope.READ)
+    assert ask(service, reader, "PUT", SEAL, "Content-Length: 12000000") == (403, "forbidden")
+
+
+def test_each_route_takes_its_own_bodies_and_no_larger_ones(service: RunningService) -> None:
+    routes, token = routes_with_bodies(service), service.token()
+    assert len(routes) > 25
+    assert sum(most > 64 * 1024 for _, _, most in routes) == 5  # negotiate, seal, read, apply, prune
+    for method, path, most in routes:
+        answered = ask(service, token, method, path, f"Content-Length: {most + 1}")
+        assert answered == (413, "body_too_large"), path
+
+
+def test_a_body_in_pieces_ends_where_it_becomes_too_large(service: RunningService) -> None:
+    wire = Wire(service, service.token())
+    wire.head("POST", "/v1/tokens", "Transfer-Encoding: chunked")
+    for _ in range(5):
+        wire.send(b"4000\r\n" + b" " * 0x4000 + b"\r\n")
+    assert wire.answer() == (413, "body_too_large")
+    wire.close()
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_route, "BODY_SECONDS", 0.1)
+    wire = Wire(service, service.token())
+    wire.head("POST", "/v1/tokens", "Content-Length: 100")
+    wire.send(b'{"name":')
+    assert wire.answer() == (408, "body_too_slow")
+    wire.close()
+
+
+def test_a_body_of_many_tiny_values_is_not_even_parsed(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply = service.http().put(SEAL, content=b'{"chunks":[' + b"[]," * 300_000 + b"[]]}", headers=JSON)
+    assert (reply.status_code, "more values" in reply.text) == (422, True)
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def test_large_bodies_are_parsed_beside_the_event_loop(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed_in: list[str] = []
+    parse = guarded_route._Body._parse
+
+    def noted(self: Any, body: bytes) -> Any:
+        parsed_in.append(threading.current_thread().name)
+        return parse(self, body)
+
+    monkeypatch.setattr(guarded_route._Body, "_parse", noted)
+    http = service.http()
+    assert http.put(SEAL, content=b" " * 100_000, headers=JSON).status_code == 422
+    assert parsed_in not in ([], ["uvicorn"])
+
+
+def test_what_is_no_json_is_a_problem_like_any_other(service: RunningService) -> None:
+    http = service.http()
+    for content, headers in (
+        (b"", JSON),
+        (b"{", JSON),
+        (b"\xff", JSON),
+        (b"{}", {}),
+        (b"a=1", {"Content-Type": "x/y"}),
+    ):
+        reply = http.post("/v1/tokens", content=content, headers=headers)
+        assert (reply.status_code, reply.json()["code"]) == (422, "invalid_request"), content
+
+
+def largest_bodies() -> Iterator[Request]:
+    fence: dict[str, Any] = {"epoch": 10**6, "attempt": 10**6}
+    digests = ["f" * 64] * MAX_CHUNKS_PER_SHARD
+    offer = ChunkOffer(
+        digest="f" * 64, bytes=MAX_CHUNK_BYTES, codec=Codec.RAW, stored_digest="f" * 64, stored_bytes=1, md5="f" * 32
+    )
+    proof = MountProof(proof_id="f" * 32, content="f" * 64)
+    yield SealShard(
+        **fence, digest="f" * 64, chunks=digests, index=IndexOrdinals(shard=1), logical_bytes=1, components={}
+    )
+    yield NegotiateChunks(**fence, chunks=[offer] * MAX_BATCH, finished=digests[:MAX_BATCH], mount_proof=proof)
+    yield ReadChunks(digests=digests[:MAX_BATCH], mount_proof=proof, other_mount_proofs=[proof] * 4)
+    ids = [f"ck_{'f' * 32}"] * MAX_AT_ONCE
+    yield ApplyRetention(policy_digest="f" * 100, checkpoint_ids=ids)
+    yield PruneCheckpoints(checkpoint_ids=ids, reason="x" * 1000)
+
+
+@pytest.mark.parametrize("body", list(largest_bodies()), ids=lambda body: type(body).__name__)
+def test_the_largest_body_that_a_client_makes_is_small_enough(body: Request) -> None:
+    sent = body.model_dump_json()
+    assert len(sent) < 0.9 * body.largest_body_bytes
+    assert sent.count(",") < 250_000
+
+
+def test_wrong_tokens_are_slowed_down_and_good_ones_are_not(service: RunningService) -> None:
+    good = service.http()
+    good.get("/v1/server").raise_for_status()
+    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {new_token_text()}"}) as wrong:
+        codes = [wrong.get("/v1/server").status_code for _ in range(BURST + 2)]
+        assert codes[:BURST] == [401] * BURST
+        reply = wrong.get("/v1/server")
+    assert (reply.status_code, reply.json()["code"], reply.json()["retryable"]) == (429, "too_many_failures", True)
+    assert 1 <= int(reply.headers["Retry-After"]) <= SECONDS_PER_FAILURE
+    assert good.get("/v1/server").status_code == 200
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+ONE = Principal("0" * 16, "one", frozenset())
+
+
+def refuse(token: str) -> Principal:
+    raise ProblemError(ProblemCode.UNAUTHENTICATED, "wrong")
+
+
+def fails(calls: FailedCalls, address: str, token: str = "wrong") -> str:
+    with pytest.raises(ProblemError) as raised:
+        calls.authenticated(address, token, refuse)
+    return raised.value.code
+
+
+def test_failures_are_counted_by_address_and_forgotten_one_by_one() -> None:
+    clock = Clock()
+    calls = FailedCalls(clock)
+    assert {fails(calls, "one") for _ in range(BURST)} == {"unauthenticated"}
+    assert fails(calls, "one") == "too_many_failures"
+    assert fails(calls, "other") == "unauthenticated"
+    clock.now += SECONDS_PER_FAILURE
+    assert [fails(calls, "one"), fails(calls, "one")] == ["unauthenticated", "too_many_failures"]
+    clock.now += BURST * SECONDS_PER_FAILURE
+    assert {fails(calls, "one") for _ in range(BURST)} == {"unauthenticated"}
+
+
+def test_a_token_that_was_good_is_slowed_down_once_it_is_not() -> None:
+    calls = FailedCalls(Clock())
+    assert calls.authenticated("one", "good", lambda _: ONE) == calls.last_known("good") == ONE
+    for _ in range(BURST):
+        fails(calls, "one")
+    assert calls.authenticated("one", "good", lambda _: ONE) is ONE
+    assert [fails(calls, "one", "good"), fails(calls, "one", "good")] == ["unauthenticated", "too_many_failures"]
+    assert calls.last_known("good") is None
