@@ -22,11 +22,12 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 import holdfast
-from holdfast.export.publish import DiskFull
+from holdfast.export.publish import DiskFull, NotWritten
 from holdfast.export.pull import Format, pull
 from holdfast.state.tree import decode_tree
 from holdfast_client import Client, errors
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.checkpoints import EditCheckpoint
 from holdfast_protocol.runs import EditProject
 from holdfast_protocol.selectors import Latest, RunName, parse_selector
 from holdfast_protocol.states import Health
@@ -272,6 +273,33 @@ def test_a_disk_that_becomes_full_is_said_clearly_and_leaves_nothing_behind(run,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_stands_in_the_way_is_named(run, client, tmp_path):
+    save(run, {"w": {"x": torch.randn(10)}})
+    found = client.restore_point(run.project, run.run).restore_point
+    view = client.checkpoint(found.checkpoint_id)
+    client.edit_checkpoint(view.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="eats cats"), view.etag)
+    with pytest.raises(
+        errors.NoRestorePoint, match=r"nothing to pull at latest\. Step 1 .* is in quarantine: eats cats"
+    ):
+        pull(client, run, Latest(), tmp_path / "out", Format.TORCH)
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause"),
+    [(MemoryError(), "not enough memory"), (RuntimeError("PytorchStreamWriter failed: EIO"), "failed: EIO")],
+)
+def test_what_a_writer_says_is_told_and_is_no_bug_of_ours(run, client, tmp_path, monkeypatch, failure, cause):
+    save(run, {"w": {"x": torch.randn(10)}})
+
+    def write(*arguments):
+        raise failure
+
+    monkeypatch.setattr("torch.save", write)
+    with pytest.raises(NotWritten, match=cause):
+        pull(client, run, Latest(), tmp_path / "out", Format.TORCH)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_too_little_room_is_seen_before_anything_is_fetched(run, client, tmp_path, monkeypatch):
     save(run, {"w": {"x": torch.randn(1_000_000)}})
     usage = type("usage", (), {"free": 10 * 1024**2})
@@ -293,7 +321,7 @@ def test_progress_is_told_up_to_the_total(run, client, tmp_path):
 def test_the_command_says_what_it_did_or_what_to_do(run, client, tmp_path):
     nothing = holdfast_command("pull", str(run), str(tmp_path / "out"))
     assert (nothing.returncode, nothing.stdout) == (3, "")
-    assert "nothing to pull at latest" in nothing.stderr
+    assert "nothing was ever committed" in nothing.stderr
     save(run, {"model": Tied()})
     done = holdfast_command("pull", f"{run}@latest", str(tmp_path / "out"), "--format", "safetensors")
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from holdfast_client.errors import ConfigurationError, HoldfastError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -43,6 +45,11 @@ def check_room(target: Path, needed_bytes: int) -> None:
         )
 
 
+class NotWritten(HoldfastError):  # noqa: N818  (as the tree of holdfast_client.errors)
+    code = "not_written"
+    remedy = "Mend that, or choose another folder or format."
+
+
 @contextmanager
 def published(target: Path) -> Iterator[Path]:
     """An empty folder to fill; it takes the place of `target` when the block ends well, and is removed if not."""
@@ -56,6 +63,10 @@ def published(target: Path) -> Iterator[Path]:
     except Exception as error:
         if _is_full(error):
             raise DiskFull(f"The disk became full while {target} was written; nothing was left there") from error
+        if isinstance(error, MemoryError | RuntimeError | SafetensorError) and not isinstance(error, HoldfastError):
+            # The writers of torch and safetensors are native code: what they say is all that anybody knows.
+            cause = str(error).partition("\n")[0] or "there was not enough memory"
+            raise NotWritten(f"{target} could not be written: {cause}") from error
         raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -23,8 +23,11 @@ from holdfast.source import CheckpointSource
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError, NoRestorePoint
+from holdfast_protocol.restore import RestoreDecision
 from holdfast_protocol.selectors import Point, RunName
 from holdfast_protocol.states import StoreRole
+
+_REASONS_SHOWN = 3
 
 OnTotal = Callable[[int], None]
 OnBytes = Callable[[int], None]
@@ -62,7 +65,7 @@ def pull(
         on_note(decision.note)
     chosen = decision.restore_point
     if chosen is None:
-        raise NoRestorePoint(f"{run} has nothing to pull at {point}. `holdfast checkpoints {run}` lists what it has")
+        raise NoRestorePoint(_why_nothing(run, point, decision))
     with TransferWorkers() as workers, CheckpointSource(client, run, chosen, workers=workers) as source:
         contents = read_contents(source)
         units = _chosen_units(contents, only)
@@ -77,6 +80,14 @@ def pull(
                 if role is not StoreRole.PRIMARY:
                     on_note(f"{readable_bytes(count)} were read from the {role} store.")
             return write_summary(folder, contents, format_, files)
+
+
+def _why_nothing(run: RunName, point: Point, decision: RestoreDecision) -> str:
+    """What stands in the way of the newest ones; or that there never was any."""
+    if not decision.ever_committed:
+        return f"{run} has nothing to pull: nothing was ever committed in it."
+    reasons = " ".join(each.detail for each in decision.passed_over[:_REASONS_SHOWN])
+    return f"{run} has nothing to pull at {point}. {reasons}".rstrip()
 
 
 def _chosen_units(contents: Contents, only: Collection[str]) -> list[Unit]:
