@@ -29,6 +29,7 @@ from holdfast_client.operations.policies import PolicyOperations
 from holdfast_client.operations.restore import RestoreOperations
 from holdfast_client.operations.retention import RetentionOperations
 from holdfast_client.operations.runs import RunOperations
+from holdfast_client.operations.samples import SampleOperations
 from holdfast_client.operations.scrub import ScrubOperations
 from holdfast_client.operations.server import ServerOperations
 from holdfast_client.operations.stores import StoreOperations
@@ -56,6 +57,7 @@ class Client(
     RestoreOperations,
     RetentionOperations,
     RunOperations,
+    SampleOperations,
     ScrubOperations,
     ServerOperations,
     StoreOperations,

@@ -32,6 +32,7 @@ import holdfast_service.policies.endpoints
 import holdfast_service.replicate.endpoints
 import holdfast_service.restore.endpoints
 import holdfast_service.retention.endpoints
+import holdfast_service.samples.endpoints
 import holdfast_service.scrub.endpoints
 import holdfast_service.tiers.endpoints
 import holdfast_service.uploads.endpoints
@@ -64,6 +65,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.commit.endpoints.router,
     holdfast_service.restore.endpoints.router,
     holdfast_service.replicate.endpoints.router,
+    holdfast_service.samples.endpoints.router,
     holdfast_service.scrub.endpoints.router,
     holdfast_service.browse.endpoints.router,
     holdfast_service.goodput.endpoints.router,

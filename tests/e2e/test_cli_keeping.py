@@ -12,11 +12,11 @@ from typer.testing import CliRunner, Result
 
 from holdfast_client import Client
 from holdfast_client.cli import events as events_command
-from holdfast_client.cli.doctor.round_trip import round_trip
 from holdfast_client.cli.main import app
 from holdfast_protocol.runs import EditProject
 from holdfast_protocol.states import Scope
 from holdfast_protocol.tokens import CreateToken
+from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.serve import ServedHoldfast, holdfast_serve
 
 
@@ -44,7 +44,7 @@ def saved(served: ServedHoldfast) -> str:
         with Client() as connected:
             connected.edit_project("demo", EditProject())
             for _ in range(3):
-                round_trip(connected, connected.server_info(), "demo")
+                save_little_checkpoint(connected, "demo")
     return "demo/doctor"
 
 

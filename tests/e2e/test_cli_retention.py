@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from holdfast_client import Client
-from holdfast_client.cli.doctor.round_trip import round_trip
 from holdfast_client.cli.main import app
 from holdfast_protocol.runs import EditProject
+from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.serve import ServedHoldfast, holdfast_serve
 
 
@@ -32,7 +32,7 @@ def target(served: ServedHoldfast, monkeypatch: pytest.MonkeyPatch) -> str:
     with Client() as client:
         client.edit_project(project, EditProject())
         for _ in range(4):
-            round_trip(client, client.server_info(), project)
+            save_little_checkpoint(client, project)
     return f"{project}/doctor"
 
 

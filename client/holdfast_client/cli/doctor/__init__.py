@@ -1,1 +1,1 @@
-"""`holdfast doctor`: `command` shows, `checks` asks the service, `round_trip` saves and restores a sample."""
+"""`holdfast doctor`: `command` shows, `checks` asks the service, `round_trip` sends a sample to the store and back."""

@@ -21,7 +21,7 @@ from holdfast_protocol.version import PROTOCOL_VERSION
 MOST_SKEW_SECONDS = 30.0
 
 
-def check_all(client: Client, project: str | None) -> Iterator[Finding]:
+def check_all(client: Client) -> Iterator[Finding]:
     """Findings as they come. Ends early where nothing further could succeed."""
     yield check_url(client)
     if not client.healthy():
@@ -46,7 +46,7 @@ def check_all(client: Client, project: str | None) -> Iterator[Finding]:
     yield check_token(info)
     yield check_clock(info, middle)
     yield from check_ready(client)
-    yield check_round_trip(client, info, project)
+    yield check_round_trip(client, info)
 
 
 def check_url(client: Client) -> Finding:
@@ -96,10 +96,10 @@ def check_ready(client: Client) -> Iterator[Finding]:
         yield warning("stores", sentence, "`holdfast workers` shows which process has which.")
 
 
-def check_round_trip(client: Client, info: ServerInfo, project: str | None) -> Finding:
+def check_round_trip(client: Client, info: ServerInfo) -> Finding:
     if Scope.TRAIN not in info.token_scopes:
         return skipped("round trip", "this token may not write (it has no scope train)")
     try:
-        return good("round trip", round_trip(client, info, project or info.token_project))
+        return good("round trip", round_trip(client))
     except HoldfastError as error:
         return failed("round trip", str(error), "", exit_code_of(error))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from holdfast_client.cli.arguments import JsonOption
@@ -17,16 +15,11 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def doctor(
-    project: Annotated[
-        str | None, typer.Option(help="Where the round trip saves; default: the token's project, or holdfast-doctor.")
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Check the way to the service and its store, with a round trip of a little checkpoint, and say what to mend."""
+def doctor(json: JsonOption = False) -> None:
+    """Check the way to the service and its store, and say what to mend. A sample goes there and back; nothing stays."""
     findings: list[Finding] = []
     with connect() as client:
-        for finding in check_all(client, project):
+        for finding in check_all(client):
             findings.append(finding)
             if not json:
                 _show(finding)

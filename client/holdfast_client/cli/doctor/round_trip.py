@@ -1,121 +1,35 @@
-"""Saves a little checkpoint to a run of its own and reads it back: the same path that a training job takes.
+"""Sends a sample to the store and reads it back, over the same wire as a training job's chunks, and takes it away.
 
-open an attempt, tell what it resumed from -> begin -> upload -> seal (commits) -> fetch, compare -> end
+offer -> upload -> the service asks the store -> fetch, compare -> delete
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import platform
-import uuid
 
-from holdfast_client.chunks.fetcher import ShardFetcher
-from holdfast_client.chunks.outgoing import OutgoingChunk
-from holdfast_client.chunks.uploader import ShardUploader
+from holdfast_client.chunks.download import get_chunk
+from holdfast_client.chunks.upload import put_chunk
 from holdfast_client.client import Client
-from holdfast_client.errors import HoldfastError, IntegrityError
-from holdfast_client.launch import open_attempt
-from holdfast_protocol.attempts import AttemptOpened, EndAttempt, ResumedFrom
-from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, Component, IndexOrdinals, SealShard
-from holdfast_protocol.digests import chunk_digest, shard_digest
-from holdfast_protocol.fencing import Fence
-from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
-from holdfast_protocol.selectors import RunName
-from holdfast_protocol.server import ServerInfo
-from holdfast_protocol.states import AttemptOutcome, CheckpointState, Scope
+from holdfast_client.errors import IntegrityError
+from holdfast_protocol.samples import MakeSample
 
-PROJECT = "holdfast-doctor"
-RUN = "doctor"
 SIZE_BYTES = 64 * 1024
-_COMPONENT = "sample"
 
 
-def round_trip(client: Client, info: ServerInfo, project: str | None) -> str:
+def round_trip(client: Client) -> str:
     """What was done, for people. Raises HoldfastError where it fails."""
-    run = RunName(project or PROJECT, RUN)
-    opened = open_attempt(client, run, uuid.uuid4().hex, world_size=1, host=platform.node()[:255], create=True)
-    outcome = AttemptOutcome.FAILED
+    body = os.urandom(SIZE_BYTES)
+    digest = hashlib.sha256(body).hexdigest()
+    md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if client.store_asks_md5() else None
+    offer = client.make_sample(MakeSample(digest=digest, bytes=SIZE_BYTES, md5=md5))
     try:
-        _follow(client, run, opened)
-        # The attempt's number, so that every round trip has a step of its own and the newest is the latest.
-        saved_as = SavedAs(str(run), step=opened.attempt, world_size=1)
-        chunks = _sample_chunks(saved_as)
-        checkpoint = _save(client, run, opened, saved_as, chunks)
-        if Scope.READ not in info.token_scopes:
-            told = f"saved {run}@{checkpoint.step}; reading was left out (the token has no scope read)"
-        else:
-            _read_back(client, checkpoint.id, chunks)
-            told = f"saved {run}@{checkpoint.step} and read it back"
-        outcome = AttemptOutcome.FINISHED
+        put_chunk(offer.ticket, memoryview(body), client.transfers)
+        checked = client.check_sample(offer.id)
+        if get_chunk(checked.ticket, None, digest, SIZE_BYTES, client.transfers) != body:
+            raise IntegrityError("What was read back is not what was saved")
     finally:
-        _end(client, run, opened, outcome)
-    how = "through the store's mount" if client.mount.proof() is not None else "over HTTP"
-    return f"{told}, {how}"
-
-
-def _follow(client: Client, run: RunName, opened: AttemptOpened) -> None:
-    """Says that it goes on from the newest sample, as a trainer does: so the samples are one line of descent."""
-    newest = opened.restore_point.checkpoint_id if opened.restore_point else None
-    request = ResumedFrom(epoch=opened.epoch, attempt=opened.attempt, checkpoint_id=newest)
-    client.resumed_from(run.project, run.run, opened.attempt, request)
-
-
-def _sample_chunks(saved_as: SavedAs) -> list[bytes]:
-    """Fresh bytes, so that none of them is there already; then a layout and an index like those of any checkpoint."""
-    data = os.urandom(SIZE_BYTES)
-    name = f"{_COMPONENT}/bytes"
-    piece = Piece(name, (0,), (SIZE_BYTES,), (Segment(0, 0, SIZE_BYTES),))
-    layout = Layout(
-        world_size=1,
-        tensors={name: TensorEntry(_COMPONENT, "uint8", (SIZE_BYTES,), replicated=True)},
-        shards=(ShardLayout((SIZE_BYTES,), (piece,)),),
-    )
-    return [data, layout.encode(), ShardIndex(saved_as, rank=0, layout_digest=layout.digest).encode()]
-
-
-def _save(
-    client: Client, run: RunName, opened: AttemptOpened, saved_as: SavedAs, chunks: list[bytes]
-) -> CheckpointView:
-    fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
-    begin = BeginCheckpoint(**fence.model_dump(), step=saved_as.step, world_size=saved_as.world_size)
-    begun = client.begin(run.project, run.run, begin)
-    digests = [chunk_digest(chunk) for chunk in chunks]
-    ShardUploader(client, begun.id, 0, fence).upload(map(OutgoingChunk.of, chunks))
-    sealed = client.seal(
-        begun.id,
-        0,
-        SealShard(
-            **fence.model_dump(),
-            digest=shard_digest(digests),
-            chunks=digests,
-            index=IndexOrdinals(shard=2, layout=1),
-            logical_bytes=SIZE_BYTES,
-            components={_COMPONENT: Component(kind="extra", logical_bytes=SIZE_BYTES)},
-            metrics={},
-        ),
-    )
-    if sealed.state is not CheckpointState.COMMITTED:
-        raise HoldfastError(f"The checkpoint was sealed and is {sealed.state.value} instead of committed")
-    return sealed
-
-
-def _read_back(client: Client, checkpoint_id: str, chunks: list[bytes]) -> None:
-    found: dict[str, bytes] = {}
-    digests = [chunk_digest(chunk) for chunk in chunks]
-    with ShardFetcher(client, checkpoint_id) as fetcher:
-        fetcher.fetch(
-            digests,
-            lambda digest, view: found.__setitem__(digest, bytes(view)),
-            most_bytes=max(map(len, chunks)),
-        )
-    if [found.get(digest) for digest in digests] != chunks:
-        raise IntegrityError("What was read back is not what was saved")
-
-
-def _end(client: Client, run: RunName, opened: AttemptOpened, outcome: AttemptOutcome) -> None:
-    request = EndAttempt(epoch=opened.epoch, attempt=opened.attempt, outcome=outcome, detail="holdfast doctor")
-    try:
-        client.end_attempt(run.project, run.run, opened.attempt, request)
-    except HoldfastError:
-        if outcome is AttemptOutcome.FINISHED:
-            raise
+        client.delete_sample(offer.id)
+    by_store = "which the store has hashed too" if checked.hashed_by_store else "which the store has not hashed"
+    mount = "; this machine sees the store's mount, and reads and writes there" if client.mount.proof() else ""
+    return f"{SIZE_BYTES // 1024} KiB went to the store and back, {by_store}{mount}"

@@ -1,0 +1,1 @@
+"""Sample objects, by which a client shows that it reaches the store. No table knows them."""

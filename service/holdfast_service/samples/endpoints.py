@@ -1,0 +1,32 @@
+"""Routes of sample objects. See holdfast_protocol.samples."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter
+
+from holdfast_protocol.samples import MakeSample, SampleChecked, SampleOffer
+from holdfast_protocol.states import Scope
+from holdfast_service.auth.principal import Principal
+from holdfast_service.auth.require import require
+from holdfast_service.context import Context
+from holdfast_service.samples import sample
+
+router = APIRouter(prefix="/v1/store-samples", tags=["samples"])
+Caller = Annotated[Principal, require(Scope.TRAIN)]
+
+
+@router.post("", status_code=201, summary="Offer a sample object, and get a ticket to upload it")
+def make(body: MakeSample, context: Context, _caller: Caller) -> SampleOffer:
+    return sample.make_sample(context, body)
+
+
+@router.post("/{sample_id}/checks", summary="Have the store asked for a sample, and get a ticket to read it")
+def check(sample_id: str, context: Context, _caller: Caller) -> SampleChecked:
+    return sample.check_sample(context, sample_id)
+
+
+@router.delete("/{sample_id}", status_code=204, summary="Delete a sample")
+def delete(sample_id: str, context: Context, _caller: Caller) -> None:
+    sample.delete_sample(context, sample_id)

@@ -1,0 +1,77 @@
+"""A sample object shows the way to the store, and nothing of it stays (holdfast_protocol.samples)."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+
+import pytest
+
+from holdfast_client import Client, ClientSettings, errors
+from holdfast_client.chunks.upload import put_chunk
+from holdfast_client.cli.doctor.round_trip import round_trip
+from holdfast_protocol.samples import MakeSample
+from holdfast_protocol.states import Scope
+from tests.support.service import RunningService
+
+BODY = b"a sample"
+REQUEST = MakeSample(digest=hashlib.sha256(BODY).hexdigest(), bytes=len(BODY))
+
+
+@pytest.fixture(params=["sqlite"])
+def database_url(request, tmp_path):
+    return request.getfixturevalue("sqlite_catalogs").new(tmp_path)
+
+
+def connected(service: RunningService, *scopes: Scope) -> Client:
+    return Client(ClientSettings(url=service.url, token=service.token(*scopes), retry_seconds=0))
+
+
+def left(service: RunningService) -> list[str]:
+    return [each.key.digest for each in service.context.store.list_objects("samples")]
+
+
+def test_a_round_trip_leaves_no_object_and_no_row(service):
+    with connected(service, Scope.TRAIN) as client:
+        assert "went to the store and back" in round_trip(client)
+    assert left(service) == []
+
+
+def test_a_round_trip_to_s3_is_hashed_by_the_store(s3_service):
+    with connected(s3_service, Scope.TRAIN) as client:
+        round_trip(client)
+    assert left(s3_service) == []
+
+
+def test_what_a_killed_doctor_left_goes_with_the_next_sample(service, monkeypatch):
+    with connected(service, Scope.TRAIN) as client:
+        offer = client.make_sample(REQUEST)
+        put_chunk(offer.ticket, memoryview(BODY), client.transfers)
+        client.make_sample(REQUEST)
+        assert left(service) == [REQUEST.digest], "it may still be under way"
+        later = service.context.store.clock() + timedelta(hours=2)
+        monkeypatch.setattr(service.context.store, "clock", lambda: later)
+        client.make_sample(REQUEST)
+    assert left(service) == []
+
+
+def test_a_sample_that_has_not_arrived_is_said_to_be_missing(service):
+    with connected(service, Scope.TRAIN) as client:
+        offer = client.make_sample(REQUEST)
+        with pytest.raises(errors.ChunkGone):
+            client.check_sample(offer.id)
+        client.delete_sample(offer.id)
+        client.delete_sample(offer.id)
+
+
+@pytest.mark.parametrize("sample", ["x", "../../demo", f"{'0' * 64}-..", f"{'0' * 64}/{'0' * 32}"])
+def test_no_other_object_can_be_named(service, sample):
+    with connected(service, Scope.TRAIN) as client:
+        for call in (client.check_sample, client.delete_sample):
+            with pytest.raises((errors.InvalidRequest, errors.RouteNotFound)):
+                call(sample)
+
+
+def test_a_reader_makes_no_sample(service):
+    with connected(service, Scope.READ) as client, pytest.raises(errors.Forbidden):
+        client.make_sample(REQUEST)
