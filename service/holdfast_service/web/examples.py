@@ -34,6 +34,7 @@ from holdfast_protocol.pruning import (
 )
 from holdfast_protocol.restore import ReadChunks, ReportChunk
 from holdfast_protocol.runs import EditProject
+from holdfast_protocol.samples import MakeSample
 from holdfast_protocol.scrub import ScrubMode, StartScrub
 from holdfast_protocol.states import AttemptOutcome, Doing, Health, Scope, StoreRole
 from holdfast_protocol.stores import AdoptStore, CheckCatalog
@@ -46,6 +47,7 @@ _WEIGHTS, _INDEX = chunk_digest(b"weights"), chunk_digest(b"index")
 _CHECKPOINT_ID = "ck_5f0c7d9f1f4b4c0f9f0e0a3d0b8a6e21"
 
 EXAMPLES: tuple[BaseModel, ...] = (
+    MakeSample(digest=_WEIGHTS, bytes=65536),
     OpenAttempt(launch_id="slurm-81723", after=2, world_size=8, host="node-17", environment={"torch": "2.13.0"}),
     ResumedFrom(epoch=1, attempt=3, checkpoint_id=_CHECKPOINT_ID),
     Heartbeat(epoch=1, attempt=3, step=1234, first_step=1201, steps_run=34, steps_per_second=1.6, doing=Doing.TRAINING),
