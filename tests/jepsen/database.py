@@ -34,6 +34,7 @@ class FailoverPostgres:
     def __init__(self, server: OwnPostgresServer) -> None:
         self.server = server
         self._copies = 0
+        self._before = server.data
 
     def older_copy(self) -> Copy:
         """As it is now, and never newer."""
@@ -55,6 +56,7 @@ class FailoverPostgres:
 
     def fail_over(self, copy: Copy) -> None:
         """The server is killed, and the copy answers in its place."""
+        self._before = self.server.data
         self.server.kill9()
         if copy.standby is not None:
             with self._connect(copy.port) as connection:
@@ -63,6 +65,12 @@ class FailoverPostgres:
                 connection.execute("CHECKPOINT")
             copy.standby.stop()
         self.server.use_data(copy.name)
+        self.server.restart()
+
+    def fail_back(self) -> None:
+        """To the server of before the last failover, which has everything that was acknowledged until then."""
+        self.server.kill9()
+        self.server.use_data(self._before)
         self.server.restart()
 
     def pause(self) -> None:

@@ -8,11 +8,15 @@ import random
 import time
 from collections.abc import Callable
 
+from sqlalchemy import select
+
 from holdfast_service.catalog.record_names import FOLDER, RecordKind
 from holdfast_service.catalog.record_scan import scan_records
+from holdfast_service.catalog.tables import Checkpoint
+from holdfast_service.database import Database
 from holdfast_service.stores.registry import open_store
 from tests.jepsen.database import Copy
-from tests.jepsen.journal import Journal
+from tests.jepsen.journal import Journal, Wrong
 from tests.jepsen.place import Place
 
 _LAUNCH_SECONDS = 60
@@ -20,6 +24,9 @@ _BEHIND_SECONDS = (0.0, 4.0)
 """So much more is lost."""
 _TOLD_SECONDS = 25.0
 """A service that has lost its connections has noticed by then."""
+_SHARE_FAILED_BACK = 0.3
+_NAMED = 20
+"""Examples of each kind of finding."""
 _WENT_BACK = "went back"
 
 
@@ -41,15 +48,19 @@ def _fail_over(place: Place, journal: Journal, numbers: random.Random, take: Cal
     time.sleep(numbers.uniform(*_BEHIND_SECONDS))
     place.postgres.fail_over(copy)
     at = time.monotonic()
-    journal.failed_over(copy.knows_until, at, recorded(place))
+    beside_the_data = recorded(place)
     behind = at - copy.knows_until
     for runner in place.runners:
         runner.launch_beside()
     told = _wait_for_word(place)
+    if told is not None and numbers.random() < _SHARE_FAILED_BACK:
+        place.postgres.fail_back()
+        return f"{behind:.1f} s behind; failed back to the one before, which has lost nothing"
+    journal.failed_over(copy.knows_until, at, beside_the_data)
     if told is None:
         return f"{behind:.1f} s behind, and nobody said so"
     journal.told(told)
-    return f"{behind:.1f} s behind; {bring_back(place)}"
+    return f"{behind:.1f} s behind; {bring_back(place, journal)}"
 
 
 def _wait_for_commits(journal: Journal, runs: set[str]) -> None:
@@ -87,15 +98,34 @@ def _wait_for_word(place: Place) -> str | None:
     return None
 
 
-def bring_back(place: Place) -> str:
-    """Stop every process, get the catalog back from the bucket, start, check, adopt."""
+def bring_back(place: Place, journal: Journal) -> str:
+    """A new epoch, and what the check says; then the catalog from the bucket, in an empty database."""
+    place.stop_members()
+    _must(place, "admin", "new-epoch")
+    place.start_members()
+    missing = _missing(place)
+    said = place.holdfast("catalog", "check", "--json").stdout
+    unnamed = [each for each in missing if each not in said]
+    if unnamed and len(missing) <= _NAMED:
+        journal.found(Wrong.LOST, f"after a failover `holdfast catalog check` does not name {', '.join(unnamed)}")
     place.stop_members()
     place.new_database()
     _must(place, "catalog", "rebuild", "--from", place.settings["HOLDFAST_STORE"])
     place.start_members()
     place.holdfast("catalog", "check")
     _must(place, "store", "adopt")
-    return "rebuilt"
+    return f"{len(missing)} commits missing, {len(missing) - len(unnamed)} named; rebuilt"
+
+
+def _missing(place: Place) -> list[str]:
+    """The recorded checkpoints that the database does not know."""
+    database = Database(place.settings["HOLDFAST_DATABASE_URL"])
+    try:
+        with database.read() as session:
+            known = set(session.scalars(select(Checkpoint.id)))
+    finally:
+        database.dispose()
+    return [each for each in recorded(place) if each not in known]
 
 
 def _must(place: Place, *command: str) -> None:

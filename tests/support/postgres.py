@@ -75,7 +75,7 @@ class OwnPostgresServer(PostgresServer):
         self._user = _unprivileged_user()
         self._binaries = _find_binaries(folder, self._user)
         self._port = free_ports()
-        self._data = "data"
+        self.data = "data"
         super().__init__(URL.create("postgresql", "postgres", host="127.0.0.1", port=self._port, database="postgres"))
         self._run("initdb", "-D", "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
         self._process = self._start()
@@ -112,7 +112,7 @@ class OwnPostgresServer(PostgresServer):
 
     def use_data(self, name: str) -> None:
         """From the next start on."""
-        self._data = name
+        self.data = name
 
     def start_other(self, data: str, port: int) -> ServerProcess:
         """A server beside this one, on a copy: a standby, where the copy says so."""
@@ -128,7 +128,7 @@ class OwnPostgresServer(PostgresServer):
 
     def _start(self, data: str | None = None, port: int | None = None) -> ServerProcess:
         options = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
-        data, port = data or self._data, port or self._port
+        data, port = data or self.data, port or self._port
         log = self._folder / f"postgres-{data}.log"
         log.write_bytes(b"")
         return ServerProcess(
