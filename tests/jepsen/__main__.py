@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -22,6 +23,8 @@ def main() -> int:
     options.add_argument("--kinds", default="", help="only faults whose name has this; several with commas")
     given = options.parse_args()
     kinds = [kind for kind in ALL if any(part in kind for part in given.kinds.split(","))]
+    # Whoever ends it, what it started ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = Path(tempfile.mkdtemp(prefix="holdfast-jepsen-"))
     print(f"jepsen: {given.minutes:g} minutes, seed {given.seed}, logs and journal in {folder}", flush=True)
     outcome = run_trial(folder, Plan(seconds=given.minutes * 60, seed=given.seed, kinds=kinds))

@@ -46,6 +46,8 @@ _START_SECONDS = 180
 """On a machine that is busy with other things."""
 _JOB_SETTINGS = {"HOLDFAST_TIMEOUT_SECONDS": "4", "HOLDFAST_RETRY_SECONDS": "30"}
 _SETTINGS = SETTINGS | {
+    # Else copies are being read, under leases, whenever anybody looks; people ask for it often enough (keeper.py).
+    "HOLDFAST_SCRUB_DAYS": "1",
     # Jobs that are killed at random crash from any checkpoint.
     "HOLDFAST_CRASH_LOOP_ATTEMPTS": "0",
     "HOLDFAST_STORE_AWAY_SECONDS": "3",
