@@ -20,7 +20,7 @@ from tests.jepsen.model import Model, Verdict
 from tests.jepsen.place import KEEP_LAST, PROJECT, Place, new_place
 from tests.soak.fleet import LONGEST_UPLOAD_SECONDS, TICKET_SECONDS
 
-_RECOVERY_SECONDS = 150
+_RECOVERY_SECONDS = 300
 """A job that commits nothing for so long, while nothing is broken, does not come back. An idle machine takes 5."""
 _QUIET_SECONDS = 120
 _LOOK_EVERY_SECONDS = 0.5
