@@ -12,8 +12,9 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
 from holdfast_service.context import Context
 from holdfast_service.samples import sample
+from holdfast_service.web.guarded_route import GuardedRoute
 
-router = APIRouter(prefix="/v1/store-samples", tags=["samples"])
+router = APIRouter(route_class=GuardedRoute, prefix="/v1/store-samples", tags=["samples"])
 Caller = Annotated[Principal, require(Scope.TRAIN)]
 
 
