@@ -1,53 +1,53 @@
-"""Whether a layout's pieces cover every element of every tensor. Pure.
+"""Whether a tensor's boxes are the whole tensor, each element once. Pure, and linear in the number of boxes.
 
-A restore finds a hole only when it wants that very tensor; a drill asks for all. Shards cut a tensor into boxes,
-which may overlap where ranks hold the same; so the box grid is looked at, cell by cell, unless volumes already tell.
+A restore counts the bytes that its reads fill: it refuses a hole, and boxes that overlap. So no checkpoint is written
+or believed that has either.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable
-from itertools import product
+from itertools import pairwise
 from math import prod
-
-from holdfast_protocol.index_documents import Layout
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and shape, in elements."""
 
-
-def uncovered(layout: Layout) -> list[str]:
-    """The names of the tensors of which an element is in no piece, sorted. A tied tensor is where its target is."""
-    boxes: dict[str, set[Box]] = defaultdict(set)
-    for shard in layout.shards:
-        for piece in shard.pieces:
-            boxes[piece.tensor].add((piece.offsets, piece.shape))
-    return sorted(
-        name
-        for name, entry in layout.tensors.items()
-        if entry.alias_of is None and not covers(entry.shape, boxes.get(name, set()))
-    )
+_FACES_PER_BOX = 64
+"""Six dimensions that are all cut, in the worst way. A grid, however fine, needs four."""
 
 
-def covers(shape: tuple[int, ...], boxes: Iterable[Box]) -> bool:
-    """Whether the boxes, which lie within the shape, cover all of it."""
+def tiles(shape: tuple[int, ...], boxes: Iterable[Box]) -> bool:
+    """Whether the boxes, which lie within the shape, cover it and do not overlap. The same box may come twice: several
+    ranks stored it. False also for what is cut in so many dimensions that it would take long to tell.
+    """
     filled = {box for box in boxes if prod(box[1])}
     if prod(shape) == 0:
         return True
-    if sum(prod(size) for _, size in filled) < prod(shape):
+    if sum(prod(size) for _, size in filled) != prod(shape):
         return False
-    if any(size == shape for _, size in filled):
-        return True
-    cuts = [
-        sorted({0, length, *(o[axis] for o, _ in filled), *(o[axis] + s[axis] for o, s in filled)})
-        for axis, length in enumerate(shape)
-    ]
-    places = [{cut: place for place, cut in enumerate(axis)} for axis in cuts]
-    cells: set[tuple[int, ...]] = set()
-    for offsets, size in filled:
-        ranges = [
-            range(places[axis][offsets[axis]], places[axis][offsets[axis] + size[axis]]) for axis in range(len(shape))
-        ]
-        cells.update(product(*ranges))
-    return len(cells) == prod(len(axis) - 1 for axis in cuts)
+    cut = [axis for axis, whole in enumerate(shape) if any(size[axis] != whole for _, size in filled)]
+    if len(cut) == 1:  # as nearly every sharding does: end to end
+        spans = sorted((offsets[cut[0]], size[cut[0]]) for offsets, size in filled)
+        return all(begin + length == following for (begin, length), (following, _) in pairwise(spans))
+    return _cancels(shape, filled, cut)
+
+
+def _cancels(shape: tuple[int, ...], filled: set[Box], cut: list[int]) -> bool:
+    """Whether the boxes' corners, taken with alternating signs, are those of the whole: only then is the sum of the
+    boxes the whole. Dimension by dimension, as where two boxes meet their faces cancel at once.
+    """
+    faces: Counter[Box] = Counter(filled)
+    faces[(0,) * len(shape), shape] -= 1
+    for axis in cut:
+        met: Counter[Box] = Counter()
+        for (offsets, size), sign in faces.items():
+            flat = (*size[:axis], shape[axis], *size[axis + 1 :])
+            begin, end = offsets[axis], offsets[axis] + size[axis]
+            met[(*offsets[:axis], begin, *offsets[axis + 1 :]), flat] += sign
+            met[(*offsets[:axis], end, *offsets[axis + 1 :]), flat] -= sign
+        faces = Counter({face: sign for face, sign in met.items() if sign})
+        if len(faces) > _FACES_PER_BOX * len(filled):
+            return False
+    return not any(faces.values())

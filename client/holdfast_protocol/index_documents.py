@@ -9,6 +9,8 @@ Layout:     {"format": "holdfast-layout-1", "world_size": N,
              "shards": [{"chunks": [bytes per ordinal],
                          "pieces": [[tensor, offsets, shape, [[ordinal, chunk offset, bytes], …]], …]} per rank]}
             where `tensor` is the position of the tensor's name among the sorted names.
+            Each tensor is whole, each of its elements once; segments lie in their chunks and do not overlap. So what
+            a layout asks of its reader is bounded by the bytes of its chunks.
 ShardIndex: {"format": "holdfast-shard-2", "run": "project/run", "step": s, "world_size": N, "rank": r,
              "layout_digest": …, "trees": {component: typed tree}, "replicated_trees": {component: typed tree},
              "rng": typed tree or null}
@@ -21,6 +23,7 @@ layout serves all the steps of a plan.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, Self
 
@@ -32,10 +35,19 @@ from holdfast_protocol.canonical_json import (
     decompress,
     parse,
 )
+from holdfast_protocol.coverage import Box, tiles
 from holdfast_protocol.digests import chunk_digest
+
+_SHOWN = 300
+"""Letters of a message: names in a hostile document may be long."""
 
 LAYOUT_FORMAT = "holdfast-layout-1"
 SHARD_FORMAT = "holdfast-shard-2"
+
+MAX_DIMENSIONS = 64
+"""As torch's own limit."""
+MAX_SIZE = 2**62
+"""No size and no number of bytes in a layout reaches it: sums of two are still what every reader can count."""
 
 ITEM_BYTES: Mapping[str, int] = {
     "bool": 1,
@@ -52,6 +64,7 @@ ITEM_BYTES: Mapping[str, int] = {
     "float8_e5m2": 1,
     "float8_e5m2fnuz": 1,
     "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
     "float16": 2,
     "bfloat16": 2,
     "float32": 4,
@@ -110,6 +123,20 @@ class Layout:
     tensors: Mapping[str, TensorEntry]
     shards: tuple[ShardLayout, ...]
 
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors, each once, tied ones not counted again."""
+        return sum(entry.total_bytes for entry in self.tensors.values() if entry.alias_of is None)
+
+    def torn(self) -> str | None:
+        """The first tensor that its pieces do not make whole, each element once; None where they do. A tied one is
+        where its target is."""
+        boxes: dict[str, set[Box]] = {name: set() for name, entry in self.tensors.items() if entry.alias_of is None}
+        for shard in self.shards:
+            for piece in shard.pieces:
+                boxes[piece.tensor].add((piece.offsets, piece.shape))
+        return next((name for name, found in boxes.items() if not tiles(self.tensors[name].shape, found)), None)
+
     @cached_property
     def canonical(self) -> bytes:
         """Canonical JSON, not compressed."""
@@ -140,7 +167,8 @@ class Layout:
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Self:
-        """The inverse of encode. Raises DocumentError unless each piece lies in its tensor and its shard's chunks."""
+        """The inverse of encode. Raises DocumentError unless each tensor is whole, each piece lies in its tensor, and
+        no two pieces lie in the same bytes of a chunk. Linear in the document, and nothing is made of its numbers."""
         document = _open(data, LAYOUT_FORMAT, {"world_size", "tensors", "shards"}, max_bytes)
         try:
             tensors = {name: _read_tensor(name, entry) for name, entry in document["tensors"].items()}
@@ -149,7 +177,7 @@ class Layout:
             layout = cls(world_size=_count(document["world_size"]), tensors=tensors, shards=shards)
             _check_layout(layout)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            raise DocumentError(f"this layout is malformed: {error}") from error
+            raise DocumentError(f"this layout is malformed: {str(error)[:_SHOWN]}") from error
         return layout
 
 
@@ -211,7 +239,7 @@ class ShardIndex:
             if not (isinstance(trees, dict) and isinstance(replicated, dict)):
                 raise TypeError("trees and replicated_trees must be objects")
         except (TypeError, ValueError) as error:
-            raise DocumentError(f"this shard index is malformed: {error}") from error
+            raise DocumentError(f"this shard index is malformed: {str(error)[:_SHOWN]}") from error
         return cls(saved_as, rank, digest, trees=trees, replicated_trees=replicated, rng=document["rng"])
 
 
@@ -243,7 +271,11 @@ def _read_tensor(name: str, document: Mapping[str, Any]) -> TensorEntry:
         alias_of=document.get("alias_of"),
     )
     if entry.dtype not in ITEM_BYTES:
-        raise ValueError(f"tensor {name!r} has the unknown dtype {entry.dtype!r}")
+        raise ValueError(f"tensor {name!r} has the unknown dtype {str(entry.dtype)[:80]!r}")
+    if len(entry.shape) > MAX_DIMENSIONS:
+        raise ValueError(f"tensor {name!r} has {len(entry.shape)} dimensions, and torch knows {MAX_DIMENSIONS}")
+    if entry.total_bytes >= MAX_SIZE:
+        raise ValueError(f"tensor {name!r} is larger than anything that can be stored")
     if not (isinstance(entry.component, str) and isinstance(entry.replicated, bool)):
         raise TypeError(f"tensor {name!r} needs a component name and replicated true or false")
     return entry
@@ -257,18 +289,32 @@ def _read_shard(document: Mapping[str, Any], names: list[str], tensors: Mapping[
         piece = Piece(name, _counts(offsets), _counts(shape), tuple(Segment(*_counts(s)) for s in segments))
         _check_piece(piece, tensors[name], chunks)
         pieces.append(piece)
+    _check_apart(pieces)
     return ShardLayout(chunks, tuple(pieces))
 
 
 def _check_piece(piece: Piece, entry: TensorEntry, chunks: tuple[int, ...]) -> None:
+    item_bytes = ITEM_BYTES[entry.dtype]
+    if entry.alias_of is not None:
+        raise ValueError(f"{piece.tensor!r} is tied to {entry.alias_of!r} and has a piece of its own")
     if not len(piece.offsets) == len(piece.shape) == len(entry.shape):
         raise ValueError(f"a piece of {piece.tensor!r} has other dimensions than the tensor")
     if any(o + s > whole for o, s, whole in zip(piece.offsets, piece.shape, entry.shape, strict=True)):
         raise ValueError(f"a piece of {piece.tensor!r} lies outside the tensor")
-    if sum(segment.bytes for segment in piece.segments) != prod(piece.shape) * ITEM_BYTES[entry.dtype]:
+    if not piece.segments or any(segment.bytes == 0 or segment.bytes % item_bytes for segment in piece.segments):
+        raise ValueError(f"a piece of {piece.tensor!r} is empty, or cut inside an element")
+    if sum(segment.bytes for segment in piece.segments) != prod(piece.shape) * item_bytes:
         raise ValueError(f"the segments of a piece of {piece.tensor!r} do not add up to its bytes")
     if any(segment.offset + segment.bytes > chunks[segment.ordinal] for segment in piece.segments):
         raise ValueError(f"a segment of {piece.tensor!r} lies outside its chunk")
+
+
+def _check_apart(pieces: list[Piece]) -> None:
+    """Raises ValueError where two segments of a shard lie in the same bytes: then pieces could outnumber the bytes."""
+    segments = sorted(segment for piece in pieces for segment in piece.segments)
+    for one, following in pairwise(segments):
+        if one.ordinal == following.ordinal and one.offset + one.bytes > following.offset:
+            raise ValueError(f"two pieces lie in the same bytes of chunk {one.ordinal}")
 
 
 def _check_layout(layout: Layout) -> None:
@@ -280,10 +326,12 @@ def _check_layout(layout: Layout) -> None:
         target = layout.tensors[entry.alias_of]
         if target.alias_of is not None or (target.dtype, target.shape) != (entry.dtype, entry.shape):
             raise ValueError(f"{name!r} is tied to {entry.alias_of!r}, which is another tie or differs from it")
+    if (torn := layout.torn()) is not None:
+        raise ValueError(f"the pieces of tensor {torn!r} do not make it whole, each element once")
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
+def _count(value: Any, most: int = MAX_SIZE) -> int:
+    if type(value) is not int or not 0 <= value <= most:
         raise ValueError(f"{str(value)[:80]} is not a count")
     return value
 
@@ -291,4 +339,4 @@ def _count(value: Any) -> int:
 def _counts(values: Any) -> tuple[int, ...]:
     if type(values) is not list:
         raise TypeError("a list of counts was expected")
-    return tuple([_count(value) for value in values])
+    return tuple([_count(value, MAX_SIZE - 1) for value in values])

@@ -165,4 +165,28 @@ GUARDS = (
         "return Tier(row.tier)",
         ("tests/service/tiers/test_beside_others.py",),
     ),
+    Guard(
+        "protocol-44",
+        "what a document grows to is not bounded by its stored bytes",
+        "client/holdfast_protocol/canonical_json.py",
+        "    most = min(max_bytes, _most_text(memoryview(data).nbytes))\n",
+        "    most = max_bytes\n",
+        ("tests/unit/test_layout_documents.py",),
+    ),
+    Guard(
+        "protocol-44",
+        "two pieces may lie in the same bytes of a chunk",
+        "client/holdfast_protocol/index_documents.py",
+        "    _check_apart(pieces)\n",
+        "",
+        ("tests/unit/test_layout_documents.py",),
+    ),
+    Guard(
+        "protocol-44",
+        "a malformed layout is no fault of the checkpoint",
+        "trainer_sdk/holdfast/source.py",
+        'raise IntegrityError(f"The layout of {self.checkpoint_id} cannot be used: {error}") from error',
+        "raise",
+        ("tests/trainer/test_damaged_checkpoints.py",),
+    ),
 )

@@ -40,9 +40,9 @@ def chunks_of(client: Client, checkpoint_id: str, tensor: str) -> list[tuple[int
     assert point is not None
     with TransferWorkers(1) as workers, CheckpointSource(client, run, point, workers=workers) as source:
         manifest = source.manifest()
-        layout = source.layout(manifest)
+        layout = source.layout(manifest, source.layout_document(manifest))
         return [
-            (rank, source.chunk_list(manifest, rank)[segment.ordinal])
+            (rank, source.chunk_list(manifest, layout, rank)[segment.ordinal])
             for rank, shard in enumerate(layout.shards)
             for piece in shard.pieces
             if piece.tensor == tensor

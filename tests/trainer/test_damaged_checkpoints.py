@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
+import zlib
 
 import pytest
 import torch
@@ -12,7 +15,14 @@ from tests.support.training import Job, train, values
 
 import holdfast
 from holdfast import errors
-from holdfast_protocol.states import Health
+from holdfast.export.pull import Format, pull
+from holdfast.source import CheckpointSource
+from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_protocol.checkpoints import Component
+from holdfast_protocol.digests import chunk_digest
+from holdfast_protocol.selectors import Latest, RunName
+from holdfast_protocol.states import CheckpointKind, Health
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +101,91 @@ def test_a_named_step_that_is_damaged_raises_and_never_falls_back(service, run):
             flip(path)
     with holdfast.Checkpointer(run) as ckpt, pytest.raises((errors.IntegrityError, errors.ChunkGone)):
         ckpt.restore({"model": torch.nn.Linear(4, 4), "notes": {}}, at="1")
+
+
+def malformed(document, change):
+    text = json.loads(zlib.decompress(document))
+    change(text)
+    return zlib.compress(json.dumps(text).encode())
+
+
+def overlap(layout):
+    layout["shards"][0]["pieces"] = layout["shards"][0]["pieces"][:1] * 2
+
+
+def grow(layout):
+    next(iter(layout["tensors"].values()))["shape"] = [2**40, 2**20]
+
+
+def lose_a_part(layout):
+    layout["shards"][0]["pieces"].pop()
+
+
+def spoil_a_tree(index):
+    index["trees"]["notes"] = ["value", {"no such tag": 1}]
+
+
+def save_malformed(run, step, *, change_layout=None, change_index=None):
+    """A checkpoint that commits with all its digests right, whose documents say what cannot be."""
+    state = {"model": torch.nn.Linear(4, 4), "notes": {"n": step}}
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(state)
+        ckpt.save(step, state).committed.result(timeout=60)
+        client = ckpt._session.client
+        name = RunName(*run.split("/"))
+        point = client.restore_point(name.project, name.run).restore_point
+        with TransferWorkers(1) as workers, CheckpointSource(client, name, point, workers=workers) as source:
+            manifest = source.manifest()
+            layout, [index] = source.layout_document(manifest), source.indexes(manifest, [0]).values()
+            chunks = source.documents(source.chunk_list(manifest, source.layout(manifest, layout), 0)).values()
+            data = [chunk for chunk in chunks if not chunk.startswith(b"\x78\x9c")]
+        index = dataclasses.replace(index, saved_as=index.saved_as._replace(step=step + 1))
+        if change_layout is not None:
+            layout = malformed(layout, change_layout)
+            index = dataclasses.replace(index, layout_digest=chunk_digest(zlib.decompress(layout)))
+        document = index.encode() if change_index is None else malformed(index.encode(), change_index)
+        writer = ckpt._session.begin_shard(step + 1, CheckpointKind.PERIODIC, ckpt._workers)
+        writer.upload(OutgoingChunk.of(chunk) for chunk in (*data, document, layout))
+        size = Component(kind="extra", logical_bytes=sum(map(len, data)))
+        writer.seal(index=len(data), layout=len(data) + 1, components={"model": size})
+
+
+@pytest.mark.rule("protocol-44")
+@pytest.mark.parametrize(
+    "changes",
+    [{"change_layout": overlap}, {"change_layout": grow}, {"change_layout": lose_a_part},
+     {"change_index": spoil_a_tree}],
+    ids=["overlap", "grow", "lose a part", "tree"],
+)  # fmt: skip
+def test_a_document_that_says_what_cannot_be_is_that_checkpoints_fault_and_the_one_before_is_taken(
+    service, run, tmp_path, caplog, changes
+):
+    save_malformed(run, 3, **changes)
+    newest = next(service.client.all_checkpoints(*run.split("/")))
+    assert (newest.step, newest.state) == (4, "committed")
+    state = {"model": torch.nn.Linear(4, 4), "notes": {}}
+    with caplog.at_level(logging.WARNING, logger="holdfast"), holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore(state) == 4
+    assert state["notes"] == {"n": 3}
+    assert "step 4 of" in caplog.text
+    assert "taking step 3 instead" in caplog.text
+    notes = []
+    with pytest.raises(errors.IntegrityError):
+        pull(service.client, RunName(*run.split("/")), Latest(), tmp_path / "out", Format.TORCH, on_note=notes.append)
+    assert notes == [f"step 4 cannot be pulled whole. The point before it is {run}@3."]
+    assert list(tmp_path.iterdir()) == []
+
+
+def restore_malformed_job(rank, run):
+    state = {"model": torch.nn.Linear(4, 4), "notes": {}}
+    with holdfast.Checkpointer(run, replicated=["notes"]) as ckpt:
+        return ckpt.restore(state), state["notes"]
+
+
+@pytest.mark.rule("protocol-44")
+def test_all_ranks_take_the_point_before_a_malformed_document(service, run):
+    save_malformed(run, 3, change_layout=overlap)
+    assert run_ranks(restore_malformed_job, 2, run, timeout_seconds=120) == [(4, {"n": 3})] * 2
 
 
 def restore_job(rank, run):

@@ -10,6 +10,7 @@ from roundtrip import load, save
 from torch import nn
 
 from holdfast.state.capture import capture
+from holdfast.state.errors import TreeFormatError
 from holdfast.state.rng import capture_rng, derive_rng, restore_rng
 
 
@@ -283,6 +284,6 @@ def test_derived_generators_depend_on_run_step_and_rank_only():
 def test_malformed_generators_change_nothing():
     before = capture_rng()
     for broken in (None, {"dict": []}, {"dict": [["python", 1], ["numpy", 1], ["torch", 1], ["cuda", []]]}):
-        with pytest.raises(ValueError, match="malformed"):
+        with pytest.raises(TreeFormatError, match="malformed"):
             restore_rng(broken)
     assert capture_rng() == before

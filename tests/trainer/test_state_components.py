@@ -105,7 +105,7 @@ def sub_class(tensor):
         (lambda: sub_class(torch.zeros(2)), "Odd"),
         (lambda: torch.zeros(2, device="meta"), "meta"),
         (lambda: nn.UninitializedParameter(), "lazy"),
-        (lambda: torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "whole number of bytes"),
+        (lambda: torch.zeros(2, dtype=torch.uint8).view(torch.bits8), "cannot store the dtype"),
     ],
 )
 def test_tensors_without_plain_bytes_are_refused_by_key(make, what):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast_protocol.copies import CopyPolicy
-from holdfast_protocol.coverage import covers, uncovered
+from holdfast_protocol.coverage import tiles
 from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardLayout, TensorEntry
 from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
 from holdfast_protocol.restore import ReadChunks
@@ -61,18 +61,20 @@ def test_a_mistyped_policy_is_refused_with_what_was_meant() -> None:
         ((0, 3), [], True),
         ((4,), [], False),
         ((4,), [((0,), (2,)), ((2,), (2,))], True),
-        ((4,), [((0,), (3,)), ((2,), (2,))], True),
+        ((4,), [((0,), (3,)), ((2,), (2,))], False),  # an element twice
         ((4,), [((0,), (2,)), ((3,), (1,))], False),
         ((4,), [((0,), (3,)), ((1,), (2,))], False),  # as many elements as it has, and one of them missing
         ((2, 2), [((0, 0), (1, 2)), ((1, 0), (1, 1))], False),
-        ((2, 2), [((0, 0), (1, 2)), ((0, 0), (2, 1)), ((1, 1), (1, 1))], True),
+        ((2, 2), [((0, 0), (1, 2)), ((0, 0), (2, 1)), ((1, 1), (1, 1))], False),
+        ((2, 2), [((0, 0), (1, 2)), ((1, 0), (1, 1)), ((1, 1), (1, 1)), ((0, 0), (1, 2))], True),
+        ((3, 3), [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))], True),
         ((2, 4), [((0, 0), (2, 3)), ((0, 1), (2, 1))], False),
     ],
 )
 def test_boxes_cover_a_tensor_or_they_do_not(
     shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]], whole: bool
 ) -> None:
-    assert covers(shape, boxes) is whole
+    assert tiles(shape, boxes) is whole
 
 
 def test_a_tensor_with_a_hole_is_named_and_a_tie_is_where_its_target_is() -> None:
@@ -83,7 +85,8 @@ def test_a_tensor_with_a_hole_is_named_and_a_tie_is_where_its_target_is() -> Non
     layout = Layout(
         1, {"whole": entry, "tied": tied, "torn": entry, "lost": entry}, (ShardLayout((24,), (whole, half)),)
     )
-    assert uncovered(layout) == ["lost", "torn"]
+    assert layout.torn() == "torn"
+    assert Layout(1, {"whole": entry, "tied": tied}, (ShardLayout((24,), (whole,)),)).torn() is None
 
 
 @pytest.mark.rule("protocol-35")

@@ -2,6 +2,7 @@
 
 import json
 import time
+import tracemalloc
 import zlib
 
 import pytest
@@ -82,10 +83,35 @@ def test_ten_thousand_tensors_encode_well_under_a_second():
     assert len(data) < 500_000
 
 
-def test_a_small_bomb_is_refused_before_it_fills_memory():
-    bomb = zlib.compress(b" " * 50_000_000)
-    with pytest.raises(DocumentError, match="larger than 1000000 bytes"):
-        Layout.decode(bomb, max_bytes=1_000_000)
+def peak_bytes_of_refusing(document, data):
+    tracemalloc.start()
+    try:
+        with pytest.raises(DocumentError) as refused:
+            document.decode(data)
+        return tracemalloc.get_traced_memory()[1], str(refused.value)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.rule("protocol-44")
+@pytest.mark.parametrize(
+    "text",
+    [b" " * 50_000_000, b"[" + b"[]," * 16_000_000 + b"0]", b'{"a":[' + b"{}," * 16_000_000 + b"0]}"],
+    ids=["spaces", "lists", "objects"],
+)
+def test_a_bomb_of_some_kilobytes_is_refused_before_it_fills_memory(text):
+    bomb = zlib.compress(text, 9)
+    assert len(bomb) < 60_000
+    for document in (Layout, ShardIndex):
+        peak, said = peak_bytes_of_refusing(document, bomb)
+        assert "larger than" in said
+        assert peak < 16 * 1024**2
+
+
+@pytest.mark.rule("protocol-44")
+def test_a_state_of_the_same_value_over_and_over_is_read_back_all_the_same():
+    index = ShardIndex(SAVED_AS, 0, "ab" * 32, {"loader": ["value", [0] * 800_000]})
+    assert ShardIndex.decode(index.encode()) == index
 
 
 def test_what_could_not_be_read_back_is_not_written():
@@ -149,9 +175,65 @@ def change(path, value):
         (["shards", 0, "pieces", 0, 3], [[0, 0]]),
         (["shards"], {}),
         (["tensors"], []),
+        (["tensors", "model/b", "shape"], [4, 2, *[1] * 63]),
+        (["tensors", "model/b", "shape"], [0] * 100_000),
+        (["tensors", "model/b", "shape"], [2**62, 2]),
+        (["tensors", "model/b", "shape"], [2**40, 2**40]),
+        (["tensors", "model/b", "shape"], [10**4000, 2]),
+        (["tensors", "model/b", "shape"], [5, 2]),
+        (["tensors", "model/c"], {"component": "model", "dtype": "bool", "shape": [1], "replicated": False}),
+        (["shards", 0, "chunks"], [2**62, 2]),
+        (["shards", 0, "pieces", 1], [2, [0, 0], [2, 2], [[0, 0, 16]]]),
+        (["shards", 0, "pieces", 1], [1, [2, 0], [2, 2], [[0, 0, 16]]]),
+        (["shards", 0, "pieces", 0, 3], [[0, 0, 16], [0, 16, 0]]),
+        (["shards", 0, "pieces", 0, 3], [[0, 0, 6], [0, 6, 10]]),
+        (["shards", 0, "pieces", 0, 3], [[0, 0, 12], [0, 8, 4]]),
+        (["shards", 0, "pieces", 1], [0, [], [], []]),
+        (["shards", 1, "pieces", 0, 1], [0, 0]),
+        (["shards", 1, "pieces"], []),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
+@pytest.mark.rule("protocol-44")
 def test_a_layout_that_points_outside_itself_is_refused(path, value):
-    with pytest.raises(DocumentError):
+    with pytest.raises(DocumentError) as refused:
         Layout.decode(change(path, value))
+    assert len(str(refused.value)) < 1000
+
+
+def places(document, path=()):
+    """Every place of a JSON document."""
+    yield path
+    inner = document.items() if isinstance(document, dict) else enumerate(document) if type(document) is list else ()
+    for key, value in inner:
+        yield from places(value, (*path, key))
+
+
+PLACES = sorted((place for place in places(json.loads(small_layout().canonical)) if place), key=str)
+NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 7, 16, 17, 2**31, 2**61, 2**62, 2**63, 2**64, 10**30])
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.rule("protocol-44")
+@given(st.lists(st.tuples(st.sampled_from(PLACES), NUMBERS | ANYTHING), min_size=1, max_size=3))
+def test_whatever_is_put_into_a_layout_it_is_refused_or_asks_for_no_more_than_its_chunks_hold(changes):
+    document = json.loads(small_layout().canonical)
+    for path, value in changes:
+        at = document
+        try:
+            for step in path[:-1]:
+                at = at[step]
+            at[path[-1]] = value
+        except (KeyError, IndexError, TypeError):
+            continue  # an earlier change has taken the place away
+    try:
+        layout = Layout.decode(compress(canonical_bytes(document)))
+    except DocumentError:
+        return
+    assert layout.tensor_bytes <= sum(sum(shard.chunks) for shard in layout.shards) < 2**63
+    assert layout.torn() is None
+    assert Layout.decode(layout.encode()) == layout

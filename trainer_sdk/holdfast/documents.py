@@ -39,7 +39,7 @@ def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) 
     `rank_trees`: also what each rank had of its own; without it only what all ranks share.
     """
     manifest, layout_bytes, first_index = ranks.from_first(lambda: _read_first(source))
-    layout = Layout.decode(layout_bytes)
+    layout = source.layout(manifest, layout_bytes)
     same_world = layout.world_size == ranks.world_size
     shares = ranks.together(lambda: _read_share(ranks, source, manifest, layout, indexes=rank_trees and not same_world))
     chunks = {rank: digests for share in shares for rank, digests in share[0].items()}
@@ -65,18 +65,14 @@ def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) 
 
 def _read_first(source: CheckpointSource) -> tuple[Manifest, bytes, ShardIndex]:
     manifest = source.manifest()
-    layout = source.documents([manifest.layout_digest])[manifest.layout_digest]
-    return manifest, layout, source.indexes(manifest, [0])[0]
+    return manifest, source.layout_document(manifest), source.indexes(manifest, [0])[0]
 
 
 def _read_share(
     ranks: Ranks, source: CheckpointSource, manifest: Manifest, layout: Layout, *, indexes: bool
 ) -> tuple[dict[int, list[str]], dict[int, ShardIndex]]:
     mine = range(ranks.rank, layout.world_size, ranks.world_size)
-    chunks = {rank: source.chunk_list(manifest, rank) for rank in mine}
-    for rank, digests in chunks.items():
-        if len(digests) < len(layout.shards[rank].chunks):
-            raise IntegrityError(f"Rank {rank} of {source.checkpoint_id} has fewer chunks than its layout")
+    chunks = {rank: source.chunk_list(manifest, layout, rank) for rank in mine}
     # The index of rank 0 is known: it came round with the manifest.
     others = [rank for rank in mine if rank != 0]
     return chunks, source.indexes(manifest, others) if indexes and others else {}

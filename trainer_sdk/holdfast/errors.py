@@ -9,10 +9,12 @@ HoldfastError (holdfast_client.errors draws the whole tree)
 ├── SaveDeclined      all ranks together left this save out, for one of them was still busy with an earlier one
 ├── MissingComponent  with strict=True: the state lacks what the run's first checkpoint has
 ├── NotRestored       a save was asked for before restore() in a run that has checkpoints
+├── IntegrityError
+│   └── TreeFormatError   a document of the checkpoint is malformed
 ├── RankLost          a rank has ended, hangs, or cannot be reached
 └── RanksDisagree     the ranks did not call the same thing in the same order
 StateError (holdfast.state.errors)
-├── UnsupportedStateError, StateMismatchError, TreeFormatError
+├── UnsupportedStateError, StateMismatchError
 LayoutError           the ranks' tensors do not make one checkpoint
 """
 

@@ -4,6 +4,8 @@
 
 Each arrow is checked here or, the last one, by the fetcher: out comes what was committed, or IntegrityError. The
 indexes say which run and step they were saved as, and must say what the catalog says (protocol rule 42).
+A document may have its digest and still be malformed: it is checked against itself and against what the checkpoint
+consists of, before anything is made of its numbers, so that what it costs to read is bounded by what is stored.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.local.chunk_folder import ChunkFolder
-from holdfast_protocol.canonical_json import MAX_STORED_DOCUMENT_BYTES
+from holdfast_protocol.canonical_json import MAX_STORED_DOCUMENT_BYTES, DocumentError
 from holdfast_protocol.checkpoints import Manifest
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
@@ -76,12 +78,17 @@ class CheckpointSource:
             raise IntegrityError(f"The manifest of {self.checkpoint_id} does not match its digest")
         return manifest
 
-    def chunk_list(self, manifest: Manifest, rank: int) -> list[str]:
-        """The digests of a shard's chunks, by ordinal. Raises IntegrityError unless they make the shard's digest."""
-        digests = [chunk.digest for chunk in self._client.shard_chunks(self.checkpoint_id, rank).chunks]
+    def chunk_list(self, manifest: Manifest, layout: Layout, rank: int) -> list[str]:
+        """The digests of a shard's chunks, by ordinal. Raises IntegrityError unless they make the shard's digest and
+        have the sizes that the layout says."""
+        chunks = self._client.shard_chunks(self.checkpoint_id, rank).chunks
+        digests = [chunk.digest for chunk in chunks]
         [sealed] = [shard.digest for shard in manifest.shards if shard.rank == rank]
         if shard_digest(digests) != sealed:
             raise IntegrityError(f"The chunk list of rank {rank} in {self.checkpoint_id} does not match its digest")
+        sizes = layout.shards[rank].chunks
+        if tuple(chunk.bytes for chunk in chunks[: len(sizes)]) != sizes:
+            raise IntegrityError(f"The chunks of rank {rank} in {self.checkpoint_id} are not those of its layout")
         return digests
 
     def documents(self, digests: Iterable[str]) -> dict[str, bytes]:
@@ -95,9 +102,23 @@ class CheckpointSource:
         )
         return found
 
-    def layout(self, manifest: Manifest) -> Layout:
+    def layout_document(self, manifest: Manifest) -> bytes:
         [document] = self.documents([manifest.layout_digest]).values()
-        return Layout.decode(document)
+        return document
+
+    def layout(self, manifest: Manifest, document: bytes) -> Layout:
+        """Raises IntegrityError unless it is a layout of this checkpoint: of its ranks, and of no more bytes."""
+        try:
+            layout = Layout.decode(document)
+        except DocumentError as error:
+            raise IntegrityError(f"The layout of {self.checkpoint_id} cannot be used: {error}") from error
+        view = manifest.checkpoint
+        if layout.world_size != view.world_size or layout.tensor_bytes > view.logical_bytes:
+            raise IntegrityError(
+                f"The layout of {self.checkpoint_id} describes {layout.tensor_bytes} bytes of {layout.world_size} "
+                f"ranks, and the checkpoint has {view.logical_bytes} bytes of {view.world_size}"
+            )
+        return layout
 
     def indexes(self, manifest: Manifest, ranks: Iterable[int]) -> dict[int, ShardIndex]:
         """The index documents of these stored ranks. Raises IntegrityError unless each was sealed as this rank's, in
@@ -107,15 +128,19 @@ class CheckpointSource:
         if digests.keys() != wanted:
             raise IntegrityError(f"{self.checkpoint_id} has no index of rank {min(wanted - digests.keys())}")
         documents = self.documents(digests.values())
-        indexes = {rank: ShardIndex.decode(documents[digest]) for rank, digest in digests.items()}
-        for rank, index in indexes.items():
-            if (index.saved_as, index.rank) != (self._saved_as, rank):
-                raise IntegrityError(
-                    f"The service offers {self.checkpoint_id} as {self._saved_as}, and what rank {rank} sealed is "
-                    f"rank {index.rank} of {index.saved_as}. `holdfast catalog check` compares the catalog with its "
-                    "records"
-                )
-        return indexes
+        return {rank: self._index(rank, documents[digest]) for rank, digest in digests.items()}
+
+    def _index(self, rank: int, document: bytes) -> ShardIndex:
+        try:
+            index = ShardIndex.decode(document)
+        except DocumentError as error:
+            raise IntegrityError(f"The index of rank {rank} in {self.checkpoint_id} cannot be used: {error}") from error
+        if (index.saved_as, index.rank) != (self._saved_as, rank):
+            raise IntegrityError(
+                f"The service offers {self.checkpoint_id} as {self._saved_as}, and what rank {rank} sealed is "
+                f"rank {index.rank} of {index.saved_as}. `holdfast catalog check` compares the catalog with its records"
+            )
+        return index
 
     def read(
         self,

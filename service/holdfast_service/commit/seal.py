@@ -34,7 +34,7 @@ from holdfast_service.commit.negotiated import (
     deduplicated_bytes,
     sent_bytes,
 )
-from holdfast_service.commit.seal_content import check_seal, refuse_other_content, shard_content
+from holdfast_service.commit.seal_content import check_seal, check_sizes, refuse_other_content, shard_content
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 
@@ -64,6 +64,7 @@ def seal_shard(
     if look.view is not None:
         return look.view
     assert look.negotiated is not None
+    check_sizes(request, [look.negotiated[digest].bytes for digest in request.chunks])
     _refuse_incomplete(look, _verify_the_rest(context, look))
     deduplicated = deduplicated_bytes(look.negotiated, request.chunks)
     for _ in range(_LIST_TRIES):

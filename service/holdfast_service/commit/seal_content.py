@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from holdfast_protocol.canonical_json import MAX_STORED_DOCUMENT_BYTES
 from holdfast_protocol.checkpoints import SealShard
 from holdfast_protocol.counted import counted
 from holdfast_protocol.digests import shard_digest
@@ -28,6 +30,16 @@ def check_seal(rank: int, request: SealShard) -> None:
         _refuse("Rank 0 brings the global layout: give index.layout.")
     if rank != 0 and (request.metrics or request.dropped_components):
         _refuse(f"Metrics and dropped_components come from rank 0, and this is rank {rank}. Send them there only.")
+
+
+def check_sizes(request: SealShard, sizes: Sequence[int]) -> None:
+    """Raises `invalid_request` where the seal says more than its chunks can hold; `sizes` are theirs, by ordinal. What
+    is in the documents every reader checks: they are not read here, on the way of a save."""
+    if request.logical_bytes > sum(sizes):
+        _refuse(f"logical_bytes is {request.logical_bytes}, and the chunks of the shard have {sum(sizes)} bytes.")
+    for name, ordinal in (("shard", request.index.shard), ("layout", request.index.layout)):
+        if ordinal is not None and sizes[ordinal] > MAX_STORED_DOCUMENT_BYTES:
+            _refuse(f"index.{name} is a chunk of {sizes[ordinal]} bytes; no document may be as large as that.")
 
 
 def shard_content(request: SealShard) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     choose, as a trainer's restore would if only this store were there -> a read lease
       -> each distinct chunk: read from that store, decoded, hashed; the index documents are kept
-      -> the hash tree up to the checkpoint's digest, the layout, that it covers every element of every tensor
+      -> the hash tree up to the checkpoint's digest, and the layout, which covers every element of every tensor
       -> how long it took (RTO), and how far behind the newest committed checkpoint it is (RPO)
 
 No other store is asked for anything, so it tells the same whether they answer or not. It may be begun again at any
@@ -16,7 +16,6 @@ from typing import Any
 
 from holdfast_protocol.canonical_json import DocumentError
 from holdfast_protocol.copies import DrillResult, StartDrill
-from holdfast_protocol.coverage import uncovered
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.problems import ProblemCode
@@ -84,8 +83,6 @@ def _check_documents(plan: DrillPlan, documents: dict[str, bytes]) -> Layout:
             sizes = [plan.copies[digest].bytes for digest in shard.chunks]
             if sizes[: len(layout.shards[shard.rank].chunks)] != list(layout.shards[shard.rank].chunks):
                 raise DocumentError(f"the chunks of rank {shard.rank} have other sizes than the layout says")
-        if holes := uncovered(layout):
-            raise DocumentError(f"the tensor {holes[0]!r} is not whole")
     except (DocumentError, StopIteration, KeyError, IndexError) as error:
         raise ProblemError(
             ProblemCode.CHUNK_GONE,

@@ -205,7 +205,7 @@ def _spec(item: WriteItem) -> PieceSpec:
     dtype = dtype_name(data.properties.dtype)
     if dtype not in ITEM_BYTES:
         raise UnsupportedStateError(
-            item.index.fqn, f"dtype {data.properties.dtype} is not a whole number of bytes", "view it as uint8"
+            item.index.fqn, f"holdfast cannot store the dtype {data.properties.dtype}", "view it as uint8"
         )
     return PieceSpec(
         name=item.index.fqn,

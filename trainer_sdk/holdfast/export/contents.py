@@ -13,7 +13,9 @@ from typing import Any
 
 from holdfast.source import CheckpointSource, ChunkLists
 from holdfast.state.components import Kind
-from holdfast.state.tree import tensor_refs
+from holdfast.state.errors import TreeFormatError
+from holdfast.state.optimizers import open_optimizer
+from holdfast.state.tree import decode_tree, tensor_refs
 from holdfast_client.errors import IntegrityError
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.index_documents import Layout, ShardIndex
@@ -51,15 +53,13 @@ class Contents:
 def read_contents(source: CheckpointSource) -> Contents:
     """Raises IntegrityError if the documents do not belong together."""
     manifest = source.manifest()
-    layout = source.layout(manifest)
+    layout = source.layout(manifest, source.layout_document(manifest))
     ranks = range(manifest.checkpoint.world_size)
     indexes = source.indexes(manifest, ranks)
-    chunks = {rank: source.chunk_list(manifest, rank) for rank in ranks}
+    chunks = {rank: source.chunk_list(manifest, layout, rank) for rank in ranks}
     for rank, index in indexes.items():
-        if index.layout_digest != layout.digest or layout.world_size != len(ranks):
+        if index.layout_digest != layout.digest:
             raise IntegrityError(f"The index of rank {rank} in {source.checkpoint_id} names another layout")
-        if len(chunks[rank]) < len(layout.shards[rank].chunks):
-            raise IntegrityError(f"Rank {rank} of {source.checkpoint_id} has fewer chunks than its layout")
     return Contents(
         view=manifest.checkpoint,
         layout=layout,
@@ -78,7 +78,7 @@ def _units(layout: Layout, indexes: Mapping[int, ShardIndex]) -> Iterator[Unit]:
         if not _UNIT_NAME.fullmatch(name):
             raise IntegrityError(f"The checkpoint has a component with the unusable name {name[:80]!r}")
         kind, tree = trees.get(name, (None, None))
-        referred = set(_referred(kind, tree))
+        referred = set(_referred(name, kind, tree))
         if absent := referred - layout.tensors.keys():
             raise IntegrityError(f"Component {name!r} refers to {min(absent)[:200]!r}, which the layout does not have")
         yield Unit(name, kind, tree, tuple(sorted(by_prefix[name] | referred)))
@@ -99,8 +99,11 @@ def _open(name: str, entry: Any) -> tuple[Kind, Any]:
         raise IntegrityError(f"The index entry of component {name[:80]!r} is malformed") from None
 
 
-def _referred(kind: Kind | None, tree: Any) -> Iterable[str]:
+def _referred(name: str, kind: Kind | None, tree: Any) -> Iterable[str]:
     if kind is Kind.OPTIMIZER:
-        slots = (slot for of_parameter in tree["slots"].values() for _, slot in of_parameter)
-        return (ref.name for part in (*tree["groups"], *slots) for ref in tensor_refs(part))
+        _, groups, slots = open_optimizer(name, tree)
+        encoded = (slot for of_parameter in slots.values() for _, slot in of_parameter)
+        return (ref.name for part in (*groups, *encoded) for ref in tensor_refs(part))
+    if kind is Kind.MODULE and tree is not None and type(decode_tree(tree)) is not dict:
+        raise TreeFormatError(f"The index entry of model {name!r} is malformed")
     return () if kind is None else (ref.name for ref in tensor_refs(tree))

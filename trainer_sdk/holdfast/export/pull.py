@@ -6,6 +6,7 @@ Memory: the largest unit, once; for DCP, which is written in one go, all units.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from holdfast.readable import readable_bytes
 from holdfast.source import CheckpointSource
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import ConfigurationError, NoRestorePoint
-from holdfast_protocol.restore import RestoreDecision
+from holdfast_client.errors import ConfigurationError, HoldfastError, IntegrityError, NoRestorePoint
+from holdfast_protocol.restore import RestoreDecision, RestorePoint
 from holdfast_protocol.selectors import Point, RunName
 from holdfast_protocol.states import StoreRole
 
@@ -56,8 +57,9 @@ def pull(
     """Writes the checkpoint to the folder `target` and returns what stands in its `checkpoint.json`.
 
     `only`: just these components. `on_total` is told once how many bytes will be fetched, `on_bytes` each part of them,
-    `on_note` a sentence where a store did not answer.
-    Raises NoRestorePoint, ConfigurationError (`target`, `only`, or a dtype that the format lacks), DiskFull, ChunkLost.
+    `on_note` a sentence where a store did not answer, and which point is the one before where this one is damaged.
+    Raises NoRestorePoint, ConfigurationError (`target`, `only`, or a dtype that the format lacks), DiskFull, and
+    IntegrityError for chunks or documents that are not what they should be.
     """
     check_target(target, force=force)
     decision = client.restore_point(run.project, run.run, str(point))
@@ -66,6 +68,34 @@ def pull(
     chosen = decision.restore_point
     if chosen is None:
         raise NoRestorePoint(_why_nothing(run, point, decision))
+    try:
+        return _pull(
+            client, run, chosen, target, format_, only=only, on_total=on_total, on_bytes=on_bytes, on_note=on_note
+        )
+    except IntegrityError:
+        _offer_the_one_before(client, run, chosen, on_note)
+        raise
+
+
+def _offer_the_one_before(client: Client, run: RunName, chosen: RestorePoint, on_note: OnNote) -> None:
+    with suppress(HoldfastError):  # what is wrong with the chosen one is said, whatever this comes to
+        before = client.restore_point(run.project, run.run, before_step=chosen.step).restore_point
+        if before is not None:
+            on_note(f"step {chosen.step} cannot be pulled whole. The point before it is {run}@{before.step}.")
+
+
+def _pull(
+    client: Client,
+    run: RunName,
+    chosen: RestorePoint,
+    target: Path,
+    format_: Format,
+    *,
+    only: Collection[str],
+    on_total: OnTotal,
+    on_bytes: OnBytes,
+    on_note: OnNote,
+) -> dict[str, Any]:
     with TransferWorkers() as workers, CheckpointSource(client, run, chosen, workers=workers) as source:
         contents = read_contents(source)
         units = _chosen_units(contents, only)

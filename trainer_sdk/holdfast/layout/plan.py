@@ -120,24 +120,23 @@ def global_layout(plans: Sequence[LocalPlan]) -> Layout:
                     "build the model, its dtypes and its sharding alike on all ranks"
                 )
     layout = Layout(len(ordered), tensors, tuple(plan.shard for plan in ordered))
-    _check_complete(layout)
+    check_whole(layout)
     return layout
 
 
-def _check_complete(layout: Layout) -> None:
-    stored: dict[str, set[tuple[tuple[int, ...], tuple[int, ...]]]] = {name: set() for name in layout.tensors}
-    for shard in layout.shards:
-        for piece in shard.pieces:
-            stored[piece.tensor].add((piece.offsets, piece.shape))
-    for name, entry in layout.tensors.items():
-        if entry.alias_of is not None:
-            continue
-        elements = sum(prod(shape) for _, shape in stored[name])
-        if elements != prod(entry.shape):
-            raise LayoutError(
-                f"the ranks together store {elements} of the {prod(entry.shape)} elements of tensor {name!r}; "
-                "a tensor that only some ranks hold belongs in a component that is declared per rank"
-            )
+def check_whole(layout: Layout) -> None:
+    """Raises LayoutError, naming the tensor, for one that could not be read back: a part of it is stored by nobody, or
+    parts of it overlap."""
+    torn = layout.torn()
+    if torn is None:
+        return
+    boxes = {(p.offsets, p.shape) for shard in layout.shards for p in shard.pieces if p.tensor == torn}
+    elements, whole = sum(prod(shape) for _, shape in boxes), prod(layout.tensors[torn].shape)
+    raise LayoutError(
+        f"the ranks together store {elements} of the {whole} elements of tensor {torn!r}"
+        f"{' or more, and some of them twice' if elements >= whole else ''}; "
+        "a tensor that only some ranks hold belongs in a component that is declared per rank"
+    )
 
 
 def place(owned: Sequence[PieceSpec], sizes: ChunkSizes) -> ShardLayout:

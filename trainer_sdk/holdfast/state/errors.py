@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from holdfast_client.errors import rebuild_error
+from holdfast_client.errors import IntegrityError, rebuild_error
 
 
 class StateError(ValueError):
@@ -28,5 +28,8 @@ class StateMismatchError(StateError):
         self.path = path
 
 
-class TreeFormatError(StateError):
-    """An encoded typed tree is malformed: a damaged or hostile index, or one from a newer version."""
+class TreeFormatError(IntegrityError):
+    """An encoded typed tree is malformed: a damaged or hostile index, or one from a newer version. The checkpoint is at
+    fault and not the state that is given, so a restore goes on to the point before."""
+
+    code = "tree_format"

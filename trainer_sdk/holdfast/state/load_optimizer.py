@@ -13,8 +13,8 @@ from holdfast.state.arrivals import Arrivals
 from holdfast.state.capture import TensorCollector, encode_component
 from holdfast.state.components import Component
 from holdfast.state.destinations import Filler, Wants, fits
-from holdfast.state.errors import StateMismatchError, TreeFormatError
-from holdfast.state.optimizers import parameter_names
+from holdfast.state.errors import StateMismatchError
+from holdfast.state.optimizers import open_optimizer, parameter_names
 from holdfast.state.tree import TensorRef, decode_tree, tensor_refs
 from holdfast_protocol.index_documents import TensorEntry
 
@@ -33,7 +33,7 @@ def plan_optimizer(
     excludes: Callable[[str], bool],
 ) -> list[Callable[[Arrivals], None]]:
     """The steps that load the optimizer. Raises StateMismatchError when its groups hold other parameters (strict)."""
-    params, groups, slots = _open(component.key, encoded)
+    params, groups, slots = open_optimizer(component.key, encoded)
     optimizer: torch.optim.Optimizer = component.target
     names = parameter_names(optimizer, known)
     if strict:
@@ -52,17 +52,6 @@ def plan_optimizer(
     return steps
 
 
-def _open(key: str, encoded: Any) -> tuple[list[list[str]], list[Any], dict[str, Any]]:
-    if type(encoded) is not dict or encoded.keys() != {"params", "groups", "slots"}:
-        raise TreeFormatError(f"the index entry of optimizer {key!r} is malformed")
-    params, groups, slots = encoded["params"], encoded["groups"], encoded["slots"]
-    if type(params) is not list or type(groups) is not list or type(slots) is not dict or len(params) != len(groups):
-        raise TreeFormatError(f"the index entry of optimizer {key!r} is malformed")
-    if not all(type(pairs) is list and all(type(p) is list and len(p) == 2 for p in pairs) for pairs in slots.values()):
-        raise TreeFormatError(f"the slots of optimizer {key!r} are malformed")
-    return params, groups, slots
-
-
 def _check_groups(key: str, live: list[list[str]], saved: list[list[str]]) -> None:
     remedy = "build the optimizer over the same parameters in the same groups, or take the weights alone"
     if len(live) != len(saved):
@@ -78,8 +67,6 @@ def _check_kind(key: str, optimizer: torch.optim.Optimizer, groups: list[Any]) -
     nothing to another. One that a later version of torch has added is on one side only."""
     for group, encoded in zip(optimizer.param_groups, groups, strict=True):
         options = decode_tree(encoded)
-        if type(options) is not dict:
-            raise TreeFormatError("the options of a parameter group are malformed")
         saved, own = options.keys() - _OF_SCHEDULERS - _IMPLEMENTATION, optimizer.defaults.keys() - _IMPLEMENTATION
         if (unknown := sorted(saved - group.keys())) and (lacking := sorted(own - saved)):
             raise StateMismatchError(
@@ -94,8 +81,6 @@ def _plan_options(
     group: dict[str, Any], encoded: Any, live: Mapping[str, torch.Tensor], wants: Wants
 ) -> Callable[[Arrivals], None]:
     fillers = {ref.name: wants.referred(ref, live.get(ref.name)) for ref in tensor_refs(encoded)}
-    if type(decode_tree(encoded)) is not dict:
-        raise TreeFormatError("the options of a parameter group are malformed")
 
     def load(arrivals: Arrivals) -> None:
         options = decode_tree(encoded, resolve_tensor=lambda ref: fillers[ref.name](arrivals))

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.state.errors import UnsupportedStateError
+from holdfast.state.errors import TreeFormatError, UnsupportedStateError
 from holdfast.state.sharding import mesh_copies
 from holdfast.state.tensors import Held
-from holdfast.state.tree import TensorRef, encode_tree
+from holdfast.state.tree import TensorRef, decode_tree, encode_tree
 
 NameTensor = Callable[[str, torch.Tensor, Held], TensorRef]
 """(path, tensor, how it is held) -> its reference."""
@@ -62,6 +62,28 @@ def encode_optimizer(
                 key, f"it keeps state for {owner!r:.60}, which is in none of its param_groups", "remove that entry"
             )
     return {"params": names, "groups": groups, "slots": slots}
+
+
+def open_optimizer(key: str, encoded: Any) -> tuple[list[list[str]], list[Any], dict[str, Any]]:
+    """The names of the parameters and the encoded options per group, and the encoded slots by parameter.
+
+    Raises TreeFormatError unless it has the form above. What is in the slots is checked when it is decoded.
+    """
+    match encoded:
+        case {"params": list(params), "groups": list(groups), "slots": dict(slots)} if (
+            len(encoded) == 3
+            and len(params) == len(groups)
+            and all(type(group) is list and all(type(name) is str for name in group) for group in params)
+            and all(type(decode_tree(options)) is dict for options in groups)
+            and slots.keys() <= {name for group in params for name in group}
+            and all(_are_pairs(of_one) for of_one in slots.values())
+        ):
+            return params, groups, slots
+    raise TreeFormatError(f"the index entry of optimizer {key[:200]!r} is malformed")
+
+
+def _are_pairs(value: Any) -> bool:
+    return type(value) is list and all(type(pair) is list and len(pair) == 2 for pair in value)
 
 
 def _encode_slots(

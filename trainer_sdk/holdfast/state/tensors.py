@@ -113,4 +113,4 @@ def refuse_unsupported(name: str, tensor: torch.Tensor) -> None:
     if tensor.device.type == "meta":
         raise UnsupportedStateError(name, "it is on the meta device and has no bytes", "materialise it with to_empty()")
     if dtype_name(tensor.dtype) not in ITEM_BYTES:
-        raise UnsupportedStateError(name, f"dtype {tensor.dtype} is not a whole number of bytes", "view it as uint8")
+        raise UnsupportedStateError(name, f"holdfast cannot store the dtype {tensor.dtype}", "view it as uint8")
