@@ -32,7 +32,7 @@ HoldfastError
 │   ├── SignatureInvalid
 │   └── TicketExpired
 ├── ServiceUnavailable          try again later
-│   ├── StoreUnavailable  DatabaseUnavailable  Busy  BodyTooSlow  TooManyFailures
+│   ├── StoreUnavailable  DatabaseUnavailable  Busy  BodyTooSlow  TooManyFailures  CatalogWentBack
 ├── StoreProblem                an operator must act
 │   ├── StoreFull
 │   └── StoreRefused
@@ -352,6 +352,10 @@ class BodyTooSlow(ServiceUnavailable):
 
 class TooManyFailures(ServiceUnavailable):
     code = ProblemCode.TOO_MANY_FAILURES
+
+
+class CatalogWentBack(ServiceUnavailable):
+    code = ProblemCode.CATALOG_WENT_BACK
 
 
 class StoreProblem(HoldfastError):

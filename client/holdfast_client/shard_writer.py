@@ -53,7 +53,7 @@ class ShardWriter:
         self._client = client
         self._brief_client = brief_client or client
         self._rank = rank
-        self._fence = Fence(epoch=begin.epoch, attempt=begin.attempt)
+        self._fence = Fence(epoch=begin.epoch, attempt=begin.attempt, launch_id=begin.launch_id)
         self._workers = workers
         self._uploader: ShardUploader | None = None
         self._stopped = threading.Event()

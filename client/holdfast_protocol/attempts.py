@@ -10,16 +10,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, since
-from holdfast_protocol.fencing import Fence
+from holdfast_protocol.fencing import Fence, LaunchId
 from holdfast_protocol.restore import PassedOver, RestorePoint
 from holdfast_protocol.states import AttemptOutcome, Doing
-
-LaunchId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 
 class OpenAttempt(Request):

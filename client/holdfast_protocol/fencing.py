@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
 
-from holdfast_protocol.base import Request
+from pydantic import Field, StringConstraints
+
+from holdfast_protocol.base import Request, since
+
+LaunchId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 
 class Fence(Request):
@@ -12,3 +16,9 @@ class Fence(Request):
 
     epoch: int = Field(ge=1, description="The catalog's epoch (protocol rule 5).")
     attempt: int = Field(ge=1)
+    launch_id: LaunchId | None = Field(
+        default=None,
+        json_schema_extra=since(4),
+        description="Of the launch that opened the attempt: a database that fails over to an older copy gives the "
+        "number to another one. Null: a client of before 1.4, which is compared by its number alone.",
+    )

@@ -67,6 +67,7 @@ class ProblemCode(StrEnum):
     BUSY = "busy"
     BODY_TOO_SLOW = "body_too_slow"
     TOO_MANY_FAILURES = "too_many_failures"
+    CATALOG_WENT_BACK = "catalog_went_back"
     # An operator must act.
     STORE_FULL = "store_full"
     STORE_REFUSED = "store_refused"
@@ -128,6 +129,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.BUSY: ProblemKind(503, "Too busy; try again", retryable=True),
     ProblemCode.BODY_TOO_SLOW: ProblemKind(408, "The body did not come in time", retryable=True),
     ProblemCode.TOO_MANY_FAILURES: ProblemKind(429, "Too many calls with wrong tokens", retryable=True),
+    ProblemCode.CATALOG_WENT_BACK: ProblemKind(503, "The catalog went back to an older state", retryable=True),
     ProblemCode.STORE_FULL: ProblemKind(507, "The store is full"),
     ProblemCode.STORE_REFUSED: ProblemKind(502, "The store refuses the service"),
     ProblemCode.INTERNAL: ProblemKind(500, "A bug in the service"),

@@ -88,3 +88,8 @@ class CatalogCheck(Reply):
     epoch: int
     stores: list[StoreCheck]
     away: list[str]
+    went_back: str | None = Field(
+        default=None,
+        description="What the database had acknowledged and has lost, as the service's processes remember it; null: "
+        "nothing is known to be lost, or it was accepted.",
+    )

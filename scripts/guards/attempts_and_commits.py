@@ -22,6 +22,22 @@ GUARDS = (
         ("tests/trainer/test_rollback.py",),
     ),
     Guard(
+        "protocol-36",
+        "the fence does not say which launch it is of",
+        "service/holdfast_service/catalog/fencing.py",
+        "    if not is_of_launch(attempt, fence):",
+        "    if False:",
+        ("tests/service/test_fence_names_the_launch.py",),
+    ),
+    Guard(
+        "protocol-36",
+        "a database that lacks what this process was acknowledged is taken for whole",
+        "service/holdfast_service/catalog/went_back.py",
+        "    if lost is not None:",
+        "    if False:",
+        ("tests/service/test_database_went_back.py",),
+    ),
+    Guard(
         "protocol-4",
         "a late save is adopted by an attempt that saves steps of its own already",
         "service/holdfast_service/commit/late.py",

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 import holdfast_service.operations.claim
 import holdfast_service.records.due
 from holdfast_service.attend import tick as attend
+from holdfast_service.catalog.history import HistoryKeeper, settle_history
 from holdfast_service.catalog.processes import ProcessKind
 from holdfast_service.catalog.rounds import Backlog, Round, RoundReport
 from holdfast_service.collect import sweep_tick as sweep
@@ -102,6 +103,7 @@ class StoresReport(RoundReport):
 
 def _watch_stores(context: ServiceContext) -> StoresReport:
     problems = {attached.role.value: attached.watch.tick() for attached in context.stores}
+    settle_history(context)  # so a process without traffic notices it too
     away = tuple(role for role, problem in problems.items() if problem is not None)
     return StoresReport(away=away, error=next((f"{role}: {problems[role]}" for role in away), None))
 
@@ -114,6 +116,7 @@ class Background:
     ) -> None:
         self._context = context
         self._presence = Presence(context, kind)
+        self._history = HistoryKeeper(context)
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name=f"holdfast-{each.name}", daemon=True)
             for each in rounds
@@ -124,6 +127,7 @@ class Background:
     def start(self) -> None:
         """Raises ProblemError if the database is away."""
         self._presence.enter()
+        self._history.start()
         for thread in self._threads:
             thread.start()
 

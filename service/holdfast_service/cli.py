@@ -122,7 +122,13 @@ def token_command(  # noqa: PLR0917 (typer calls it by keyword)
     sys.stdout.write(f"{text}\n")
 
 
-def new_epoch_command(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+def new_epoch_command(
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Of a clone for tests: what it lacks of the original is given up.")
+    ] = False,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
     from holdfast_service.catalog.audit import Actor
     from holdfast_service.catalog.epoch import raise_epoch
     from holdfast_service.service import open_database
@@ -130,7 +136,7 @@ def new_epoch_command(data_dir: DataDir = None, database_url: DatabaseUrl = None
     with _failures_said():
         database = open_database(_settings(data_dir=data_dir, database_url=database_url))
         try:
-            epoch = raise_epoch(database, Actor.at_the_database())
+            epoch = raise_epoch(database, Actor.at_the_database(), accept_loss=accept_loss)
         finally:
             database.dispose()
     sys.stdout.write(

@@ -10,20 +10,25 @@ import os
 import random
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, create_engine, event, make_url
+import structlog
+from sqlalchemy import Engine, create_engine, event, make_url, update
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
 
 from holdfast_protocol.problems import ProblemCode
-from holdfast_service.errors import ProblemError
+from holdfast_service.catalog.memory import INFO, Memory
+from holdfast_service.catalog.tables import CatalogIdentity
+from holdfast_service.errors import ProblemError, WentBackError
 
 Result = TypeVar("Result")
+
+_log = structlog.get_logger("holdfast.database")
 
 _NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse.", "9p", "lustre", "ceph", "glusterfs", "afs", "beegfs", "gpfs")
 _RETRYABLE_SQLSTATES = {"40001", "40P01"}  # serialization failure, deadlock detected
@@ -47,7 +52,8 @@ class Database:
         self.url = parsed
         self.is_postgres = parsed.get_backend_name() == "postgresql"
         self.engine = self._postgres() if self.is_postgres else self._sqlite()
-        self._sessions = sessionmaker(self.engine, expire_on_commit=False)
+        self.memory = Memory()
+        self._sessions = sessionmaker(self.engine, expire_on_commit=False, info={INFO: self.memory})
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -55,13 +61,13 @@ class Database:
 
         Commits when the block ends; a lost database is `database_unavailable`, which a client retries.
         """
-        with self._translated(), self._sessions.begin() as session:
+        with self._translated(), self._noticing(), self._sessions.begin() as session:
             yield session
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session that only reads; nothing is written at its end, and SQLite writers are not kept waiting."""
-        with self._translated(), self._sessions() as session:
+        with self._translated(), self._noticing(), self._sessions() as session:
             session.connection(execution_options={"holdfast_read_only": True})
             yield session
             # Closing ends the transaction; a rollback here would also empty the rows that the caller keeps.
@@ -70,7 +76,7 @@ class Database:
         """Run `work` in a transaction, again after a deadlock or a serialization failure. `work` must be repeatable."""
         for remaining in range(tries - 1, -1, -1):
             try:
-                with self._sessions.begin() as session:
+                with self._noticing(), self._sessions.begin() as session:
                     return work(session)
             except OperationalError as error:
                 if getattr(error.orig, "sqlstate", None) not in _RETRYABLE_SQLSTATES or not remaining:
@@ -82,8 +88,33 @@ class Database:
                 raise _not_keepable() from None
         raise AssertionError("unreachable")
 
+    def note_went_back(self, lost: Sequence[str]) -> None:
+        """For all processes, until an operator has accepted it. What was noted first stays."""
+        _log.error("database_went_back", lost=lost)
+        noted = (
+            update(CatalogIdentity)
+            .where(CatalogIdentity.went_back.is_(None))
+            .values(
+                went_back="; ".join(lost) or "nothing that this process can name", went_back_epoch=CatalogIdentity.epoch
+            )
+        )
+        with self._sessions.begin() as session:
+            session.execute(noted, execution_options={"synchronize_session": False})
+
     def dispose(self) -> None:
         self.engine.dispose()
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Around a transaction: that it found the database gone back outlives its rollback."""
+        try:
+            yield
+        except WentBackError as error:
+            if not error.noticed:
+                with suppress(DBAPIError):  # who asks next finds it again
+                    self.note_went_back(error.lost)
+                    error.noticed = True
+            raise
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast_protocol.problems import PROBLEM_KINDS, ProblemCode
@@ -22,3 +23,19 @@ class ProblemError(Exception):
     @property
     def status(self) -> int:
         return PROBLEM_KINDS[self.code].status
+
+
+class WentBackError(ProblemError):
+    """The database has lost changes that it had acknowledged: `lost`, in words, for operators alone. `noticed`: that is
+    in the catalog already."""
+
+    def __init__(self, lost: Sequence[str], *, noticed: bool = False) -> None:
+        super().__init__(
+            ProblemCode.CATALOG_WENT_BACK,
+            "The service's database went back to an older state and has lost changes that it had acknowledged. Nothing "
+            "of a job is written, no restore point is chosen and nothing is deleted until an operator has looked: "
+            "stop the service, run `holdfast admin new-epoch`, start it, run `holdfast catalog check`, and then either "
+            "`holdfast catalog rebuild` into an empty database or `holdfast store adopt --accept-loss`.",
+        )
+        self.lost = tuple(lost)
+        self.noticed = noticed

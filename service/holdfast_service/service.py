@@ -15,6 +15,8 @@ from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_store import SETTING_OF_ROLE, AttachedStore
 from holdfast_service.auth.make_token import check_entropy
 from holdfast_service.catalog.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
+from holdfast_service.catalog.durability import what_can_be_lost
+from holdfast_service.catalog.history import begin_history, keep_history
 from holdfast_service.catalog.notifier import CommitNotifier
 from holdfast_service.catalog.place import MOVED, settle_place
 from holdfast_service.catalog.save_advice import SaveAdvice
@@ -58,7 +60,7 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
     except BaseException:
         database.dispose()
         raise
-    return ServiceContext(
+    context = ServiceContext(
         settings=settings,
         database=database,
         store=stores[0].store,
@@ -72,6 +74,10 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
         reading_pace=ReadingPace(settings.prove_bytes_per_second),
         save_advice=SaveAdvice(settings, database),
     )
+    begin_history(context)
+    for sentence in what_can_be_lost(database):
+        _log.warning("acknowledged_commits_can_be_lost", reason=sentence)
+    return context
 
 
 def open_database(settings: ServiceSettings) -> Database:
@@ -114,6 +120,7 @@ def _close_data_folder(folder: Path) -> None:
 
 
 def close_service(context: ServiceContext) -> None:
+    keep_history(context)
     for attached in context.stores:
         attached.store.close()
     context.database.dispose()

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import structlog
 
+from holdfast_service.catalog.kept_memory import KeptMemory
 from holdfast_service.catalog.newer_records import NewerRecords
 from holdfast_service.catalog.ownership import Ownership
 from holdfast_service.catalog.store_row import ForeignStoreError, settle
@@ -36,6 +37,7 @@ class StoreWatch:
         self._identity = identity
         self.ownership = Ownership(database, store, identity)
         self.newer_records = NewerRecords(database, store, identity.epoch)
+        self.kept_memory = KeptMemory(database, store, identity)
         store.guard_changes(self.ownership)
         self._lock = threading.Lock()
         self.problem: str | None = "The store was not asked yet."

@@ -21,7 +21,7 @@ from tests.support.processes import ServerProcess
 
 _SETTINGS = {
     "fsync": "off",  # a test's data need not outlive the machine
-    "synchronous_commit": "off",
+    "synchronous_commit": "on",  # a killed server must not forget what it has acknowledged
     "full_page_writes": "off",
     "max_connections": "200",
     "shared_buffers": "64MB",

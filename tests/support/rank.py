@@ -64,7 +64,7 @@ class Job:
             body["create"] = create
         self.opened = answer(http.post(f"{self.base}/attempts", json=body))
         self.number: int = self.opened["attempt"]
-        self.fence = {"epoch": self.opened["epoch"], "attempt": self.number}
+        self.fence = {"epoch": self.opened["epoch"], "attempt": self.number, "launch_id": self.launch_id}
 
     def call(self, method: str, path: str, **body: Any) -> Any:
         return answer(self.http.request(method, path, json=self.fence | body))

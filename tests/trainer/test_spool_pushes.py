@@ -49,7 +49,9 @@ class Spooled:
         launch_id = os.urandom(16).hex()
         opened = open_attempt(self.client, self.run, launch_id, world_size=2, host="node1", environment={}, create=None)
         return SimpleNamespace(
-            fence=Fence(epoch=opened.epoch, attempt=opened.attempt), launch_id=launch_id, number=opened.attempt
+            fence=Fence(epoch=opened.epoch, attempt=opened.attempt, launch_id=launch_id),
+            launch_id=launch_id,
+            number=opened.attempt,
         )
 
     def keep(self, rank):

@@ -42,6 +42,7 @@ class Heart:
         opened: AttemptOpened,
         account: TrainingAccount,
         *,
+        fence: Fence,
         note: Callable[[BaseException], None],
         take_interval: Callable[[float], None],
     ) -> None:
@@ -49,7 +50,7 @@ class Heart:
         self._run = run
         self._rank = rank
         self._opened = opened
-        self._fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
+        self._fence = fence
         self._account = account
         self._note = note
         self._take_interval = take_interval

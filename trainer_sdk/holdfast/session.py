@@ -124,7 +124,7 @@ class Session:
 
     @property
     def fence(self) -> Fence:
-        return Fence(epoch=self.opened.epoch, attempt=self.opened.attempt)
+        return Fence(epoch=self.opened.epoch, attempt=self.opened.attempt, launch_id=self.launch_id)
 
     def ready_to_save(self) -> None:
         """Opens the attempt if need be. Collective at the first call. Raises NotRestored where that would leave
@@ -224,6 +224,7 @@ class Session:
             self.ranks.rank,
             opened,
             self.account,
+            fence=self.fence,
             note=self.note,
             take_interval=self._take_interval,
         )

@@ -197,8 +197,7 @@ class ShardUploader:
 
     def _negotiate(self, offers: list[ChunkOffer], finished: list[str]) -> ChunksNegotiated:
         request = NegotiateChunks(
-            epoch=self._fence.epoch,
-            attempt=self._fence.attempt,
+            **self._fence.model_dump(),
             chunks=offers,
             finished=finished,
             mount_proof=self._client.mount.proof(),

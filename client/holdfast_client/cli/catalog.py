@@ -64,7 +64,7 @@ def check(
         show_json(found)
     else:
         _show(found)
-    if found.away or any(each.findings for each in found.stores):
+    if found.went_back or found.away or any(each.findings for each in found.stores):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -80,5 +80,11 @@ def _show(found: CatalogCheck) -> None:
             sys.stdout.writelines(f"    {example}\n" for example in finding.examples)
         if not store.findings:
             sys.stdout.write("  nothing differs\n")
+    if found.went_back:
+        sys.stdout.write(
+            f"The database went back to an older state. It has lost: {found.went_back}.\n"
+            "  `holdfast catalog rebuild` into an empty database brings back what has a record above. "
+            "`holdfast store adopt --accept-loss` gives it up.\n"
+        )
     for line in found.away:
         sys.stdout.write(f"{line}\n")

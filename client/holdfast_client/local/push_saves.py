@@ -14,6 +14,7 @@ from holdfast_client.errors import HoldfastError, NotFound, OffLineBranch, Servi
 from holdfast_client.local.push import belongs_here, push_late
 from holdfast_client.local.saves import SaveKey, SpooledSave
 from holdfast_client.local.tier import LocalTier
+from holdfast_protocol.attempts import AttemptView
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.counted import counted
 from holdfast_protocol.fencing import Fence
@@ -50,7 +51,8 @@ class SavePusher:
         return self._outcome(save, views[-1])
 
     def _push_shards(self, save: SpooledSave) -> list[CheckpointView]:
-        fence = Fence(epoch=self._epoch, attempt=self._newest_attempt(save.key))
+        newest = self._newest_attempt(save.key)
+        fence = Fence(epoch=self._epoch, attempt=newest.number, launch_id=newest.launch_id)
         with TransferWorkers() as workers:
             return [
                 push_late(
@@ -64,11 +66,11 @@ class SavePusher:
                 for record in save.records
             ]
 
-    def _newest_attempt(self, key: SaveKey) -> int:
+    def _newest_attempt(self, key: SaveKey) -> AttemptView:
         newest_first = self._client.attempts(key.project, key.run, limit=1).items
         if not newest_first:
             raise NotFound(f"{key.run_name} has no attempts")
-        return newest_first[0].number
+        return newest_first[0]
 
     def _outcome(self, save: SpooledSave, view: CheckpointView) -> Outcome:
         if view.state is not CheckpointState.COMMITTED:

@@ -13,10 +13,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from holdfast_protocol.attempts import LaunchId
 from holdfast_protocol.base import Digest, Name
 from holdfast_protocol.canonical_json import DocumentError, canonical_bytes, parse
 from holdfast_protocol.checkpoints import Component, ComponentName, HealthVerdict, IndexOrdinals, Metrics, Step
+from holdfast_protocol.fencing import LaunchId
 from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import CheckpointKind
 

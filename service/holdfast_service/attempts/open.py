@@ -24,11 +24,14 @@ from holdfast_service.attempts.quarantine import break_crash_loop
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
 from holdfast_service.catalog.declared import first_components
+from holdfast_service.catalog.history import settle_history
+from holdfast_service.catalog.memory import note_change
 from holdfast_service.catalog.reach import Reach, reach_of
 from holdfast_service.catalog.record_names import RecordKind
 from holdfast_service.catalog.record_outbox import subject_changed
 from holdfast_service.catalog.restore_choice import choose_restore_point
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
+from holdfast_service.catalog.went_back import refuse_if_went_back
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
@@ -47,8 +50,10 @@ def open_attempt(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: OpenAttempt
 ) -> AttemptOpened:
     """The same launch gets its number back. Raises `attempt_conflict` if another attempt was opened since `after`,
-    `stale_attempt` for a launch that was fenced meanwhile, and what finding or making the run raises.
+    `stale_attempt` for a launch that was fenced meanwhile, `catalog_went_back`, and what finding or making the
+    run raises.
     """
+    settle_history(context)
     reach = reach_of(context)
     breaks_after = context.settings.crash_loop_attempts
     opened = context.database.run(
@@ -80,6 +85,7 @@ def _open(
     reach: Reach | None,
     breaks_after: int,
 ) -> _Opened:
+    refuse_if_went_back(session)
     run = find_or_make_run(session, caller, project_name, run_name, request.create)
     run = session.execute(
         select(Run).where(Run.id == run.id).with_for_update(), execution_options={"populate_existing": True}
@@ -105,6 +111,7 @@ def _open(
         attempt.offered_id = None if decision.restore_point is None else decision.restore_point.checkpoint_id
     if run.latest_attempt != known:
         subject_changed(session, RecordKind.RUN, run.id, run.project_id)
+        note_change(session, f"attempt {attempt.number} of {project_name}/{run_name} was opened")
     return _Opened(attempt.number, run.id, decision, first_components(session, run.id), aborted)
 
 

@@ -11,6 +11,7 @@ from holdfast_protocol.fencing import Fence
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AttemptOutcome
 from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.fencing import is_of_launch
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.catalog.tables import Attempt
 from holdfast_service.clock import database_now
@@ -28,25 +29,25 @@ def hearing_the_refused(
         yield
     except ProblemError as error:
         if error.code is ProblemCode.STALE_ATTEMPT and fence.epoch == context.epoch:
-            _note(context, caller, project_name, run_name, fence.attempt)
+            _note(context, caller, project_name, run_name, fence)
         raise
 
 
-def _note(context: ServiceContext, caller: Principal, project_name: str, run_name: str, number: int) -> None:
+def _note(context: ServiceContext, caller: Principal, project_name: str, run_name: str, fence: Fence) -> None:
     with context.database.transaction() as session:
         _, run = run_named(session, caller, project_name, run_name)
         attempt = session.scalar(
             select(Attempt)
             .where(
                 Attempt.run_id == run.id,
-                Attempt.number == number,
+                Attempt.number == fence.attempt,
                 Attempt.refused_at.is_(None),
                 Attempt.outcome.in_((AttemptOutcome.FENCED, AttemptOutcome.LOST)),
             )
             .with_for_update(),
             execution_options={"populate_existing": True},
         )
-        if attempt is None or attempt.number == run.latest_attempt:
+        if attempt is None or attempt.number == run.latest_attempt or not is_of_launch(attempt, fence):
             return
         attempt.refused_at = database_now(session)
         if attempt.rolled_back_at is None:

@@ -8,6 +8,7 @@ from holdfast_protocol.attempts import AttemptView, ResumedFrom
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.fencing import pass_fence
+from holdfast_service.catalog.memory import note_change
 from holdfast_service.catalog.record_names import RecordKind
 from holdfast_service.catalog.record_outbox import subject_changed
 from holdfast_service.catalog.resolve import run_named
@@ -35,6 +36,7 @@ def record_resumed_from(
                 attempt.cut_at = database_now(session)
             session.flush()
             subject_changed(session, RecordKind.RUN, run.id, run.project_id)
+            note_change(session, f"attempt {attempt.number} of {project_name}/{run_name} resumed")
         return attempt_view(attempt)
 
 

@@ -8,6 +8,8 @@ from sqlalchemy import select
 from holdfast_protocol.server import Readiness, ReadinessCheck
 from holdfast_protocol.states import StoreRole
 from holdfast_service.catalog.attachments import what_differs
+from holdfast_service.catalog.durability import what_can_be_lost
+from holdfast_service.catalog.history import settle_history
 from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.context import Context, ServiceContext
 from holdfast_service.errors import ProblemError
@@ -58,7 +60,7 @@ def _check_database(context: ServiceContext) -> list[ReadinessCheck]:
             ReadinessCheck(name="migrations", ok=False, detail="Unknown while the database does not answer."),
         ]
     if epoch == context.epoch:
-        database = ReadinessCheck(name="database", ok=True, detail="It answers.")
+        database = _check_history(context)
     else:
         database = ReadinessCheck(
             name="database",
@@ -67,6 +69,16 @@ def _check_database(context: ServiceContext) -> list[ReadinessCheck]:
         )
     detail = "All applied." if pending is None else f"The revision {pending} is not applied. Restart the service."
     return [database, ReadinessCheck(name="migrations", ok=pending is None, detail=detail)]
+
+
+def _check_history(context: ServiceContext) -> ReadinessCheck:
+    """Also what its settings can lose: that is a warning, and nothing to stop for."""
+    try:
+        settle_history(context)
+        lossy = what_can_be_lost(context.database)
+    except ProblemError as error:
+        return ReadinessCheck(name="database", ok=False, detail=error.detail)
+    return ReadinessCheck(name="database", ok=True, detail=" ".join(["It answers.", *lossy]))
 
 
 def _check_stores(context: ServiceContext) -> ReadinessCheck:

@@ -14,6 +14,7 @@ from holdfast_protocol.states import Health
 from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.custody_tables import AuditEvent
+from holdfast_service.catalog.memory import note_change
 from holdfast_service.catalog.webhook_outbox import leave_calls
 from holdfast_service.clock import database_now
 
@@ -79,6 +80,7 @@ def record_event(
         after=after,
     )
     session.add(event)
+    note_change(session, f"{action} by {actor.name}" + (f" of {checkpoint_id}" if checkpoint_id else ""))
     call = _webhook_event(action, before or {}, after or {})
     if call is not None and project_id is not None:
         session.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import select, update
 
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CopyState
+from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.place import settle_place
@@ -29,8 +29,9 @@ class NotCheckedError(ProblemError):
         super().__init__(ProblemCode.STORE_FOREIGN, detail)
 
 
-def raise_epoch(database: Database, actor: Actor) -> int:
-    """The new epoch. A running service of the old one says so in /readyz and must be started again.
+def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) -> int:
+    """The new epoch. A running service of the old one says so in /readyz and must be started again. `accept_loss`: what
+    the database was found to have lost is given up with no look at a store, as for a clone that owns none.
 
     Every record is due again: what is beside the data may be newer than a catalog that was restored, and is outdone
     once the store is adopted.
@@ -40,6 +41,8 @@ def raise_epoch(database: Database, actor: Actor) -> int:
     with database.transaction() as session:
         identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
         identity.epoch += 1
+        if accept_loss:
+            identity.went_back = None
         session.execute(
             update(Copy).where(Copy.state == CopyState.VERIFIED).values(state=CopyState.SUSPECT, leased_until=None),
             execution_options=unsynchronized,
@@ -62,6 +65,7 @@ def adopt_store(context: ServiceContext, attached: AttachedStore, actor: Actor, 
     """
     with context.database.transaction() as session:
         identity = session.execute(select(CatalogIdentity)).scalar_one()
+        went_back = identity.went_back
         row = session.execute(select(StoreRow).where(StoreRow.id == attached.store_id)).scalar_one()
         if identity.epoch != context.epoch:
             raise NotCheckedError(f"The catalog is at epoch {identity.epoch}. Start the service again.")
@@ -70,6 +74,10 @@ def adopt_store(context: ServiceContext, attached: AttachedStore, actor: Actor, 
                 f"The {attached.role} store was not compared with the catalog in epoch {identity.epoch}. Run "
                 "`holdfast catalog check` first."
             )
+        if identity.went_back is not None:
+            _refuse_what_was_lost(identity, accept_loss=accept_loss)
+            if attached.role is StoreRole.PRIMARY:
+                identity.went_back = None
         if not row.checked_whole and not accept_loss:
             raise NotCheckedError(
                 f"The check of {row.checked_at:%Y-%m-%d %H:%M} UTC found in the {attached.role} store what adopting "
@@ -79,9 +87,23 @@ def adopt_store(context: ServiceContext, attached: AttachedStore, actor: Actor, 
             session,
             actor,
             "store.adopt",
+            before={"went_back": went_back} if went_back else None,
             after={"store": attached.role, "epoch": identity.epoch, "whole": row.checked_whole},
         )
     marker = Marker(context.catalog_id, context.epoch, attached.store_id)
     with attached.watch.ownership.opened():
         write_marker(attached.store, marker)
     return marker
+
+
+def _refuse_what_was_lost(identity: CatalogIdentity, *, accept_loss: bool) -> None:
+    if identity.went_back_epoch == identity.epoch:
+        raise NotCheckedError(
+            "The database went back to an older state in this epoch: what it says of copies may be wrong, and jobs of "
+            "before may be alive. Stop the service, run `holdfast admin new-epoch`, start it, and check again."
+        )
+    if not accept_loss:
+        raise NotCheckedError(
+            f"The database went back to an older state and has lost: {identity.went_back}. `holdfast catalog check` "
+            "names what is left of it beside the data. Rebuild the catalog from there, or adopt with --accept-loss."
+        )

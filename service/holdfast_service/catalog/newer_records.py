@@ -16,14 +16,17 @@ from collections.abc import Iterable, Iterator
 from sqlalchemy import select
 
 from holdfast_protocol.states import CheckpointState
+from holdfast_service.catalog.memory import note_change
 from holdfast_service.catalog.record_names import FOLDER, RecordKind
 from holdfast_service.catalog.record_scan import FoundRecord, scan_records
 from holdfast_service.catalog.tables import Checkpoint, Project
+from holdfast_service.catalog.went_back import prove_history
 from holdfast_service.database import Database
+from holdfast_service.errors import WentBackError
 from holdfast_service.stores.base import Store, StoreNotOurs
 
-# A database is put back while its processes are stopped, so the first answer of each process is what counts; it is
-# asked anew all the same. A no is asked again soon, for somebody who waits for it.
+# It is a long listing, and not asked for each deletion. What an earlier answer allows is proven each time instead: the
+# database is on the same server as then, and still has the mark that was left when it was asked.
 _FRESH_SECONDS = 24 * 3600.0
 _AGAIN_SECONDS = 600.0
 _ROWS = 500
@@ -40,19 +43,33 @@ class NewerRecords:
         self._epoch = epoch
         self._asking = threading.Lock()
         self._ask_again_at = float("-inf")
+        self._asked_on: str | None = None
         self.last_problem: str | None = None
 
     def refuse(self) -> None:
         """Before something is deleted. Raises StoreNotOurs, and StoreError if the store does not tell."""
         with self._asking:
-            if time.monotonic() >= self._ask_again_at:
-                with self._database.read() as session:
-                    projects = session.scalars(select(Project.id).order_by(Project.id)).all()
-                self.last_problem = self.problem(projects)
-                seconds = _FRESH_SECONDS if self.last_problem is None else _AGAIN_SECONDS
-                self._ask_again_at = time.monotonic() + seconds
+            try:
+                server = prove_history(self._database)
+            except WentBackError as error:
+                raise StoreNotOurs(error.detail) from None
+            if server != self._asked_on or time.monotonic() >= self._ask_again_at:
+                self._ask()
+                self._asked_on = server
             if self.last_problem is not None:
                 raise StoreNotOurs(self.last_problem)
+
+    def _ask(self) -> None:
+        # Before the listing: a database that has this mark later is not older than the answer.
+        with self._database.transaction() as session:
+            note_change(session, "the records beside the data were compared")
+            projects = session.scalars(select(Project.id).order_by(Project.id)).all()
+        self._asked_on = None
+        self.last_problem = self.problem(projects)
+        seconds = _FRESH_SECONDS if self.last_problem is None else _AGAIN_SECONDS
+        self._ask_again_at = time.monotonic() + seconds
+        if self.last_problem is not None:
+            self._database.note_went_back([self.last_problem.partition(":")[0]])
 
     def problem(self, project_ids: Iterable[str]) -> str | None:
         """What is wrong and what to do, asked anew of these projects; None if nothing is. Raises StoreError."""

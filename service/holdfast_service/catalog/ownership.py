@@ -18,7 +18,9 @@ from sqlalchemy import select
 from holdfast_service.catalog.place import MOVED, place_of
 from holdfast_service.catalog.store_row import ForeignStoreError, read_marker
 from holdfast_service.catalog.tables import CatalogIdentity
+from holdfast_service.catalog.went_back import prove_history
 from holdfast_service.database import Database
+from holdfast_service.errors import WentBackError
 from holdfast_service.stores.base import ObjectMissing, Store, StoreError, StoreNotOurs
 
 # A yes is good for so long: a collector asks for each object that it deletes.
@@ -57,6 +59,10 @@ class Ownership:
         """Why nothing may be changed, asked anew; None if it may. Raises StoreError if the store is away."""
         with self._database.read() as session:
             identity = session.execute(select(CatalogIdentity)).scalar_one()
+        try:
+            prove_history(self._database)
+        except WentBackError as error:
+            return error.detail
         if identity.place is not None and self._place is not None and identity.place != self._place:
             return MOVED
         if identity.epoch != self._epoch or identity.rebuilding_from is not None:

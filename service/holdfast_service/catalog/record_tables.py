@@ -51,6 +51,17 @@ class WrittenRecord(Table):
     __table_args__ = (Index("ix_written_records_store_id_kind", "store_id", "kind"),)
 
 
+class HistoryMark(Table):
+    """How many changes one slot of one process's memory has seen acknowledged (`memory.py`). Each process writes its
+    own, and a copy of the numbers lies beside the data."""
+
+    __tablename__ = "history_marks"
+    memory_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    slot: Mapped[int] = mapped_column(Integer, primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger)
+    moved_at: Mapped[datetime] = mapped_column(Moment)
+
+
 class FoundEncoding(Table):
     """Only while a catalog is rebuilt: how an object of this size holds this chunk, as the records tell it. The store's
     listing, which comes afterwards, knows sizes and no codecs."""

@@ -59,6 +59,10 @@ class CatalogIdentity(Table):
     # Which database this is. A copy of it somewhere else is known by that, whatever else it says of itself.
     place: Mapped[str | None] = mapped_column(Text)
     rebuilding_from: Mapped[str | None] = mapped_column(Text)  # a rebuild began and has not ended
+    # What the database has lost of what it had acknowledged, until an operator has accepted it; and in which epoch that
+    # was found (rule 36).
+    went_back: Mapped[str | None] = mapped_column(Text)
+    went_back_epoch: Mapped[int | None] = mapped_column(Integer)
 
 
 class Store(Table):

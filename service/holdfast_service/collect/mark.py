@@ -18,7 +18,9 @@ from holdfast_protocol.states import CopyState
 from holdfast_service.catalog.candidates import leave_candidates
 from holdfast_service.catalog.copies import object_key
 from holdfast_service.catalog.custody_tables import CollectCandidate
+from holdfast_service.catalog.memory import note_change
 from holdfast_service.catalog.tables import Chunk, ChunkListEntry, Copy, ShardChunk
+from holdfast_service.catalog.went_back import refuse_if_went_back
 from holdfast_service.collect.garbage import THERE, UNWRITTEN, Question
 from holdfast_service.context import ServiceContext
 from holdfast_service.stores.base import ObjectKey
@@ -53,12 +55,15 @@ class Marked:
 
 def mark(session: Session, context: ServiceContext, store_ids: Collection[int]) -> Marked:
     """Of at most BATCH candidates and BATCH uploads that nobody finished; and what a process that died had marked."""
+    refuse_if_went_back(session)
     question = Question.now_of(session, context, store_ids)
     candidates = _due_candidates(session, question)
     wanted = {*candidates, *_unwritten(session, question)}
     doomed, forgotten = _look_at(session, context, question, candidates, wanted) if wanted else ([], 0)
     doomed += _claim(session, context, question, _left_by_the_dead(session, question))
     leave_candidates(session, {each.chunk_id for each in doomed})
+    if doomed:
+        note_change(session, f"{len(doomed)} copies were marked for deletion")
     return Marked(doomed, forgotten, len(candidates))
 
 

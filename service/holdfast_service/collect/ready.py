@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.commit_records import remove_due_records
+from holdfast_service.catalog.history import settle_history
 from holdfast_service.catalog.store_row import ForeignStoreError, deletes_are_allowed
 from holdfast_service.context import ServiceContext
+from holdfast_service.errors import WentBackError
 from holdfast_service.stores.base import StoreError, StoreNotOurs
 
 _log = logging.getLogger(__name__)
@@ -42,9 +44,12 @@ def ready_stores(context: ServiceContext) -> Ready:
 def why_not(context: ServiceContext, attached: AttachedStore) -> str | None:
     """Why nothing may be deleted from it now; None if it may."""
     try:
+        settle_history(context)
         allowed = deletes_are_allowed(attached.store, context.catalog_id, context.epoch)
         if allowed:
             remove_due_records(context, attached)  # before any chunk (rule 30); it may have been away until now
+    except WentBackError as error:
+        return error.detail
     except (ForeignStoreError, StoreNotOurs) as error:
         return str(error)
     except StoreError as error:

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.states import CopyState
 from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.custody_tables import CollectCandidate
+from holdfast_service.catalog.history import keep_history
 from holdfast_service.catalog.rounds import Backlog, RoundReport
 from holdfast_service.catalog.tables import Copy
 from holdfast_service.clock import database_now
@@ -59,6 +60,8 @@ def collect(
         if not able or context.stopping.is_set():
             break
         marked = context.database.run(partial(mark, context=context, store_ids=able))
+        if marked.doomed:
+            keep_history(context)  # a database that forgets these marks must not find their chunks present
         deleted.add(delete_marked(context, marked.doomed))
         forgotten += marked.forgotten_chunks
         on_step(deleted.copies)

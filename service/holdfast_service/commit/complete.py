@@ -19,6 +19,7 @@ from holdfast_protocol.states import CheckpointState, Health, ShardState
 from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.catalog.copies import is_usable_by
 from holdfast_service.catalog.declared import first_components
+from holdfast_service.catalog.memory import note_change
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 from holdfast_service.catalog.webhook_outbox import leave_calls
 from holdfast_service.catalog.writing import Writing
@@ -52,6 +53,7 @@ def complete_if_whole(session: Session, writing: Writing, store_id: int, now: da
         _cut_the_line(session, writing.attempt, now)
     if checkpoint.health == Health.DIVERGED:
         _tell_diverged(session, writing)
+    note_change(session, f"step {checkpoint.step} of {writing.project.name}/{writing.run.name} was committed")
     return True
 
 

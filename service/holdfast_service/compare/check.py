@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import CatalogCheck, StoreCheck
 from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.audit import Actor, record_event
+from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.catalog.tables import Store as StoreRow
 from holdfast_service.clock import database_now
 from holdfast_service.compare.copies import CopyCheck, compare_copies
@@ -48,7 +49,9 @@ def check_catalog(
             failure = error
     if failure is not None and not stores:
         raise failure
-    return CatalogCheck(epoch=context.epoch, stores=stores, away=away)
+    with context.database.read() as session:
+        went_back = session.scalar(select(CatalogIdentity.went_back))
+    return CatalogCheck(epoch=context.epoch, stores=stores, away=away, went_back=went_back)
 
 
 def _check_store(

@@ -26,10 +26,12 @@ from holdfast_protocol.states import CheckpointState
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.commit_records import remove_record
 from holdfast_service.catalog.custody_tables import Controller
+from holdfast_service.catalog.history import settle_history
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.proven import PROVEN_POINTS
 from holdfast_service.catalog.rounds import Backlog, RoundReport
 from holdfast_service.catalog.tables import Checkpoint, Run
+from holdfast_service.catalog.went_back import refuse_if_went_back
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.retention.in_force import must_stay
@@ -66,6 +68,7 @@ class _Going:
 
 
 def tick(context: ServiceContext) -> PurgeReport:
+    settle_history(context)
     with context.database.transaction() as session:
         gap = _leave_out_gap(session, context.settings)
     if gap:
@@ -143,6 +146,7 @@ def _begin(context: ServiceContext, run_id: str, checkpoint_ids: Sequence[str], 
     """They are `deleting` afterwards, those that may still go. Who reads takes the row FOR KEY SHARE, who takes back,
     holds or pins it FOR UPDATE: each of them is either before this lock, and seen, or after it, and sees `deleting`."""
     with context.database.transaction() as session:
+        refuse_if_went_back(session)
         points = proven_points(session, run_id)
         locked = session.scalars(
             select(Checkpoint.id)

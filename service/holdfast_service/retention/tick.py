@@ -19,6 +19,7 @@ from holdfast_protocol.pruning import MAX_AT_ONCE
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.custody_tables import Policy, RetentionMark
+from holdfast_service.catalog.history import settle_history
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.policies import effective_policy
 from holdfast_service.catalog.rounds import Backlog, RoundReport
@@ -50,6 +51,7 @@ class _Claim:
 
 
 def tick(context: ServiceContext) -> RetentionReport:
+    settle_history(context)
     done = failed = expired = 0
     error: str | None = None
     with context.database.read() as session:

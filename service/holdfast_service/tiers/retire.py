@@ -20,6 +20,7 @@ from holdfast_protocol.states import CopyState
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.corruption import lock_users
 from holdfast_service.catalog.going_cold import mark_cold
+from holdfast_service.catalog.memory import note_change
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
@@ -69,6 +70,8 @@ def _retire(session: Session, context: ServiceContext, there: Mapping[int, int],
     for copy in copies:
         copy.state = CopyState.DELETING
         copy.leased_until = outlived_at
+    if copies:
+        note_change(session, f"{len(copies)} copies were left for colder ones")
     session.flush()
     gone = {copy.chunk_id for copy in copies}
     cold: list[str] = []
