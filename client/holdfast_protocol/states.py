@@ -81,10 +81,12 @@ class CopyState(StrEnum):
 
 
 class Proof(StrEnum):
-    """Who has computed the SHA-256 of a copy's bytes. Nobody but the client: `unproven` (protocol rule 14)."""
+    """Who has computed the SHA-256 of a copy's bytes. Nobody but the client: `unproven` (protocol rule 14). The
+    service, while a ticket could still overwrite them: `read_early`, no proof for others (protocol rule 37)."""
 
     STORE_SHA256 = "store_sha256"
     READ = "read"
+    READ_EARLY = "read_early"
     UNPROVEN = "unproven"
 
 

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
@@ -94,6 +95,17 @@ class StoreContract:
         backend.hand_in(key, data)
         backend.store.delete(key, backend.store.head(key).version_id)
         _nothing_is_readable(backend, key)
+
+    @pytest.mark.rule("protocol-37")
+    def test_a_key_with_the_version_that_head_reports_reads_that_version(self, backend):
+        data = secrets.token_bytes(500)
+        key = chunk_key(data)
+        backend.hand_in(key, data)
+        exact = replace(key, version_id=backend.store.head(key).version_id)
+        assert _read(backend, exact) == data
+        assert backend.store.head(exact) == backend.store.head(key)
+        backend.store.delete(key)
+        _nothing_is_readable(backend, exact)
 
     @pytest.mark.rule("protocol-25")
     def test_the_stores_clock_is_the_one_that_dates_its_objects(self, backend):
@@ -240,6 +252,15 @@ class TicketContract:
         assert send(backend.service_url, ticket, data).status in {200, 201}
         assert send(backend.service_url, ticket, data).status in {200, 201, 412}
         answer = fetch(backend.service_url, backend.store.presign_get(key, expires_in_seconds=300))
+        assert (answer.status, answer.data) == (200, data)
+
+    @pytest.mark.rule("protocol-37")
+    def test_a_ticket_for_a_version_reads_that_version(self, backend):
+        data = secrets.token_bytes(500)
+        key = chunk_key(data)
+        backend.store.put_bytes(key, data)
+        exact = replace(key, version_id=backend.store.head(key).version_id)
+        answer = fetch(backend.service_url, backend.store.presign_get(exact, expires_in_seconds=300))
         assert (answer.status, answer.data) == (200, data)
 
     def test_a_range_is_exactly_that_range(self, backend):

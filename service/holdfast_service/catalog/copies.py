@@ -80,4 +80,13 @@ def is_in(store_id: int, chunk_id: InstrumentedAttribute[int]) -> ColumnElement[
 
 
 def object_key(project_id: str, digest: str, copy: Copy) -> ObjectKey:
-    return ObjectKey(project_id, digest, copy.generation)
+    """Where a ticket could overwrite the object, its version is named where the store has versions (protocol rule 37).
+    Elsewhere not: to read a version takes a permission of its own."""
+    return ObjectKey(
+        project_id, digest, copy.generation, copy.version_id if copy.overwritable_until is not None else None
+    )
+
+
+def stays_as_read(copy: Copy, now: datetime) -> bool:
+    """Whether what is read from now on is what stays: no ticket can overwrite it any more, or its version is named."""
+    return copy.overwritable_until is None or copy.version_id is not None or copy.overwritable_until <= now

@@ -26,7 +26,7 @@ from holdfast_protocol.decoding import DecodeError, decode
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.cold_place import kept_state
-from holdfast_service.catalog.copies import object_key
+from holdfast_service.catalog.copies import object_key, stays_as_read
 from holdfast_service.catalog.corruption import lock_users, mark_users, users_of
 from holdfast_service.catalog.going_cold import mark_cold
 from holdfast_service.catalog.store_row import ForeignStoreError, read_marker
@@ -64,6 +64,8 @@ class Claim:
     storage_class: str | None
     state_before: CopyState
     leased_until: datetime
+    proof_if_good: Proof
+    """By reading: final, or to be repeated when no ticket can overwrite it any more (protocol rule 37)."""
 
 
 def claim(session: Session, chunk: Chunk, copy: Copy, leased_until: datetime, *, suspect: bool) -> Claim:
@@ -86,6 +88,7 @@ def claim(session: Session, chunk: Chunk, copy: Copy, leased_until: datetime, *,
         storage_class=copy.storage_class,
         state_before=before,
         leased_until=leased_until,
+        proof_if_good=Proof.READ if stays_as_read(copy, database_now(session)) else Proof.READ_EARLY,
     )
 
 
@@ -194,7 +197,7 @@ def _settle(
     copy.leased_until = None
     now = database_now(session)
     if finding is Finding.GOOD:
-        copy.state, copy.proof, copy.verified_at = kept, Proof.READ, now
+        copy.state, copy.proof, copy.verified_at = kept, claimed.proof_if_good, now
         session.flush()
         if gets_cold and (copy.readable_until is None or copy.readable_until <= now):
             mark_cold(session, [claimed.chunk_id], context.store_ids, actor=actor)

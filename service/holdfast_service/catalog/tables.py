@@ -310,7 +310,7 @@ class Chunk(Table):
 
 
 # What the service still has to read itself. A query that says exactly this can use the partial index.
-COPY_TO_READ = "state = 'suspect' OR (state = 'verified' AND proof = 'unproven')"
+COPY_TO_READ = "state = 'suspect' OR (state = 'verified' AND proof IN ('unproven', 'read_early'))"
 # What the store may hold for us, likewise.
 COPY_LOCKED = "lock IS NOT NULL"
 # Which somebody works on, or whose worker died: few, whatever there is.
@@ -338,6 +338,8 @@ class Copy(Table):
     stored_bytes: Mapped[int] = mapped_column(BigInteger)
     version_id: Mapped[str | None] = mapped_column(Text)
     ticket_expires_at: Mapped[datetime] = mapped_column(Moment)  # no PUT can begin after it (protocol rule 25)
+    # Until then a ticket may put other bytes there (protocol rule 37); null: its store never lets one.
+    overwritable_until: Mapped[datetime | None] = mapped_column(Moment)
     created_at: Mapped[datetime] = mapped_column(Moment)
     verified_at: Mapped[datetime | None] = mapped_column(Moment)
     leased_until: Mapped[datetime | None] = mapped_column(Moment)  # a controller is at work on it

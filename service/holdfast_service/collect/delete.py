@@ -70,7 +70,8 @@ def _delete(context: ServiceContext, doomed: Doomed, away: dict[int, StoreError]
     if doomed.store_id in away:
         return away[doomed.store_id]
     try:
-        store.delete(doomed.key, doomed.version_id)
+        # What a ticket could overwrite may have versions that no row knows: they go as well.
+        store.delete(doomed.key, None if doomed.key.version_id else doomed.version_id)
     except StoreError as error:
         if error.retryable:
             away[doomed.store_id] = error

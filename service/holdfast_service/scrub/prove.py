@@ -2,16 +2,20 @@
 (protocol rule 14).
 
 Afterwards a copy is `read`, and other attempts may rely on it; or it is bad, and the checkpoints that need it and have
-no other are marked.
+no other are marked. Where a ticket could still overwrite the copy it is only `read_early`: what went wrong is known at
+once, and it is read again when that time is over (protocol rule 37).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import text
+from sqlalchemy import ColumnElement, and_, or_, text
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.rounds import Backlog, RoundReport
 from holdfast_service.catalog.tables import COPY_TO_READ, Copy
@@ -19,8 +23,14 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.scrub.read_copies import Due, backlog_of, read_due
 from holdfast_service.scrub.tally import total_of
 
-# The text of the partial index, so that it is used.
-_DUE = Due(lambda _now, _attached: text(f"({COPY_TO_READ})"), Copy.id)
+
+def _is_due(now: datetime, _attached: AttachedStore) -> ColumnElement[bool]:
+    early = and_(Copy.state == CopyState.VERIFIED, Copy.proof == Proof.READ_EARLY)
+    # The text of the partial index, so that it is used.
+    return and_(text(f"({COPY_TO_READ})"), or_(~early, Copy.overwritable_until <= now))
+
+
+_DUE = Due(_is_due, Copy.id)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,11 +68,14 @@ class StoreNotOurs(StoreError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class ObjectKey:
-    """One copy of one chunk. The generation is random and new for each copy, so a late delete hits no other copy."""
+    """One copy of one chunk. The generation is random and new for each copy, so a late delete hits no other copy.
+
+    With `version_id` exactly that version of the object is read, and no later one; it is not part of the identity."""
 
     project_id: str
     digest: str
     generation: str
+    version_id: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # The parts become a path. Nothing with a dot or a slash in it ever does, whoever it came from.
@@ -164,6 +167,12 @@ class Capabilities:
     range_get: bool
     versioned: bool
     probed_at: datetime
+
+    @property
+    def binds_tickets(self) -> bool:
+        """Whether a ticket that still lives changes nothing that is there: it takes the announced bytes only, or none
+        over an object. An MD5 does not do it: who makes two contents with one MD5 can send either."""
+        return self.sha256_enforced or self.conditional_put
 
 
 class Store(Protocol):

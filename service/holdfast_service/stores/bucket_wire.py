@@ -92,9 +92,9 @@ class BucketWire(ABC):
             time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2**tried))  # noqa: S311
         raise failure
 
-    def read(self, path: str) -> Iterator[bytes]:
+    def read(self, path: str, query: Sequence[tuple[str, str]] = ()) -> Iterator[bytes]:
         """An object's bytes in pieces of at most 1 MiB. The request is made now; a short read raises."""
-        return self._pieces(self.request("GET", path, stream=True))
+        return self._pieces(self.request("GET", path, query=query, stream=True))
 
     def _pieces(self, answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
         try:

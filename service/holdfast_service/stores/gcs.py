@@ -89,6 +89,7 @@ class GcsStore:
             headers=headers,
             expires_in_seconds=lives_seconds,
             at=self._now(),
+            query=_version_query(key) if method == "GET" else (),
         )
         return url, lives_seconds
 
@@ -96,16 +97,17 @@ class GcsStore:
 
     def head(self, key: ObjectKey) -> ObjectFacts:
         path = self.location.path_of(key.path)
-        answer = self.wire.request("HEAD", path, accept=(200, 404))
+        query = _version_query(key)
+        answer = self.wire.request("HEAD", path, query=query, accept=(200, 404))
         if answer.status == 404:
             # A HEAD cannot say whether the object or the whole bucket is missing, and the difference is everything.
-            answer = self.wire.request("GET", path, stream=True)
+            answer = self.wire.request("GET", path, query=query, stream=True)
             answer.close()  # it may have appeared meanwhile: its facts are enough
         headers = answer.headers
         return ObjectFacts(int(headers["x-goog-stored-content-length"]), None, headers["x-goog-generation"])
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
-        return self.wire.read(self.location.path_of(key.path))
+        return self.wire.read(self.location.path_of(key.path), _version_query(key))
 
     def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
         headers = {**_ONLY_NEW, "x-goog-hash": f"md5={base64_md5(data)}"}
@@ -206,6 +208,10 @@ class GcsStore:
 
     def close(self) -> None:
         self.wire.close()
+
+
+def _version_query(key: ObjectKey) -> list[tuple[str, str]]:
+    return [("generation", key.version_id)] if key.version_id else []
 
 
 def _field(entry: Mapping[str, Any], name: str) -> str:

@@ -9,7 +9,7 @@ Source: https://cloud.google.com/storage/docs/authentication/canonical-requests
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -41,6 +41,7 @@ def presign(
     headers: Mapping[str, str],
     expires_in_seconds: int,
     at: datetime,
+    query: Sequence[tuple[str, str]] = (),
 ) -> str:
     """A URL that allows this method with these headers (lower-case, all signed). `path` is percent-encoded, `at` UTC.
 
@@ -56,8 +57,8 @@ def presign(
         ("X-Goog-Expires", str(expires_in_seconds)),
         ("X-Goog-SignedHeaders", names),
     ]
-    query = joined(sorted(quoted_pairs(terms)))
-    canonical = f"{method}\n{path}\n{query}\n{header_lines}\n{names}\nUNSIGNED-PAYLOAD"
+    pairs = joined(sorted(quoted_pairs([*query, *terms])))
+    canonical = f"{method}\n{path}\n{pairs}\n{header_lines}\n{names}\nUNSIGNED-PAYLOAD"
     digest = hashlib.sha256(canonical.encode()).hexdigest()
     signature = signer.sign(f"{_ALGORITHM}\n{timestamp}\n{scope}\n{digest}".encode())
-    return f"{origin}{path}?{query}&X-Goog-Signature={signature.hex()}"
+    return f"{origin}{path}?{pairs}&X-Goog-Signature={signature.hex()}"

@@ -27,7 +27,7 @@ from holdfast_service.stores.base import (
 )
 from holdfast_service.stores.bucket_wire import date_of
 from holdfast_service.stores.credentials import CredentialSource
-from holdfast_service.stores.s3_classes import S3StorageClasses
+from holdfast_service.stores.s3_classes import S3StorageClasses, version_query
 from holdfast_service.stores.s3_facts import facts_of
 from holdfast_service.stores.s3_location import S3Location
 from holdfast_service.stores.s3_object_lock import S3ObjectLock
@@ -93,22 +93,23 @@ class S3Store(S3StorageClasses, S3ObjectLock):
             headers=headers,
             expires_in_seconds=lives_seconds,
             at=now,
+            query=version_query(key) if method == "GET" else (),
         )
         return url, lives_seconds
 
     # What the service itself reads and writes.
 
     def head(self, key: ObjectKey) -> ObjectFacts:
-        path = self.location.path_of(key.path)
-        answer = self.wire.request("HEAD", path, headers={"x-amz-checksum-mode": "ENABLED"}, accept=(200, 404))
+        path, headers, query = self.location.path_of(key.path), {"x-amz-checksum-mode": "ENABLED"}, version_query(key)
+        answer = self.wire.request("HEAD", path, query=query, headers=headers, accept=(200, 404))
         if answer.status == 404:
             # A HEAD cannot say whether the object or the whole bucket is missing, and the difference is everything.
-            answer = self.wire.request("GET", path, headers={"x-amz-checksum-mode": "ENABLED"}, stream=True)
+            answer = self.wire.request("GET", path, query=query, headers=headers, stream=True)
             answer.close()  # it may have appeared meanwhile: its facts are enough
         return facts_of(answer.headers)
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
-        return self.wire.read(self.location.path_of(key.path))
+        return self.wire.read(self.location.path_of(key.path), version_query(key))
 
     def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
         headers = {"x-amz-checksum-sha256": _base64(hashlib.sha256(data).hexdigest())}

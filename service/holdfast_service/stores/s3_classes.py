@@ -13,6 +13,7 @@ import secrets
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 from holdfast_protocol.tiers import ARCHIVED, StorageClass, ThawSpeed
@@ -64,7 +65,8 @@ class S3StorageClasses:
 
     def copy_object(self, source: ObjectKey, target: ObjectKey, storage_class: StorageClass) -> ClassFacts:
         headers = {
-            "x-amz-copy-source": self.location.copy_source(source.path),
+            "x-amz-copy-source": self.location.copy_source(source.path)
+            + (f"?versionId={quote(source.version_id)}" if source.version_id else ""),
             "x-amz-storage-class": storage_class.value,
             "x-amz-checksum-algorithm": "SHA256",
         }
@@ -77,11 +79,11 @@ class S3StorageClasses:
         return self.class_facts(target)
 
     def class_facts(self, key: ObjectKey) -> ClassFacts:
-        path, headers = self.location.path_of(key.path), {"x-amz-checksum-mode": "ENABLED"}
-        answer = self.wire.request("HEAD", path, headers=headers, accept=(200, 404))
+        path, headers, query = self.location.path_of(key.path), {"x-amz-checksum-mode": "ENABLED"}, version_query(key)
+        answer = self.wire.request("HEAD", path, query=query, headers=headers, accept=(200, 404))
         if answer.status == 404:
             # A HEAD cannot say whether the object or the whole bucket is missing.
-            self.wire.request("GET", path, headers=headers, stream=True).close()
+            self.wire.request("GET", path, query=query, headers=headers, stream=True).close()
             raise StoreUnavailable("the object appeared while the store was asked for it; ask again")
         thawing, readable_until = restore_state(answer.headers.get("x-amz-restore"))
         return ClassFacts(facts_of(answer.headers), answer.headers.get("x-amz-storage-class"), thawing, readable_until)
@@ -95,13 +97,18 @@ class S3StorageClasses:
         answer = self.wire.request(
             "POST",
             self.location.path_of(key.path),
-            query=[("restore", "")],
+            query=[("restore", ""), *version_query(key)],
             headers={"content-type": "application/xml", "x-amz-checksum-sha256": _base64_sha256(body)},
             body=body,
             accept=(200, 202, 409),
         )
         if answer.status == 409 and (code := error_code(answer.data)) != "RestoreAlreadyInProgress":
             raise StoreRefused(f"the store does not restore the object ({code or 'no reason given'}, status 409)")
+
+
+def version_query(key: ObjectKey) -> list[tuple[str, str]]:
+    """What makes a request one for the version that the key names; nothing for the newest."""
+    return [("versionId", key.version_id)] if key.version_id else []
 
 
 def restore_state(header: str | None) -> tuple[bool, datetime | None]:

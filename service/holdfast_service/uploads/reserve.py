@@ -66,6 +66,8 @@ def reserve(
     now = database_now(session)
     decisions = _decisions(session, context, writing, offers, chunks=chunks, references=references, now=now)
     expires_at = now + timedelta(seconds=context.settings.ticket_seconds)
+    longest_upload = timedelta(seconds=context.settings.longest_upload_seconds)
+    bound = context.store.capabilities is not None and context.store.capabilities.binds_tickets
     copies: dict[str, Copy] = {}
     for offer in offers:
         answer, copy = decisions[offer.digest]
@@ -76,6 +78,8 @@ def reserve(
             session.add(copy)
         if answer is not Answer.PRESENT:
             copy.ticket_expires_at = expires_at
+            if not bound:
+                copy.overwritable_until = expires_at + longest_upload
         copies[offer.digest] = copy
     session.flush()
     new_bytes = sum(copy.stored_bytes for digest, copy in copies.items() if decisions[digest].copy is None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ class Stored:
     sha256: str | None
     modified_at: datetime
     thaw: Thaw | None = None
+    version_id: str | None = None
 
     @property
     def archived(self) -> bool:
@@ -44,15 +46,21 @@ class Stored:
 
 
 class Objects:
-    """One bucket. `now` is the archives' clock."""
+    """One bucket. `now` is the archives' clock. A `versioned` one keeps what is overwritten or deleted."""
 
-    def __init__(self, now: Callable[[], datetime]) -> None:
+    def __init__(self, now: Callable[[], datetime], *, versioned: bool = False) -> None:
         self._now = now
         self._lock = threading.RLock()
         self._stored: dict[str, Stored] = {}
+        self._versioned = versioned
+        self._versions: dict[tuple[str, str], Stored] = {}
 
-    def find(self, key: str) -> Stored:
+    def find(self, key: str, version_id: str | None = None) -> Stored:
         with self._lock:
+            if version_id is not None:
+                if (key, version_id) not in self._versions:
+                    raise Refusal(404, "NoSuchVersion", "The specified version does not exist.")
+                return self._versions[key, version_id]
             stored = self._stored.get(key)
             if stored is None:
                 raise Refusal(404, "NoSuchKey", "The specified key does not exist.")
@@ -60,9 +68,9 @@ class Objects:
                 stored = self._stored[key] = replace(stored, thaw=None)
             return stored
 
-    def read(self, key: str) -> Stored:
+    def read(self, key: str, version_id: str | None = None) -> Stored:
         """To be sent to somebody: refused while it is archived and not restored."""
-        stored = self.find(key)
+        stored = self.find(key, version_id)
         if not self._readable(stored):
             raise Refusal(403, "InvalidObjectState", "The operation is not valid for the object's storage class")
         return stored
@@ -73,7 +81,10 @@ class Objects:
         with self._lock:
             if only_new and key in self._stored:
                 raise Refusal(412, "PreconditionFailed")
-            stored = self._stored[key] = Stored(body, storage_class, sha256, self._now())
+            version_id = secrets.token_hex(16) if self._versioned else None
+            stored = self._stored[key] = Stored(body, storage_class, sha256, self._now(), version_id=version_id)
+            if version_id is not None:
+                self._versions[key, version_id] = stored
             return stored
 
     def copy(self, source: str, target: str, storage_class: str, *, hashed: bool) -> Stored:
@@ -113,9 +124,23 @@ class Objects:
             return 'ongoing-request="true"'
         return f'ongoing-request="false", expiry-date="{format_datetime(stored.thaw.expires_at, usegmt=True)}"'
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str, version_id: str | None = None) -> bool:
+        """Whether it only hid the object."""
         with self._lock:
+            if version_id is not None:
+                self._versions.pop((key, version_id), None)
+                left = [stored for (name, _), stored in self._versions.items() if name == key]
+                if key in self._stored and self._stored[key].version_id == version_id:
+                    self._stored.pop(key)
+                    if left:
+                        self._stored[key] = left[-1]
+                return False
             self._stored.pop(key, None)
+            return self._versioned
+
+    def versions(self, prefix: str) -> list[tuple[str, str]]:
+        with self._lock:
+            return [each for each in self._versions if each[0].startswith(prefix)]
 
     def names(self, prefix: str) -> list[str]:
         with self._lock:

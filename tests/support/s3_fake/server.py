@@ -38,14 +38,18 @@ _PAGE = 1000
 
 
 class S3Fake:
-    """`requests` holds (method, operation) of what came, for tests that count."""
+    """`requests` holds (method, operation) of what came, for tests that count.
+
+    `lenient` is what rclone and s3rver do: they take If-None-Match and a SHA-256 and look at neither. `versioned` is a
+    bucket that keeps what is overwritten."""
 
     bucket = "holdfast"
 
-    def __init__(self) -> None:
+    def __init__(self, *, lenient: bool = False, versioned: bool = False) -> None:
+        self.lenient = lenient
         self.keys = Keys("test" + secrets.token_hex(6), secrets.token_hex(20), _REGION)
         self.ahead = timedelta()
-        self.objects = Objects(self.now)
+        self.objects = Objects(self.now, versioned=versioned)
         self.requests: list[tuple[str, str]] = []
         fake = self
 
@@ -101,13 +105,15 @@ class S3Fake:
                 return self._put(key, headers, body)
             case ("COPY", True, {}) if not wanted and not body:
                 return self._copy(key, headers)
-            case ("HEAD", True, {}) if not wanted:
-                return self._described(self.objects.find(key), headers)
-            case ("GET", True, {}) if not wanted:
-                return self._get(key, headers)
-            case ("DELETE", True, {}) if not wanted:
-                self.objects.delete(key)
-                return Reply(204)
+            case ("GET", False, {"versions": ""}) if wanted.keys() == {"versions", "prefix"}:
+                return self._versions(wanted["prefix"])
+            case ("HEAD", True, {}) if not wanted.keys() - {"versionId"}:
+                return self._described(self.objects.find(key, wanted.get("versionId")), headers)
+            case ("GET", True, {}) if not wanted.keys() - {"versionId"}:
+                return self._get(key, headers, wanted.get("versionId"))
+            case ("DELETE", True, {}) if not wanted.keys() - {"versionId"}:
+                hidden = self.objects.delete(key, wanted.get("versionId"))
+                return Reply(204, {"x-amz-delete-marker": "true"} if hidden else {})
             case ("POST", True, {"restore": ""}) if len(wanted) == 1:
                 _check_sha256(headers, body)
                 return Reply(self.objects.restore(key, *_restore_request(body)))
@@ -133,7 +139,19 @@ class S3Fake:
             f"<Size>{len(stored.body)}</Size><StorageClass>{stored.storage_class}</StorageClass></Contents>"
         )
 
+    def _versions(self, prefix: str) -> Reply:
+        entries = "".join(
+            f"<Version><Key>{escape(key)}</Key><VersionId>{version_id}</VersionId></Version>"
+            for key, version_id in self.objects.versions(prefix)
+        )
+        return xml(
+            f'<ListVersionsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{entries}</ListVersionsResult>'
+        )
+
     def _put(self, key: str, headers: dict[str, str], body: bytes) -> Reply:
+        if self.lenient:
+            stored = self.objects.put(key, body, "STANDARD", None, only_new=False)
+            return Reply(200, {"etag": _etag(stored)})
         md5 = headers.get("content-md5")
         if md5 is not None and md5 != base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode():
             raise Refusal(400, "BadDigest", "The Content-MD5 you specified did not match what we received.")
@@ -159,8 +177,8 @@ class S3Fake:
         )
         return xml(f"<CopyObjectResult><ETag>{escape(_etag(stored))}</ETag></CopyObjectResult>")
 
-    def _get(self, key: str, headers: dict[str, str]) -> Reply:
-        stored = self.objects.read(key)
+    def _get(self, key: str, headers: dict[str, str], version_id: str | None = None) -> Reply:
+        stored = self.objects.read(key, version_id)
         described = self._described(stored, headers)
         wanted = headers.get("range")
         if wanted is None:
@@ -179,6 +197,8 @@ class S3Fake:
             "etag": _etag(stored),
             "last-modified": format_datetime(stored.modified_at, usegmt=True),
         }
+        if stored.version_id is not None:
+            shown["x-amz-version-id"] = stored.version_id
         if stored.storage_class != "STANDARD":  # as Amazon does it
             shown["x-amz-storage-class"] = stored.storage_class
         if headers.get("x-amz-checksum-mode") == "ENABLED" and stored.sha256 is not None:
@@ -218,9 +238,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def s3_fake() -> Iterator[S3Fake]:
+def s3_fake(*, lenient: bool = False, versioned: bool = False) -> Iterator[S3Fake]:
     """A fresh, empty bucket; gone afterwards."""
-    fake = S3Fake()
+    fake = S3Fake(lenient=lenient, versioned=versioned)
     try:
         yield fake
     finally:
