@@ -32,7 +32,8 @@ HoldfastError
 │   ├── SignatureInvalid
 │   └── TicketExpired
 ├── ServiceUnavailable          try again later
-│   ├── StoreUnavailable  DatabaseUnavailable  Busy  BodyTooSlow  TooManyFailures  CatalogWentBack
+│   ├── StoreUnavailable  DatabaseUnavailable  CatalogReadOnly  Busy  BodyTooSlow  TooManyFailures
+│   ├── CatalogWentBack
 ├── StoreProblem                an operator must act
 │   ├── StoreFull
 │   └── StoreRefused
@@ -340,6 +341,10 @@ class StoreUnavailable(ServiceUnavailable):
 
 class DatabaseUnavailable(ServiceUnavailable):
     code = ProblemCode.DATABASE_UNAVAILABLE
+
+
+class CatalogReadOnly(ServiceUnavailable):
+    code = ProblemCode.CATALOG_READ_ONLY
 
 
 class Busy(ServiceUnavailable):

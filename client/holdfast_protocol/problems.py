@@ -64,6 +64,7 @@ class ProblemCode(StrEnum):
     # Retry later.
     STORE_UNAVAILABLE = "store_unavailable"
     DATABASE_UNAVAILABLE = "database_unavailable"
+    CATALOG_READ_ONLY = "catalog_read_only"
     BUSY = "busy"
     BODY_TOO_SLOW = "body_too_slow"
     TOO_MANY_FAILURES = "too_many_failures"
@@ -126,6 +127,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.TICKET_EXPIRED: ProblemKind(403, "This ticket has expired; ask for a new one"),
     ProblemCode.STORE_UNAVAILABLE: ProblemKind(503, "The store does not answer", retryable=True),
     ProblemCode.DATABASE_UNAVAILABLE: ProblemKind(503, "The database does not answer", retryable=True),
+    ProblemCode.CATALOG_READ_ONLY: ProblemKind(503, "The catalog takes no writes now", retryable=True),
     ProblemCode.BUSY: ProblemKind(503, "Too busy; try again", retryable=True),
     ProblemCode.BODY_TOO_SLOW: ProblemKind(408, "The body did not come in time", retryable=True),
     ProblemCode.TOO_MANY_FAILURES: ProblemKind(429, "Too many calls with wrong tokens", retryable=True),

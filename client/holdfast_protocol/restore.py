@@ -102,6 +102,10 @@ class ReadTicket(Reply):
 class ChunkReads(Reply):
     lease_id: str
     lease_expires_in_seconds: int
+    unprotected: str | None = Field(
+        default=None,
+        description="Why no lease keeps the checkpoint from being purged while it is read; null where one does.",
+    )
     chunks: list[ReadTicket]
 
 

@@ -32,6 +32,8 @@ _log = structlog.get_logger("holdfast.database")
 
 _NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse.", "9p", "lustre", "ceph", "glusterfs", "afs", "beegfs", "gpfs")
 _RETRYABLE_SQLSTATES = {"40001", "40P01"}  # serialization failure, deadlock detected
+_UNWRITABLE_SQLSTATES = {"25006", "53100"}  # read-only transaction (a standby), disk full
+_UNWRITABLE_SQLITE = {"attempt to write a readonly database", "database or disk is full"}
 
 
 class DatabaseConfigurationError(ValueError):
@@ -41,7 +43,7 @@ class DatabaseConfigurationError(ValueError):
 class Database:
     """One engine. Thread-safe; sessions are not shared between threads."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, statement_seconds: float = 60.0) -> None:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
@@ -51,6 +53,7 @@ class Database:
             )
         self.url = parsed
         self.is_postgres = parsed.get_backend_name() == "postgresql"
+        self._statement_seconds = statement_seconds
         self.engine = self._postgres() if self.is_postgres else self._sqlite()
         self.memory = Memory()
         self._sessions = sessionmaker(self.engine, expire_on_commit=False, info={INFO: self.memory})
@@ -59,15 +62,16 @@ class Database:
     def transaction(self) -> Iterator[Session]:
         """A write transaction: READ COMMITTED on Postgres, BEGIN IMMEDIATE on SQLite (protocol rule 33).
 
-        Commits when the block ends; a lost database is `database_unavailable`, which a client retries.
+        Commits when the block ends; a lost database is `database_unavailable`, which a client retries, and one that
+        takes no writes now is `catalog_read_only`.
         """
-        with self._translated(), self._noticing(), self._sessions.begin() as session:
+        with self._problems(), self._noticing(), self._sessions.begin() as session:
             yield session
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session that only reads; nothing is written at its end, and SQLite writers are not kept waiting."""
-        with self._translated(), self._noticing(), self._sessions() as session:
+        with self._problems(), self._noticing(), self._sessions() as session:
             session.connection(execution_options={"holdfast_read_only": True})
             yield session
             # Closing ends the transaction; a rollback here would also empty the rows that the caller keeps.
@@ -78,9 +82,10 @@ class Database:
             try:
                 with self._noticing(), self._sessions.begin() as session:
                     return work(session)
-            except OperationalError as error:
-                if getattr(error.orig, "sqlstate", None) not in _RETRYABLE_SQLSTATES or not remaining:
-                    raise _unavailable(error) from error
+            except DBAPIError as error:
+                if _sqlstate(error) not in _RETRYABLE_SQLSTATES or not remaining:
+                    _raise_problem(error)
+                    raise
                 time.sleep(random.uniform(0.005, 0.05))  # noqa: S311
             except PoolTimeoutError:
                 raise _busy() from None
@@ -117,7 +122,7 @@ class Database:
             raise
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _problems(self) -> Iterator[None]:
         try:
             yield
         except PoolTimeoutError:
@@ -125,20 +130,33 @@ class Database:
         except (DataError, OverflowError):
             raise _not_keepable() from None
         except DBAPIError as error:
-            if isinstance(error, OperationalError) or error.connection_invalidated:
-                raise _unavailable(error) from error
+            _raise_problem(error)
             raise
 
     def _postgres(self) -> Engine:
-        return create_engine(
+        from holdfast_service import postgres_limits  # psycopg takes 0.1 s, and SQLite never needs it
+
+        engine = create_engine(
             self.url,
             isolation_level="READ COMMITTED",
             pool_size=20,
             max_overflow=30,
             pool_timeout=20,
             pool_pre_ping=True,
-            connect_args={"connect_timeout": 5, "application_name": "holdfast"},
+            connect_args=postgres_limits.CONNECT_ARGUMENTS,
         )
+        ping = engine.dialect.do_ping
+
+        @event.listens_for(engine, "do_connect")
+        def _connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
+            return postgres_limits.connect(self._statement_seconds, *arguments, **options)
+
+        def do_ping(connection: Any) -> bool:
+            with postgres_limits.brief_ping(connection):
+                return ping(connection)
+
+        engine.dialect.do_ping = do_ping  # type: ignore[method-assign, assignment]
+        return engine
 
     def _sqlite(self) -> Engine:
         if self.url.database not in (None, "", ":memory:"):
@@ -161,10 +179,25 @@ class Database:
         return engine
 
 
-def _unavailable(error: DBAPIError) -> ProblemError:
+def _raise_problem(error: DBAPIError) -> None:
+    """Raises ProblemError for what a caller can act upon. Anything else is a bug, and stays what it is."""
     # Only the first line: the rest repeats the statement and its values.
     reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
-    return ProblemError(ProblemCode.DATABASE_UNAVAILABLE, f"The database did not answer ({reason}). Try again.")
+    if _sqlstate(error) in _UNWRITABLE_SQLSTATES or reason in _UNWRITABLE_SQLITE:
+        raise ProblemError(
+            ProblemCode.CATALOG_READ_ONLY,
+            f"The database takes no writes now ({reason}). What is committed can still be read and pulled; saves and "
+            "new attempts wait until an operator frees its disk, or promotes the standby.",
+        ) from error
+    if isinstance(error, OperationalError) or error.connection_invalidated:
+        raise ProblemError(
+            ProblemCode.DATABASE_UNAVAILABLE, f"The database did not answer ({reason}). Try again."
+        ) from error
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    found: str | None = getattr(error.orig, "sqlstate", None)
+    return found
 
 
 def _not_keepable() -> ProblemError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from alembic import command
 from alembic.config import Config
@@ -73,8 +74,11 @@ def exclusive_connection(database: Database) -> Iterator[Connection]:
     with database.engine.connect() as connection:
         if database.is_postgres:
             with connection.begin():
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
-                yield connection
+                from holdfast_service.postgres_limits import LimitedConnection, without_limits
+
+                with without_limits(cast("LimitedConnection", connection.connection.dbapi_connection)):
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
+                    yield connection
             return
         # SQLite alters a table by dropping its old form, which foreign keys would take for a deletion of all its rows.
         # The setting cannot be changed within a transaction, hence below SQLAlchemy, which would begin one.

@@ -49,6 +49,12 @@ class ServiceSettings(BaseSettings):
         description="The catalog: `sqlite:///path` or `postgresql://user:password@host/name`. "
         "Default: SQLite in the data folder.",
     )
+    database_statement_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="No statement takes longer on Postgres, waiting for locks included, and no transaction stands idle "
+        "longer; a server that does not answer is given up a little later. Migrations have no limit.",
+    )
     store: str | None = Field(
         default=None,
         description="Where chunks live: `posix:///path`, `s3://bucket/prefix?endpoint=…&region=…` or "

@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from gloo import run_ranks
+from tests.support.read_only import read_only
+from tests.support.service import running_service
 from tests.support.training import Job, random_numbers, train, values
 from torch import nn
 
 import holdfast
 from holdfast import errors
+from holdfast.export.pull import Format, pull
+from holdfast_client.client import Client
+from holdfast_protocol.selectors import Latest, RunName
+from holdfast_service.settings import ServiceSettings
 
 
 def model_of(trained):
@@ -136,3 +142,32 @@ def test_from_a_sharded_run_into_any_sharding(run, kind, world_size):
 def values_of(tensor):
     whole = tensor.detach()
     return str(whole.dtype), tuple(whole.shape), whole.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_weights_are_read_from_a_catalog_that_takes_no_writes_and_no_attempt_is_opened(tmp_path, monkeypatch, caplog):
+    settings = ServiceSettings(data_dir=tmp_path / "data", port=0)
+    with running_service(settings) as service:
+        monkeypatch.setenv("HOLDFAST_URL", service.url)
+        monkeypatch.setenv("HOLDFAST_TOKEN", service.token())
+        monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "1")
+        service.make_project("tests")
+        trained = train(0, "tests/r", 2)
+        job = Job(seed=5)
+        with read_only(service.context.database):
+            holdfast.load_weights("tests/r", job.state["model"])
+            with Client() as client:
+                pull(client, RunName("tests", "r"), Latest(), tmp_path / "out", Format.TORCH)
+            with (
+                pytest.raises(errors.ServiceUnavailable, match="can still be read"),
+                holdfast.Checkpointer("tests/r") as c,
+            ):
+                c.restore(job.state)
+        assert (
+            model_of(trained).items()
+            >= {
+                name: value for name, value in values(job.state).items() if name in job.state["model"].state_dict()
+            }.items()
+        )
+        assert "no lease keeps this checkpoint" in caplog.text
+        with Client() as client:
+            assert client.run("tests", "r").latest_attempt == 1

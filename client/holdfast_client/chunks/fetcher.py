@@ -82,6 +82,7 @@ class ShardFetcher:
         self._buffers: queue.LifoQueue[bytearray] = queue.LifoQueue()
         self._stop = threading.Event()
         self._lease_id: str | None = None
+        self._told_unprotected = False
         self._renew_lease_at = 0.0
         self._avoided: list[StoreRole] = []
         self._stop_of_store: dict[StoreRole, threading.Event] = {}
@@ -256,6 +257,9 @@ class ShardFetcher:
                 avoid_stores=self._avoided,
             ),
         )
+        if reads.unprotected is not None and not self._told_unprotected:
+            log.warning("reading %s without a lease: %s", self._checkpoint_id, reads.unprotected)
+            self._told_unprotected = True
         self._lease_id = reads.lease_id
         self._renew_lease_at = asked_at + reads.lease_expires_in_seconds * _RENEW_LEASE_AT
         tickets = {ticket.digest: ticket for ticket in reads.chunks}

@@ -1,4 +1,8 @@
-"""`/healthz` (the process lives) and `/readyz` (database, migrations, a store answer). Open: they tell no secrets."""
+"""`/healthz` (the process lives) and `/readyz` (database, migrations, a store answer). Open: they tell no secrets.
+
+`/healthz` runs on the event loop: it answers while every thread waits for a database that does not. `/readyz` writes a
+row, because a standby that was not promoted, and a full disk, answer every question and take no save.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from sqlalchemy import select
 
 from holdfast_protocol.server import Readiness, ReadinessCheck
 from holdfast_protocol.states import StoreRole
-from holdfast_service.catalog.attachments import what_differs
+from holdfast_service.catalog.attachments import attached_here, what_differs
 from holdfast_service.catalog.durability import what_can_be_lost
 from holdfast_service.catalog.history import settle_history
+from holdfast_service.catalog.processes import say_alive
 from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.context import Context, ServiceContext
 from holdfast_service.errors import ProblemError
@@ -19,7 +24,7 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz", summary="Whether the process lives")
-def healthz() -> dict[str, str]:
+async def healthz() -> dict[str, str]:
     return {"status": "alive"}
 
 
@@ -54,12 +59,15 @@ def _check_database(context: ServiceContext) -> list[ReadinessCheck]:
         with context.database.read() as session:
             epoch = session.scalar(select(CatalogIdentity.epoch))
             pending = pending_revision(session.connection())
+        unwritable = _why_unwritable(context) if pending is None else None
     except ProblemError as error:
         return [
             ReadinessCheck(name="database", ok=False, detail=error.detail),
             ReadinessCheck(name="migrations", ok=False, detail="Unknown while the database does not answer."),
         ]
-    if epoch == context.epoch:
+    if unwritable is not None:
+        database = ReadinessCheck(name="database", ok=False, detail=unwritable)
+    elif epoch == context.epoch:
         database = _check_history(context)
     else:
         database = ReadinessCheck(
@@ -78,7 +86,17 @@ def _check_history(context: ServiceContext) -> ReadinessCheck:
         lossy = what_can_be_lost(context.database)
     except ProblemError as error:
         return ReadinessCheck(name="database", ok=False, detail=error.detail)
-    return ReadinessCheck(name="database", ok=True, detail=" ".join(["It answers.", *lossy]))
+    return ReadinessCheck(name="database", ok=True, detail=" ".join(["It answers and takes writes.", *lossy]))
+
+
+def _why_unwritable(context: ServiceContext) -> str | None:
+    """None if a write was committed just now: that of this process's own row, which says that it serves."""
+    try:
+        with context.database.transaction() as session:
+            say_alive(session, context.process_id, "serve", attached_here(context))
+    except ProblemError as error:
+        return error.detail
+    return None
 
 
 def _check_stores(context: ServiceContext) -> ReadinessCheck:

@@ -1,0 +1,104 @@
+"""How long the service waits for Postgres: no statement without an end, whatever became of the server.
+
+Postgres itself ends a statement that takes too long (`statement_timeout`, which counts waiting for locks too), and a
+transaction whose process has stopped (`idle_in_transaction_session_timeout`). A server that answers nothing at all ends
+nothing, and TCP keeps a connection to a frozen one alive: so the process gives an answer up by its own clock as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+_MARGIN_SECONDS = 2.0
+"""Postgres is to be first: what it says of a slow statement tells more."""
+_PING_SECONDS = 5.0
+
+CONNECT_ARGUMENTS = {
+    "connect_timeout": 5,
+    "application_name": "holdfast",
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,  # milliseconds
+}
+
+
+class LimitedConnection(psycopg.Connection[Any]):
+    """`answer_seconds`: after so long without an answer the connection is closed and the statement raises
+    OperationalError. None: no end."""
+
+    answer_seconds: float | None = None
+
+    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **options: Any) -> Any:
+        if self.answer_seconds is None:
+            return super().wait(gen, *args, **options)
+        try:
+            return super().wait(_within(gen, self.answer_seconds), *args, **options)
+        except _NoAnswer as error:
+            self.close()
+            raise psycopg.OperationalError(str(error)) from None
+
+    @contextmanager
+    def answering_within(self, seconds: float | None) -> Generator[None]:
+        before, self.answer_seconds = self.answer_seconds, seconds
+        try:
+            yield
+        finally:
+            self.answer_seconds = before
+
+
+class _NoAnswer(Exception):  # noqa: N818
+    """Never leaves this module."""
+
+
+def _within(gen: Generator[Any, Any, Any], seconds: float) -> Generator[Any, Any, Any]:
+    """psycopg asks `gen` what to wait for, and sends it nothing each time that there was nothing for a while."""
+    ends_at = time.monotonic() + seconds
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > ends_at:
+                raise _NoAnswer(f"no answer within {seconds:g} seconds")
+            wanted = gen.send(ready)
+    except StopIteration as done:
+        return done.value
+
+
+def connect(statement_seconds: float, *arguments: Any, **options: Any) -> LimitedConnection:
+    """A connection with these limits. Raises psycopg.OperationalError."""
+    connection = LimitedConnection.connect(*arguments, **options)
+    connection.answer_seconds = statement_seconds + _MARGIN_SECONDS
+    try:
+        # As statements and not as `options`: PgBouncer refuses that start-up parameter.
+        connection.autocommit = True
+        for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+            connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(statement_seconds * 1000)}ms"))
+        connection.autocommit = False
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def brief_ping(connection: LimitedConnection) -> Generator[None]:
+    """While the block asks whether a connection that was idle still works, it waits shortly."""
+    seconds = connection.answer_seconds
+    with connection.answering_within(_PING_SECONDS if seconds is None else min(seconds, _PING_SECONDS)):
+        yield
+
+
+@contextmanager
+def without_limits(connection: LimitedConnection) -> Generator[None]:
+    """For what may take hours, within the transaction that is open: a migration of large tables."""
+    for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+        connection.execute("SELECT set_config(%s, '0', true)", (name,))
+    with connection.answering_within(None):
+        yield

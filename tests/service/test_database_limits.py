@@ -1,0 +1,148 @@
+"""A database that does not answer, takes too long, or takes no writes: what a caller is told, and what goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import make_url, text
+
+import holdfast_service.browse.endpoints
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.database import Database
+from holdfast_service.errors import ProblemError
+from holdfast_service.migrate import exclusive_connection, upgrade
+from tests.support.databases import PostgresCatalogs
+from tests.support.rank import Job, answer
+from tests.support.read_only import read_only
+from tests.support.service import RunningService
+from tests.support.tcp_relay import TcpRelay, tcp_relay
+
+
+@pytest.fixture
+def relayed(postgres_catalogs: PostgresCatalogs) -> Iterator[tuple[Database, TcpRelay]]:
+    """A database with short limits behind a relay."""
+    given = postgres_catalogs.new()
+    url = make_url(given)
+    with tcp_relay(url.host or "127.0.0.1", url.port or 5432) as relay:
+        behind = url.set(host="127.0.0.1", port=relay.port).render_as_string(hide_password=False)
+        database = Database(behind, statement_seconds=0.5)
+        try:
+            yield database, relay
+        finally:
+            relay.thaw()
+            database.dispose()
+    postgres_catalogs.give_back(given)
+
+
+@pytest.mark.parametrize("used_before", [True, False])
+def test_a_server_that_accepts_and_never_answers_holds_up_no_caller(
+    relayed: tuple[Database, TcpRelay], used_before: bool
+) -> None:
+    database, relay = relayed
+    if used_before:
+        with database.read() as session:
+            session.execute(text("SELECT 1"))
+    relay.freeze()
+    with pytest.raises(ProblemError) as refused, database.transaction() as session:
+        session.execute(text("SELECT 1"))
+    assert refused.value.code is ProblemCode.DATABASE_UNAVAILABLE
+    relay.thaw()
+    with database.transaction() as session:
+        assert session.scalar(text("SELECT 2")) == 2
+
+
+def test_a_server_that_freezes_in_the_middle_of_a_transaction_holds_up_no_caller(
+    relayed: tuple[Database, TcpRelay],
+) -> None:
+    database, relay = relayed
+
+    def read_twice() -> None:
+        with database.transaction() as session:
+            session.execute(text("SELECT 1"))
+            relay.freeze()
+            session.execute(text("SELECT 1"))
+
+    with pytest.raises(ProblemError, match="no answer within"):
+        read_twice()
+
+
+def test_a_statement_that_takes_too_long_is_ended_by_the_server_and_a_migration_is_not(
+    relayed: tuple[Database, TcpRelay],
+) -> None:
+    database, _ = relayed
+    with pytest.raises(ProblemError, match="statement timeout"), database.transaction() as session:
+        session.execute(text("SELECT pg_sleep(600)"))
+    with exclusive_connection(database) as connection:
+        connection.execute(text("SELECT pg_sleep(3)"))
+        assert connection.scalar(text("SHOW idle_in_transaction_session_timeout")) == "0"
+    upgrade(database)
+    with database.read() as session:
+        assert session.scalar(text("SHOW statement_timeout")) == "500ms"
+        assert session.scalar(text("SHOW idle_in_transaction_session_timeout")) == "500ms"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_whether_the_process_lives_is_answered_while_every_thread_waits(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, go_on = threading.Semaphore(0), threading.Event()
+
+    def waits(*_: object) -> None:
+        there.release()
+        go_on.wait()
+        raise ProblemError(ProblemCode.BUSY, "It was held up.")
+
+    monkeypatch.setattr(holdfast_service.browse.endpoints, "server_info", waits)
+    threads = 40
+    with service.http() as http, ThreadPoolExecutor(threads) as pool:
+        http.get("/healthz")
+        calls = [pool.submit(lambda: service.http().get("/v1/server").status_code) for _ in range(threads)]
+        try:
+            for _ in range(threads):
+                there.acquire()
+            assert http.get("/healthz").json() == {"status": "alive"}
+        finally:
+            go_on.set()
+        assert {call.result() for call in calls} == {503}
+
+
+def test_a_catalog_that_takes_no_writes_is_not_ready_and_says_so(service: RunningService) -> None:
+    with service.http() as http:
+        assert http.get("/readyz").status_code == 200
+        with read_only(service.context.database):
+            reply = http.get("/readyz")
+            (failed,) = [check for check in reply.json()["checks"] if not check["ok"]]
+            assert (reply.status_code, failed["name"]) == (503, "database")
+            assert "takes no writes now" in failed["detail"]
+            refused = http.put("/v1/projects/other", json={})
+            assert (refused.status_code, refused.json()["code"]) == (503, "catalog_read_only")
+        assert http.get("/readyz").status_code == 200
+
+
+@pytest.mark.rule("protocol-21")
+def test_what_is_committed_is_read_from_a_catalog_that_takes_no_writes_and_the_cost_is_said(
+    service: RunningService,
+) -> None:
+    with service.http() as http:
+        job = Job(http)
+        saved = job.save(7)
+        shard = answer(http.get(f"/v1/checkpoints/{saved['id']}/shards/0"))
+        digests = [chunk["digest"] for chunk in shard["chunks"]]
+        protected = answer(http.post(f"/v1/checkpoints/{saved['id']}/reads", json={"digests": digests}))
+        assert protected["unprotected"] is None
+        with read_only(service.context.database):
+            assert answer(http.get(f"{job.base}/restore-point"))["restore_point"]["step"] == 7
+            reads = answer(
+                http.post(
+                    f"/v1/checkpoints/{saved['id']}/reads",
+                    json={"digests": digests, "lease_id": protected["lease_id"]},
+                )
+            )
+            assert [chunk["kind"] for chunk in reads["chunks"]] == ["http"] * len(digests)
+            assert "no lease keeps this checkpoint" in reads["unprotected"]
+            assert http.delete(f"/v1/read-leases/{reads['lease_id']}").status_code == 204
+        again = {"digests": digests, "lease_id": reads["lease_id"]}
+        assert answer(http.post(f"/v1/checkpoints/{saved['id']}/reads", json=again))["unprotected"] is None

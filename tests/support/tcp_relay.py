@@ -1,0 +1,60 @@
+"""A relay of TCP connections on loopback that can freeze: it accepts, and passes nothing on, as a dead host does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class TcpRelay:
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._passing = threading.Event()
+        self._passing.set()
+        self._closed = False
+        self._sockets: list[socket.socket] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def freeze(self) -> None:
+        self._passing.clear()
+
+    def thaw(self) -> None:
+        self._passing.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._passing.set()
+        self._listening.close()
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while not self._closed:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(self._target)
+                self._sockets += [near, far]
+                for source, target in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                self._passing.wait()
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def tcp_relay(host: str, port: int) -> Iterator[TcpRelay]:
+    relay = TcpRelay(host, port)
+    try:
+        yield relay
+    finally:
+        relay.close()
