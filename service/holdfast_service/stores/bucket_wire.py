@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import ssl
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from xml.etree import ElementTree
@@ -27,25 +30,22 @@ from holdfast_service.stores.base import (
     StoreUnavailable,
 )
 from holdfast_service.stores.canonical_request import encoded_query
+from holdfast_service.stores.pool import StorePool
 
-_CONNECT_SECONDS = 5.0
-_READ_SECONDS = 60.0
 _READ_BYTES = 1024 * 1024
 _SEND_BYTES = 256 * 1024
 _TRIES = 4
 _FIRST_PAUSE_SECONDS = 0.2
-_CONNECTIONS = 64
+_LACKING = {"NotImplemented", "MethodNotAllowed"}
+_OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 _MISMATCH = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "CrcMismatch"}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}
 _ARCHIVED = {"InvalidObjectState", "ObjectNotInActiveTierError"}
 _READING = {"GET", "HEAD"}
+_REGION = re.compile(r"[a-z0-9-]{1,64}")
+# What OpenSSL calls an answer that is no TLS, by its version.
+_NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"}
 _LATER = {"SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "ConditionalRequestConflict"}
-
-
-def new_pool() -> urllib3.PoolManager:
-    """Connections with the time-outs of a store's. It never retries: whoever uses it knows what may be repeated."""
-    timeout = urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS)
-    return urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, retries=False)
 
 
 class BucketWire(ABC):
@@ -56,7 +56,7 @@ class BucketWire(ABC):
         self._origin = origin
         self._name = name
         self._remedy = remedy
-        self.pool = new_pool() if pool is None else pool
+        self.pool = StorePool() if pool is None else pool
         self.guard: Callable[[], None] = lambda: None
 
     def request(
@@ -81,11 +81,11 @@ class BucketWire(ABC):
             try:
                 answer = self._send(method, url, signed, body, stream)
             except urllib3.exceptions.HTTPError as error:
-                failure: StoreError = self.unavailable(error)
+                failure = self.unreachable(error)
             else:
                 if answer.status in accept:
                     return answer
-                failure = self._failure(answer)
+                failure = self._failure(answer, " ".join([method, *(name for name, _ in query)]))
             if not failure.retryable or tried == tries:
                 break
             # Full jitter: many service processes must not come back to a throttling store in step.
@@ -101,11 +101,28 @@ class BucketWire(ABC):
             # urllib3 raises if fewer bytes come than Content-Length promised.
             yield from answer.stream(_READ_BYTES, decode_content=False)
         except urllib3.exceptions.HTTPError as error:
-            raise self.unavailable(error) from error
+            raise self.unreachable(error) from error
         finally:
             answer.close()
 
-    def unavailable(self, error: Exception) -> StoreUnavailable:
+    def unreachable(self, error: Exception) -> StoreError:
+        """What stands between the service and the store; to be tried again only where that may help."""
+        if isinstance(error, urllib3.exceptions.ProxyError):
+            return StoreUnavailable(
+                f"{self._name} is not reached: the proxy on the way does not let the service through "
+                f"({type(error.original_error).__name__}); check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+            )
+        tls = error.args[0] if isinstance(error, urllib3.exceptions.SSLError) and error.args else None
+        if isinstance(tls, ssl.SSLCertVerificationError):
+            return StoreRefused(
+                f"{self._name} shows a certificate that is not trusted ({tls.verify_message}); name the file of its "
+                "authority in AWS_CA_BUNDLE, or put a right certificate on the server"
+            )
+        if isinstance(tls, ssl.SSLError) and tls.reason in _NO_TLS:
+            return StoreRefused(
+                f"{self._name} does not speak TLS on this port; write endpoint=http://… in the store's URL, or name "
+                "the port of its https"
+            )
         return StoreUnavailable(f"{self._name} does not answer ({type(error).__name__}); check that it is up")
 
     def close(self) -> None:
@@ -126,11 +143,11 @@ class BucketWire(ABC):
         slices = (body[start : start + _SEND_BYTES] for start in range(0, len(body), _SEND_BYTES))
         return self.pool.request(method, url, headers={**headers, "content-length": str(len(body))}, body=slices)
 
-    def _failure(self, answer: urllib3.BaseHTTPResponse) -> StoreError:
+    def _failure(self, answer: urllib3.BaseHTTPResponse, operation: str) -> StoreError:
         try:
             code = error_code(answer.data)
         except urllib3.exceptions.HTTPError as error:
-            return self.unavailable(error)
+            return self.unreachable(error)
         what = f"{code or 'no reason given'}, status {answer.status}"
         if answer.status == 507 or code in _FULL:
             return StoreFull(f"{self._name} is full ({what}); free some room or raise its quota")
@@ -138,11 +155,31 @@ class BucketWire(ABC):
             return ObjectMismatch(f"{self._name} refused the bytes ({what})")
         if code in _ARCHIVED:
             return ObjectArchived("the object is archived in the store; thaw it before it is read")
+        if code == "NoSuchBucket":
+            return StoreRefused(f"{self._name} is not there; make the bucket, or correct its name in the store's URL")
+        region = _region_told(answer, code)
+        if region is not None:
+            return StoreRefused(f"{self._name} is in the region {region}; write region={region} in the store's URL")
+        if answer.status == 501 or code in _LACKING:
+            return StoreRefused(
+                f"{self._name} lacks an operation that the service needs, {operation} ({what}); use a store that has it"
+            )
         if answer.status == 404 and code in {"", "NoSuchKey", "NoSuchVersion"}:
             return ObjectMissing("there is no such object in the store")
         if code in _LATER or answer.status in {408, 409, 429} or (answer.status >= 500 and answer.status != 501):
             return StoreUnavailable(f"{self._name} asks to come back later ({what})")
         return StoreRefused(f"{self._name} refuses the service ({what}); {self._remedy}")
+
+
+def _region_told(answer: urllib3.BaseHTTPResponse, code: str) -> str | None:
+    """The bucket's own region, where the store says that it is not the one that was asked in."""
+    if answer.status not in {301, 307} and code not in _OTHER_REGION:
+        return None
+    told = answer.headers.get("x-amz-bucket-region")
+    if told is None:
+        with suppress(ElementTree.ParseError):
+            told = ElementTree.fromstring(answer.data).findtext("{*}Region")  # noqa: S314  (our own store's answer)
+    return told if told and _REGION.fullmatch(told) else None
 
 
 def date_of(answer: urllib3.BaseHTTPResponse) -> datetime:

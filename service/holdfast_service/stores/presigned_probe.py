@@ -88,7 +88,7 @@ class PresignedProbe:
         try:
             answer = self._store.wire.pool.request(method, url, headers=dict(sent), body=body)
         except urllib3.exceptions.HTTPError as error:
-            raise self._store.wire.unavailable(error) from error
+            raise self._store.wire.unreachable(error) from error
         if answer.status in {500, 502, 503, 504}:
             raise StoreUnavailable(f"the store answered the probe with status {answer.status}; try again later")
         return answer

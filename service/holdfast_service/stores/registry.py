@@ -11,12 +11,12 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast_service.stores import gcs_location, s3_location
 from holdfast_service.stores.base import Capabilities, StoreUnavailable
-from holdfast_service.stores.bucket_wire import new_pool
 from holdfast_service.stores.credentials import DefaultChainCredentials, FixedCredentials
 from holdfast_service.stores.gcs import GcsStore
 from holdfast_service.stores.gcs_credentials import default_identity
 from holdfast_service.stores.gcs_signers import signer_for
 from holdfast_service.stores.gcs_wire import GcsWire
+from holdfast_service.stores.pool import StorePool
 from holdfast_service.stores.posix import PosixStore
 from holdfast_service.stores.s3 import S3Store
 from holdfast_service.stores.signed_urls import UrlSigner
@@ -86,7 +86,7 @@ def _open_gcs(url: str, capabilities: Capabilities | None) -> GcsStore:
         location = gcs_location.parse_gcs_url(url)
     except ValueError as error:
         raise StoreUrlError(url, str(error), gcs_location.EXAMPLE) from error
-    pool = new_pool()
+    pool = StorePool()
     identity = default_identity(pool)
     wire = GcsWire(location, identity, pool)
     return GcsStore(location, wire, signer_for(location, identity, pool), capabilities=capabilities)

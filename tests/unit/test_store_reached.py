@@ -1,0 +1,104 @@
+"""How the service reaches a bucket: whom it trusts, by which proxy, and what it says of each thing in the way."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from holdfast_service.stores.base import StoreRefused, StoreUnavailable
+from holdfast_service.stores.registry import open_store
+from holdfast_service.stores.sigv4 import Credentials
+from tests.support.scripted_http import Reply, ScriptedServer, scripted
+from tests.support.tls import self_signed
+
+_LISTING = Reply(body=b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+
+
+@pytest.fixture(autouse=True)
+def _an_environment_of_its_own(monkeypatch):
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+
+
+def _store(endpoint):
+    return open_store(
+        f"s3://bucket/prefix?endpoint={endpoint}&region=us-east-1", b"k" * 32, Credentials("key", "secret")
+    )
+
+
+def _refusal(code, status, more="", **headers):
+    return Reply(status, f"<Error><Code>{code}</Code>{more}</Error>".encode(), headers)
+
+
+@pytest.fixture
+def private(tmp_path):
+    """A store whose certificate is signed by nobody that this machine knows: its URL, and the file of its authority."""
+    file = self_signed(tmp_path / "store.pem", "127.0.0.1")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(file)
+    server = ScriptedServer(lambda seen: _LISTING, tls)
+    yield server.url, file
+    server.close()
+
+
+def test_a_certificate_that_is_not_trusted_has_its_own_sentence(private):
+    with pytest.raises(StoreRefused, match=r"certificate that is not trusted \(self.signed.*AWS_CA_BUNDLE"):
+        _store(private[0]).ping()
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"])
+def test_an_authority_that_the_environment_names_is_trusted(private, monkeypatch, variable):
+    monkeypatch.setenv(variable, str(private[1]))
+    _store(private[0]).ping()
+
+
+def test_an_authority_that_is_not_there_is_refused_at_the_start(private, monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))
+    with pytest.raises(StoreRefused, match=r"AWS_CA_BUNDLE names .*none\.pem, which is not there"):
+        _store(private[0])
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (_refusal("NoSuchBucket", 404), r"bucket bucket, is not there; make the bucket"),
+        (_refusal("PermanentRedirect", 301, **{"x-amz-bucket-region": "eu-west-3"}), r"write region=eu-west-3"),
+        (_refusal("AuthorizationHeaderMalformed", 400, "<Region>eu-west-3</Region>"), r"write region=eu-west-3"),
+        (_refusal("AuthorizationHeaderMalformed", 400), r"AuthorizationHeaderMalformed, status 400.*region"),
+        (_refusal("NotImplemented", 501), r"lacks an operation that the service needs, GET list-type"),
+    ],
+)
+def test_what_is_wrong_with_the_bucket_has_its_own_sentence(reply, sentence):
+    with scripted(lambda seen: reply) as server, pytest.raises(StoreRefused, match=sentence):
+        _store(server.url).ping()
+    assert len(server.seen) == 1, "to ask again helps nothing"
+
+
+def test_https_to_a_port_that_speaks_http_has_its_own_sentence():
+    with scripted(lambda seen: _LISTING) as server, pytest.raises(StoreRefused, match=r"does not speak TLS.*http://"):
+        _store(server.url.replace("http://", "https://")).ping()
+
+
+def test_requests_go_by_the_proxy_that_the_environment_names_and_not_to_what_it_leaves_out(monkeypatch):
+    with scripted(lambda seen: _LISTING) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url.replace("http://", "http://user:p%40ss@"))
+        _store("http://store.invalid").ping()
+        (seen,) = proxy.seen
+        assert (seen.headers["host"], seen.headers["proxy-authorization"]) == ("store.invalid", "Basic dXNlcjpwQHNz")
+        monkeypatch.setenv("NO_PROXY", ".invalid")
+        with pytest.raises(StoreUnavailable):
+            _store("http://store.invalid").ping()
+        with scripted(lambda seen: _LISTING) as here:
+            _store(here.url).ping()
+        assert len(proxy.seen) == 1
+
+
+def test_a_proxy_that_lets_nobody_through_is_named(monkeypatch):
+    with scripted(lambda seen: _LISTING) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        with pytest.raises(StoreUnavailable, match="the proxy on the way"):
+            _store("https://store.invalid").ping()
