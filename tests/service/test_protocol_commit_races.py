@@ -130,3 +130,15 @@ def test_a_late_negotiation_adds_nothing_to_a_shard_that_is_being_sealed(
     sealing.result()
     with refused("shard_sealed"):
         late.result()
+
+
+def test_a_seal_that_is_sent_again_while_its_first_try_commits_is_told_so(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Job(service.http()).begin(1000)
+    save.upload(0, [b"w", b"i"])
+    # The second try has found the shard open; what was negotiated goes when the first one seals.
+    gate = hold_after(monkeypatch, holdfast_service.commit.seal, "refuse_unless_uploading")
+    again, first = overlap(service, gate, lambda: save.seal(0, [b"w", b"i"]), lambda: save.seal(0, [b"w", b"i"]))
+    assert first.result()["state"] == "committed"
+    assert again.result()["state"] == "committed"

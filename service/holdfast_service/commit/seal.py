@@ -60,7 +60,14 @@ def seal_shard(
     `chunk_gone` and `stale_attempt`.
     """
     check_seal(rank, request)
-    look = _look(context, caller, checkpoint_id, rank, request)
+    try:
+        look = _look(context, caller, checkpoint_id, rank, request)
+    except ProblemError as problem:
+        if problem.code is not ProblemCode.CHUNK_NOT_NEGOTIATED:
+            raise
+        # An earlier try of this call, whose reply was lost or late, may have sealed the shard between two statements of
+        # the look: what was negotiated goes with the seal. Another look sees the shard sealed.
+        look = _look(context, caller, checkpoint_id, rank, request)
     if look.view is not None:
         return look.view
     assert look.negotiated is not None
