@@ -22,6 +22,7 @@ from holdfast_client.launch import open_attempt
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import EndAttempt, ResumedFrom
 from holdfast_protocol.checkpoints import BeginCheckpoint, Component, MetricValue
+from holdfast_protocol.fencing import Fence
 from holdfast_protocol.selectors import RunName, parse_run
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
 from tests.jepsen.content import RANKS, MixedError, Saved, WrongError, check_content
@@ -42,7 +43,7 @@ class Job:
         self._launch = uuid.uuid4().hex
         asked_at = time.monotonic()
         self._opened = open_attempt(client, run, self._launch, world_size=RANKS, host="jepsen", create=True)
-        self._fence = {"epoch": self._opened.epoch, "attempt": self._opened.attempt}
+        self._fence = Fence(epoch=self._opened.epoch, attempt=self._opened.attempt, launch_id=self._launch).model_dump()
         self._fenced_at: float | None = None
         point = self._opened.restore_point
         journal.opened(
