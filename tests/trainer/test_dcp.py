@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from gloo import run_ranks
+from safetensors.torch import load_file
 from tests.support.training import Job, values
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
@@ -25,6 +29,9 @@ from torch.distributed.fsdp import fully_shard
 import holdfast
 from holdfast import errors
 from holdfast.agreement import Outlook
+from holdfast.dcp.writer import HoldfastWriter
+from holdfast.export.pull import Format, pull
+from holdfast_protocol.selectors import Latest, RunName
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -85,6 +92,98 @@ def test_nan_is_seen_and_such_a_checkpoint_is_kept_as_diverged(run, service):
         2: ("committed", "ok"),
     }
     assert views[0].health == "ok"
+
+
+@pytest.mark.rule("training-19")
+@pytest.mark.parametrize("format_", list(Format))
+def test_pull_gives_back_what_dcp_save_was_given(run, service, tmp_path, format_):
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.save({**assorted(), "layers": [torch.ones(2), {"w": torch.zeros(3)}]}, storage_writer=ckpt.writer(0))
+    summary = pull(service.client, RunName(*run.split("/")), Latest(), tmp_path / "out", format_)
+    expected = {**assorted(), "layers": [torch.ones(2), {"w": torch.zeros(3)}]}
+    if format_ is Format.TORCH:
+        whole = torch.load(tmp_path / "out" / "dcp.pt", weights_only=True)
+        assert [each.tolist() for each in (whole["layers"][0], whole["layers"][1]["w"])] == [[1.0] * 2, [0.0] * 3]
+        assert equal({**whole, "layers": 0}, {**expected, "layers": 0})
+    elif format_ is Format.SAFETENSORS:
+        found = load_file(tmp_path / "out" / "dcp.safetensors")
+        assert torch.equal(found["model.weight"], expected["model"]["weight"])
+        assert "dcp.tree.json" in summary["files"]
+    else:
+        loaded = blank(assorted())
+        dcp.load(loaded, checkpoint_id=tmp_path / "out")
+        assert equal(loaded, assorted())
+
+
+@pytest.mark.rule("training-19")
+@pytest.mark.parametrize("below", ["model", None])
+def test_load_weights_finds_the_model_in_what_dcp_save_was_given(run, below):
+    saved, loaded = nn.Linear(3, 2), nn.Linear(3, 2)
+    state = saved.state_dict() if below is None else {below: saved.state_dict(), "ema": {"other": torch.ones(1)}}
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.save(state, storage_writer=ckpt.writer(0))
+    holdfast.load_weights(f"{run}@latest", loaded)
+    assert equal(loaded.state_dict(), saved.state_dict())
+    with pytest.raises(errors.ConfigurationError, match="none of this model's parameters"):
+        holdfast.load_weights(f"{run}@latest", nn.Embedding(3, 2, dtype=torch.float16), component="nowhere")
+
+
+@pytest.mark.rule("training-19")
+def test_a_component_that_is_called_dcp_is_a_component(run, service, tmp_path):
+    state = {"dcp": nn.Linear(2, 2)}
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(state)
+        ckpt.save(0, state).committed.result(timeout=60)
+        loaded = {"dcp/weight": torch.zeros(2, 2)}
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.load(loaded, storage_reader=ckpt.reader())
+    assert torch.equal(loaded["dcp/weight"], state["dcp"].weight.detach())
+    pull(service.client, RunName(*run.split("/")), Latest(), tmp_path / "out", Format.TORCH)
+    assert torch.load(tmp_path / "out" / "dcp.pt", weights_only=True).keys() == {"weight", "bias"}
+
+
+@pytest.mark.rule("training-19")
+def test_leaving_the_with_waits_for_an_async_save_in_flight(run, service, monkeypatch):
+    written = HoldfastWriter.write_data
+
+    def late(self, plan, planner):
+        leaving.wait(timeout=60)
+        return written(self, plan, planner)
+
+    leaving = threading.Event()
+    monkeypatch.setattr(HoldfastWriter, "write_data", late)
+    with holdfast.Checkpointer(run) as ckpt:
+        saved = dcp.async_save({"t": torch.arange(5)}, storage_writer=ckpt.writer(3), no_dist=True)
+        wait_idle = ckpt._pipeline.wait_idle
+        own = ckpt._own_saves_are_over
+        monkeypatch.setattr(ckpt, "_own_saves_are_over", lambda timeout: (leaving.set(), own(timeout))[1])
+        monkeypatch.setattr(ckpt._pipeline, "wait_idle", lambda timeout: (leaving.set(), wait_idle(timeout))[1])
+    saved.result(timeout=60)
+    assert service.client.restore_point(*run.split("/")).restore_point.step == 3
+
+
+@pytest.mark.rule("training-19")
+def test_plan_caching_is_refused_at_the_first_save(run, service):
+    with holdfast.Checkpointer(run) as ckpt:
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        try:
+            with pytest.raises(CheckpointException, match="enable_plan_caching"):
+                dcp.save({"t": torch.ones(2)}, storage_writer=ckpt.writer(0), planner=planner)
+        finally:
+            for name in ("save_plan", "all_plans", "global_plan", "metadata", "final_save_plan"):
+                getattr(SavePlanner, f"_cached_{name}").clear()
+    assert service.client.restore_point(*run.split("/")).restore_point is None
+
+
+@pytest.mark.rule("training-19")
+def test_numbers_of_four_bits_are_kept(run):
+    stored = torch.arange(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.save({"t": stored}, storage_writer=ckpt.writer(0))
+    loaded = {"t": torch.zeros_like(stored)}
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.load(loaded, storage_reader=ckpt.reader())
+    assert loaded["t"].view(torch.uint8).tolist() == list(range(6))
 
 
 class Custom:

@@ -255,9 +255,15 @@ class Checkpointer(Loading, OwnSaves):
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Waits until no save is in flight, with a local tier none in the spool. False if it takes longer. Not a
         collective."""
-        over = self._pipeline.wait_idle(timeout_seconds)
+        over = self._wait_idle(timeout_seconds)
         self._raise_pending()
         return over
+
+    def _wait_idle(self, timeout_seconds: float | None) -> bool:
+        began = time.monotonic()
+        own_are_over = self._own_saves_are_over(timeout_seconds)
+        left = None if timeout_seconds is None else max(0.0, timeout_seconds - (time.monotonic() - began))
+        return self._pipeline.wait_idle(left) and own_are_over
 
     def close(self, outcome: AttemptOutcome = AttemptOutcome.FINISHED, detail: str = "") -> None:
         """Waits for the save in flight, within bounds, and ends the attempt. Twice is fine. Not a collective."""
@@ -272,12 +278,12 @@ class Checkpointer(Loading, OwnSaves):
             self._preemption.closing()
         if outcome is AttemptOutcome.FINISHED:
             # A notice that comes now shortens it.
-            drained = self._preemption.while_time_is_left(self._pipeline.wait_idle)
+            drained = self._preemption.while_time_is_left(self._wait_idle)
             if not drained and (notice := self._preemption.notice) is not None:
                 outcome, detail = AttemptOutcome.PREEMPTED, f"{notice}. The last save was not committed in time."
         elif not in_order:
             bound = min(self._preemption.wait_seconds(), _DRAIN_AFTER_ERROR_SECONDS)
-            self._pipeline.wait_idle(bound)
+            self._wait_idle(bound)
         self._pipeline.close(drain_seconds=0, waited_seconds=time.monotonic() - began)
         self._end(outcome, detail)
         self._preemption.close(in_order=in_order)

@@ -5,6 +5,8 @@ step_with() -> agreement, when/schedule (due?) -> the loop's own dcp.save -> wri
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from holdfast.dcp.writer import HoldfastWriter
 
 
+_ASYNC_SAVE_THREADS = "AsyncCheckpointExecutor"
+"""As torch names them, one for each dcp.async_save."""
+
+
 class OwnSaves:
     """The parts are made by the Checkpointer."""
 
@@ -34,6 +40,8 @@ class OwnSaves:
     _schedule: Schedule
     _session: Session
     _workers: TransferWorkers
+    _has_writers = False
+    """writer() was called: a dcp.async_save may be under way."""
     _written_step: int | None = None
     """That a writer was made for since the last step_with(); on every rank."""
 
@@ -50,7 +58,19 @@ class OwnSaves:
         self._session.ready_to_save()
         finite = FiniteCheck.asked_for(self._check_finite)
         self._written_step = step
+        self._has_writers = True
         return HoldfastWriter(self._session, self._workers, step, CheckpointKind(kind), finite=finite, stats=self.stats)
+
+    def _own_saves_are_over(self, timeout_seconds: float | None) -> bool:
+        """Waits for the dcp.async_save in flight, of which nothing tells but DCP's own thread: it ends with its save.
+        False if it takes longer."""
+        if not self._has_writers:
+            return True
+        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        saving = [thread for thread in threading.enumerate() if thread.name.startswith(_ASYNC_SAVE_THREADS)]
+        for thread in saving:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in saving)
 
     def step_with(self, step: int, save: Callable[[], object]) -> bool:
         """step() for a loop that saves by its own dcp.save: call it after each step, on every rank.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from holdfast.documents import read_documents
@@ -38,11 +39,13 @@ def read_into(
     demand: Demand,
     *,
     rank_trees: bool,
+    view: Callable[[StoredState], StoredState] = lambda stored: stored,
     convert: Callable[[], object] | None = None,
     client_settings: ClientSettings | None = None,
 ) -> LoadReport:
     """Reads `demo/base@best:loss` (or `@latest`, `@1200`, …). `rank_trees`: also what each rank had of its own.
-    `convert`: gives the objects of the state other dtypes, just before they take the values.
+    `view`: the checkpoint as the state calls it, where it was saved under other names. `convert`: gives the objects of
+    the state other dtypes, just before they take the values.
 
     Collective where torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
     Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
@@ -59,6 +62,7 @@ def read_into(
             point = ranks.from_first(lambda: _resolve(client, run, str(point_of_run)))
             with CheckpointSource(client, run, point, workers=workers) as source:
                 documents = read_documents(ranks, source, rank_trees=rank_trees)
+                documents = replace(documents, stored=view(documents.stored))
                 state, options = demand(documents.stored)
                 planned: list[tuple[LoadPlan, ReadPlan, Arrivals]] = []
 

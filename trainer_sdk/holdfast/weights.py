@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from holdfast.dcp.metadata import is_dcp
+from holdfast.dcp.weights import of_dcp
 from holdfast.errors import ConfigurationError
 from holdfast.reading import read_into
 from holdfast.state.components import Kind
@@ -36,6 +38,8 @@ def load_weights(
     dtype: converts the model's floating-point tensors before the values come. These are always converted to the
     model's dtypes.
     component: which of several models of the checkpoint; its key in the state that was saved.
+    What was saved by dcp.save through `ckpt.writer()` has no models, only names: the key is the one below which this
+    model's parameters are found, as in `dcp.save({"model": get_model_state_dict(model)}, …)`.
 
     Collective where torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
     Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
@@ -45,8 +49,11 @@ def load_weights(
         key = _model_component(stored, component, selector)
         return {key: model}, LoadOptions(strict=strict, cast=True, exclude=tuple(f"{key}/{each}" for each in exclude))
 
+    def view(stored: StoredState) -> StoredState:
+        return of_dcp(stored, model, component, selector) if is_dcp(stored.replicated_trees) else stored
+
     convert = None if dtype is None else partial(model.to, dtype)
-    return read_into(selector, demand, rank_trees=False, convert=convert, client_settings=client_settings)
+    return read_into(selector, demand, rank_trees=False, view=view, convert=convert, client_settings=client_settings)
 
 
 def _model_component(stored: StoredState, asked: str | None, selector: str) -> str:

@@ -23,12 +23,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from holdfast.state.components import Kind
 from holdfast.state.errors import TreeFormatError, UnsupportedStateError
 from holdfast.state.tensors import torch_dtype
 from holdfast.state.tree import decode_tree, encode_tree
 from holdfast_protocol.index_documents import Layout, Piece, ShardIndex
 
-COMPONENT = "dcp"
+COMPONENT = Kind.DCP.value
 
 
 class SavedDcp(NamedTuple):
@@ -70,12 +71,20 @@ def describe(metadata: Metadata, values: Mapping[str, int]) -> dict[str, Any]:
     return {COMPONENT: [COMPONENT, {"planner_data": planner_data, "version": metadata.version, "values": dict(values)}]}
 
 
+def is_dcp(replicated_trees: Mapping[str, Any]) -> bool:
+    """Whether a dcp.save wrote it. A user may call a component `dcp` too: that one is of another kind."""
+    match replicated_trees.get(COMPONENT):
+        case [Kind.DCP.value, _]:
+            return True
+    return False
+
+
 def saved_dcp(replicated_trees: Mapping[str, Any]) -> SavedDcp:
     """The inverse. A checkpoint that Holdfast itself has saved has no such part: its tensors can be read all the same.
 
     Raises TreeFormatError.
     """
-    if COMPONENT not in replicated_trees:
+    if not is_dcp(replicated_trees):
         return SavedDcp(None, None, {})
     try:
         _, document = replicated_trees[COMPONENT]
@@ -92,6 +101,51 @@ def values_of(index: ShardIndex) -> Mapping[str, Any]:
             return values
         case _:
             raise TreeFormatError(f"the index of rank {index.rank} has no DCP values")
+
+
+def whole_tree(indexes: Mapping[int, ShardIndex]) -> dict[str, Any]:
+    """What all ranks' indexes say of one dcp.save, as one encoded document. Raises TreeFormatError."""
+    saved = saved_dcp(indexes[0].replicated_trees)
+    _, document = indexes[0].replicated_trees[COMPONENT]
+    values = {}
+    for fqn, rank in saved.values.items():
+        of_rank = values_of(indexes[rank]) if rank in indexes else {}
+        if fqn not in of_rank:
+            raise TreeFormatError(f"rank {rank} has no value {fqn[:200]!r}, which the index of rank 0 has there")
+        values[fqn] = of_rank[fqn]
+    return {"planner_data": document["planner_data"], "values": values}
+
+
+def nested(flat: Mapping[str, Any], planner_data: Any) -> dict[str, Any]:
+    """The state as dcp.save was given it: `flat` by DCP's names, put back to where its planner took each from.
+
+    Raises TreeFormatError. Lists are made of what there is, whatever numbers a damaged index names.
+    """
+    paths = planner_data if isinstance(planner_data, dict) else {}
+    root = _Branch()
+    for fqn, value in flat.items():
+        path = paths.get(fqn, (fqn,))
+        if not isinstance(path, tuple) or not path:
+            raise TreeFormatError(f"the place of {fqn[:200]!r} in the state is malformed")
+        at = root
+        for step in path[:-1]:
+            at = at.setdefault(step, _Branch())
+            if type(at) is not _Branch:
+                raise TreeFormatError(f"{fqn[:200]!r} lies inside a value")
+        at[path[-1]] = value
+    return {key: _grown(value) for key, value in root.items()}
+
+
+class _Branch(dict[Any, Any]):
+    """A dict or list of the state, in which a value may be a dict of its own."""
+
+
+def _grown(value: Any) -> Any:
+    if type(value) is not _Branch:
+        return value
+    if all(type(step) is int for step in value):
+        return [_grown(value[step]) for step in sorted(value)]
+    return {step: _grown(inner) for step, inner in value.items()}
 
 
 def dcp_metadata(layout: Layout, saved: SavedDcp) -> Metadata:

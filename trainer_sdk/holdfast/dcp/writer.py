@@ -28,7 +28,7 @@ from holdfast.dcp.metadata import COMPONENT, describe, encode_value
 from holdfast.errors import CheckpointAborted, ConfigurationError, RanksDisagree
 from holdfast.layout.item_bytes import item_bytes_of_chunks
 from holdfast.layout.pieces import PieceSpec
-from holdfast.layout.plan import ChunkSizes, place
+from holdfast.layout.plan import ChunkSizes, check_whole, place
 from holdfast.session import Session
 from holdfast.state.errors import UnsupportedStateError
 from holdfast.state.finite import FiniteCheck
@@ -55,6 +55,9 @@ log = logging.getLogger("holdfast")
 _Box = tuple[str, tuple[int, ...]]
 """(fqn, offsets): what DCP writes at most once."""
 _Look = Callable[[str, torch.Tensor], None]
+
+
+_NO_PLAN_CACHING = "DCP's plan caching cannot be used here. Leave enable_plan_caching out of the planner."
 
 
 class _Share(NamedTuple):
@@ -108,7 +111,7 @@ class HoldfastWriter(StorageWriter):
         if len(plans) != world_size:
             raise RanksDisagree(f"DCP saves from {len(plans)} ranks, and this run has {world_size}")
         if not all(plan.usable for plan in plans):
-            raise ConfigurationError("DCP's plan caching cannot be used here. Leave enable_plan_caching out.")
+            raise ConfigurationError(_NO_PLAN_CACHING)
         specs = [[_spec(item) for item in plan.items if item.tensor_data is not None] for plan in plans]
         tensors = {
             spec.name: TensorEntry(COMPONENT, spec.dtype, spec.global_shape, replicated=False)
@@ -117,12 +120,14 @@ class HoldfastWriter(StorageWriter):
         }
         shards = tuple(place(sorted(of_rank), ChunkSizes()) for of_rank in specs)
         self._layout = Layout(world_size, tensors, shards)
+        check_whole(self._layout)  # DCP itself does not look where there is one rank
         return [
             dataclasses.replace(plan, storage_data=_Share(self._layout.digest, shard))
             for plan, shard in zip(plans, shards, strict=True)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        _refuse_planner(planner)
         share: _Share = plan.storage_data
         self._writer = self._session.begin_shard(self._step, self._kind, self._workers)
         try:
@@ -196,6 +201,12 @@ class HoldfastWriter(StorageWriter):
         )
         if view.state is CheckpointState.ABORTED:
             raise CheckpointAborted(view.abort_reason or "It was aborted")
+
+
+def _refuse_planner(planner: SavePlanner) -> None:
+    """Raises before anything is written: at the first save, where a cached plan would only be missed at the second."""
+    if getattr(planner, "_enable_plan_caching", False):
+        raise ConfigurationError(_NO_PLAN_CACHING)
 
 
 def _spec(item: WriteItem) -> PieceSpec:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.dcp.metadata import COMPONENT, is_dcp, whole_tree
 from holdfast.source import CheckpointSource, ChunkLists
 from holdfast.state.components import Kind
 from holdfast.state.errors import TreeFormatError
@@ -25,7 +26,8 @@ _UNIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*(@\d{1,6})?")
 
 @dataclass(frozen=True)
 class Unit:
-    """What goes into one file: `model` (saved by all ranks together) or `loader@1` (rank 1's own)."""
+    """What goes into one file: `model` (saved by all ranks together), `loader@1` (rank 1's own), or `dcp`, all that a
+    dcp.save through ckpt.writer() was given."""
 
     name: str
     kind: Kind | None
@@ -37,7 +39,7 @@ class Unit:
 
     def key_of(self, tensor: str) -> str:
         """The tensor's name within the unit, such as the parameter's FQN."""
-        return tensor.partition("/")[2] or self.name
+        return tensor if self.kind is Kind.DCP else tensor.partition("/")[2] or self.name
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ def read_contents(source: CheckpointSource) -> Contents:
 
 
 def _units(layout: Layout, indexes: Mapping[int, ShardIndex]) -> Iterator[Unit]:
+    if is_dcp(indexes[0].replicated_trees):
+        yield Unit(COMPONENT, Kind.DCP, whole_tree(indexes), tuple(sorted(layout.tensors)))
+        return
     by_prefix: dict[str, set[str]] = defaultdict(set)
     for tensor in layout.tensors:
         by_prefix[tensor.partition("/")[0]].add(tensor)
@@ -94,7 +99,9 @@ def _trees(indexes: Mapping[int, ShardIndex]) -> Iterator[tuple[str, tuple[Kind,
 def _open(name: str, entry: Any) -> tuple[Kind, Any]:
     try:
         kind, tree = entry
-        return Kind(kind), tree
+        if (kind := Kind(kind)) is Kind.DCP:
+            raise ValueError("only a whole checkpoint is of this kind")
+        return kind, tree
     except (TypeError, ValueError):
         raise IntegrityError(f"The index entry of component {name[:80]!r} is malformed") from None
 

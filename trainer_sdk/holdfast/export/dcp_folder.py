@@ -3,7 +3,8 @@
     state = {"model": model.state_dict()}
     dcp.load(state, checkpoint_id=folder)
 
-Keys are `<unit>.<name>`; optimizers are keyed by parameter names, as torch.distributed.checkpoint.state_dict does.
+What dcp.save was given has the names that it had then. Else keys are `<unit>.<name>`; optimizers are keyed by parameter
+names, as torch.distributed.checkpoint.state_dict does.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from holdfast.export.tensors import bytes_to_read, read_tensors
 from holdfast.export.torch_files import write_torch_file
 from holdfast.readable import readable_bytes
 from holdfast.source import CheckpointSource
+from holdfast.state.components import Kind
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError, HoldfastError, IntegrityError, NoRestorePoint
@@ -151,7 +152,9 @@ def _write(
             )
             for unit in with_tensors
         }
-        return write_dcp_folder(folder, state)
+        # What a dcp.save was given goes back to the names that it had.
+        own = state[units[0].name] if units and units[0].kind is Kind.DCP and with_tensors else state
+        return write_dcp_folder(folder, own)
     files = []
     for unit in with_tensors:
         tensors = read_tensors(source, contents, unit.tensors, on_bytes)

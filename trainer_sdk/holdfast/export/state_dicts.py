@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.dcp.metadata import nested
 from holdfast.export.contents import Unit
 from holdfast.state.components import Kind
 from holdfast.state.tree import decode_tree
@@ -30,10 +31,13 @@ def flat(unit: Unit, tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def state_dict_of(unit: Unit, tensors: Tensors, *, parameters_by_name: bool) -> dict[str, Any]:
-    """What the component's own state_dict() would give; where that has values that no stock loader reads without
-    pickle, its tensors by name. An optimizer's parameters are numbered, as torch does, or named, as torch.distributed
-    does.
+    """What the component's own state_dict() would give, or what dcp.save was given; where that has values that no stock
+    loader reads without pickle, its tensors by name. An optimizer's parameters are numbered, as torch does, or named,
+    as torch.distributed does.
     """
+    if unit.kind is Kind.DCP:
+        values = {fqn: _plain(decode_tree(value)) for fqn, value in unit.tree["values"].items()}
+        return nested({**flat(unit, tensors), **values}, decode_tree(unit.tree["planner_data"]))
     if unit.kind is Kind.MODULE:
         extras = _plain(decode_tree(unit.tree)) if unit.tree is not None else {}
         return {**flat(unit, tensors), **{_extra_key(fqn): value for fqn, value in extras.items()}}

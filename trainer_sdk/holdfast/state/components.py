@@ -29,6 +29,8 @@ class Kind(StrEnum):
     OPTIMIZER = "optimizer"
     STATEFUL = "stateful"
     VALUE = "value"
+    DCP = "dcp"
+    """No key of a state: all that a dcp.save through ckpt.writer() was given."""
 
 
 @dataclass(frozen=True)
