@@ -10,13 +10,20 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import Field
 
-from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, since
+from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, fits, since
 from holdfast_protocol.fencing import Fence, LaunchId
 from holdfast_protocol.restore import PassedOver, RestorePoint
 from holdfast_protocol.states import AttemptOutcome, Doing
+
+Environment = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=100)], Annotated[str, Field(max_length=1000)]],
+    Field(max_length=100),
+    fits(16 * 1024),
+]
 
 
 class OpenAttempt(Request):
@@ -24,7 +31,7 @@ class OpenAttempt(Request):
     after: int = Field(ge=0, description="The newest attempt that this launch knows of; compare-and-swap.")
     world_size: int = Field(ge=1, le=100_000)
     host: str = Field(default="", max_length=255)
-    environment: dict[str, str] = Field(default_factory=dict, description="Versions and hardware, for people.")
+    environment: Environment = Field(default_factory=dict, description="Versions and hardware, for people.")
     create: bool | None = Field(
         default=None,
         description="True: make project and run if they are not there. False: refuse. None: make the run, unless its "
@@ -72,7 +79,7 @@ class AttemptView(Reply):
     launch_id: str
     world_size: int
     host: str
-    environment: dict[str, str]
+    environment: dict[str, str] = Field(description="Left out of lists.")
     opened_at: datetime
     heartbeat_at: datetime | None
     first_step: int | None = Field(default=None, description="The first step that it ran.")

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
+from pydantic_core import to_json
+
+from holdfast_protocol.text import is_text, printable
 
 LARGEST_INTEGER = 2**62
 """Of what is kept as a number: both databases have 64 bits."""
 
-_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
+_SHORT_LETTERS = 300
+_CHECKED_ITEMS = 100
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 """A project's or a run's name: letters, digits, `.`, `_`, `-`; at most 100."""
@@ -24,7 +37,19 @@ Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{
 
 def text_to_keep(text: str, most: int) -> str:
     """`text`, from anywhere, as a Request takes it: at most so many letters, a mark in place of what is none."""
-    return _NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)[:most]
+    return printable(text[:most], one_line=most <= _SHORT_LETTERS)
+
+
+def fits(most_bytes: int) -> AfterValidator:
+    """For a map of a Request: all its keys and values together, as JSON."""
+
+    def check(value: Mapping[str, Any]) -> Mapping[str, Any]:
+        taken = len(to_json(value))
+        if taken > most_bytes:
+            raise ValueError(f"all of it takes {taken} bytes, and {most_bytes} are the most; leave some out")
+        return value
+
+    return AfterValidator(check)
 
 
 def since(minor: int) -> dict[str, JsonValue]:
@@ -41,20 +66,41 @@ class Request(BaseModel):
     largest_body_bytes: ClassVar[int] = 64 * 1024
     """As JSON; the service reads no more of it."""
 
+    sends_defaults: ClassVar[bool] = True
+    """False: a field that is left out is not the same as one that is null."""
+
     @field_validator("*")
     @classmethod
-    def _can_be_kept(cls, value: Any) -> Any:
-        """JSON can spell text that no database keeps (NUL) and no reply can repeat (half of a surrogate pair)."""
-        texts = (value,) if isinstance(value, str) else (*value, *value.values()) if isinstance(value, dict) else ()
-        if any(isinstance(text, str) and _NOT_TEXT.search(text) for text in texts):
-            raise ValueError("the text holds NUL or half of a surrogate pair; leave such characters out")
+    def _is_text(cls, value: Any, info: ValidationInfo) -> Any:
+        """JSON can spell what no database keeps, no reply can repeat, and a terminal obeys. Lists of more items are
+        digests and ids, which have a pattern."""
+        texts: Iterable[Any] = ()
+        one_line = True
+        if isinstance(value, str):
+            texts, one_line = (value,), _most_letters(cls.model_fields[str(info.field_name)]) <= _SHORT_LETTERS
+        elif isinstance(value, dict):
+            texts = (*value, *value.values())
+        elif isinstance(value, list) and len(value) <= _CHECKED_ITEMS:
+            texts = value
+        if not all(is_text(text, one_line=one_line) for text in texts if isinstance(text, str)):
+            raise ValueError(
+                "the text holds control characters, marks of direction or half of a surrogate pair"
+                + (", or a line break where it is short" if one_line else "")
+                + "; leave them out"
+            )
         return value
 
 
 def body_for(minor: int, body: BaseModel) -> bytes:
     """The JSON of `body` for a service that speaks 1.`minor`: without the fields that it does not know."""
     unknown = {name for name, field in type(body).model_fields.items() if _since(field) > minor}
-    return body.model_dump_json(exclude=unknown or None).encode()
+    left_out = isinstance(body, Request) and not body.sends_defaults
+    return body.model_dump_json(exclude=unknown or None, exclude_unset=left_out).encode()
+
+
+def _most_letters(field: FieldInfo) -> int:
+    """What has no such limit has a pattern."""
+    return max((most for each in field.metadata if (most := getattr(each, "max_length", None)) is not None), default=0)
 
 
 def _since(field: FieldInfo) -> int:

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from holdfast_protocol.base import LARGEST_INTEGER, Digest, Label, Reply, Request, since
+from holdfast_protocol.base import LARGEST_INTEGER, Digest, Label, Reply, Request, fits, since
 from holdfast_protocol.fencing import Fence
 from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState, Health, ShardState, Tier
 
@@ -49,6 +49,8 @@ class MetricValue(Request):
 
 
 Metrics = dict[Annotated[str, Field(min_length=1, max_length=100)], MetricValue]
+MAX_METRICS = 1000
+MAX_COMPONENTS = 2000
 
 
 class BeginCheckpoint(Fence):
@@ -108,9 +110,11 @@ class SealShard(Fence):
     chunks: list[Digest] = Field(min_length=1, max_length=MAX_CHUNKS_PER_SHARD)
     index: IndexOrdinals
     logical_bytes: int = Field(ge=0, le=LARGEST_SHARD_BYTES)
-    components: dict[str, Component]
+    components: Annotated[dict[ComponentName, Component], Field(max_length=MAX_COMPONENTS), fits(512 * 1024)]
     finite: bool = Field(default=True, description="False: this part holds NaN or infinity; the checkpoint diverged.")
-    metrics: Metrics | None = Field(default=None, description="Rank 0's only (protocol rule 7).")
+    metrics: Annotated[Metrics, Field(max_length=MAX_METRICS), fits(256 * 1024)] | None = Field(
+        default=None, description="Rank 0's only (protocol rule 7)."
+    )
     verdict: HealthVerdict | None = Field(
         default=None,
         json_schema_extra=since(3),

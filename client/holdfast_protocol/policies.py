@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
+from pydantic_core import to_json
 
 from holdfast_protocol.base import Reply, Request
 from holdfast_protocol.copies import CopyPolicy
@@ -67,7 +68,7 @@ def read_policy(kind: PolicyKind, document: Mapping[str, Any]) -> Request:
     # restic's users write keep-last.
     known = {name.replace("-", "_") if isinstance(name, str) else name: value for name, value in document.items()}
     try:
-        return model.model_validate(known)
+        return model.model_validate_json(to_json(known), strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
     told = [_sentence(kind, model, each["loc"], each["type"], each["msg"]) for each in found[:_SHOWN_ERRORS]]

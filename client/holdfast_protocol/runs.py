@@ -1,7 +1,7 @@
 """Projects and runs.
 
 `GET /v1/projects`                                  -> Page[ProjectView]
-`PUT /v1/projects/{project}`        EditProject     -> ProjectView
+`PUT /v1/projects/{project}`  (If-Match, where it changes something)  EditProject -> ProjectView
 `GET /v1/projects/{project}`                        -> ProjectView
 `GET /v1/projects/{project}/runs?status=`           -> Page[RunView]
 `PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; the same again is fine)
@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -20,6 +21,10 @@ from holdfast_protocol.states import RunStatus
 
 
 class EditProject(Request):
+    """What is left out stays as it is."""
+
+    sends_defaults: ClassVar[bool] = False
+
     quota_bytes: int | None = Field(
         default=None, ge=0, le=LARGEST_INTEGER, description="Bytes in the primary store; null: no limit."
     )
@@ -30,6 +35,7 @@ class ProjectView(Reply):
     name: str
     created_at: datetime
     quota_bytes: int | None
+    etag: str = Field(default="", description="Of what can be edited; for If-Match.")
     stored_bytes: int = Field(description="What the copies of the project's chunks take in the store.")
     logical_bytes: int = Field(default=0, description="What the states of its committed checkpoints are.")
     deduplicated_bytes: int = Field(default=0, description="What these did not send, because it was there.")

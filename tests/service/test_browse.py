@@ -35,7 +35,7 @@ def test_a_project_shows_its_quota_its_bytes_and_its_runs(http: httpx.Client) ->
     Job(http).save(100, content=b"x" * 100)
     shown = answer(http.get("/v1/projects/demo"))
     assert (shown["id"], shown["stored_bytes"], shown["runs"]) == (made["id"], 206, 1)
-    assert answer(http.put("/v1/projects/demo", json={}))["quota_bytes"] is None
+    assert answer(http.put("/v1/projects/demo", json={}))["quota_bytes"] == 1000
     for name in ("a", "b", "c"):
         answer(http.put(f"/v1/projects/{name}", json={}))
     assert [project["name"] for project in pages(http, "/v1/projects", limit=2)] == ["a", "b", "c", "demo"]
@@ -273,4 +273,4 @@ def test_the_service_says_what_it_is_and_what_the_token_may_do(http: httpx.Clien
     info = answer(http.get("/v1/server"))
     assert (info["protocol"], info["store_kind"], info["store_asks_md5"]) == (PROTOCOL_VERSION, "posix", False)
     assert (info["catalog_id"], info["epoch"]) == (service.context.catalog_id, 1)
-    assert info["token_scopes"] == ["admin", "operate", "read", "train"]
+    assert info["token_scopes"] == ["admin", "metrics", "operate", "read", "train"]

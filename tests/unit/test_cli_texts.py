@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import typer.core
 from typer.main import get_command
 
+from holdfast_client.cli import show
 from holdfast_client.cli.arguments import first
 from holdfast_client.cli.checkpoints import lateness
 from holdfast_client.cli.commands import ENTRIES
 from holdfast_client.cli.main import app
 from holdfast_client.cli.projects import read_size
+from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.cli.show import as_bytes, as_metric, as_time, show_facts, show_table
 from holdfast_client.cli.tokens import read_duration
 from holdfast_protocol.checkpoints import CheckpointView, MetricValue
@@ -190,3 +193,25 @@ def test_what_fits_a_terminal_stays_within_it(capsys, monkeypatch):
     show_table(["run", "why"], [("demo/gpt", SENTENCE)], nothing="")
     text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.rule("protocol-43")
+def test_nothing_that_comes_from_others_reaches_the_terminal_as_a_command(capsys):
+    bad = "a\x1b[2Jb\u202ec"
+    show_line(bad)
+    show_note(bad)
+    show_table(["name", ">n"], [(bad + "\nforged", "1")], nothing="")
+    show_facts([("name", bad)])
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
+        assert not set(text) & {"\x1b", "\u202e"}
+        assert "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c" in text
+    assert not any(line.startswith("forged") for line in printed.out.splitlines())
+
+
+@pytest.mark.rule("protocol-43")
+def test_there_is_one_place_that_prints():
+    folder = Path(show.__file__).parent
+    prints = re.compile(r"\bprint\(|sys\.std(out|err)\.write|\becho\(")
+    found = {path.name for path in folder.rglob("*.py") if prints.search(path.read_text())}
+    assert found == {"say.py", "show.py"}

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 
+from holdfast_protocol.text import printable
+
 _GIT_SECONDS = 2.0
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -49,7 +51,7 @@ def environment() -> dict[str, str]:
     facts |= commit_of(_script_folder())
     if job := os.environ.get("SLURM_JOB_ID"):
         facts["slurm_job"] = job
-    return {name: value[:500] for name, value in facts.items() if value}
+    return {name: printable(value[:500], one_line=True) for name, value in facts.items() if value}
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

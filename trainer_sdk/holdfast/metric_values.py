@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from holdfast_protocol.checkpoints import MetricValue
+from holdfast_protocol.checkpoints import MAX_METRICS, MetricValue
+from holdfast_protocol.text import is_text
 
 Metrics = Mapping[str, Any]
 """Names of at most 100 letters -> numbers, or tensors with one element."""
@@ -15,10 +16,12 @@ Metrics = Mapping[str, Any]
 
 def metric_values(metrics: Metrics) -> dict[str, MetricValue]:
     """Raises TypeError, which names the metric."""
+    if len(metrics) > MAX_METRICS:
+        raise TypeError(f"there are {len(metrics)} metrics, and {MAX_METRICS} are the most; leave some out")
     values = {}
     for name, value in metrics.items():
-        if not (isinstance(name, str) and 1 <= len(name) <= 100):
-            raise TypeError(f"the metric name {name!r:.120} is not usable; give text of 1 to 100 letters")
+        if not (isinstance(name, str) and 1 <= len(name) <= 100 and is_text(name, one_line=True)):
+            raise TypeError(f"the metric name {name!r:.120} is not usable; give text of 1 to 100 letters in one line")
         values[name] = MetricValue.of(number_of(name, value))
     return values
 

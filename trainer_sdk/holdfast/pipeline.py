@@ -40,6 +40,7 @@ from holdfast_client.local.keep import NoRoom
 from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier
 from holdfast_client.shard_writer import ShardWriter
+from holdfast_protocol.base import text_to_keep
 from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView
 from holdfast_protocol.states import AbortCause, CheckpointState
 
@@ -133,7 +134,7 @@ class SavePipeline:
         self._session.client.transfers.cut()
         if self._rank == 0:
             # Who has sealed already waits at the service, and hears of it there.
-            abort = AbortCheckpoint(**self._session.fence.model_dump(), reason=reason)
+            abort = AbortCheckpoint(**self._session.fence.model_dump(), reason=text_to_keep(reason, 4000))
             try:
                 self._session.brief_client.abort(writer.checkpoint_id, abort)
             except HoldfastError as error:

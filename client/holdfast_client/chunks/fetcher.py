@@ -42,6 +42,7 @@ from holdfast_client.errors import (
     TransferStopped,
     UnexpectedReply,
 )
+from holdfast_protocol.base import text_to_keep
 from holdfast_protocol.chunks import MAX_CHUNK_BYTES
 from holdfast_protocol.restore import ReadChunks, ReadTicket, ReportChunk
 from holdfast_protocol.states import StoreRole
@@ -306,7 +307,7 @@ class ShardFetcher:
         elif isinstance(error, ChunkCorrupt):
             verdict = self._client.report_chunk(
                 self._checkpoint_id,
-                ReportChunk(digest=done.key, problem=error.problem, detail=error.detail[:1000]),
+                ReportChunk(digest=done.key, problem=error.problem, detail=text_to_keep(error.detail, 1000)),
             )
             if not verdict.readable:
                 raise ChunkLost(done.key, verdict.detail, verdict.corrupt_checkpoints) from error

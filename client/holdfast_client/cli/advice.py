@@ -6,7 +6,8 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, RunArgument, read_run
 from holdfast_client.cli.connect import connect
-from holdfast_client.cli.show import show_json, show_line
+from holdfast_client.cli.say import show_line
+from holdfast_client.cli.show import show_json
 from holdfast_protocol.advice import AdviceView
 from holdfast_protocol.counted import counted
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.operations import exit_unless_done, follow
 from holdfast_client.cli.plugins import load_plugin
+from holdfast_client.cli.say import show_line
 from holdfast_client.cli.show import show_json
 from holdfast_protocol.counted import counted
 from holdfast_protocol.states import StoreRole
@@ -71,20 +71,21 @@ def check(
 def _show(found: CatalogCheck) -> None:
     for store in found.stores:
         read = f", {store.read_copies} of them read" if store.read_copies else ""
-        sys.stdout.write(
+        show_line(
             f"{store.role.value} store: {counted(store.objects, 'object')}, "
-            f"{counted(store.copies, 'copy', 'copies')}{read}, {counted(store.records, 'record')}\n"
+            f"{counted(store.copies, 'copy', 'copies')}{read}, {counted(store.records, 'record')}"
         )
         for finding in store.findings:
-            sys.stdout.write(f"  {finding.what} {finding.remedy}\n")
-            sys.stdout.writelines(f"    {example}\n" for example in finding.examples)
+            show_line(f"  {finding.what} {finding.remedy}")
+            for example in finding.examples:
+                show_line(f"    {example}")
         if not store.findings:
-            sys.stdout.write("  nothing differs\n")
+            show_line("  nothing differs")
     if found.went_back:
-        sys.stdout.write(
+        show_line(
             f"The database went back to an older state. It has lost: {found.went_back}.\n"
             "  `holdfast catalog rebuild` into an empty database brings back what has a record above. "
-            "`holdfast store adopt --accept-loss` gives it up.\n"
+            "`holdfast store adopt --accept-loss` gives it up."
         )
     for line in found.away:
-        sys.stdout.write(f"{line}\n")
+        show_line(f"{line}")

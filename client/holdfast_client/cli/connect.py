@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
+from holdfast_client.cli.say import show_note
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError
 from holdfast_client.settings import ClientSettings
@@ -30,4 +29,4 @@ class _SayOnce:
     def __call__(self, failure: HoldfastError) -> None:
         if not self._said:
             self._said = True
-            sys.stderr.write(f"holdfast: {failure} Retrying for {counted(round(self._seconds), 'second')}...\n")
+            show_note(f"holdfast: {failure} Retrying for {counted(round(self._seconds), 'second')}...")

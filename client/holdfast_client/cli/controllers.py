@@ -9,7 +9,8 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
-from holdfast_client.cli.show import NOTHING, as_time, show_facts, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line
+from holdfast_client.cli.show import NOTHING, as_time, show_facts, show_json, show_table
 from holdfast_protocol.controllers import ControllerView
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `holdfast controllers` shows it.")]

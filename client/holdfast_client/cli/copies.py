@@ -9,7 +9,8 @@ import typer
 from holdfast_client.cli.arguments import JsonOption, LimitOption, first, read_run, read_selector
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.operations import exit_unless_done, follow
-from holdfast_client.cli.show import NOTHING, as_bytes, show_facts, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line
+from holdfast_client.cli.show import NOTHING, as_bytes, show_facts, show_json, show_table
 from holdfast_protocol.copies import DrillResult, RunCopies
 from holdfast_protocol.counted import counted
 from holdfast_protocol.states import StoreRole

@@ -6,7 +6,8 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, RunArgument, read_run
 from holdfast_client.cli.connect import connect
-from holdfast_client.cli.show import NOTHING, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line
+from holdfast_client.cli.show import NOTHING, show_json, show_table
 from holdfast_protocol.goodput import SpentTime
 
 

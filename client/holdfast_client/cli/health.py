@@ -9,7 +9,8 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, SelectorArgument, read_selector
 from holdfast_client.cli.connect import connect
-from holdfast_client.cli.show import show_json, show_line
+from holdfast_client.cli.say import show_line
+from holdfast_client.cli.show import show_json
 from holdfast_protocol.checkpoints import EditCheckpoint
 
 

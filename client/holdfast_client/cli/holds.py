@@ -9,7 +9,8 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, LimitOption, SelectorArgument, first, read_run, read_selector
 from holdfast_client.cli.connect import connect
-from holdfast_client.cli.show import NOTHING, as_time, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line
+from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
 from holdfast_client.cli.tokens import read_duration
 from holdfast_protocol.holds import ExtendHold, HoldView, PlaceHold, ReleaseHold
 

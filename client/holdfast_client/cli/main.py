@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer.core
 
 from holdfast_client.cli.commands import ENTRIES, SUBJECTS
 from holdfast_client.cli.plugins import load_plugin, plugin_names
+from holdfast_client.cli.say import show_line, show_note
 
 DEBUG = "HOLDFAST_DEBUG"
 # The command line's own ways to end. typer brings its own click or takes the installed one, by its version: the
@@ -94,12 +94,12 @@ def _report(error: Exception) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"holdfast: {text}\n")
+    show_note(f"holdfast: {text}")
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"holdfast {version('holdfast')}\n")
+        show_line(f"holdfast {version('holdfast')}")
         raise typer.Exit
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_text
-import sys
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from holdfast_client.cli.arguments import JsonOption, LimitedOption, first
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
+from holdfast_client.cli.say import show_note
 from holdfast_client.cli.show import NOTHING, as_time, show_facts, show_json, show_table
 from holdfast_client.client import Client
 from holdfast_protocol.operations import OperationView
@@ -78,22 +78,20 @@ def follow(client: Client, started: OperationView) -> OperationView:
         nonlocal said
         text = f"{view.kind}: {view.state.value} {_progress(view)}"
         if text != said and not view.state.ended:
-            sys.stderr.write(text + "\n")
+            show_note(text)
             said = text
 
     try:
         return client.wait_operation(started.id, on_view=say)
     except KeyboardInterrupt:
-        sys.stderr.write(
-            f"holdfast: {started.id} goes on. `holdfast operations wait {started.id}` waits for it again.\n"
-        )
+        show_note(f"holdfast: {started.id} goes on. `holdfast operations wait {started.id}` waits for it again.")
         raise
 
 
 def exit_unless_done(view: OperationView) -> None:
     """Says why it did not come to its end, and ends the command with exit code 1."""
     if view.state is not OperationState.DONE:
-        sys.stderr.write(f"holdfast: {view.kind} {view.state.value}: {view.error}\n")
+        show_note(f"holdfast: {view.kind} {view.state.value}: {view.error}")
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -12,6 +12,7 @@ import typer
 from holdfast_client.cli.arguments import JsonOption, read_run
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
+from holdfast_client.cli.say import show_note
 from holdfast_client.cli.show import as_time, show_facts, show_json
 from holdfast_client.client import Client
 from holdfast_client.errors import PolicyNotFound
@@ -70,7 +71,7 @@ def delete(
             own = client.delete_policy(kind, project, run, etag=own.etag)
     show_policy(own, json=json)
     if not yes:
-        sys.stderr.write("Nothing was deleted. Say --yes if you mean it.\n")
+        show_note("Nothing was deleted. Say --yes if you mean it.")
         raise typer.Exit(ExitCode.USAGE)
 
 

@@ -9,7 +9,9 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
-from holdfast_client.cli.show import as_bytes, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line
+from holdfast_client.cli.show import as_bytes, show_json, show_table
+from holdfast_client.errors import EditNeedsVersion
 from holdfast_protocol.runs import EditProject, ProjectView
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -53,26 +55,31 @@ def list_projects(*, limit: LimitOption = None, json: JsonOption = False) -> Non
 
 def create(
     project: ProjectArgument,
-    quota: Annotated[str, typer.Option(help=QUOTA_HELP)] = "none",
+    quota: Annotated[str | None, typer.Option(help=QUOTA_HELP)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a project. One that is there is left as it is, but for its quota."""
-    _put(project, quota, json)
+    """Make a project. One that is there keeps its quota, unless another is given."""
+    request = EditProject() if quota is None else EditProject(quota_bytes=read_size(quota))
+    with connect() as client:
+        try:
+            view = client.edit_project(project, request)
+        except EditNeedsVersion:
+            view = client.edit_project(project, request, etag=client.project(project).etag)
+    _show(view, json)
 
 
 def set_quota(
     project: ProjectArgument, quota: Annotated[str, typer.Argument(help=QUOTA_HELP)], json: JsonOption = False
 ) -> None:
     """Set how much a project may store."""
-    with connect() as client:
-        client.project(project)  # a mistyped name must not make a project
-    _put(project, quota, json)
-
-
-def _put(project: str, quota: str, json: bool) -> None:
     request = EditProject(quota_bytes=read_size(quota))
     with connect() as client:
-        view = client.edit_project(project, request)
+        # A mistyped name must not make a project.
+        view = client.edit_project(project, request, etag=client.project(project).etag)
+    _show(view, json)
+
+
+def _show(view: ProjectView, json: bool) -> None:
     if json:
         show_json(view)
     else:

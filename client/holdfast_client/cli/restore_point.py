@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from holdfast_client.cli.arguments import JsonOption, SelectorArgument, read_selector
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
-from holdfast_client.cli.show import as_bytes, as_time, show_facts, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.cli.show import as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_protocol.restore import PassedOver
 
 
@@ -27,7 +26,7 @@ def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
         decision = client.restore_point(name.project, name.run, str(point))
     found = decision.restore_point
     if decision.note and not json:
-        sys.stderr.write(f"holdfast: {decision.note}\n")
+        show_note(f"holdfast: {decision.note}")
     if json:
         show_json(decision)
     elif found is not None:
@@ -45,7 +44,7 @@ def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
     else:
         _show_passed_over(decision.passed_over)
         why = "none of its checkpoints can be restored now" if decision.ever_committed else "nothing was ever committed"
-        sys.stderr.write(f"holdfast: {name} has no restore point at {point}: {why}.\n")
+        show_note(f"holdfast: {name} has no restore point at {point}: {why}.")
     if found is None:
         raise typer.Exit(ExitCode.NOT_FOUND)
 

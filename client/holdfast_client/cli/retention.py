@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
@@ -15,7 +14,8 @@ from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.policies import TargetArgument, checked_policy, own_policy, put_own, read_target, show_policy
 from holdfast_client.cli.rule_options import with_rules
-from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_table
 from holdfast_client.errors import PolicyNotFound
 from holdfast_protocol.counted import counted
 from holdfast_protocol.policies import PolicyKind
@@ -90,7 +90,7 @@ def apply(
             for part in client.apply_retention(found):
                 results.append(part)
                 if not json and len(found.checkpoints) > len(part.trashed):
-                    sys.stderr.write(f"{sum(len(one.trashed) for one in results)} of {found.expired} expired\n")
+                    show_note(f"{sum(len(one.trashed) for one in results)} of {found.expired} expired")
     if not really:
         _only_shown(found, dry_run=dry_run, json=json)
         return
@@ -126,7 +126,7 @@ def policy(
     show_policy(view, json=json)
     if document is not None and not json:
         of_run = f"holdfast retention plan {target}" if run else f"holdfast retention plan {target}/RUN"
-        sys.stderr.write(f"It holds from now on. `{of_run}` shows what will expire.\n")
+        show_note(f"It holds from now on. `{of_run}` shows what will expire.")
 
 
 def presets(json: JsonOption = False) -> None:
@@ -149,9 +149,9 @@ def show_pruned(results: Sequence[Pruned], *, nothing: str) -> None:
     trashed = [each for one in results for each in one.trashed]
     left = [each for one in results for each in one.left]
     for each in left:
-        sys.stderr.write(f"step {each.step} of attempt {each.attempt} stays: {words(each.reasons)}\n")
+        show_note(f"step {each.step} of attempt {each.attempt} stays: {words(each.reasons)}")
     if not trashed:
-        sys.stderr.write(nothing + "\n")
+        show_note(nothing)
         return
     freed = sum(one.freed.bytes for one in results)
     dry = any(one.dry_run for one in results)
@@ -208,7 +208,7 @@ def _show_checkpoints(checkpoints: Sequence[PlannedCheckpoint]) -> None:
 
 def _tell(found: RetentionPlan) -> None:
     for note in found.notes:
-        sys.stderr.write(note + "\n")
+        show_note(note)
     show_line(f"{counted(found.kept, 'stays', 'stay')}, {counted(found.expired, 'expires', 'expire')}.")
     show_line(f"{_bytes(found.freed.bytes)} would be freed, net of what others share.")
 
@@ -221,5 +221,5 @@ def _only_shown(found: RetentionPlan, *, dry_run: bool, json: bool) -> None:
             _show_checkpoints(found.checkpoints)
         _tell(found)
     if found.expired and not dry_run:
-        sys.stderr.write("Nothing was expired. Say --yes if you mean it.\n")
+        show_note("Nothing was expired. Say --yes if you mean it.")
         raise typer.Exit(ExitCode.USAGE)

@@ -11,7 +11,8 @@ from holdfast_client.cli.arguments import JsonOption, LimitOption, first, read_r
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.operations import exit_unless_done, follow
-from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_facts, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line
+from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.client import Client
 from holdfast_protocol.operations import OperationView
 from holdfast_protocol.scrub import CopyView, GoodStep, Impact, ScrubMode, ScrubResult

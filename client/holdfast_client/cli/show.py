@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast_client.cli.say import show_note
 from holdfast_protocol.checkpoints import MetricValue
+from holdfast_protocol.text import printable
 
 NOTHING = "-"
 _STYLES = {
@@ -70,9 +72,9 @@ def show_json(value: BaseModel | Iterable[BaseModel]) -> None:
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, nothing: str) -> None:
     """Columns that begin with `>` are numbers and stand at the right. `nothing` is said where there are no rows."""
-    found = list(rows)
+    found = [[printable(cell, one_line=True) for cell in row] for row in rows]
     if not found:
-        sys.stderr.write(nothing + "\n")
+        show_note(nothing)
         return
     table = Table(box=None, pad_edge=False, padding=(0, _GAP_LETTERS, 0, 0), header_style="bold")
     least = 0
@@ -88,7 +90,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, nothing
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
     """One fact a line: its name, and its value folded beside it."""
-    found = list(facts)
+    found = [(name, printable(value)) for name, value in facts]
     names, _ = _least_width([name for name, _ in found])
     values, folded = _least_width([value for _, value in found])
     table = Table(box=None, pad_edge=False, padding=(0, _GAP_LETTERS, 0, 0), show_header=False)
@@ -97,11 +99,6 @@ def show_facts(facts: Iterable[tuple[str, str]]) -> None:
     for name, value in found:
         table.add_row(Text(name), styled(value))
     _print(table, names + values + 2 * _GAP_LETTERS)
-
-
-def show_line(text: str) -> None:
-    """Plain text on stdout."""
-    sys.stdout.write(text + "\n")
 
 
 def styled(text: str) -> Text:

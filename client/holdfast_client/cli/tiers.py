@@ -10,7 +10,8 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, RunArgument, SelectorArgument, read_run, read_selector
 from holdfast_client.cli.connect import connect
-from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_facts, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line
+from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.client import Client
 from holdfast_protocol.counted import counted
 from holdfast_protocol.tiers import LONGEST_THAW_DAYS, ThawSpeed, ThawState, ThawView, TierPlan

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Annotated
 
 import typer
 
 from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
-from holdfast_client.cli.show import NOTHING, as_time, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
 from holdfast_protocol.states import Scope
 from holdfast_protocol.tokens import CreateToken, TokenView
 
@@ -40,7 +40,7 @@ def create(
         show_json(made)
         return
     show_line(made.token)
-    sys.stderr.write(f"Token {made.id} ({_scopes(made)}), until {as_time(made.expires_at)}. It is not shown again.\n")
+    show_note(f"Token {made.id} ({_scopes(made)}), until {as_time(made.expires_at)}. It is not shown again.")
 
 
 def list_tokens(*, limit: LimitOption = None, json: JsonOption = False) -> None:

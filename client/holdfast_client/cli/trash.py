@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -11,7 +10,8 @@ from holdfast_client.cli.arguments import JsonOption, LimitOption, SelectorArgum
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.retention import show_pruned
-from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_table
 from holdfast_client.cli.tokens import read_duration
 from holdfast_client.client import Client
 from holdfast_protocol.checkpoints import CheckpointView
@@ -72,7 +72,7 @@ def prune(
     else:
         show_pruned(results, nothing=f"{name} has nothing of that to delete.")
     if not (yes or dry_run) and results[0].trashed:
-        sys.stderr.write("Nothing was deleted. Say --yes if you mean it.\n")
+        show_note("Nothing was deleted. Say --yes if you mean it.")
         raise typer.Exit(ExitCode.USAGE)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Annotated
 
@@ -11,7 +10,8 @@ import typer
 from holdfast_client.cli.arguments import JsonOption, LimitedOption, LimitOption, first
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
-from holdfast_client.cli.show import NOTHING, as_time, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
 from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookEvent
 
 _WAITS_SECONDS = 30.0
@@ -45,7 +45,7 @@ def add(
         show_json(made)
         return
     show_line(made.secret)
-    sys.stderr.write(f"Webhook {made.id} calls {made.url}. Its secret is not shown again.\n")
+    show_note(f"Webhook {made.id} calls {made.url}. Its secret is not shown again.")
 
 
 def list_webhooks(project: ProjectArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:

@@ -25,9 +25,11 @@ class RunOperations(Operations):
     def project(self, project: str) -> ProjectView:
         return self.transport.call("GET", path("projects", project), ProjectView)
 
-    def edit_project(self, project: str, request: EditProject) -> ProjectView:
-        """Makes the project if it is not there, and sets what the request says."""
-        return self.transport.call("PUT", path("projects", project), ProjectView, body=request)
+    def edit_project(self, project: str, request: EditProject, *, etag: str | None = None) -> ProjectView:
+        """Makes the project if it is not there, and sets what the request says. `etag`: of the view that was seen; a
+        quota that is there changes only from that one. Raises EditNeedsVersion and EditConflict."""
+        headers = None if etag is None else {"If-Match": etag}
+        return self.transport.call("PUT", path("projects", project), ProjectView, body=request, headers=headers)
 
     def runs(
         self, project: str, *, status: RunStatus | None = None, cursor: str | None = None, limit: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import select
+from sqlalchemy.orm import defer
 
 from holdfast_protocol.attempts import AttemptView
 from holdfast_protocol.base import Page
@@ -24,11 +25,18 @@ def list_attempts(
     _check_scope(caller)
     with context.database.read() as session:
         _, run = run_named(session, caller, project_name, run_name)
-        statement = select(Attempt).where(Attempt.run_id == run.id).order_by(Attempt.number.desc()).limit(limit + 1)
+        # A page of environments is much, and of use to nobody: who looks at one attempt sees it.
+        statement = (
+            select(Attempt)
+            .options(defer(Attempt.environment))
+            .where(Attempt.run_id == run.id)
+            .order_by(Attempt.number.desc())
+            .limit(limit + 1)
+        )
         if cursor is not None:
             statement = statement.where(Attempt.number < decode_cursor(_CURSOR, cursor, int)[0])
         rows, next_cursor = cut_page(_CURSOR, session.scalars(statement).all(), limit, lambda row: (row.number,))
-        return Page[AttemptView](items=[attempt_view(row) for row in rows], next_cursor=next_cursor)
+        return Page[AttemptView](items=[attempt_view(row, listed=True) for row in rows], next_cursor=next_cursor)
 
 
 def read_attempt(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Header, Path, Query, Response
 
@@ -23,10 +23,13 @@ from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
 from holdfast_service.web.guarded_route import GuardedRoute
 
+ViewT = TypeVar("ViewT", CheckpointView, ProjectView)
+
 router = APIRouter(route_class=GuardedRoute, tags=["browse"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+IfMatch = Annotated[str | None, Header(description="The `etag` that was seen.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items of a page, at most.")]
 
 
@@ -43,15 +46,21 @@ def list_projects(
 
 
 @router.get("/v1/projects/{project}", summary="Show a project and what it holds")
-def show_project(project: str, context: Context, caller: Reader) -> ProjectView:
-    return projects.show_project(context, caller, project)
+def show_project(project: str, context: Context, caller: Reader, response: Response) -> ProjectView:
+    return _tagged(response, projects.show_project(context, caller, project))
 
 
-@router.put("/v1/projects/{project}", summary="Make a project, or change its quota")
+@router.put("/v1/projects/{project}", summary="Make a project, or change its quota from the one that was seen")
 def edit_project(
-    project: Name, body: EditProject, context: Context, caller: Annotated[Principal, require(Scope.ADMIN)]
+    *,
+    project: Name,
+    body: EditProject,
+    context: Context,
+    caller: Annotated[Principal, require(Scope.ADMIN)],
+    response: Response,
+    if_match: IfMatch = None,
 ) -> ProjectView:
-    return put_project(context, caller, project, body)
+    return _tagged(response, put_project(context, caller, project, body, if_match))
 
 
 @router.get("/v1/projects/{project}/runs", summary="List runs, the newest first, with their restore points")
@@ -133,11 +142,11 @@ def edit(
     context: Context,
     caller: Annotated[Principal, require(Scope.OPERATE)],
     response: Response,
-    if_match: Annotated[str | None, Header(description="The `etag` that was seen.")] = None,
+    if_match: IfMatch = None,
 ) -> CheckpointView:
     return _tagged(response, edit_checkpoint(context, caller, checkpoint_id, body, if_match))
 
 
-def _tagged(response: Response, view: CheckpointView) -> CheckpointView:
+def _tagged(response: Response, view: ViewT) -> ViewT:
     response.headers["ETag"] = view.etag
     return view

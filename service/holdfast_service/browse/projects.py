@@ -30,6 +30,11 @@ def show_project(context: ServiceContext, caller: Principal, project: str) -> Pr
         return project_views(session, [project_named(session, caller, project)])[0]
 
 
+def etag_of(project: Project) -> str:
+    """It follows from what an edit can change, and is the same again when that is."""
+    return f'"quota-{project.quota_bytes}"'
+
+
 def project_views(session: Session, projects: Sequence[Project]) -> list[ProjectView]:
     ids = [project.id for project in projects]
     sizes = stored_bytes(session, ids)
@@ -42,6 +47,7 @@ def project_views(session: Session, projects: Sequence[Project]) -> list[Project
             name=project.name,
             created_at=project.created_at,
             quota_bytes=project.quota_bytes,
+            etag=etag_of(project),
             stored_bytes=sizes[project.id],
             logical_bytes=committed[project.id].logical,
             deduplicated_bytes=committed[project.id].deduplicated,

@@ -122,13 +122,13 @@ def current_checkpoint_view(session: Session, project_name: str, run_name: str, 
     return checkpoint_view(project_name, run_name, row, progress.sealed_ranks, progress.missing_ranks)
 
 
-def attempt_view(row: Attempt) -> AttemptView:
+def attempt_view(row: Attempt, *, listed: bool = False) -> AttemptView:
     return AttemptView(
         number=row.number,
         launch_id=row.launch_id,
         world_size=row.world_size,
         host=row.host,
-        environment=dict(row.environment),
+        environment={} if listed else dict(row.environment),
         opened_at=row.opened_at,
         heartbeat_at=row.heartbeat_at,
         first_step=row.first_step,

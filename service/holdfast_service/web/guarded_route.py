@@ -120,7 +120,8 @@ class _Body:
         if body.count(b",") > _MOST_COMMAS:
             raise _invalid("the body holds more values than any call has")
         try:
-            return self.model.validate_json(body)
+            # Strict: what is a number is no text, no truth value and no fraction where an integer is meant.
+            return self.model.validate_json(body, strict=True)
         except ValidationError as error:
             if error.error_count() > _MOST_FAULTS:
                 raise _invalid(f"{error.error_count()} values of the body are wrong") from None

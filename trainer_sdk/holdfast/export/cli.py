@@ -14,7 +14,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from holdfast_client.cli.arguments import JsonOption, SelectorArgument, read_selector
 from holdfast_client.cli.connect import connect
-from holdfast_client.cli.show import as_bytes, show_line
+from holdfast_client.cli.say import show_line
+from holdfast_client.cli.show import as_bytes
 
 _NEEDED = ("torch", "numpy", "safetensors")
 

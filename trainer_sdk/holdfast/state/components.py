@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.state.errors import StateError, UnsupportedStateError
+from holdfast_protocol.checkpoints import MAX_COMPONENTS
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
 _RANK = re.compile(r"\A@\d+")
@@ -102,6 +103,8 @@ def components_of(state: Mapping[str, Any], *, rank: int, declared: Declarations
     Raises StateError for a key that cannot be a component's name or a declaration of a component that is not there,
     UnsupportedStateError for objects that cannot be captured.
     """
+    if len(state) > MAX_COMPONENTS:
+        raise StateError(f"the state has {len(state)} keys, and {MAX_COMPONENTS} are the most; put some into one dict")
     for key in state:
         if not (isinstance(key, str) and _KEY.match(key)):
             raise StateError(f"the state's key {key!r:.80} is not usable; use letters, digits, '_', '-' and '.'")

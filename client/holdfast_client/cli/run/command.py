@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
 import time
 import uuid
@@ -25,6 +24,7 @@ from holdfast_client.cli.run.outcome import (
     notes_from_catalog,
     outcome_of_launch,
 )
+from holdfast_client.cli.say import show_note
 from holdfast_client.errors import HoldfastError
 from holdfast_client.outcome_notes import read_notes
 from holdfast_protocol.counted import counted
@@ -70,7 +70,7 @@ def run(
         job = _Job(command, Path(folder), grace)
         status = job.wait()
         ending = ending_of(status, job.outcome(), asked_to_end=job.asked_to_end)
-    sys.stderr.write(f"holdfast run: {ending.what} Exit code {ending.code}.\n")
+    show_note(f"holdfast run: {ending.what} Exit code {ending.code}.")
     raise typer.Exit(ending.code)
 
 
@@ -116,10 +116,10 @@ class _Job:
     def _tick(self) -> None:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
-            sys.stderr.write(
+            show_note(
                 f"holdfast run: The job was told to end, and has not within {counted(self._grace_seconds, 'second')} "
                 "(--grace) "
-                f"and {_AFTER_GRACE_SECONDS:.0f} more. It is killed.\n"
+                f"and {_AFTER_GRACE_SECONDS:.0f} more. It is killed."
             )
             self._child.kill()
         if self._torchrun:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,8 @@ import typer
 from holdfast_client.cli.arguments import JsonOption, LimitOption, first, read_run
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
-from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_line, show_table
+from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_table
 from holdfast_client.cli.spool.shown import Shown, shown_saves
 from holdfast_client.errors import ConfigurationError
 from holdfast_client.local.push_saves import SavePusher
@@ -93,7 +93,7 @@ def push(
         for result in results:
             show_line(f"{result.project}/{result.run} step {result.step}: {result.outcome}")
         if not results:
-            sys.stderr.write(f"The spool of {tier.path} holds no such saves.\n")
+            show_note(f"The spool of {tier.path} holds no such saves.")
         _tell_bad(spooled)
     if spooled.bad or not all(result.committed for result in results):
         raise typer.Exit(ExitCode.FAILED)
@@ -124,7 +124,7 @@ def drop(
         for one in bad:
             show_line(f"{one.name}: {done}")
     if not yes and (found or bad):
-        sys.stderr.write("Nothing was dropped. It cannot be undone: say --yes if you mean it.\n")
+        show_note("Nothing was dropped. It cannot be undone: say --yes if you mean it.")
         raise typer.Exit(ExitCode.USAGE)
 
 
@@ -161,4 +161,4 @@ def _ranks(save: SpooledSave) -> str:
 
 def _tell_bad(spooled: Spooled) -> None:
     for one in spooled.bad:
-        sys.stderr.write(f"holdfast: {one.name} cannot be pushed: {one.problem}.\n")
+        show_note(f"holdfast: {one.name} cannot be pushed: {one.problem}.")
