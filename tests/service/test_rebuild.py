@@ -64,7 +64,7 @@ def test_after_the_database_is_lost_everything_is_back_from_the_bucket(
     five_hundred = http.get("/v1/projects/demo/runs/gpt/checkpoints").json()["items"][-1]
     assert five_hundred["step"] == 500
     second.resumed_from(five_hundred["id"], rollback=True)
-    saved = second.save(550, metrics={"loss": {"value": 0.25}})
+    saved = second.save(550, metrics={"loss": {"value": 0.25}}, blocked_seconds=1.5)
     http.patch(
         f"/v1/checkpoints/{saved['id']}", json={"labels": ["milestone"]}, headers={"If-Match": "*"}
     ).raise_for_status()

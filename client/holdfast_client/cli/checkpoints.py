@@ -163,6 +163,7 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("size", as_bytes(one.logical_bytes)),
         ("chunks", _chunks(one)),
         ("sent", f"{as_bytes(one.uploaded_bytes)}, deduplicated {as_bytes(one.deduplicated_bytes)}"),
+        ("blocked", "" if one.blocked_seconds is None else f"training for {one.blocked_seconds:.2f} s"),
         ("digest", one.digest or ""),
         ("created", f"{as_time(one.created_at)} UTC"),
         ("committed", f"{as_time(one.committed_at)} UTC" if one.committed_at else ""),

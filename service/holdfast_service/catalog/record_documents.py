@@ -128,6 +128,7 @@ class CheckpointFacts(Document):
     metrics: dict[str, Any]
     components: dict[str, Any]
     missing_components: list[str] | None = None
+    blocked_seconds: float | None = None
     pushed_by: int | None
     off_line: bool
     created_at: datetime

@@ -83,7 +83,9 @@ def checkpoint_differences(
             }
             | {
                 name: (getattr(fresh.checkpoint, name), getattr(record.checkpoint, name))
+                # A record of an earlier version does not know them all.
                 for name in CheckpointFacts.model_fields
+                if name in record.checkpoint.model_fields_set
             }
         )
     shards = select(Shard.rank, Shard.digest).where(Shard.checkpoint_id == row.id)
