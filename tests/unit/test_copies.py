@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
 from holdfast_protocol.restore import ReadChunks
 from holdfast_protocol.retention import KeepBest
 from holdfast_protocol.states import CheckpointKind, StoreRole
-from holdfast_service.replicate.wanted import Facts, best_of, wants
+from holdfast_service.catalog.best import best_of
+from holdfast_service.replicate.wanted import Facts, wants
 
 
 def facts(name: str, step: int = 7, kind: str = "periodic", loss: Any = None, labels: tuple[str, ...] = ()) -> Facts:
@@ -38,15 +40,21 @@ def test_a_policy_asks_for_what_meets_one_of_its_conditions(policy: CopyPolicy, 
         facts("final", kind="final"),
         facts("best", loss=1.0),
     ]
-    best = best_of(policy.best, run) if policy.best else frozenset()
+    best = best_ids(policy.best, run) if policy.best else frozenset()
     assert {each.checkpoint_id for each in run if wants(policy, each, best)} == wanted
 
 
-def test_the_best_are_finite_and_of_equal_ones_the_newest() -> None:
-    run = [facts("old", step=1, loss=1.0), facts("new", step=2, loss=1.0), facts("worse", loss=3.0), facts("none")]
-    run.append(Facts("nan", 9, "periodic", (), {"loss": {"value": None, "nonfinite": "nan"}}))
-    assert best_of(KeepBest(metric="loss"), run) == {"new"}
-    assert best_of(KeepBest(metric="loss", mode="max", n=2), run) == {"worse", "new"}
+def best_ids(rule: KeepBest, newest_first: list[Facts]) -> frozenset[str]:
+    return frozenset(each.checkpoint_id for each in best_of(newest_first, rule, rule.n))
+
+
+@pytest.mark.rule("protocol-32")
+def test_the_best_are_finite_and_healthy_and_of_equal_ones_the_newest() -> None:
+    run = [Facts("nan", 9, "periodic", (), {"loss": {"value": None, "nonfinite": "nan"}})]
+    run.append(replace(facts("diverged", step=3, loss=0.1), healthy=False))
+    run += [facts("new", step=2, loss=1.0), facts("old", step=1, loss=1.0), facts("worse", loss=3.0), facts("none")]
+    assert best_ids(KeepBest(metric="loss"), run) == {"new"}
+    assert best_ids(KeepBest(metric="loss", mode="max", n=2), run) == {"worse", "new"}
 
 
 def test_a_mistyped_policy_is_refused_with_what_was_meant() -> None:

@@ -6,7 +6,6 @@ do. `choose_restore_point` feeds it from the catalog.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +18,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restore import PassedOver, PassedOverReason, RestoreDecision, RestorePoint
 from holdfast_protocol.selectors import AtStep, Best, ById, Latest, Point
 from holdfast_protocol.states import CheckpointState, Health, Tier
+from holdfast_service.catalog.best import rank
 from holdfast_service.catalog.cold_words import cold_problem, how_to_thaw, selector_of
 from holdfast_service.catalog.line import AttemptNode, Line, line_of_descent
 from holdfast_service.catalog.reach import Reach, whole_in
@@ -166,19 +166,17 @@ def _best(
     newest_first: Iterable[Candidate], line: Line, point: Best, *, diverged: bool
 ) -> tuple[Candidate | None, list[PassedOver]]:
     """The best finite value of the metric; of equal ones the newest. Passed over: what is better and will not do."""
-    sign = 1.0 if point.mode == "min" else -1.0
     chosen: tuple[float, Candidate] | None = None
     rejected: list[tuple[float, PassedOver]] = []
     for candidate in newest_first:
-        value = (candidate.metrics.get(point.metric) or {}).get("value")
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        ranked = rank(candidate.metrics, point)
+        if ranked is None:
             continue
-        rank = sign * value
         reason = not_restorable(candidate, line, diverged=diverged)
         if reason is not None:
-            rejected.append((rank, reason))
-        elif chosen is None or rank < chosen[0]:
-            chosen = (rank, candidate)
+            rejected.append((ranked, reason))
+        elif chosen is None or ranked < chosen[0]:
+            chosen = (ranked, candidate)
     better = sorted((item for item in rejected if chosen is None or item[0] < chosen[0]), key=lambda item: item[0])
     return None if chosen is None else chosen[1], [seen for _, seen in better[:PASSED_OVER_SHOWN]]
 

@@ -16,14 +16,15 @@ from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.copies import CopyPolicy
 from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.states import CheckpointState, Health
+from holdfast_service.catalog.best import best_of
 from holdfast_service.catalog.copies import is_in
 from holdfast_service.catalog.custody_tables import CheckpointCopy, Policy
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.policies import StoredPolicy, effective_policy
 from holdfast_service.catalog.tables import COPY_DAMAGED, Checkpoint, ChunkListEntry, Copy, Run, Shard
 from holdfast_service.context import ServiceContext
-from holdfast_service.replicate.wanted import Facts, best_of, wants
+from holdfast_service.replicate.wanted import Facts, wants
 
 _ROWS = 500
 _OVER = (CheckpointState.DELETING, CheckpointState.DELETED)
@@ -111,8 +112,13 @@ def _judge_run(
     document = _document(policy)
     best: frozenset[str] = frozenset()
     if document is not None and document.best is not None:
-        committed = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.COMMITTED)
-        best = best_of(document.best, (_facts(each) for each in session.scalars(committed)))
+        newest_first = (
+            select(Checkpoint)
+            .where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.COMMITTED)
+            .order_by(Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.id)
+        )
+        found = best_of((_facts(each) for each in session.scalars(newest_first)), document.best, document.best.n)
+        best = frozenset(each.checkpoint_id for each in found)
     insert_absent(
         session,
         CheckpointCopy,
@@ -162,7 +168,14 @@ def _document(policy: StoredPolicy | None) -> CopyPolicy | None:
 
 
 def _facts(checkpoint: Checkpoint) -> Facts:
-    return Facts(checkpoint.id, checkpoint.step, checkpoint.kind, tuple(checkpoint.labels), checkpoint.metrics)
+    return Facts(
+        checkpoint_id=checkpoint.id,
+        step=checkpoint.step,
+        kind=checkpoint.kind,
+        labels=tuple(checkpoint.labels),
+        metrics=checkpoint.metrics,
+        healthy=checkpoint.health == Health.OK,
+    )
 
 
 def _forget_what_is_gone(session: Session, store_id: int) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast_protocol.copies import CopyPolicy
-from holdfast_protocol.retention import KeepBest
 
 
 @dataclass(frozen=True)
@@ -20,6 +17,7 @@ class Facts:
     kind: str
     labels: tuple[str, ...]
     metrics: dict[str, Any]
+    healthy: bool = True
 
 
 def wants(policy: CopyPolicy, facts: Facts, best: frozenset[str]) -> bool:
@@ -31,14 +29,3 @@ def wants(policy: CopyPolicy, facts: Facts, best: frozenset[str]) -> bool:
         or (policy.every_steps is not None and facts.step % policy.every_steps == 0)
         or facts.checkpoint_id in best
     )
-
-
-def best_of(rule: KeepBest, run: Iterable[Facts]) -> frozenset[str]:
-    """The ids of the run's `n` best finite values; of equal ones the newest step."""
-    sign = 1.0 if rule.mode == "min" else -1.0
-    ranked = []
-    for facts in run:
-        value = (facts.metrics.get(rule.metric) or {}).get("value")
-        if isinstance(value, int | float) and math.isfinite(value):
-            ranked.append((sign * value, -facts.step, facts.checkpoint_id))
-    return frozenset(checkpoint_id for _, _, checkpoint_id in sorted(ranked)[: rule.n])

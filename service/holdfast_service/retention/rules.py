@@ -7,13 +7,12 @@ diverged saves neither pushes good ones out nor is lost to those who look into i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from holdfast_protocol.retention import KeepBest, Reason, ReasonKind, RetentionPolicy
 from holdfast_protocol.spans import parse_span
+from holdfast_service.catalog.best import best_of, finite_value
 from holdfast_service.retention.facts import Fact
 
 Kept = Iterator[tuple[Fact, Reason]]
@@ -31,9 +30,8 @@ def kept_by_rules(policy: RetentionPolicy, committed: Sequence[Fact]) -> dict[st
                 reasons.setdefault(fact.id, []).append(reason)
     for best in policy.keep_best:
         for fact in committed:
-            value = fact.metrics.get(best.metric) or {}
-            if _finite(value) is None:
-                what = value.get("nonfinite") or "missing"
+            if finite_value(fact.metrics, best.metric) is None:
+                what = (fact.metrics.get(best.metric) or {}).get("nonfinite") or "missing"
                 reasons.setdefault(fact.id, []).append(Reason(ReasonKind.METRIC_MISSING, f"{best.metric} is {what}"))
     return reasons
 
@@ -94,18 +92,10 @@ def _one_of_each(
 
 
 def _best(best: KeepBest, judged: Sequence[Fact]) -> Kept:
-    sign = 1.0 if best.mode == "min" else -1.0
-    values = [(sign * value, fact) for fact in judged if (value := _finite(fact.metrics.get(best.metric))) is not None]
-    # A stable sort: of equal values the newest comes first. What is not healthy is no best.
-    ranked = sorted((pair for pair in values if pair[1].healthy), key=lambda pair: pair[0])[: best.n]
-    for position, (value, fact) in enumerate(ranked, 1):
-        text = f"number {position} of the best {best.n} by {best.metric} ({best.mode}): {sign * value:.6g}"
+    for position, fact in enumerate(best_of(judged, best, best.n), 1):
+        value = finite_value(fact.metrics, best.metric)
+        text = f"number {position} of the best {best.n} by {best.metric} ({best.mode}): {value:.6g}"
         yield fact, Reason(ReasonKind.KEEP_BEST, text)
-
-
-def _finite(value: Any) -> float | None:
-    number = (value or {}).get("value")
-    return float(number) if isinstance(number, int | float) and math.isfinite(number) else None
 
 
 def _periods(
