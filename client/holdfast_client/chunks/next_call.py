@@ -55,7 +55,7 @@ class NextCall:
 
     def is_due(self, now: float, *, senders_idle: bool, all_hashed: bool, stuck: bool) -> bool:
         """`all_hashed`: nothing more will be offered for the first time. `stuck`: without a call nothing goes on."""
-        if self.under_way or not (self._to_offer or self._to_report):
+        if self.under_way or not self.waits:
             return False
         if stuck or (all_hashed and self._to_offer):
             return True
@@ -64,6 +64,11 @@ class NextCall:
         if self._to_report and now - self._answered_at >= REPORT_SECONDS:
             return True
         return self._to_report_bytes >= self._most * REPORT_PART or self._to_offer_bytes >= self._batch(senders_idle)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to tell the service."""
+        return bool(self._to_offer or self._to_report)
 
     def begin(self) -> Call:
         """Takes what waits, as much as one call may carry."""

@@ -11,6 +11,7 @@ is not there (open_chunk.py).
 from __future__ import annotations
 
 import functools
+import heapq
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -111,6 +112,7 @@ class ShardUploader:
         self._taken_all = False
         self._sending = 0
         self._most_held_bytes = HELD_BYTES if held_bytes is None else held_bytes
+        self._later: list[tuple[float, str]] = []
         self._next_call = NextCall(self._most_held_bytes, time.monotonic())
         self._all_bytes = self._held_bytes = 0
         self._sent_chunks = self._sent_chunk_bytes = self._sent_bytes = 0
@@ -135,11 +137,11 @@ class ShardUploader:
         try:
             while self._hash_more(chunks, jobs, workers) or self._open:
                 check_stop(self._stop)
-                done = jobs.next(QUIET_SECONDS) if jobs.running else None
-                quiet = done is None and jobs.running > 0
+                done, quiet = self._wait(jobs)
                 while done is not None:
                     self._settle(done, jobs, workers)
                     done = jobs.next(0)
+                self._offer_what_was_put_off()
                 self._call_if_due(jobs, workers, quiet=quiet)
                 self._encode_more(jobs, workers)
         finally:
@@ -153,6 +155,24 @@ class ShardUploader:
             self._sent_chunk_bytes,
             self._sent_bytes,
         )
+
+    def _wait(self, jobs: _UploadJobs) -> tuple[Done[_Key, _Result] | None, bool]:
+        """The next result, if one comes in time; and whether it was quiet for QUIET_SECONDS while jobs ran. Nothing is
+        waited for beyond the moment at which a chunk that was put off is to be offered again."""
+        left = self._later[0][0] - time.monotonic() if self._later else QUIET_SECONDS
+        seconds = max(0.0, min(QUIET_SECONDS, left))
+        if jobs.running:
+            done = jobs.next(seconds)
+            return done, done is None and seconds == QUIET_SECONDS
+        # All that is left to do is put off, if anything is.
+        if self._later and not self._next_call.waits:
+            self._stop.wait(max(0.0, left))
+        return None, False
+
+    def _offer_what_was_put_off(self) -> None:
+        while self._later and self._later[0][0] <= time.monotonic():
+            _, digest = heapq.heappop(self._later)
+            self._next_call.offer(digest, self._open[digest].held_bytes)
 
     def _hash_more(self, chunks: Iterator[OutgoingChunk], jobs: _UploadJobs, workers: TransferWorkers) -> bool:
         """Keeps some threads hashing. False when nothing more is to be hashed now."""
@@ -287,14 +307,16 @@ class ShardUploader:
             self._close(answer.digest)
         elif answer.state is FinishedState.MISSING:
             # A network filesystem may show a new file late, and sending it again at once would not be seen either.
-            self._stop.wait(MISSING_PAUSE_SECONDS * 2 ** self._open[answer.digest].tries)
+            pause = MISSING_PAUSE_SECONDS * 2 ** self._open[answer.digest].tries
             lost = f"Chunk {answer.digest[:12]} was sent and is not in the store. {answer.detail}"
-            self._try_again(answer.digest, StoreUnavailable(lost.rstrip()))
+            self._try_again(answer.digest, StoreUnavailable(lost.rstrip()), after_seconds=pause)
         else:
             wrong = f"Chunk {answer.digest[:12]} does not arrive as it was sent. {answer.detail}"
             self._try_again(answer.digest, ChecksumMismatch(wrong.rstrip()))
 
-    def _try_again(self, digest: str, if_too_often: Exception, *, waited: bool = False) -> None:
+    def _try_again(
+        self, digest: str, if_too_often: Exception, *, waited: bool = False, after_seconds: float = 0.0
+    ) -> None:
         chunk = self._open[digest]
         if waited:
             chunk.waits += 1
@@ -302,7 +324,11 @@ class ShardUploader:
             chunk.tries += 1
         if chunk.waits >= WAITS_PER_CHUNK or chunk.tries >= TRIES_PER_CHUNK:
             raise if_too_often
-        self._next_call.offer(digest, chunk.held_bytes)
+        if after_seconds:
+            # The others go on meanwhile: this thread waits for all of them at once.
+            heapq.heappush(self._later, (time.monotonic() + after_seconds, digest))
+        else:
+            self._next_call.offer(digest, chunk.held_bytes)
 
     def _close(self, digest: str) -> None:
         opened = self._open.pop(digest)

@@ -84,6 +84,25 @@ def test_memory_that_is_held_is_bounded(service, monkeypatch):
     assert most < 50_000 + 2 * 10_100
 
 
+def test_chunks_that_are_shown_late_are_waited_for_together(service, monkeypatch):
+    """On a network filesystem a whole batch may be, and the uploading thread does not wait for one after another."""
+    pause, chunks, waited = 0.05, some_chunks(), []
+
+    class Counting(threading.Event):
+        def wait(self, timeout=None):
+            waited.append(timeout)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(uploader_module, "MISSING_PAUSE_SECONDS", pause)
+    service.faults["lost object"] = len(chunks)
+    with client_of(service) as client:
+        uploader = ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1))
+        uploader._stop = Counting()
+        uploader.upload(OutgoingChunk.of(body, digest) for digest, body in chunks.items())
+    assert service.verified == set(chunks)
+    assert sum(waited) < len(chunks) * pause / 2
+
+
 @pytest.mark.parametrize("fault", ["refused ticket", "dead ticket", "slow down", "lost object", "mismatch"])
 def test_an_upload_survives(service, fault):
     service.faults[fault] = 3
