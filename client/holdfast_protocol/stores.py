@@ -14,13 +14,19 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.base import Reply, Request, since
 from holdfast_protocol.states import StoreRole
 
 
 class CheckCatalog(Request):
     store: StoreRole | None = Field(default=None, description="Only the store of this role; null: every one.")
     deep: bool = Field(default=False, description="Read and hash every copy that can be read, and every chunk list.")
+    confirm_missing: bool = Field(
+        default=False,
+        json_schema_extra=since(3),
+        description="What is missing is gone, however much it is. Without this nothing is marked where most of what a "
+        "store should have is missing: that is a mount's fault, and no object's.",
+    )
 
 
 class AdoptStore(Request):

@@ -21,10 +21,12 @@ def upgrade() -> None:
     """What each subject adds."""
     _history()
     _overwritable_copies()
+    _looks_at_damage()
 
 
 def downgrade() -> None:
     """What each subject added, taken away in the opposite order."""
+    _no_looks_at_damage()
     _no_overwritable_copies()
     _no_history()
 
@@ -64,3 +66,25 @@ def _index_copies_to_read(where: str) -> None:
     op.drop_index("ix_copies_to_read", table_name="copies")
     condition = sa.text(where)
     op.create_index("ix_copies_to_read", "copies", ["id"], sqlite_where=condition, postgresql_where=condition)
+
+
+def _looks_at_damage() -> None:
+    """The order of findings and readings of a chunk's copies, by count; and when a bad one is looked at again."""
+    op.add_column("chunks", sa.Column("damages", sa.Integer(), nullable=False, server_default="0"))
+    op.add_column("copies", sa.Column("damage", sa.Integer(), nullable=True))
+    op.add_column("copies", sa.Column("read_after", sa.Integer(), nullable=False, server_default="0"))
+    op.add_column("copies", sa.Column("looks", sa.Integer(), nullable=False, server_default="0"))
+    op.add_column("copies", sa.Column("look_at", MOMENT, nullable=True))
+    # Until now the moments said which came first.
+    op.execute(
+        "UPDATE copies SET read_after = 1 WHERE verified_at > "
+        "(SELECT max(bad.bad_at) FROM copies bad WHERE bad.chunk_id = copies.chunk_id)"
+    )
+    op.execute("UPDATE copies SET damage = 1 WHERE bad_at IS NOT NULL")
+    op.execute("UPDATE chunks SET damages = 1 WHERE id IN (SELECT chunk_id FROM copies WHERE bad_at IS NOT NULL)")
+
+
+def _no_looks_at_damage() -> None:
+    for name in ("look_at", "looks", "read_after", "damage"):
+        op.drop_column("copies", name)
+    op.drop_column("chunks", "damages")

@@ -214,6 +214,7 @@ class ServiceSettings(BaseSettings):
     chunk_lease_seconds: int = Field(
         default=600,
         ge=2,
+        le=6 * 3600,
         description="A process that was killed while it read or copied a chunk holds that chunk so long. Reading the "
         "largest one takes less.",
     )

@@ -77,8 +77,8 @@ def _bytes_of(http: httpx.Client, ticket: dict[str, Any]) -> bytes:
     return reply.content
 
 
-def check_all(context: ServiceContext, *, deep: bool = False) -> CatalogCheck:
-    return check_catalog(context, None, Actor.at_the_database(), deep=deep)
+def check_all(context: ServiceContext, *, deep: bool = False, confirm_missing: bool = False) -> CatalogCheck:
+    return check_catalog(context, None, Actor.at_the_database(), deep=deep, confirm_missing=confirm_missing)
 
 
 def adopt_all(context: ServiceContext, *, accept_loss: bool = False) -> None:

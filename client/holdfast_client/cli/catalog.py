@@ -53,11 +53,15 @@ def register(app: typer.Typer) -> None:
 def check(
     store: Annotated[StoreRole | None, typer.Option(help="Only the store of this role; without it: every one.")] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Read and hash every copy too.")] = False,
+    confirm_missing: Annotated[
+        bool, typer.Option("--confirm-missing", help="What is missing is gone, even if it is most of a store.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Compare the catalog with its stores, both ways. Exit code 1 if they differ."""
+    asked = CheckCatalog(store=store, deep=deep, confirm_missing=confirm_missing)
     with connect() as client:
-        view = follow(client, client.check_catalog(CheckCatalog(store=store, deep=deep)))
+        view = follow(client, client.check_catalog(asked))
     exit_unless_done(view)
     found = CatalogCheck.model_validate(view.result)
     if json:

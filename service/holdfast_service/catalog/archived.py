@@ -17,7 +17,7 @@ from holdfast_protocol.tiers import ARCHIVED
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.corruption import lock_users
 from holdfast_service.catalog.going_cold import mark_cold
-from holdfast_service.catalog.reread import Claim, Finding, refuse_wrong_store, store_of_copy
+from holdfast_service.catalog.reread import Claim, Finding, refuse_emptied_store, refuse_wrong_store, store_of_copy
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.catalog.verification import proof_of
 from holdfast_service.context import ServiceContext
@@ -42,6 +42,7 @@ def store_says(context: ServiceContext, claimed: Claim) -> StoreSays | None:
         told: ClassFacts = store.class_facts(claimed.key)
     except ObjectMissing:
         refuse_wrong_store(context, store)
+        refuse_emptied_store(context, store, claimed)
         return StoreSays(None, Finding.MISSING)
     except ObjectMismatch:
         refuse_wrong_store(context, store)
@@ -77,6 +78,8 @@ def _note(
     session: Session, context: ServiceContext, claimed: Claim, storage_class: str | None, *, actor: Actor
 ) -> None:
     state = CopyState.COLD if storage_class in ARCHIVED else CopyState.SUSPECT
+    if claimed.state_before is CopyState.BAD:
+        state = CopyState.BAD  # nothing was read
     lock_users(session, claimed.chunk_id)
     session.execute(select(Chunk.id).where(Chunk.id == claimed.chunk_id).with_for_update())
     noted = session.execute(

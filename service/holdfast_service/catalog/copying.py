@@ -223,6 +223,7 @@ def settle_copy(context: ServiceContext, task: CopyTask, moved: Moved) -> bool:
                 stored_digest=moved.stored_digest,
                 version_id=moved.version_id,
                 verified_at=database_now(session),
+                read_after=select(Chunk.damages).where(Chunk.id == task.chunk_id).scalar_subquery(),
                 leased_until=None,
             )
         )

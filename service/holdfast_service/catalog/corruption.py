@@ -134,6 +134,8 @@ def heal_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bool
 def read_since_damage(copy: type[Copy] = Copy) -> ColumnElement[bool]:
     """Over `copies`: its chunk was never found damaged, or the service has read this copy since the last time.
 
+    Which came first the chunk's own count says: a clock may have been wrong when the one was written down.
+
     A copy that was sent anew is good enough for its own checkpoint at once, as ever; but others are only said to be
     whole again when its bytes were seen.
     """
@@ -141,7 +143,7 @@ def read_since_damage(copy: type[Copy] = Copy) -> ColumnElement[bool]:
     return ~exists().where(
         damaged.chunk_id == copy.chunk_id,
         damaged.bad_at.is_not(None),
-        or_(copy.proof.is_(None), copy.proof != Proof.READ, copy.verified_at <= damaged.bad_at),
+        or_(copy.proof.is_(None), copy.proof != Proof.READ, copy.read_after < damaged.damage),
     )
 
 

@@ -306,6 +306,8 @@ class Chunk(Table):
     digest: Mapped[str] = mapped_column(Text)
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(Moment)
+    # How often one of its copies was found bad: what orders findings and readings of its copies, and no clock does.
+    damages: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     __table_args__ = (UniqueConstraint("project_id", "digest"),)
 
 
@@ -353,6 +355,12 @@ class Copy(Table):
     bad_at: Mapped[datetime | None] = mapped_column(Moment)
     finding: Mapped[str | None] = mapped_column(Text)
     healed_at: Mapped[datetime | None] = mapped_column(Moment)
+    # By the count of its chunk: which finding made it bad, and after how many findings it was read or made.
+    damage: Mapped[int | None] = mapped_column(Integer)
+    read_after: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    # Of a bad one: how often it was read again since, and when it is to be.
+    looks: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    look_at: Mapped[datetime | None] = mapped_column(Moment)
     __table_args__ = (
         UniqueConstraint("chunk_id", "store_id", "generation"),
         Index("ix_copies_project_id_state", "project_id", "state"),

@@ -112,4 +112,4 @@ def another_serves_everybody() -> ColumnElement[bool]:
 
 def _read_since(other: type[Copy]) -> ColumnElement[bool]:
     """And healing has said so (`healed_at`, with an event), which it could not once the bad one is gone."""
-    return and_(Copy.healed_at.is_not(None), other.proof == Proof.READ, other.verified_at > Copy.bad_at)
+    return and_(Copy.healed_at.is_not(None), other.proof == Proof.READ, other.read_after >= Copy.damage)

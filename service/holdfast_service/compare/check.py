@@ -26,7 +26,13 @@ Progress = Callable[[int, str], None]
 
 
 def check_catalog(
-    context: ServiceContext, role: StoreRole | None, actor: Actor, progress: Progress = lambda *_: None, *, deep: bool
+    context: ServiceContext,
+    role: StoreRole | None,
+    actor: Actor,
+    progress: Progress = lambda *_: None,
+    *,
+    deep: bool,
+    confirm_missing: bool = False,
 ) -> CatalogCheck:
     """Of every attached store, or of the one with this role. A store that does not answer keeps no other from it; if it
     is the only one, its StoreError is raised."""
@@ -43,7 +49,8 @@ def check_catalog(
             progress(done, f"comparing the {attached.role} store")
 
         try:
-            stores.append(_check_store(context, attached, actor, on_step, deep=deep))
+            check = CopyCheck(context, attached, Findings(), actor, on_step, confirm_missing)
+            stores.append(_check_store(check, deep=deep))
         except StoreError as error:
             away.append(f"The {attached.role} store was not compared: {error}")
             failure = error
@@ -54,12 +61,10 @@ def check_catalog(
     return CatalogCheck(epoch=context.epoch, stores=stores, away=away, went_back=went_back)
 
 
-def _check_store(
-    context: ServiceContext, attached: AttachedStore, actor: Actor, on_step: Callable[[int], None], *, deep: bool
-) -> StoreCheck:
-    findings = Findings()
-    copies = compare_copies(CopyCheck(context, attached, findings, actor, on_step), deep=deep)
-    records = compare_records(context, attached, findings, on_step, deep=deep)
+def _check_store(check: CopyCheck, *, deep: bool) -> StoreCheck:
+    context, attached, findings = check.context, check.attached, check.findings
+    copies = compare_copies(check, deep=deep)
+    records = compare_records(context, attached, findings, check.on_step, deep=deep)
     found = findings.views()
     with context.database.transaction() as session:
         session.execute(
@@ -70,7 +75,7 @@ def _check_store(
         )
         record_event(
             session,
-            actor,
+            check.actor,
             "catalog.check",
             after={
                 "store": attached.role,

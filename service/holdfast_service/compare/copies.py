@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 
-from sqlalchemy import func, or_, select, tuple_
+from sqlalchemy import func, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
@@ -23,12 +23,17 @@ from holdfast_service.catalog.reread import (
     Claim,
     Finding,
     claim,
+    claim_bad,
+    found_bad,
+    is_free,
     let_go,
+    look_again,
     read_back,
+    refuse_emptied_store,
     refuse_wrong_store,
     settle,
 )
-from holdfast_service.catalog.tables import Chunk, Copy, Project
+from holdfast_service.catalog.tables import COPY_DAMAGED, Chunk, Copy, Project
 from holdfast_service.clock import database_now
 from holdfast_service.compare.findings import Findings
 from holdfast_service.context import ServiceContext
@@ -51,13 +56,15 @@ class CopiesReport:
 
 @dataclass(frozen=True)
 class CopyCheck:
-    """What the steps share. `on_step` is told how many objects and rows were looked at, between two transactions."""
+    """What the steps share. `on_step` is told how many objects and rows were looked at, between two transactions.
+    `confirm_missing`: a person says that what is missing is gone, however much it is."""
 
     context: ServiceContext
     attached: AttachedStore
     findings: Findings
     actor: Actor
     on_step: Callable[[int], None]
+    confirm_missing: bool = False
 
 
 def compare_copies(check: CopyCheck, *, deep: bool) -> CopiesReport:
@@ -77,6 +84,9 @@ def compare_copies(check: CopyCheck, *, deep: bool) -> CopiesReport:
             _look_again(check, copy_id, size)
         elif deep:
             report.read_copies += _read(check, copy_id, size)
+    for copy_id in _bad_ones(check, newest):
+        if seen[copy_id // 8] & 1 << copy_id % 8:
+            report.read_copies += _look_at_bad(check, copy_id)
     return report
 
 
@@ -130,6 +140,36 @@ def _rows(check: CopyCheck, newest: int, report: CopiesReport) -> Iterator[tuple
         check.on_step(0)
 
 
+def _bad_ones(check: CopyCheck, newest: int) -> Iterator[int]:
+    last = 0
+    while True:
+        with check.context.database.read() as session:
+            ids = session.scalars(
+                select(Copy.id)
+                .where(
+                    text(f"({COPY_DAMAGED})"),
+                    found_bad(),
+                    Copy.store_id == check.attached.store_id,
+                    Copy.id > last,
+                    Copy.id <= newest,
+                )
+                .order_by(Copy.id)
+                .limit(_BATCH)
+            ).all()
+        yield from ids
+        if len(ids) < _BATCH:
+            return
+        last = ids[-1]
+
+
+def _look_at_bad(check: CopyCheck, copy_id: int) -> int:
+    """Whether it was read: it was found bad, and its object is there with the right size."""
+    claimed = check.context.database.run(lambda session: claim_bad(session, check.context, copy_id))
+    finding = None if claimed is None else look_again(check.context, claimed, check.actor)
+    check.on_step(1)
+    return int(finding is not None)
+
+
 def _look_again(check: CopyCheck, copy_id: int, size: int) -> None:
     claimed = _claim(check, copy_id, _THERE)
     if claimed is None:
@@ -147,16 +187,22 @@ def _look_again(check: CopyCheck, copy_id: int, size: int) -> None:
 
 
 def _ask(check: CopyCheck, claimed: Claim) -> Finding | None:
+    finding = _head(check, claimed)
+    if finding is None:
+        return None
+    refuse_wrong_store(check.context, check.attached.store)
+    if finding is Finding.MISSING and not check.confirm_missing:
+        refuse_emptied_store(check.context, check.attached.store, claimed)
+    # A miss is confirmed, now that the store was seen to be whole.
+    return _head(check, claimed)
+
+
+def _head(check: CopyCheck, claimed: Claim) -> Finding | None:
     try:
         facts = check.attached.store.head(claimed.key)
     except ObjectMissing:
-        finding = Finding.MISSING
-    else:
-        if facts.bytes == claimed.stored_bytes:
-            return None
-        finding = Finding.WRONG_SIZE
-    refuse_wrong_store(check.context, check.attached.store)
-    return finding
+        return Finding.MISSING
+    return None if facts.bytes == claimed.stored_bytes else Finding.WRONG_SIZE
 
 
 def _read(check: CopyCheck, copy_id: int, size: int) -> int:
@@ -196,7 +242,7 @@ def _claim(check: CopyCheck, copy_id: int, states: Sequence[CopyState]) -> Claim
             .where(
                 Copy.id == copy_id,
                 Copy.state.in_(states),
-                or_(Copy.leased_until.is_(None), Copy.leased_until < now),
+                is_free(now),
             )
             .with_for_update(skip_locked=True)
         )

@@ -34,5 +34,6 @@ def run_check(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
         run.actor,
         lambda done, note: run.progress(done=done, note=note),
         deep=request.deep,
+        confirm_missing=request.confirm_missing,
     )
     return found.model_dump(mode="json")

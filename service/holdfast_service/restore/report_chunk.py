@@ -5,17 +5,28 @@ from __future__ import annotations
 from datetime import timedelta
 
 import structlog
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restore import ChunkVerdict, ReportChunk
+from holdfast_protocol.states import CopyState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.corruption import lock_users, mark_users
 from holdfast_service.catalog.reach import ask_stores
 from holdfast_service.catalog.readable import refuse_unless_whole
-from holdfast_service.catalog.reread import READABLE, Claim, Finding, claim, let_go, read_back, settle
+from holdfast_service.catalog.reread import (
+    READABLE,
+    Claim,
+    Finding,
+    claim,
+    found_bad,
+    is_free,
+    let_go,
+    read_back,
+    settle,
+)
 from holdfast_service.catalog.resolve import checkpoint_by_id
 from holdfast_service.catalog.tables import Copy
 from holdfast_service.clock import database_now
@@ -40,7 +51,7 @@ def report_chunk(context: ServiceContext, caller: Principal, checkpoint_id: str,
     corrupt: set[str] = set()
     for claimed, finding in sorted(findings.items(), key=lambda item: item[1] is not Finding.GOOD):
         corrupt.update(settle(context, claimed, finding, Actor.person(caller)) or [])
-    if not claims:
+    if not findings:
         corrupt.update(_mark_without_copies(context, caller, checkpoint_id, digest))
     readable = Finding.GOOD in findings.values()
     found = " and ".join(sorted(set(findings.values()))) or "has no copy left that can be read now"
@@ -71,7 +82,7 @@ def _read_back_all(context: ServiceContext, claims: list[Claim]) -> dict[Claim, 
                 findings[claimed] = read_back(context, claimed)
             except StoreError as error:
                 failures.append(error)
-        if failures and not findings:
+        if failures and not findings and any(each.state_before is not CopyState.BAD for each in claims):
             raise failures[0]
     except BaseException:
         for claimed in claims:
@@ -94,14 +105,18 @@ def _claim_copies(
         .where(
             Copy.chunk_id == chunk.id,
             Copy.store_id.in_(_worth_asking(context)),
-            Copy.state.in_(READABLE),
+            # What was found bad before may be good by now, and is read before anything is called lost.
+            or_(Copy.state.in_(READABLE), found_bad()),
         )
         .order_by(Copy.id)
         .with_for_update(),
         execution_options={"populate_existing": True},
     ).all()
     now = database_now(session)
-    if any(copy.leased_until is not None and copy.leased_until > now for copy in copies):
+    at_work = select(Copy.id).where(
+        Copy.id.in_([copy.id for copy in copies]), Copy.state != CopyState.BAD, ~is_free(now)
+    )
+    if session.scalars(at_work).first() is not None:
         raise ProblemError(ProblemCode.BUSY, "This chunk is being read again at this moment. Ask again in a second.")
     until = now + timedelta(seconds=context.settings.chunk_lease_seconds)
     # A report proves nothing, so the copies stay what they are: whoever relies on one now is not stopped by it.

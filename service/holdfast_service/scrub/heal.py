@@ -1,6 +1,7 @@
 """A round of healing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
 
-What is bad is healed from any store that has a good copy (mend_chunk.py), or by whoever sends the same digest anew. A
+What is bad is healed from any store that has a good copy (mend_chunk.py), or by whoever sends the same digest anew. If
+none has, it is itself read again from time to time. A
 mark is taken back only when every chunk of the checkpoint that was ever found damaged has a copy that was read since.
 The rotten copy itself is left to the collector.
 """
@@ -21,13 +22,13 @@ from holdfast_service.catalog.copies import keeps_anywhere
 from holdfast_service.catalog.copying import LeaseOverError, StoreFailedError
 from holdfast_service.catalog.corruption import heal_if_whole, needed_by_a_checkpoint, read_since_damage
 from holdfast_service.catalog.readable import WHOLE
-from holdfast_service.catalog.reread import Claim, claim, let_go
+from holdfast_service.catalog.reread import Claim, claim, is_free, let_go
 from holdfast_service.catalog.rounds import Backlog, RoundReport
 from holdfast_service.catalog.tables import COPY_DAMAGED, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
-from holdfast_service.scrub.mend_chunk import HEAL, Damaged, Mended, claim_damaged, mend, put_off
-from holdfast_service.scrub.read_copies import BATCH, is_free, lease, read_one
+from holdfast_service.scrub.mend_chunk import HEAL, Damaged, Mended, claim_damaged, look, mend, put_off
+from holdfast_service.scrub.read_copies import BATCH, lease, read_one
 from holdfast_service.scrub.tally import Tally, keep_totals, total_of
 from holdfast_service.stores.base import StoreError
 
@@ -102,7 +103,10 @@ def _mend_what_is_due(context: ServiceContext, doing: _Round, ends_at: float) ->
         if damaged is None:
             return
         try:
-            mended = mend(context, damaged, context.reading_pace.spend, doing.by_store[damaged.store_id])
+            tally = doing.by_store[damaged.store_id]
+            mended = mend(context, damaged, context.reading_pace.spend, tally)
+            if mended is Mended.LOST and damaged.look_is_due:
+                mended = look(context, damaged, context.reading_pace.spend, tally)
         except StoreFailedError as error:
             doing.fail(error)
             store_ids.discard(error.store_id)
@@ -112,7 +116,7 @@ def _mend_what_is_due(context: ServiceContext, doing: _Round, ends_at: float) ->
         except LeaseOverError as error:
             doing.fail(error)
         else:
-            if mended is Mended.HEALED:
+            if mended in (Mended.HEALED, Mended.RETURNED):
                 continue
             doing.lost += mended is Mended.LOST
         put_off(context, damaged)

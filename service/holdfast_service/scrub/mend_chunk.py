@@ -24,11 +24,11 @@ from holdfast_protocol.tiers import ARCHIVED
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.copies import KEPT, PROVEN
 from holdfast_service.catalog.copying import CopyTask, SourceBadError, TargetBadError, begin_copy, copy_now
-from holdfast_service.catalog.reread import Claim, claim, let_go
+from holdfast_service.catalog.reread import Claim, Finding, claim, claim_bad, is_free, let_go, look_again, look_is_due
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
-from holdfast_service.scrub.read_copies import is_free, lease, read_one
+from holdfast_service.scrub.read_copies import lease, read_one
 from holdfast_service.scrub.tally import Tally
 from holdfast_service.stores.base import StoreError
 
@@ -41,29 +41,42 @@ HEAL = Actor.controller("heal")
 
 class Mended(StrEnum):
     HEALED = "healed"
+    RETURNED = "read again, and it has the right bytes"
     LOST = "no store that is attached and answers has a good copy"
     LATER = "somebody else is at work on it"
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A copy that was found bad, claimed until `leased_until`, which is the lease's token."""
+    """A copy that was found bad, claimed until `leased_until`, which is the lease's token. `damage`: by its chunk's
+    count of findings."""
 
     copy_id: int
     chunk_id: int
     store_id: int
     storage_class: str | None
     bad_at: datetime
+    damage: int
     leased_until: datetime
+    look_is_due: bool
 
 
 def claim_damaged(session: Session, context: ServiceContext, copy: Copy) -> Damaged:
     """The row must be locked by the caller and free of another's lease."""
     assert copy.bad_at is not None
-    until = database_now(session) + lease(context)
-    copy.leased_until = until
+    now = database_now(session)
+    copy.leased_until = now + lease(context)
     session.flush()
-    return Damaged(copy.id, copy.chunk_id, copy.store_id, copy.storage_class, copy.bad_at, until)
+    return Damaged(
+        copy_id=copy.id,
+        chunk_id=copy.chunk_id,
+        store_id=copy.store_id,
+        storage_class=copy.storage_class,
+        bad_at=copy.bad_at,
+        damage=copy.damage or 0,
+        leased_until=copy.leased_until,
+        look_is_due=look_is_due(copy, now),
+    )
 
 
 def mend(context: ServiceContext, damaged: Damaged, spend: Callable[[int], None], tally: Tally) -> Mended:
@@ -88,12 +101,32 @@ def mend(context: ServiceContext, damaged: Damaged, spend: Callable[[int], None]
     return context.database.run(lambda session: _give_up(session, damaged))
 
 
+def look(context: ServiceContext, damaged: Damaged, spend: Callable[[int], None], tally: Tally) -> Mended:
+    """Reads the bad copy itself again, where there is no other to heal it from: its store may have been wrong, or
+    somebody has put it back. Raises StoreError; the claim is then still the caller's to give back."""
+    claimed = context.database.run(lambda session: claim_bad(session, context, damaged.copy_id))
+
+    def on_bytes(count: int) -> None:
+        tally.read_bytes += count
+        spend(count)
+
+    if claimed is None or look_again(context, claimed, HEAL, on_bytes) is not Finding.GOOD:
+        return Mended.LOST
+    tally.healed += 1
+    return Mended.RETURNED
+
+
 def put_off(context: ServiceContext, damaged: Damaged) -> None:
     """Gives the claim back: it is due again, but does not hold up the others."""
     with context.database.transaction() as session:
         session.execute(
             update(Copy)
-            .where(Copy.id == damaged.copy_id, Copy.leased_until == damaged.leased_until)
+            .where(
+                Copy.id == damaged.copy_id,
+                Copy.state == CopyState.BAD,
+                # It is nobody's after it was looked at.
+                or_(Copy.leased_until.is_(None), Copy.leased_until == damaged.leased_until),
+            )
             .values(leased_until=database_now(session) + _AGAIN_AFTER)
         )
 
@@ -142,7 +175,7 @@ def _settle_healed(context: ServiceContext, damaged: Damaged) -> bool:
                 Copy.state.in_(KEPT),
                 # What lies in an archive nobody reads before a thaw: there the store's own SHA-256 counts.
                 or_(Copy.proof == Proof.READ, and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),
-                Copy.verified_at > damaged.bad_at,
+                Copy.read_after >= damaged.damage,
             )
             .order_by(Copy.id)
             .limit(1)

@@ -18,7 +18,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.archived import note_archived
 from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.reread import Claim, Finding, claim, read_back, settle
+from holdfast_service.catalog.reread import Claim, Finding, claim, is_free, read_back, settle
 from holdfast_service.catalog.rounds import Backlog
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.clock import database_now
@@ -113,11 +113,6 @@ def read_one(context: ServiceContext, claimed: Claim, actor: Actor, spend: Calla
         tally.note(finding)
         tally.marked.update(marked)
     return tally
-
-
-def is_free(now: datetime) -> ColumnElement[bool]:
-    """Over `copies`: nobody is at work on it."""
-    return or_(Copy.leased_until.is_(None), Copy.leased_until <= now)
 
 
 def backlog_of(session: Session, context: ServiceContext, due: Due, waited: timedelta = timedelta()) -> Backlog:

@@ -18,12 +18,12 @@ from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.cold_place import can_be_read, is_read_back
 from holdfast_service.catalog.copying import LeaseOverError, StoreFailedError
-from holdfast_service.catalog.reread import READABLE, Claim, Finding, claim, let_go
+from holdfast_service.catalog.reread import READABLE, Claim, Finding, claim, claim_bad, is_free, let_go
 from holdfast_service.catalog.tables import Chunk, Copy
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.scrub.mend_chunk import Damaged, Mended, claim_damaged, mend, put_off
-from holdfast_service.scrub.read_copies import is_free, lease, read_one
+from holdfast_service.scrub.read_copies import lease, read_one
 from holdfast_service.scrub.tally import Tally
 from holdfast_service.scrub.verify import seems_fine
 from holdfast_service.stores.base import StoreError
@@ -43,6 +43,7 @@ class ChunkScrub:
         self._mode = mode
         self._since = since
         self._waiting: list[int] = []
+        self._looked_at: set[int] = set()
         self.by_store: dict[int, Tally] = {attached.store_id: Tally() for attached in context.stores}
         self.problems: dict[str, str] = {}
         self.copies = self.good = self.bad = self.missing = self.cold = self.unread = 0
@@ -83,10 +84,13 @@ class ChunkScrub:
                 self._context.stopping.wait(_LOOK_AGAIN_SECONDS)
 
     def _scrub(self, copy: Copy) -> None:
-        if copy.state == CopyState.BAD:
+        if copy.state == CopyState.BAD and not self._is_worth_a_look(copy):
             self._count_damage(copy)
             return
         self.copies += 1
+        if copy.state == CopyState.BAD:
+            self._read(copy.id)
+            return
         if not can_be_read(self._context, copy):
             self.cold += copy.state in (CopyState.COLD, CopyState.THAWING)
         elif self._read_since(copy):
@@ -95,6 +99,13 @@ class ChunkScrub:
             self.unread += 1
         else:
             self._read(copy.id)
+
+    def _is_worth_a_look(self, copy: Copy) -> bool:
+        """What was found bad before this operation was asked for: it may be good by now."""
+        if self._role(copy.store_id) in self.problems or copy.id in self._looked_at:
+            return False
+        self._looked_at.add(copy.id)
+        return copy.bad_at is not None and copy.bad_at < self._since and copy.healed_at is None
 
     def _count_damage(self, copy: Copy) -> None:
         """Found bad before, or by another: it counts unless it was healed before this operation."""
@@ -118,7 +129,8 @@ class ChunkScrub:
             return
         spend = self._context.reading_pace.spend
         try:
-            if self._mode is ScrubMode.METADATA and seems_fine(self._context, claimed):
+            bad = claimed.state_before is CopyState.BAD  # what seems fine proves nothing of it
+            if self._mode is ScrubMode.METADATA and not bad and seems_fine(self._context, claimed):
                 let_go(self._context, claimed)
                 self.good += 1
                 return
@@ -175,6 +187,8 @@ class ChunkScrub:
 
 def _claim(session: Session, context: ServiceContext, copy_id: int) -> Claim | None:
     """None: somebody else is at work on it, or it can be read no longer."""
+    if (bad := claim_bad(session, context, copy_id)) is not None:
+        return bad
     now = database_now(session)
     row = session.execute(
         select(Copy, Chunk)
