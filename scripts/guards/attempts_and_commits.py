@@ -139,7 +139,7 @@ GUARDS = (
         "service/holdfast_service/scrub/mend_chunk.py",
         "                or_(Copy.proof == Proof.READ, "
         "and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),\n"
-        "                Copy.verified_at > damaged.bad_at,\n",
+        "                Copy.read_after >= damaged.damage,\n",
         "",
         ("tests/service/scrub/test_heal.py",),
     ),

@@ -73,7 +73,7 @@ GUARDS = (
         "protocol-28",
         "whoever reads a copy brings it back after it was marked for deletion",
         "service/holdfast_service/catalog/reread.py",
-        "if copy.leased_until != claimed.leased_until or copy.state not in _THERE:",
+        "if copy.leased_until != claimed.leased_until or copy.state not in states:",
         "if copy.leased_until != claimed.leased_until:",
         ("tests/service/scrub/test_schedule.py",),
     ),
