@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 import holdfast_service.attempts.resumed_from
 import holdfast_service.retention.apply
@@ -13,7 +13,7 @@ import holdfast_service.retention.trash
 from holdfast_protocol.states import CheckpointState, Scope
 from holdfast_service.catalog.custody_tables import AuditEvent, Policy, RetentionMark
 from holdfast_service.catalog.tables import Checkpoint
-from holdfast_service.retention.tick import RetentionReport, tick
+from holdfast_service.retention.tick import RetentionReport, backlog, tick
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, in_background, overlap, refused, until_blocked_or_done
 from tests.support.rank import Job, Refused, answer, digest_of
@@ -204,6 +204,29 @@ def test_the_controller_applies_policies_and_leaves_alone_runs_with_nothing_new(
     put_policy(service, second["etag"], keep_last=3)
     assert tick(service.context) == RetentionReport(done=1)
     assert states(service) == {1: "trashed", 2: "committed", 3: "committed", 4: "committed"}
+
+
+def test_a_look_at_many_runs_takes_the_statements_of_a_look_at_one(service: RunningService) -> None:
+    Job(service.http(), "demo/run0").save(1)
+    answer(service.http().put("/v1/projects/demo/policies/retention", json={"document": {"keep_last": 1}}))
+
+    def statements() -> int:
+        said: list[str] = []
+        engine = service.context.database.engine
+
+        def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            said.append(statement)
+
+        with service.context.database.read() as session:
+            event.listen(engine, "before_cursor_execute", note)
+            backlog(session, service.context)
+            event.remove(engine, "before_cursor_execute", note)
+        return len(said)
+
+    of_one = statements()
+    for number in range(1, 6):
+        Job(service.http(), f"demo/run{number}", create=True).save(1)
+    assert statements() == of_one
 
 
 def test_a_run_is_looked_at_by_one_process_and_taken_over_from_one_that_died(

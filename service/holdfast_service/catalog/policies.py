@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -58,3 +59,10 @@ def effective_policy(session: Session, kind: PolicyKind, project_id: str, run_id
     )
     row = rows.first()
     return None if row is None else StoredPolicy.of(row)
+
+
+def effective_policies(session: Session, kind: PolicyKind) -> Callable[[str, str], StoredPolicy | None]:
+    """The same for every run, in one statement: (project_id, run_id) -> policy. For a look that locks nothing."""
+    rows = session.scalars(select(Policy).where(Policy.kind == kind), execution_options={"populate_existing": True})
+    found = {(row.project_id, row.run_id): StoredPolicy.of(row) for row in rows}
+    return lambda project_id, run_id: found.get((project_id, run_id)) or found.get((project_id, ""))

@@ -21,7 +21,7 @@ from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.custody_tables import Policy, RetentionMark
 from holdfast_service.catalog.history import settle_history
 from holdfast_service.catalog.insert import insert_absent
-from holdfast_service.catalog.policies import effective_policy
+from holdfast_service.catalog.policies import effective_policies, effective_policy
 from holdfast_service.catalog.rounds import Backlog, RoundReport
 from holdfast_service.catalog.tables import Checkpoint, Run
 from holdfast_service.clock import database_now
@@ -80,12 +80,24 @@ def backlog(session: Session, _context: ServiceContext) -> Backlog:
 
 
 def _due(session: Session) -> list[str]:
-    """Runs that have a policy, and something new."""
+    """Runs that have a policy, and something new. The same few statements for however many runs."""
+    policy_of = effective_policies(session, PolicyKind.RETENTION)
+    committed = exists().where(
+        Checkpoint.run_id == Run.id,
+        Checkpoint.state == CheckpointState.COMMITTED,
+        or_(RetentionMark.newest_at.is_(None), Checkpoint.committed_at > RetentionMark.newest_at),
+    )
     has_policy = exists().where(
         Policy.kind == PolicyKind.RETENTION, Policy.project_id == Run.project_id, Policy.run_id.in_(("", Run.id))
     )
     rows = session.execute(
-        select(Run.id, Run.project_id, RetentionMark.looked_at, RetentionMark.policy_digest, RetentionMark.newest_at)
+        select(
+            Run.id,
+            Run.project_id,
+            RetentionMark.looked_at,
+            RetentionMark.policy_digest,
+            committed.label("has_newer"),
+        )
         .outerjoin(RetentionMark, RetentionMark.run_id == Run.id)
         .where(has_policy, _is_free(database_now(session)))
         .order_by(RetentionMark.looked_at, Run.id)
@@ -93,19 +105,13 @@ def _due(session: Session) -> list[str]:
     look_again_before = database_now(session) - _LOOK_AGAIN
     due = []
     for row in rows:
-        policy = effective_policy(session, PolicyKind.RETENTION, row.project_id, row.id)
+        policy = policy_of(row.project_id, row.id)
         if policy is None:
             continue
         old = row.looked_at is None or row.looked_at < look_again_before
-        if old or row.policy_digest != policy_digest(policy) or _committed_since(session, row.id, row.newest_at):
+        if old or row.policy_digest != policy_digest(policy) or row.has_newer:
             due.append(row.id)
     return due
-
-
-def _committed_since(session: Session, run_id: str, newest_at: datetime | None) -> bool:
-    newer = [] if newest_at is None else [Checkpoint.committed_at > newest_at]
-    committed = exists().where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.COMMITTED, *newer)
-    return bool(session.scalar(select(committed)))
 
 
 def _claim(context: ServiceContext, run_id: str) -> _Claim | None:
