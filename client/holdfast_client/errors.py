@@ -22,7 +22,8 @@ HoldfastError
 │   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
 │   ├── EditNeedsVersion
 │   ├── ControllerPaused
-│   └── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
+│   ├── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
+│   └── CommitsUnknown
 ├── QuotaExceeded               prune, or raise the quota
 ├── IntegrityError              the bytes are not what they should be
 │   ├── ChecksumMismatch
@@ -278,6 +279,10 @@ class CheckpointCold(Conflict):
 
 class StoreForeign(Conflict):
     code = ProblemCode.STORE_FOREIGN
+
+
+class CommitsUnknown(Conflict):
+    code = ProblemCode.COMMITS_UNKNOWN
 
 
 class QuotaExceeded(HoldfastError):

@@ -56,6 +56,7 @@ class ProblemCode(StrEnum):
     CHECKPOINT_HELD = "checkpoint_held"
     CHECKPOINT_COLD = "checkpoint_cold"
     STORE_FOREIGN = "store_foreign"
+    COMMITS_UNKNOWN = "commits_unknown"
     QUOTA_EXCEEDED = "quota_exceeded"
     # Bytes are not what they should be.
     CHECKSUM_MISMATCH = "checksum_mismatch"
@@ -121,6 +122,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CHECKPOINT_HELD: ProblemKind(409, "A hold keeps this checkpoint"),
     ProblemCode.CHECKPOINT_COLD: ProblemKind(409, "This checkpoint must be thawed before it can be read"),
     ProblemCode.STORE_FOREIGN: ProblemKind(409, "The store does not say that it is this catalog's"),
+    ProblemCode.COMMITS_UNKNOWN: ProblemKind(409, "Nobody knows whether anything was ever committed"),
     ProblemCode.QUOTA_EXCEEDED: ProblemKind(409, "The project's quota is used up"),
     ProblemCode.CHECKSUM_MISMATCH: ProblemKind(422, "The bytes are not those that were announced"),
     ProblemCode.SIGNATURE_INVALID: ProblemKind(403, "The signature of this URL is not valid"),

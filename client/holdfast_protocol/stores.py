@@ -3,8 +3,10 @@
 `GET  /v1/stores`                                  -> Page[StoreView]
 `POST /v1/catalog/check`      CheckCatalog         -> OperationView, whose result is a CatalogCheck
 `POST /v1/stores/{role}/adopt` AdoptStore          -> StoreView
+`GET  /v1/catalog/doubts`                          -> Page[DoubtView]
+`POST /v1/catalog/confirm`    ConfirmCommits       -> DoubtView
 
-They concern every project, so a token of one project may not call these.
+The first three concern every project, so a token of one project may not call these.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from holdfast_protocol.base import Reply, Request, since
+from holdfast_protocol.base import Name, Reply, Request, since
 from holdfast_protocol.states import StoreRole
 
 
@@ -99,3 +101,19 @@ class CatalogCheck(Reply):
         description="What the database had acknowledged and has lost, as the service's processes remember it; null: "
         "nothing is known to be lost, or it was accepted.",
     )
+
+
+class DoubtView(Reply):
+    """What a rebuild of the catalog could not know. Null as project: the projects that it did not find."""
+
+    project: str | None
+    run: str | None = Field(default=None, description="Null: every run of the project.")
+    reason: str | None = Field(description="Null: a person has confirmed that nothing is missing.")
+
+
+class ConfirmCommits(Request):
+    """A person's word: of this run, or of every run of the project, the rebuilt catalog lacks no commit."""
+
+    project: Name
+    run: Name | None = None
+    reason: str | None = Field(default=None, min_length=1, max_length=1000, description="For the audit.")

@@ -22,10 +22,12 @@ def upgrade() -> None:
     _history()
     _overwritable_copies()
     _looks_at_damage()
+    _rebuild_doubts()
 
 
 def downgrade() -> None:
     """What each subject added, taken away in the opposite order."""
+    op.drop_table("rebuild_doubts")
     _no_looks_at_damage()
     _no_overwritable_copies()
     _no_history()
@@ -88,3 +90,13 @@ def _no_looks_at_damage() -> None:
     for name in ("look_at", "looks", "read_after", "damage"):
         op.drop_column("copies", name)
     op.drop_column("chunks", "damages")
+
+
+def _rebuild_doubts() -> None:
+    """What a rebuild could not know; empty in a catalog that was never rebuilt."""
+    op.create_table(
+        "rebuild_doubts",
+        sa.Column("project", sa.Text(), primary_key=True),
+        sa.Column("run", sa.Text(), primary_key=True),
+        sa.Column("reason", sa.Text(), nullable=True),
+    )

@@ -1,10 +1,42 @@
-"""The guards of retention, copies, tiers, holds, records, time and stores (protocol rules 26 to 35)."""
+"""The guards of retention, copies, tiers, holds, records, time and stores (protocol rules 26 to 35, and 41)."""
 
 from __future__ import annotations
 
 from scripts.guards.guard import Guard
 
 GUARDS = (
+    Guard(
+        "protocol-41",
+        "a rebuilt catalog confirms that nothing was ever committed where it does not know",
+        "service/holdfast_service/attempts/open.py",
+        "    decision = without_doubt(session, project_name, run_name, decision)\n",
+        "",
+        ("tests/service/test_rebuild_doubts.py",),
+    ),
+    Guard(
+        "protocol-41",
+        "a hold goes with the newest record of its checkpoint",
+        "service/holdfast_service/rebuild/checkpoints.py",
+        "            holds.append(_protection(read.protect, now))\n",
+        "            pass\n",
+        ("tests/service/test_rebuild_doubts.py",),
+    ),
+    Guard(
+        "protocol-41",
+        "the records of two catalogs in one bucket are mixed",
+        "service/holdfast_service/rebuild/sources.py",
+        "if owner.catalog_id != source.marker.catalog_id",
+        "if not owner.catalog_id",
+        ("tests/service/test_rebuild_doubts.py",),
+    ),
+    Guard(
+        "protocol-41",
+        "a replaced marker changes whose catalog the records are",
+        "service/holdfast_service/rebuild/sources.py",
+        "if wanted is None or (projects and wanted not in projects):",
+        "if wanted is None:",
+        ("tests/service/test_rebuild_doubts.py",),
+    ),
     Guard(
         "protocol-26",
         "a mark that can be taken back makes a checkpoint expire",

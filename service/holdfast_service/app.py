@@ -29,6 +29,7 @@ import holdfast_service.holds.endpoints
 import holdfast_service.metrics.endpoints
 import holdfast_service.operations.endpoints
 import holdfast_service.policies.endpoints
+import holdfast_service.rebuild.endpoints
 import holdfast_service.replicate.endpoints
 import holdfast_service.restore.endpoints
 import holdfast_service.retention.endpoints
@@ -72,6 +73,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.holds.endpoints.router,
     holdfast_service.collect.endpoints.router,
     holdfast_service.compare.endpoints.router,
+    holdfast_service.rebuild.endpoints.router,
     holdfast_service.operations.endpoints.router,
     holdfast_service.controllers.endpoints.router,
     holdfast_service.policies.endpoints.router,

@@ -145,21 +145,28 @@ def new_epoch_command(
     )
 
 
-def rebuild_command(
+def rebuild_command(  # noqa: PLR0917 (typer calls it by keyword)
     source: Annotated[str, typer.Option("--from", metavar="STORE_URL", help="The store whose records are read.")],
+    catalog: Annotated[
+        str | None, typer.Option(metavar="ID", help="Whose records to take, where the store's marker is lost or wrong.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be back.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The whole report as JSON.")] = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
     from holdfast_service.catalog.record_documents import NewerRecordError
-    from holdfast_service.rebuild.begin import RebuildRefusedError
     from holdfast_service.rebuild.cli import rebuild_catalog
+    from holdfast_service.rebuild.sources import RebuildRefusedError
 
     with _failures_said():
         try:
             report = rebuild_catalog(
-                _settings(data_dir=data_dir, database_url=database_url), source, dry_run=dry_run, json=json
+                _settings(data_dir=data_dir, database_url=database_url),
+                source,
+                catalog_id=catalog,
+                dry_run=dry_run,
+                json=json,
             )
         except (RebuildRefusedError, NewerRecordError) as error:
             _fail(str(error), _FAILED)

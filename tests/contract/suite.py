@@ -131,6 +131,10 @@ class StoreContract:
         assert {found.key: found.bytes for found in listed} == sizes
         assert len(listed) == len(sizes)
         assert all(abs(datetime.now(UTC) - found.modified_at) < timedelta(hours=1) for found in listed)
+        everything = list(backend.store.list_objects(None))
+        assert len({each.key for each in everything}) == len(everything)
+        assert {found.key: found.bytes for found in everything if found.key.project_id == project} == sizes
+        assert [found.bytes for found in everything if found.key.project_id == other] == [5]
 
     def test_a_project_is_no_prefix_of_another(self, backend):
         project = f"p{secrets.token_hex(6)}"

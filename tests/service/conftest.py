@@ -42,6 +42,18 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 
 @pytest.fixture
+def empty_url(database_url: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Another empty catalog, on the same kind of database as the test's own."""
+    if database_url.startswith("sqlite"):
+        yield request.getfixturevalue("sqlite_catalogs").new(tmp_path)
+        return
+    catalogs: PostgresCatalogs = request.getfixturevalue("postgres_catalogs")
+    url = catalogs.new()
+    yield url
+    catalogs.give_back(url)
+
+
+@pytest.fixture
 def settings(database_url: str, tmp_path: Path) -> ServiceSettings:
     """Override this fixture to test another setting."""
     return ServiceSettings(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from holdfast_service.catalog.store_row import deletes_are_allowed
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.collect.tick import tick as collect
 from holdfast_service.database import Database
-from holdfast_service.rebuild.begin import RebuildRefusedError
+from holdfast_service.rebuild.sources import RebuildRefusedError
 from holdfast_service.replicate.tick import tick as replicate
 from holdfast_service.scrub.heal import tick as heal
 from holdfast_service.scrub.prove import tick as prove
@@ -26,24 +25,11 @@ from holdfast_service.service import open_service
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.posix import PosixStore
 from tests.service.conftest import Clock
-from tests.support.databases import PostgresCatalogs
 from tests.support.death import Killed
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.rebuilt import adopt_all, check_all, read_all, rebuild_into, rebuilt_service, record_all
 from tests.support.retention import HOUR, pin, prune, purge, put_policy, states
 from tests.support.service import RunningService, running_service
-
-
-@pytest.fixture
-def empty_url(database_url: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Another empty catalog, on the same kind of database as the test's own."""
-    if database_url.startswith("sqlite"):
-        yield request.getfixturevalue("sqlite_catalogs").new(tmp_path)
-        return
-    catalogs: PostgresCatalogs = request.getfixturevalue("postgres_catalogs")
-    url = catalogs.new()
-    yield url
-    catalogs.give_back(url)
 
 
 def latest(service: RunningService, run: str = "demo/gpt") -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -119,5 +120,50 @@ def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served
         assert json.loads(served.run("store", "adopt", "--json").stdout)[0]["adopted"] is True
         _wait_until_recorded()
         served.run("catalog", "check", "--deep", "--json")
+    finally:
+        service.stop()
+
+
+@pytest.mark.rule("protocol-41")
+@pytest.mark.parametrize("served", ["posix"], indirect=True)
+def test_a_run_whose_records_are_lost_does_not_begin_from_nothing_before_a_person_confirms_it(served: Served) -> None:
+    service = served.start()
+    with Client() as client:
+        client.edit_project("tests", EditProject())
+    job = Job()
+    for run in (_RUN, "tests/seen"):
+        with holdfast.Checkpointer(run, create=True) as ckpt:
+            ckpt.restore(job.state)
+            ckpt.save(0, job.state).committed.result(timeout=60)
+    _wait_until_recorded()
+    with Client() as client:
+        lost = client.attempts("tests", "gpt").items[0]
+        (checkpoint,) = client.all_checkpoints("tests", "gpt")
+    assert lost.number == 1
+    service.stop()
+    for path in (served.folder / "data").glob("catalog.db*"):
+        path.unlink()
+    for name in ("checkpoints", "runs"):
+        for folder in (served.folder / "data" / "store").glob(f"records/*/{name}/*"):
+            if name == "runs" or folder.name == checkpoint.id:
+                shutil.rmtree(folder)
+
+    told = served.run("catalog", "rebuild", "--from", served.store).stdout
+    assert "holdfast catalog confirm" in told
+    service = served.start()
+    try:
+        state = Job(seed=5).state
+        with pytest.raises(holdfast.errors.CommitsUnknown, match="holdfast catalog confirm tests/gpt"):
+            with holdfast.Checkpointer(_RUN, create=True) as ckpt:
+                ckpt.restore(state)
+        with holdfast.Checkpointer("tests/seen") as ckpt:
+            assert ckpt.restore(state) == 1, "what has a checkpoint goes on from it"
+        assert "objects in its stores belong to no checkpoint" in served.run("catalog", "doubts").stdout
+        served.run("catalog", "confirm", _RUN, "--reason", "its first run was a test")
+        assert "tests: " in served.run("catalog", "doubts").stdout, "the project is still in doubt"
+        with holdfast.Checkpointer(_RUN, create=True) as ckpt:
+            assert ckpt.restore(Job(seed=6).state) == 0
+        served.run("catalog", "confirm", "tests")
+        assert "nothing is in doubt" in served.run("catalog", "doubts").stdout
     finally:
         service.stop()

@@ -86,7 +86,8 @@ class Restorer:
         self._declared = declared
 
     def restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool = True) -> int:
-        """Collective. The next step to run: 0 only where the service says that nothing was ever committed.
+        """Collective. The next step to run: 0 only where the service says that nothing was ever committed. After a
+        rebuild of its catalog it may not know that, and raises CommitsUnknown until a person has confirmed it.
 
         `at` names one point, which is restored or raises; without it the newest that all ranks can read is taken.
         What is raised says so where the state is no longer what it was.

@@ -1,4 +1,4 @@
-"""`holdfast catalog check`; and `holdfast catalog rebuild`, which the service's own command line brings."""
+"""`holdfast catalog check`, `doubts` and `confirm`; and `rebuild`, which the service's own command line brings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 import typer.core
+from pydantic import ValidationError
 
 from holdfast_client.cli.arguments import JsonOption
 from holdfast_client.cli.connect import connect
@@ -16,7 +17,7 @@ from holdfast_client.cli.say import show_line
 from holdfast_client.cli.show import show_json
 from holdfast_protocol.counted import counted
 from holdfast_protocol.states import StoreRole
-from holdfast_protocol.stores import CatalogCheck, CheckCatalog
+from holdfast_protocol.stores import CatalogCheck, CheckCatalog, ConfirmCommits
 
 _SERVICE = "serve"
 
@@ -47,6 +48,8 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode=None,
     )
     group.command("check")(check)
+    group.command("doubts")(doubts)
+    group.command("confirm")(confirm)
     app.add_typer(group, name="catalog")
 
 
@@ -70,6 +73,36 @@ def check(
         _show(found)
     if found.went_back or found.away or any(each.findings for each in found.stores):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def doubts(json: JsonOption = False) -> None:
+    """What a rebuild of the catalog could not know, and nobody has confirmed since."""
+    with connect() as client:
+        found = client.doubts()
+    if json:
+        show_json(found)
+        return
+    for each in found:
+        show_line(f"{each.project or 'projects that the rebuild did not find'}: {each.reason}")
+    if not found:
+        show_line("nothing is in doubt")
+
+
+def confirm(
+    name: Annotated[str, typer.Argument(metavar="PROJECT[/RUN]", help="A run, or all runs of a project.")],
+    reason: Annotated[str | None, typer.Option(help="For the audit.")] = None,
+) -> None:
+    """Confirm that a rebuilt catalog lacks no commit of a run, or of any run of a project: a run without a checkpoint
+    then begins from nothing."""
+    project, _, run = name.partition("/")
+    try:
+        request = ConfirmCommits(project=project, run=run or None, reason=reason)
+    except ValidationError:
+        raise typer.BadParameter(f"{name!r} is no project and no run; write demo or demo/gpt") from None
+    with connect() as client:
+        client.confirm_commits(request)
+    what = f"the run {name}" if run else f"every run of {project}"
+    show_line(f"Confirmed for {what}: the catalog lacks no commit.")
 
 
 def _show(found: CatalogCheck) -> None:

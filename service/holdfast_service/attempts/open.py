@@ -24,6 +24,7 @@ from holdfast_service.attempts.quarantine import break_crash_loop
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.aborting import abort
 from holdfast_service.catalog.declared import first_components
+from holdfast_service.catalog.doubts import without_doubt
 from holdfast_service.catalog.history import settle_history
 from holdfast_service.catalog.memory import note_change
 from holdfast_service.catalog.reach import Reach, reach_of
@@ -50,8 +51,8 @@ def open_attempt(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: OpenAttempt
 ) -> AttemptOpened:
     """The same launch gets its number back. Raises `attempt_conflict` if another attempt was opened since `after`,
-    `stale_attempt` for a launch that was fenced meanwhile, `catalog_went_back`, and what finding or making the
-    run raises.
+    `stale_attempt` for a launch that was fenced meanwhile, `catalog_went_back`, `commits_unknown` for a run without a
+    commit of which a rebuild could not know whether it had one, and what finding or making the run raises.
     """
     settle_history(context)
     reach = reach_of(context)
@@ -106,6 +107,7 @@ def _open(
         )
     # A later statement than the lock: it sees every commit that the lock has waited for.
     decision = choose_restore_point(session, run.id, Latest(), reach=reach)
+    decision = without_doubt(session, project_name, run_name, decision)
     if run.latest_attempt != known and request.rolls_back is None:
         decision = break_crash_loop(session, run, decision, attempts=breaks_after, reach=reach)
         attempt.offered_id = None if decision.restore_point is None else decision.restore_point.checkpoint_id

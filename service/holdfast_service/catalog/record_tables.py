@@ -62,6 +62,17 @@ class HistoryMark(Table):
     moved_at: Mapped[datetime] = mapped_column(Moment)
 
 
+class RebuildDoubt(Table):
+    """What a rebuild could not know, by the names of project and run (catalog/doubts.py says what an empty one stands
+    for). `reason` null: nothing, or a person has confirmed that nothing is missing. Empty in a catalog that was never
+    rebuilt; names, because what is in doubt may have no row."""
+
+    __tablename__ = "rebuild_doubts"
+    project: Mapped[str] = mapped_column(Text, primary_key=True)
+    run: Mapped[str] = mapped_column(Text, primary_key=True)
+    reason: Mapped[str | None] = mapped_column(Text)
+
+
 class FoundEncoding(Table):
     """Only while a catalog is rebuilt: how an object of this size holds this chunk, as the records tell it. The store's
     listing, which comes afterwards, knows sizes and no codecs."""

@@ -286,8 +286,10 @@ def _away(session: Session, row: Checkpoint, reach: Reach | None) -> str | None:
 
 
 def _ever_committed(session: Session, run_id: str) -> bool:
+    """Also where the checkpoint has no row any more: a commit cuts the line, and a rebuild has the attempts."""
     committed = exists().where(Checkpoint.run_id == run_id, Checkpoint.committed_at.is_not(None))
-    return bool(session.scalar(select(committed)))
+    cut = exists().where(Attempt.run_id == run_id, Attempt.cut_at.is_not(None))
+    return bool(session.scalar(select(committed | cut)))
 
 
 def _restore_point(chosen: Candidate) -> RestorePoint:

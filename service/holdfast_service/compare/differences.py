@@ -78,7 +78,6 @@ def checkpoint_differences(
             {
                 "project": (fresh.project, record.project),
                 "run": (fresh.run, record.run),
-                "launch": (fresh.attempt.launch_id, record.attempt.launch_id),
                 "attempt of the launch": (fresh.attempt.number, record.attempt.number),
             }
             | {

@@ -2,12 +2,15 @@
 
     begin -> projects, runs and checkpoints from their records -> copies from the stores' listings -> finish
 
+sources.py      which stores are read, whose they are, and what another catalog has written
 begin.py        takes an empty database: whose catalog it is, in a higher epoch, and which stores there are
 subjects.py     projects, policies, runs, attempts
 checkpoints.py  checkpoints, shards, holds
 chunk_lists.py  chunk lists and chunks
 inventory.py    copies, by what the stores really hold
 finish.py       what is missing is marked, and the catalog may be served
+doubts.py       what could not be known, and the person's word that ends the doubt
+endpoints.py    the routes for these
 report.py       what came of it, for people and programs
 run.py          all of it, in order
 cli.py          `holdfast catalog rebuild`

@@ -8,64 +8,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import delete, exists, func, select, text
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.redaction import without_secrets
 from holdfast_service.catalog.place import place_of
-from holdfast_service.catalog.store_row import ForeignStoreError, Marker, read_marker
 from holdfast_service.catalog.tables import CatalogIdentity, Chunk, Project
 from holdfast_service.catalog.tables import Store as StoreRow
 from holdfast_service.clock import database_now
 from holdfast_service.database import Database
-from holdfast_service.stores.base import ObjectMissing, Store, StoreError
+from holdfast_service.rebuild.sources import RebuildRefusedError, SourceStore
 
 _ONLY_ROW = 1
 _SIGNING_KEY_BYTES = 32
-
-
-class RebuildRefusedError(RuntimeError):
-    """It cannot begin. The message says why, and what to do."""
-
-
-@dataclass(frozen=True)
-class SourceStore:
-    """A store that copies are looked for in; the first one's records are read."""
-
-    url: str
-    store: Store
-    marker: Marker
-
-
-def usable_sources(opened: Sequence[tuple[str, Store]], notes: list[str]) -> list[SourceStore]:
-    """The first store must say whose it is; the others are left out where they are not the same catalog's.
-
-    Raises RebuildRefusedError, and StoreError if the first store does not answer."""
-    (url, store), *others = opened
-    try:
-        first = SourceStore(url, store, read_marker(store))
-    except ObjectMissing:
-        raise RebuildRefusedError(
-            f"{without_secrets(url)} has no holdfast-store.json, so it is no store of Holdfast. Check the URL and its "
-            "prefix."
-        ) from None
-    except ForeignStoreError as error:
-        raise RebuildRefusedError(f"{without_secrets(url)}: {error}") from None
-    sources = [first]
-    for other_url, other in others:
-        try:
-            marker = read_marker(other)
-        except (StoreError, ForeignStoreError) as error:
-            notes.append(f"{without_secrets(other_url)} is left out, and with it the copies there: {error}")
-            continue
-        taken = {each.marker.store_id for each in sources}
-        if marker.catalog_id != first.marker.catalog_id or marker.store_id in taken:
-            notes.append(f"{without_secrets(other_url)} is left out: it is not another store of the same catalog")
-            continue
-        sources.append(SourceStore(other_url, other, marker))
-    return sources
 
 
 def refuse_unless_rebuilding(session: Session) -> None:

@@ -7,14 +7,17 @@ a damaged one, in the direction in which nothing is deleted.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import exists, insert, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.digests import checkpoint_digest
+from holdfast_protocol.holds import HoldKind
 from holdfast_protocol.states import CheckpointState, Health, ShardState, Tier
 from holdfast_service.catalog.corruption import corrupt_reason
 from holdfast_service.catalog.custody_tables import Hold
@@ -33,9 +36,10 @@ from holdfast_service.catalog.record_tables import WrittenRecord
 from holdfast_service.catalog.tables import Checkpoint, Shard
 from holdfast_service.clock import database_now
 from holdfast_service.database import Database
-from holdfast_service.rebuild.begin import SourceStore, refuse_unless_rebuilding
+from holdfast_service.rebuild.begin import refuse_unless_rebuilding
 from holdfast_service.rebuild.chunk_lists import put_chunk_list
 from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.rebuild.sources import SourceStore, refuse_foreign
 from holdfast_service.rebuild.subjects import put_lineage
 
 _SHARDS_PER_STATEMENT = 500
@@ -45,12 +49,13 @@ _KEPT_STATES = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 @dataclass
 class ReadCheckpoint:
     """What could be read of one. `record` None: only the manifest is left, and the checkpoint counts as committed.
-    `wrong` says why it is corrupt, in parts of a sentence."""
+    `wrong` says why it is corrupt, in parts of a sentence; `protect` why it is held until a person has looked."""
 
     found: FoundRecord
     record: CheckpointRecord | None = None
     manifest: ManifestRecord | None = None
     wrong: list[str] = field(default_factory=list)
+    protect: str | None = None
 
     @property
     def sure(self) -> bool:
@@ -59,11 +64,12 @@ class ReadCheckpoint:
 
 
 def put_checkpoint(database: Database, source: SourceStore, read: ReadCheckpoint, report: RebuildReport) -> None:
-    """Raises StoreError."""
+    """Raises StoreError, and DamagedRecordError for what other records contradict."""
     found = read.found
     base = read.record or read.manifest
     if base is None:
         report.damaged.append(f"{found.subject.folder}: nothing of it can be read, so it is in no run")
+        report.doubt(found.subject.project_id, f"Nothing of the checkpoint {found.subject.subject_id} can be read.")
         return
     with database.read() as session:
         if session.scalar(select(exists().where(Checkpoint.id == found.subject.subject_id))):
@@ -84,6 +90,9 @@ def put_checkpoint(database: Database, source: SourceStore, read: ReadCheckpoint
             ranks = ", ".join(str(shard.rank) for shard in shards if shard.digest == digest)
             read.wrong.append(f"the chunk list of rank {ranks} cannot be read")
     _insert(database, source, read, lists)
+    if read.protect is not None:
+        name = f"{base.project.name}/{base.run.name}@{base.checkpoint.step}#{base.checkpoint.attempt}"
+        report.protected.append(f"{name}: {read.protect}")
 
 
 def read_checkpoint(source: SourceStore, found: FoundRecord, report: RebuildReport) -> ReadCheckpoint:
@@ -91,7 +100,7 @@ def read_checkpoint(source: SourceStore, found: FoundRecord, report: RebuildRepo
     read = ReadCheckpoint(found)
     try:
         manifest = read_record(source.store, found.subject.manifest_name, ManifestRecord)
-        _refuse_other(manifest, found)
+        _refuse_other(manifest, found, source)
         shards = sorted(manifest.shards, key=lambda shard: shard.rank)
         if checkpoint_digest([shard.digest for shard in shards]) != manifest.checkpoint.digest:
             raise DamagedRecordError("its shards do not give the checkpoint's digest")
@@ -103,22 +112,30 @@ def read_checkpoint(source: SourceStore, found: FoundRecord, report: RebuildRepo
         name = found.subject.version_name(*version)
         try:
             record = read_record(source.store, name, CheckpointRecord)
-            _refuse_other(record, found)
+            _refuse_other(record, found, source)
             if record.state not in _KEPT_STATES:
                 raise DamagedRecordError(f"it says {record.state}, of which there is no record")
         except DamagedRecordError as error:
             report.damaged.append(f"{name}: {error}")
+            read.protect = _UNKNOWN.format("cannot be read")
             if not read.wrong:
                 read.wrong.append("its newest record cannot be read, and its state may be older than it was")
         else:
             read.record = record
             break
-    if read.record is None and read.manifest is not None and not found.versions:
-        report.notes.append(f"{found.subject.folder}: its state was never written; it is committed")
+    if not found.versions:
+        read.protect = _UNKNOWN.format("is not there")
     return read
 
 
-def _refuse_other(document: CheckpointRecord | ManifestRecord, found: FoundRecord) -> None:
+_UNKNOWN = (
+    "its newest record {}, so nobody knows its holds, its pin and what people said of it. Look, place again what it "
+    "had, and release the hold that the rebuild placed"
+)
+
+
+def _refuse_other(document: CheckpointRecord | ManifestRecord, found: FoundRecord, source: SourceStore) -> None:
+    refuse_foreign(document, source)
     if (document.project.id, document.checkpoint.id) != (found.subject.project_id, found.subject.subject_id):
         raise DamagedRecordError("it is another checkpoint's")
 
@@ -147,15 +164,14 @@ def _insert(database: Database, source: SourceStore, read: ReadCheckpoint, lists
             row["health_reason"] = corrupt_reason(why, Health(row["health"]), row["health_reason"])
             row["health"] = Health.CORRUPT
             row["version"] += 1
-        if not read.sure and row["state"] == CheckpointState.COMMITTED and _step_is_taken(session, row):
+        if row["state"] == CheckpointState.COMMITTED and _step_is_taken(session, row):
             row |= {"state": CheckpointState.TRASHED, "trash_reason": _TAKEN, "trashed_at": now, "trashed_by": "policy"}
+            read.protect = read.protect or _TWICE
         insert_absent(session, Checkpoint, [row])
-        holds = [] if read.record is None else read.record.holds
-        insert_absent(
-            session,
-            Hold,
-            [each.model_dump() | {"checkpoint_id": row["id"], "mirror_error": None} for each in holds],
-        )
+        holds = [each.model_dump() for each in ([] if read.record is None else read.record.holds)]
+        if read.protect is not None:
+            holds.append(_protection(read.protect, now))
+        insert_absent(session, Hold, [each | {"checkpoint_id": row["id"], "mirror_error": None} for each in holds])
         shards = [] if read.manifest is None else [_shard_row(row["id"], each, lists) for each in read.manifest.shards]
         for first in range(0, len(shards), _SHARDS_PER_STATEMENT):
             session.execute(insert(Shard), shards[first : first + _SHARDS_PER_STATEMENT])
@@ -182,7 +198,23 @@ _NEVER_WRITTEN: dict[str, Any] = {
 }
 
 
-_TAKEN = "Its record is damaged, and the step was saved again by the same attempt."
+_TAKEN = "Its record is damaged or contradicts another: the same attempt has saved this step twice."
+_TWICE = "its attempt has committed this step twice, as the records say. Look, and release the hold"
+
+
+def _protection(why: str, now: datetime) -> dict[str, Any]:
+    """A hold until a person has looked: the direction in which nothing is deleted. No token placed it, so that of any
+    person who may release holds ends it."""
+    return {
+        "id": f"hd_{secrets.token_hex(6)}",
+        "kind": HoldKind.LEGAL,
+        "reason": f"After the catalog was rebuilt: {why}.",
+        "retain_until": None,
+        "mirror": False,
+        "placed_at": now,
+        "placed_by_token": "",
+        "placed_by": "catalog rebuild",
+    }
 
 
 def _step_is_taken(session: Session, row: dict[str, Any]) -> bool:

@@ -25,7 +25,9 @@ _SAID_EVERY_SECONDS = 2.0
 _NO_SIGNING_KEY = bytes(32)
 
 
-def rebuild_catalog(settings: ServiceSettings, url: str, *, dry_run: bool, json: bool) -> RebuildReport:
+def rebuild_catalog(
+    settings: ServiceSettings, url: str, *, catalog_id: str | None, dry_run: bool, json: bool
+) -> RebuildReport:
     """Reports on stdout, and says how far it is on stderr. With `dry_run` all of it happens in a temporary database.
 
     Raises what `rebuild` raises, and SettingsError.
@@ -34,7 +36,7 @@ def rebuild_catalog(settings: ServiceSettings, url: str, *, dry_run: bool, json:
     opened = [(each, _opened(settings, each)) for each in urls]
     try:
         with _database(settings, dry_run=dry_run) as database:
-            report = rebuild(database, opened, _progress())
+            report = rebuild(database, opened, _progress(), catalog_id=catalog_id, may_mark=not dry_run)
     finally:
         for _, store in opened:
             store.close()
@@ -50,6 +52,11 @@ def rebuild_catalog(settings: ServiceSettings, url: str, *, dry_run: bool, json:
         "`holdfast catalog check`, then `holdfast store adopt`. Restores work at once; until then nothing in the "
         "stores is changed.\n"
     )
+    if report.doubts:
+        sys.stdout.write(
+            "What is not known may have been commits. Until a person confirms it, a run of these projects without a "
+            "checkpoint is not begun from nothing: `holdfast catalog doubts`, `holdfast catalog confirm PROJECT/RUN`.\n"
+        )
     return report
 
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import delete, exists, func, select
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Tier
 from holdfast_protocol.tiers import coldness
 from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.corruption import corrupt_reason
 from holdfast_service.catalog.custody_tables import Hold
+from holdfast_service.catalog.doubts import EVERY
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.record_documents import AttemptFacts
 from holdfast_service.catalog.record_tables import FoundEncoding
@@ -33,6 +34,7 @@ from holdfast_service.catalog.tables import (
 )
 from holdfast_service.database import Database
 from holdfast_service.rebuild.begin import refuse_unless_rebuilding
+from holdfast_service.rebuild.doubts import put_doubts
 from holdfast_service.rebuild.report import RebuildReport
 
 _THERE = (CopyState.SUSPECT, CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING)
@@ -155,8 +157,21 @@ def finish(database: Database, report: RebuildReport) -> None:
         )
         report.corrupt = [f"{project}/{run}@{step}#{attempt}: {why}" for project, run, step, attempt, why in corrupt]
         report.catalog_id, report.epoch = identity.catalog_id, identity.epoch
+        _name_doubts(session, report)
+        put_doubts(session, report.doubts)
         session.execute(delete(FoundEncoding), execution_options={"synchronize_session": False})
         if identity.rebuilding_from is not None:
             after = {name: value for name, value in report.document().items() if isinstance(value, int)}
             record_event(session, Actor.at_the_database(), "catalog.rebuild", after=after)
         identity.rebuilding_from = None
+
+
+def _name_doubts(session: Session, report: RebuildReport) -> None:
+    """From ids to names. Of a project that has none, only its id is left: it is in doubt for whoever makes it anew."""
+    names: dict[str, str] = {row.id: row.name for row in session.execute(select(Project.id, Project.name))}
+    named: dict[str, list[str]] = {}
+    for project_id, why in sorted(report.doubts.items()):
+        known = names.get(project_id)
+        reasons = why if known is not None else [f"Of the project with the id {project_id}: {each}" for each in why]
+        named.setdefault(EVERY if known is None else known, []).extend(reasons)
+    report.doubts = named

@@ -8,7 +8,8 @@ looked into here: encoded anew since, or damaged.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
@@ -24,8 +25,8 @@ from holdfast_service.catalog.record_tables import FoundEncoding
 from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 from holdfast_service.clock import database_now
 from holdfast_service.database import Database
-from holdfast_service.rebuild.begin import SourceStore
 from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.rebuild.sources import SourceStore
 from holdfast_service.stores.base import ObjectArchived, ObjectMissing, Store, StoredObject
 
 _OBJECTS_PER_BATCH = 1000
@@ -34,13 +35,27 @@ _VOUCHED = Proof.READ
 
 
 def put_copies(
-    database: Database, source: SourceStore, project_id: str, report: RebuildReport, on_object: Callable[[int], None]
-) -> None:
-    """Raises StoreError: a listing that is not whole would make chunks look lost."""
-    objects = source.store.list_objects(project_id)
+    database: Database,
+    source: SourceStore,
+    foreign: Collection[str],
+    report: RebuildReport,
+    on_object: Callable[[int], None],
+) -> Counter[str]:
+    """Without the projects of another catalog. By project, also of those without any record, how many objects belong to
+    no checkpoint. Raises StoreError: a listing that is not whole would make chunks look lost."""
+    orphans: Counter[str] = Counter()
+    objects = source.store.list_objects(None)
     while batch := list(islice(objects, _OBJECTS_PER_BATCH)):
-        _put_batch(database, source, project_id, batch, report)
+        by_project: dict[str, list[StoredObject]] = defaultdict(list)
+        for each in batch:
+            if each.key.project_id not in foreign:
+                by_project[each.key.project_id].append(each)
+        for project_id, of_project in sorted(by_project.items()):
+            before = report.orphans
+            _put_batch(database, source, project_id, of_project, report)
+            orphans[project_id] += report.orphans - before
         on_object(len(batch))
+    return orphans
 
 
 def _put_batch(

@@ -11,7 +11,9 @@ _SHOWN = 100
 @dataclass
 class RebuildReport:
     """`damaged`: documents that could not be read, and what was done without them. `corrupt`: checkpoints that are back
-    and cannot be read whole. `notes`: what else a person has to know."""
+    and cannot be read whole. `protected`: checkpoints that are held until a person has looked, for nobody knows what
+    held or pinned them. `foreign`: what another catalog has written. `doubts`: what could not be known, by project.
+    `notes`: what else a person has to know."""
 
     catalog_id: str = ""
     epoch: int = 0
@@ -28,11 +30,18 @@ class RebuildReport:
     bad_objects: int = 0
     damaged: list[str] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
+    protected: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    doubts: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
-        return not self.damaged and not self.corrupt
+        return not self.damaged and not self.corrupt and not self.protected
+
+    def doubt(self, project_id: str, reason: str) -> None:
+        """By the project's id, until the last step knows its name."""
+        self.doubts.setdefault(project_id, []).append(reason)
 
     def document(self) -> dict[str, Any]:
         return {**vars(self), "whole": self.whole}
@@ -46,7 +55,14 @@ class RebuildReport:
             f"  {self.copies} copies of chunks, {self.copied_bytes} bytes; {self.holds} holds",
             f"  {self.orphans} objects belong to no checkpoint, {self.orphan_bytes} bytes",
         ]
-        for title, names in (("damaged", self.damaged), ("corrupt", self.corrupt), ("note", self.notes)):
+        for title, names in (
+            ("damaged", self.damaged),
+            ("corrupt", self.corrupt),
+            ("held until a person has looked", self.protected),
+            ("another catalog's", self.foreign),
+            ("not known", [f"{name}: {' '.join(why)}" for name, why in self.doubts.items()]),
+            ("note", self.notes),
+        ):
             lines += [f"  {title}: {name}" for name in names[:_SHOWN]]
             if len(names) > _SHOWN:
                 lines.append(f"  {title}: and {len(names) - _SHOWN} more; --json has all of them")

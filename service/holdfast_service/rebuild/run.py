@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from holdfast_protocol.redaction import without_secrets
@@ -9,11 +10,19 @@ from holdfast_service.catalog.record_documents import DamagedRecordError, Projec
 from holdfast_service.catalog.record_names import RecordKind
 from holdfast_service.catalog.record_scan import FoundRecord, read_record, scan_records
 from holdfast_service.database import Database
-from holdfast_service.rebuild.begin import SourceStore, begin, refuse_unless_rebuilding, usable_sources
+from holdfast_service.rebuild.begin import begin, refuse_unless_rebuilding
 from holdfast_service.rebuild.checkpoints import ReadCheckpoint, put_checkpoint, read_checkpoint
 from holdfast_service.rebuild.finish import Parent, finish, mark_cold, mark_missing, stand_in_for_purged
 from holdfast_service.rebuild.inventory import put_copies
 from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.rebuild.sources import (
+    SourceStore,
+    claim,
+    leave_out_foreign,
+    record_owners,
+    refuse_foreign,
+    usable_sources,
+)
 from holdfast_service.rebuild.subjects import put_project, put_run
 from holdfast_service.stores.base import Store
 
@@ -22,19 +31,28 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def rebuild(
-    database: Database, opened: Sequence[tuple[str, Store]], progress: Progress = lambda *_: None
+    database: Database,
+    opened: Sequence[tuple[str, Store]],
+    progress: Progress = lambda *_: None,
+    *,
+    catalog_id: str | None = None,
+    may_mark: bool = False,
 ) -> RebuildReport:
     """`opened`: the store whose records are read, and then those in which copies are looked for too, each by its URL.
+    `catalog_id`: a person's word on whose records to take, where the store's marker is lost or says another; with
+    `may_mark` the store is then told that it is this catalog's, in the epoch of before.
 
     Repeatable after a kill at any point. Raises RebuildRefusedError, NewerRecordError, StoreError and
     ProblemError(`database_unavailable`).
     """
     report = RebuildReport()
-    sources = usable_sources(opened, report.notes)
-    source = sources[0]
-    begin(database, sources)
     progress("looking for records", 0, None)
-    found = scan_records(source.store)
+    found = scan_records(opened[0][1])
+    owners = record_owners(opened[0][1], found)
+    sources = usable_sources(opened, found, owners, report.notes, catalog_id)
+    source = sources[0]
+    foreign = leave_out_foreign(found, owners, source, report)
+    begin(database, sources)
     report.notes += [f"{name} is no record of Holdfast, and is left alone" for name in found.strange]
     parents: dict[str, Parent] = {}
     unsure: list[ReadCheckpoint] = []
@@ -49,15 +67,16 @@ def rebuild(
             report.removed += 1
         elif not each.versions and not each.manifest:
             report.notes.append(f"{each.subject.folder}: its record was begun and not ended; nothing of it counts")
+            report.doubt(each.subject.project_id, f"The record of {each.subject.subject_id} was begun and not ended.")
         else:
             read = read_checkpoint(source, each, report)
             _note_parent(read, parents)
             if read.sure:
-                put_checkpoint(database, source, read, report)
+                _put(database, source, read, report)
             else:
                 unsure.append(read)
     for read in unsure:
-        put_checkpoint(database, source, read, report)
+        _put(database, source, read, report)
     stand_in_for_purged(database, parents.values())
     counted = 0
 
@@ -66,14 +85,17 @@ def rebuild(
         counted += objects
         progress("objects", counted, None)
 
-    projects = sorted({each.subject.project_id for each in found})
+    orphans: Counter[str] = Counter()
     for each_source in sources:
-        for project_id in projects:
-            put_copies(database, each_source, project_id, report, count)
+        orphans += put_copies(database, each_source, foreign, report, count)
+    for project_id, number in sorted(orphans.items()):
+        report.doubt(project_id, f"{number} objects in its stores belong to no checkpoint.")
     progress("looking for what is missing", 0, None)
     mark_missing(database)
     mark_cold(database)
     finish(database, report)
+    if catalog_id is not None and may_mark:
+        claim(source)
     if len(sources) == 1:
         report.notes.append(
             f"copies were looked for in {without_secrets(source.url)} alone. Set HOLDFAST_SECOND_STORE and "
@@ -82,17 +104,28 @@ def rebuild(
     return report
 
 
+def _put(database: Database, source: SourceStore, read: ReadCheckpoint, report: RebuildReport) -> None:
+    """Raises StoreError."""
+    subject = read.found.subject
+    try:
+        put_checkpoint(database, source, read, report)
+    except DamagedRecordError as error:
+        report.damaged.append(f"{subject.folder}: {error}, so it is in no run")
+        report.doubt(subject.project_id, f"The record of {subject.subject_id} contradicts others.")
+
+
 def _project(database: Database, source: SourceStore, found: FoundRecord, report: RebuildReport) -> None:
     for version in found.versions:
         name = found.subject.version_name(*version)
         try:
             record = read_record(source.store, name, ProjectRecord)
+            refuse_foreign(record, source)
+            with database.transaction() as session:
+                refuse_unless_rebuilding(session)
+                put_project(session, record, source.marker.store_id, name)
         except DamagedRecordError as error:
             report.damaged.append(f"{name}: {error}; quota and policies of this project may be lost")
             continue
-        with database.transaction() as session:
-            refuse_unless_rebuilding(session)
-            put_project(session, record, source.marker.store_id, name)
         return
 
 
@@ -103,12 +136,14 @@ def _run(
         name = found.subject.version_name(*version)
         try:
             record = read_record(source.store, name, RunRecord)
+            refuse_foreign(record, source)
+            with database.transaction() as session:
+                refuse_unless_rebuilding(session)
+                put_run(session, record, source.marker.store_id, name)
         except DamagedRecordError as error:
             report.damaged.append(f"{name}: {error}; attempts of this run that committed nothing may be lost")
+            report.doubt(found.subject.project_id, f"A record of the run {found.subject.subject_id} cannot be read.")
             continue
-        with database.transaction() as session:
-            refuse_unless_rebuilding(session)
-            put_run(session, record, source.marker.store_id, name)
         for facts in record.attempts:
             if facts.resumed_from_id is not None and facts.resumed_from_step is not None:
                 parents[facts.resumed_from_id] = Parent(record.run.id, facts)

@@ -13,6 +13,7 @@ from holdfast_service.catalog.custody_tables import Policy
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.record_documents import (
     AttemptFacts,
+    DamagedRecordError,
     ProjectFacts,
     ProjectRecord,
     RunFacts,
@@ -43,13 +44,13 @@ def put_run(session: Session, record: RunRecord, store_id: int, name: str) -> No
 
 def put_lineage(session: Session, project: ProjectFacts, run: RunFacts, facts: AttemptFacts) -> int:
     """What a checkpoint says of where it comes from; the id of its attempt's row. A run's record may be damaged, or
-    older than the commit that cut the line."""
+    older than the commit that cut the line. Raises DamagedRecordError where other records contradict it."""
     _project_row(session, project, None, facts.opened_at)
     _run_row(session, run, project.id, facts.opened_at, facts.number)
     insert_absent(session, Attempt, [_attempt_row(run.id, facts)])
-    attempt = session.execute(
-        select(Attempt).where(Attempt.run_id == run.id, Attempt.number == facts.number)
-    ).scalar_one()
+    attempt = session.scalar(select(Attempt).where(Attempt.run_id == run.id, Attempt.number == facts.number))
+    if attempt is None:
+        raise DamagedRecordError(f"the launch of attempt {facts.number} has another number in its run")
     if attempt.cut_at is None and facts.cut_at is not None:
         attempt.cut_at, attempt.resumed_from_id = facts.cut_at, facts.resumed_from_id
     if facts.last_step is not None and (attempt.last_step is None or attempt.last_step < facts.last_step):
@@ -63,13 +64,17 @@ def _project_row(session: Session, project: ProjectFacts, quota_bytes: int | Non
         Project,
         [{"id": project.id, "name": project.name, "quota_bytes": quota_bytes, "created_at": created_at}],
     )
+    if session.get(Project, project.id) is None:
+        raise DamagedRecordError(f"another project is called {project.name} already")
     _subject_row(session, RecordKind.PROJECT, project.id, project.id)
 
 
 def _run_row(session: Session, run: RunFacts, project_id: str, created_at: datetime, latest_attempt: int) -> None:
     row = {"id": run.id, "project_id": project_id, "name": run.name, "created_at": created_at}
     insert_absent(session, Run, [row | {"latest_attempt": latest_attempt}])
-    found = session.execute(select(Run).where(Run.id == run.id)).scalar_one()
+    found = session.get(Run, run.id)
+    if found is None:
+        raise DamagedRecordError(f"another run of its project is called {run.name} already")
     found.latest_attempt = max(found.latest_attempt, latest_attempt)
     _subject_row(session, RecordKind.RUN, run.id, project_id)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast_protocol.restore import RestoreDecision
 from holdfast_protocol.selectors import Best, Latest
 from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.doubts import without_doubt
 from holdfast_service.catalog.history import settle_history
 from holdfast_service.catalog.points import point_of
 from holdfast_service.catalog.reach import reach_of
@@ -24,7 +25,8 @@ def find_restore_point(
     diverged: bool,
 ) -> RestoreDecision:
     """Raises `forbidden`, `project_not_found`, `run_not_found`, `invalid_request`; for a step or an id that was named,
-    `checkpoint_not_found` and `no_restore_point`; for another, `catalog_went_back`.
+    `checkpoint_not_found` and `no_restore_point`; for another, `catalog_went_back`; `commits_unknown` as
+    opening an attempt does.
     """
     point = point_of(selector)
     if isinstance(point, Latest | Best):  # a step that a person names can be read all the same
@@ -32,4 +34,7 @@ def find_restore_point(
     reach = reach_of(context)
     with context.database.read() as session:
         _, found = run_named(session, caller, project, run)
-        return choose_restore_point(session, found.id, point, before_step=before_step, reach=reach, diverged=diverged)
+        decision = choose_restore_point(
+            session, found.id, point, before_step=before_step, reach=reach, diverged=diverged
+        )
+        return without_doubt(session, project, run, decision)

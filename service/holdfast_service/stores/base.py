@@ -205,8 +205,8 @@ class Store(Protocol):
     def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
         """Exactly this copy, all its versions or the one named. Its absence is fine."""
 
-    def list_objects(self, project_id: str) -> Iterator[StoredObject]:
-        """Every chunk of a project, in no order. Raises rather than leave one out."""
+    def list_objects(self, project_id: str | None) -> Iterator[StoredObject]:
+        """Every chunk of a project, or of all of them, in no order. Raises rather than leave one out."""
 
     def write_named(self, name: str, data: bytes) -> None:
         """Writes or replaces a small object beside the chunks, whole or not at all."""

@@ -145,9 +145,9 @@ class GcsStore:
         entries = self._listed([("prefix", self.location.key_prefix + key.path)], fields)
         return any(entry.get("retentionExpirationTime") or entry.get("eventBasedHold") for entry in entries)
 
-    def list_objects(self, project_id: str) -> Iterator[StoredObject]:
-        prefix = f"{self.location.key_prefix}{validated_project_id(project_id)}/{CHUNKS}/"
-        for entry in self._listed([("prefix", prefix)], "name,size,timeCreated"):
+    def list_objects(self, project_id: str | None) -> Iterator[StoredObject]:
+        folder = "" if project_id is None else f"{validated_project_id(project_id)}/{CHUNKS}/"
+        for entry in self._listed([("prefix", self.location.key_prefix + folder)], "name,size,timeCreated"):
             yield from self._described(entry)
 
     def _described(self, entry: Mapping[str, Any]) -> Iterator[StoredObject]:

@@ -272,11 +272,19 @@ class PosixStore:
         with opened_folder(self.root, _folder_of(name)) as folder:
             os.unlink(name.rpartition("/")[2], dir_fd=folder)
 
-    def list_objects(self, project_id: str) -> Iterator[StoredObject]:
+    def list_objects(self, project_id: str | None) -> Iterator[StoredObject]:
         with store_errors(self.root):
-            for name, entry in files_below(self.root, f"{validated_project_id(project_id)}/{CHUNKS}"):
-                yield from self._described(name, entry)
+            for each in self._projects() if project_id is None else (validated_project_id(project_id),):
+                for name, entry in files_below(self.root, f"{each}/{CHUNKS}"):
+                    yield from self._described(name, entry)
         self.ping()  # folders that vanished on the way were deleted only if the store is still there
+
+    def _projects(self) -> Iterator[str]:
+        """What may be a project's folder."""
+        for entry in os.scandir(self.root):
+            with suppress(ValueError):
+                if entry.is_dir(follow_symlinks=False):
+                    yield validated_project_id(entry.name)
 
     def _described(self, name: str, entry: os.DirEntry[str]) -> Iterator[StoredObject]:
         """Nothing for proofs, for files that a network filesystem keeps for itself, and for what was just deleted."""

@@ -137,8 +137,9 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         entries = [*found.iterfind("{*}Version"), *found.iterfind("{*}DeleteMarker")]
         return [_text(entry, "VersionId") for entry in entries if _text(entry, "Key") == wanted]
 
-    def list_objects(self, project_id: str) -> Iterator[StoredObject]:
-        for entry in self._entries(f"{validated_project_id(project_id)}/{CHUNKS}/"):
+    def list_objects(self, project_id: str | None) -> Iterator[StoredObject]:
+        folder = "" if project_id is None else f"{validated_project_id(project_id)}/{CHUNKS}/"
+        for entry in self._entries(folder):
             yield from self._described(entry)
 
     def _entries(self, folder: str) -> Iterator[ElementTree.Element]:

@@ -37,7 +37,7 @@ from holdfast_protocol.runs import EditProject
 from holdfast_protocol.samples import MakeSample
 from holdfast_protocol.scrub import ScrubMode, StartScrub
 from holdfast_protocol.states import AttemptOutcome, Doing, Health, Scope, StoreRole
-from holdfast_protocol.stores import AdoptStore, CheckCatalog
+from holdfast_protocol.stores import AdoptStore, CheckCatalog, ConfirmCommits
 from holdfast_protocol.tiers import RequestThaw, ThawSpeed
 from holdfast_protocol.tokens import CreateToken
 from holdfast_protocol.usage import DEFAULT_PRICES, ForecastCost
@@ -76,6 +76,7 @@ EXAMPLES: tuple[BaseModel, ...] = (
     PauseController(reason="the store is being moved"),
     CheckCatalog(store=StoreRole.SECOND, deep=True),
     AdoptStore(),
+    ConfirmCommits(project="demo", run="gpt-2", reason="a new run"),
     StartScrub(mode=ScrubMode.METADATA),
     StartSweep(store=StoreRole.SECOND, dry_run=True),
     StartDrill(selector="latest", store=StoreRole.SECOND),
