@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -40,6 +41,8 @@ from holdfast_client.settings import ClientSettings
 from holdfast_client.transport import Transport
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.server import ServerInfo
+
+_ASK_SERVER_AGAIN_SECONDS = 600.0
 
 
 class Client(
@@ -73,9 +76,10 @@ class Client(
         self.transfers = TransferPool(self.settings, self.transport.tls)
         self.mount = MountAccess(self.mount_proof, enabled=self.settings.direct_files)
         self._server: ServerInfo | None = None
+        self._server_asked_at = 0.0
 
     def store_asks_md5(self) -> bool:
-        """Whether chunks must be offered with their MD5. Asked once."""
+        """Whether chunks must be offered with their MD5. Asked now and then: a store may change meanwhile."""
         return self._known_server().store_asks_md5
 
     def encodes_chunks(self) -> bool:
@@ -93,8 +97,8 @@ class Client(
         return other
 
     def _known_server(self) -> ServerInfo:
-        if self._server is None:
-            self._server = self.server_info()
+        if self._server is None or time.monotonic() - self._server_asked_at > _ASK_SERVER_AGAIN_SECONDS:
+            self._server, self._server_asked_at = self.server_info(), time.monotonic()
         return self._server
 
     def close(self) -> None:

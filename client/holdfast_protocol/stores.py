@@ -49,6 +49,9 @@ class StoreView(Reply):
     checked_at: datetime | None = Field(description="The last whole comparison with the catalog.")
     checked_epoch: int | None
     checked_whole: bool | None = Field(description="Nothing was found that adopting would lose.")
+    probed_at: datetime | None = Field(default=None, description="When the service last tried what the store enforces.")
+    changed_at: datetime | None = Field(default=None, description="When that last came out otherwise than before.")
+    weaknesses: list[str] = Field(default=[], description="What the store does not enforce and should.")
 
 
 class FindingKind(StrEnum):

@@ -193,6 +193,8 @@ def _settings(**given: Any) -> ServiceSettings:
 
 
 def _say_where(context: ServiceContext, url: str) -> None:
+    from holdfast_service.catalog.attachments import weaknesses_of
+
     settings = context.settings
     lines = [
         f"Holdfast {VERSION} listens on {url}",
@@ -205,6 +207,7 @@ def _say_where(context: ServiceContext, url: str) -> None:
         lines.append("  token    the one in HOLDFAST_BOOTSTRAP_TOKEN")
     else:
         lines.append("  token    make the first one with `holdfast admin token`")
+    lines += [f"  warning  {told}" for told in weaknesses_of(context)]
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
 

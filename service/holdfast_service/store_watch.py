@@ -15,13 +15,16 @@ import structlog
 from holdfast_service.catalog.kept_memory import KeptMemory
 from holdfast_service.catalog.newer_records import NewerRecords
 from holdfast_service.catalog.ownership import Ownership
-from holdfast_service.catalog.store_row import ForeignStoreError, settle
+from holdfast_service.catalog.store_row import ForeignStoreError, probe_again, settle
 from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.database import Database
+from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import Store, StoreError
 
 _log = structlog.get_logger("holdfast.store")
 
+PROBE_EVERY_SECONDS = 86400.0
+_PROBE_RETRY_SECONDS = 600.0
 _FRESH_SECONDS = 10.0
 _DOUBTED_FRESH_SECONDS = 1.0
 _ANSWERS_WITHIN_SECONDS = 5.0
@@ -47,6 +50,7 @@ class StoreWatch:
         self._silent: str | None = None
         self._silent_since: float | None = None
         self._doubted = False
+        self._probed_at = float("-inf")
 
     def settle(self) -> None:
         """Raises ForeignStoreError; a store that is away leaves its reason in `problem`."""
@@ -67,13 +71,31 @@ class StoreWatch:
                 self.problem = None
 
     def tick(self) -> str | None:
-        """A round of background work: asks the store; why it is away, None if it is not."""
+        """A round of background work: asks the store, and after the start and once a day what it enforces. Why it is
+        away, None if it is not."""
         self._ask()
+        if self._silent is None and time.monotonic() - self._probed_at > PROBE_EVERY_SECONDS:
+            self._probe_again()
         return self._silent
 
     def check(self) -> str | None:
         """For /readyz: None if the store answers at this moment, else why not."""
-        return self.tick()
+        self._ask()
+        return self._silent
+
+    def _probe_again(self) -> None:
+        """A store that was upgraded, or stands behind another gateway, may enforce other things than it did."""
+        self._probed_at = time.monotonic() - PROBE_EVERY_SECONDS + _PROBE_RETRY_SECONDS
+        if not self.ownership.holds():
+            return  # nothing may be written there now, samples included
+        try:
+            changed = probe_again(self._database, self._store, self._store_id)
+        except (StoreError, ProblemError) as error:
+            _log.warning("store_not_probed", store_id=self._store_id, reason=str(error))
+            return
+        self._probed_at = time.monotonic()
+        for name, (was, now) in changed.items():
+            _log.warning("store_changed", store_id=self._store_id, enforces=name, was=was, now=now)
 
     def doubt(self) -> None:
         """Somebody got no answer from the store: what was known is soon asked again."""

@@ -8,7 +8,7 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
-from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
+from holdfast_client.cli.show import NOTHING, as_time, show_facts, show_json, show_table
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import AdoptStore, StoreView
 
@@ -51,7 +51,7 @@ def adopt(
 
 def _show(stores: list[StoreView]) -> None:
     show_table(
-        ["store", "kind", "URL", "this catalog's", "checked (UTC)", "whole"],
+        ["store", "kind", "URL", "this catalog's", "checked (UTC)", "whole", "probed (UTC)", "changed (UTC)"],
         (
             (
                 each.role.value,
@@ -60,8 +60,11 @@ def _show(stores: list[StoreView]) -> None:
                 "yes" if each.adopted else f"no: {each.problem}",
                 as_time(each.checked_at),
                 NOTHING if each.checked_whole is None else ("yes" if each.checked_whole else "no"),
+                as_time(each.probed_at),
+                as_time(each.changed_at),
             )
             for each in stores
         ),
         nothing="There are no stores.",
     )
+    show_facts([(f"{each.role.value} store", told) for each in stores for told in each.weaknesses])

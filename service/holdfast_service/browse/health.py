@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from holdfast_protocol.server import Readiness, ReadinessCheck
 from holdfast_protocol.states import StoreRole
-from holdfast_service.catalog.attachments import attached_here, what_differs
+from holdfast_service.catalog.attachments import attached_here, weaknesses_of, what_differs
 from holdfast_service.catalog.durability import what_can_be_lost
 from holdfast_service.catalog.history import settle_history
 from holdfast_service.catalog.processes import say_alive
@@ -47,11 +47,12 @@ def check_readiness(context: ServiceContext) -> Readiness:
 
 
 def _warnings(context: ServiceContext) -> list[str]:
+    weak = weaknesses_of(context)
     try:
         with context.database.read() as session:
-            return what_differs(session, context)
+            return [*what_differs(session, context), *weak]
     except ProblemError:
-        return []  # the checks say it
+        return weak  # the checks say it
 
 
 def _check_database(context: ServiceContext) -> list[ReadinessCheck]:

@@ -23,7 +23,7 @@ def server_info(context: ServiceContext, caller: Principal) -> ServerInfo:
         now=now,
         store_kind=context.store.kind,
         codecs=[codec.value for codec in Codec],
-        store_asks_md5=capabilities is not None and capabilities.md5_enforced and not capabilities.sha256_enforced,
+        store_asks_md5=capabilities is not None and capabilities.asks_md5,
         token_name=caller.name,
         token_project=caller.project_name,
         token_scopes=sorted(caller.scopes),

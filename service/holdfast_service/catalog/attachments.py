@@ -27,6 +27,16 @@ def attached_here(context: ServiceContext) -> dict[str, int]:
     return {attached.role.value: attached.store_id for attached in context.stores}
 
 
+def weaknesses_of(context: ServiceContext) -> list[str]:
+    """A sentence for each thing that an attached store does not enforce, and should."""
+    return [
+        f"{SETTING_OF_ROLE[attached.role]}: {told}"
+        for attached in context.stores
+        if attached.store.capabilities is not None
+        for told in attached.store.capabilities.weaknesses
+    ]
+
+
 def what_differs(session: Session, context: ServiceContext) -> list[str]:
     """A sentence for each setting that another process which is alive has otherwise, and for each store with copies
     that none of them has. Empty where all is the same. It names no process: /readyz is open."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select, update
 
+from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.tables import CatalogIdentity
 from holdfast_service.catalog.tables import Store as StoreRow
@@ -22,6 +23,7 @@ from holdfast_service.clock import database_now
 from holdfast_service.database import Database
 from holdfast_service.stores.base import Capabilities, ObjectMissing, Store, StoreError, StoreUnavailable
 
+_MOMENTS = ("probed_at", "changed_at")
 MARKER_NAME = "holdfast-store.json"
 
 
@@ -80,6 +82,37 @@ def settle(database: Database, store: Store, store_id: int, identity: CatalogIde
         ) from None
 
 
+def probe_again(database: Database, store: Store, store_id: int) -> dict[str, tuple[Any, Any]]:
+    """Probes a settled store anew, and keeps what it found. What has changed since, by name, as (before, now): it is an
+    audit event as well. Raises StoreError, with nothing changed."""
+    before = store.capabilities
+    found = store.probe()
+    was = {} if before is None else asdict(before)
+    changed = {
+        name: (was.get(name), now)
+        for name, now in asdict(found).items()
+        if name not in _MOMENTS and was.get(name) not in (now, None)
+    }
+    changed_at = found.probed_at if changed else None if before is None else before.changed_at
+    store.capabilities = replace(found, changed_at=changed_at)
+    with database.transaction() as session:
+        session.execute(
+            update(StoreRow)
+            .where(StoreRow.id == store_id)
+            .values(capabilities=capabilities_document(store.capabilities))
+        )
+        if changed:
+            record_event(
+                session,
+                Actor.controller("stores"),
+                "store.capabilities",
+                reason=f"store {store_id} enforces something else than before",
+                before={name: was for name, (was, _) in changed.items()},
+                after={name: now for name, (_, now) in changed.items()},
+            )
+    return changed
+
+
 def deletes_are_allowed(store: Store, identity_catalog_id: str, epoch: int) -> bool:
     """Whether the store agrees, right now, that it is this catalog's, in this epoch: asked before anything is deleted.
 
@@ -108,11 +141,13 @@ def write_marker(store: Store, marker: Marker) -> None:
 
 
 def capabilities_document(capabilities: Capabilities) -> dict[str, Any]:
-    return asdict(capabilities) | {"probed_at": capabilities.probed_at.isoformat()}
+    facts = asdict(capabilities)
+    return facts | {name: facts[name].isoformat() for name in _MOMENTS if facts[name] is not None}
 
 
 def capabilities_of(document: dict[str, Any]) -> Capabilities:
-    return Capabilities(**(document | {"probed_at": datetime.fromisoformat(document["probed_at"])}))
+    moments = {name: datetime.fromisoformat(document[name]) for name in _MOMENTS if document.get(name)}
+    return Capabilities(**(document | moments))
 
 
 def _check(marker: Marker, identity: CatalogIdentity) -> None:

@@ -51,6 +51,7 @@ def _view(context: ServiceContext, attached: AttachedStore) -> StoreView:
         problem = attached.watch.ownership.problem()
     except StoreError as error:
         problem = str(error)
+    enforced = attached.store.capabilities
     return StoreView(
         role=attached.role,
         kind=row.kind,
@@ -60,4 +61,7 @@ def _view(context: ServiceContext, attached: AttachedStore) -> StoreView:
         checked_at=row.checked_at,
         checked_epoch=row.checked_epoch,
         checked_whole=row.checked_whole,
+        probed_at=None if enforced is None else enforced.probed_at,
+        changed_at=None if enforced is None else enforced.changed_at,
+        weaknesses=[] if enforced is None else enforced.weaknesses,
     )

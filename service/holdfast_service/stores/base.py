@@ -167,6 +167,31 @@ class Capabilities:
     range_get: bool
     versioned: bool
     probed_at: datetime
+    signature_enforced: bool | None = None
+    """None: an older probe did not ask."""
+    changed_at: datetime | None = None
+    """When a later probe last saw something else than the one before."""
+
+    @property
+    def asks_md5(self) -> bool:
+        """What the store compares is the MD5, so no upload may be without one (protocol rule 47)."""
+        return self.md5_enforced and not self.sha256_enforced
+
+    @property
+    def weaknesses(self) -> list[str]:
+        """What people must know of a store that enforces less than it should; a sentence for each."""
+        told = []
+        if self.signature_enforced is False:
+            told.append(
+                "It takes uploads whose signature is wrong: whoever reaches it can write. Let nobody reach it who may "
+                "not."
+            )
+        if not self.sha256_enforced and not self.md5_enforced:
+            told.append(
+                "It compares no checksum with what it is sent: every upload is read back by the service before anybody "
+                "else relies on it."
+            )
+        return told
 
     @property
     def binds_tickets(self) -> bool:

@@ -35,4 +35,5 @@ def probe_posix(store: Store) -> Capabilities:
         range_get=True,
         versioned=False,
         probed_at=datetime.now(UTC),
+        signature_enforced=True,  # by the service itself, which gives out its URLs
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Protocol
@@ -20,6 +21,7 @@ from holdfast_service.stores.bucket_wire import BucketWire, error_code
 
 _PROBE_PROJECT = "probe"
 _TICKET_SECONDS = 60
+_FIRST_DIGIT = re.compile(r"(-Signature=)([0-9a-f])", re.IGNORECASE)
 
 
 class PresigningStore(Protocol):
@@ -61,13 +63,29 @@ class PresignedProbe:
             return True
         return False
 
+    def refuses_tampered_signature(self, key: ObjectKey, body: bytes, headers: Mapping[str, str]) -> bool:
+        """Whether a URL whose signature has one wrong digit is refused, and stores nothing."""
+        if self.put(key, body, headers, tampered=True)[0]:
+            return False
+        try:
+            self._store.head(key)
+        except ObjectMissing:
+            return True
+        return False
+
     def put(
-        self, key: ObjectKey, body: bytes, headers: Mapping[str, str], *, signed_bytes: int | None = None
+        self,
+        key: ObjectKey,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        signed_bytes: int | None = None,
+        tampered: bool = False,
     ) -> tuple[bool, str]:
         """Whether the store accepted it, and the reason if not. Signed for `signed_bytes`, sent as it is."""
         signed = {**headers, "content-length": str(len(body) if signed_bytes is None else signed_bytes)}
         sent = {**headers, "content-length": str(len(body))}
-        answer = self._send("PUT", key, signed, sent, body)
+        answer = self._send("PUT", key, signed, sent, body, tampered=tampered)
         return answer.status < 300, error_code(answer.data) or str(answer.status)
 
     def get_range(self, key: ObjectKey, first: int, last: int) -> bytes:
@@ -82,9 +100,18 @@ class PresignedProbe:
             self._store.delete(key)
 
     def _send(
-        self, method: str, key: ObjectKey, signed: Mapping[str, str], sent: Mapping[str, str], body: bytes | None
+        self,
+        method: str,
+        key: ObjectKey,
+        signed: Mapping[str, str],
+        sent: Mapping[str, str],
+        body: bytes | None,
+        *,
+        tampered: bool = False,
     ) -> urllib3.BaseHTTPResponse:
         url, _ = self._store.presign(method, key, signed, _TICKET_SECONDS, public=False)
+        if tampered:
+            url = _FIRST_DIGIT.sub(lambda found: found[1] + ("0" if found[2] != "0" else "1"), url)
         try:
             answer = self._store.wire.pool.request(method, url, headers=dict(sent), body=body)
         except urllib3.exceptions.HTTPError as error:

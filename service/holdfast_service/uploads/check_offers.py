@@ -13,15 +13,23 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_service.errors import ProblemError
 
 
-def check_offers(offers: Sequence[ChunkOffer]) -> None:
-    """Raises `invalid_request`, which names the chunk."""
+def check_offers(offers: Sequence[ChunkOffer], *, md5_needed: bool = False) -> None:
+    """Raises `invalid_request`, which names the chunk. `md5_needed`: the store enforces MD5, and a ticket without one
+    would let any bytes in."""
     seen: dict[str, ChunkOffer] = {}
     for offer in offers:
         if seen.setdefault(offer.digest, offer) != offer:
             raise _refusal(offer, "offered twice in one call, in two ways", "Offer it once")
         if offer.ask:
             _check_question(offer)
-        elif offer.codec is Codec.RAW:
+            continue
+        if md5_needed and offer.md5 is None:
+            raise _refusal(
+                offer,
+                "offered without the MD5 of its bytes on the wire, which is what this store compares",
+                "Ask `/v1/server` (`store_asks_md5`), or start the job again with a current client",
+            )
+        if offer.codec is Codec.RAW:
             _check_raw(offer)
         else:
             _check_encoded(offer)
