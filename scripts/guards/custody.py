@@ -64,9 +64,9 @@ GUARDS = (
     Guard(
         "protocol-40",
         "a wrong clock decides whether a copy was read since its chunk was damaged",
-        "service/holdfast_service/catalog/corruption.py",
-        "copy.read_after < damaged.damage",
-        "copy.verified_at <= damaged.bad_at",
+        "service/holdfast_service/scrub/mend_chunk.py",
+        "                Copy.read_after >= damaged.damage,\n",
+        "                Copy.verified_at > damaged.bad_at,\n",
         ("tests/service/scrub/test_looked_at_again.py",),
     ),
     Guard(

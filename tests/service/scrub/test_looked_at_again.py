@@ -236,7 +236,8 @@ class TestWithASecondStore:
         with away(service, CONTENT):
             assert scrub(service, clock).missing == 1
         flip(attached(service, StoreRole.SECOND).store, key_of(service, CONTENT, StoreRole.SECOND))
-        report(service, saved)
+        assert scrub(service, clock).corrupt_checkpoints == ()
+        assert "checkpoint.mark_corrupt" not in actions(service)
         assert health_of(service, saved) == ("ok", None)
         assert states_of(service, CONTENT) == [CopyState.VERIFIED]
         assert states_of(service, CONTENT, StoreRole.SECOND) == [CopyState.BAD]
@@ -255,6 +256,6 @@ class TestWithASecondStore:
         clock.advance(-ahead)
         Job(service.http(), "demo/other").save(1, content=CONTENT)  # sends the same bytes anew
         clock.advance(61 if ahead == DAY else ahead + 61)
-        report_ = heal.tick(service.context)
-        assert report_.healed_checkpoints == (saved,)
+        found = heal.tick(service.context)
+        assert (found.healed_copies, found.healed_checkpoints) == (1, (saved,))
         assert health_of(service, saved) == ("ok", None)
