@@ -36,6 +36,7 @@ _READ_BYTES = 1024 * 1024
 _SEND_BYTES = 256 * 1024
 _TRIES = 4
 _FIRST_PAUSE_SECONDS = 0.2
+_NO_BUCKET = {"NoSuchBucket", "notFound"}  # the latter is Google's JSON, in which only the bucket is asked for
 _LACKING = {"NotImplemented", "MethodNotAllowed"}
 _OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 _MISMATCH = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "CrcMismatch"}
@@ -155,7 +156,7 @@ class BucketWire(ABC):
             return ObjectMismatch(f"{self._name} refused the bytes ({what})")
         if code in _ARCHIVED:
             return ObjectArchived("the object is archived in the store; thaw it before it is read")
-        if code == "NoSuchBucket":
+        if code in _NO_BUCKET:
             return StoreRefused(f"{self._name} is not there; make the bucket, or correct its name in the store's URL")
         region = _region_told(answer, code)
         if region is not None:
