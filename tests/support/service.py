@@ -82,7 +82,7 @@ class RunningService:
 
     def make_project(self, name: str, *, quota_bytes: int | None = None) -> str:
         """Its id."""
-        reply = self.http().put(f"/v1/projects/{name}", json={"quota_bytes": quota_bytes})
+        reply = self.http().put(f"/v1/projects/{name}", json={"quota_bytes": quota_bytes}, headers={"If-Match": "*"})
         reply.raise_for_status()
         return str(reply.json()["id"])
 

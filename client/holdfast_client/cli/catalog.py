@@ -91,6 +91,7 @@ def doubts(json: JsonOption = False) -> None:
 def confirm(
     name: Annotated[str, typer.Argument(metavar="PROJECT[/RUN]", help="A run, or all runs of a project.")],
     reason: Annotated[str | None, typer.Option(help="For the audit.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Confirm that a rebuilt catalog lacks no commit of a run, or of any run of a project: a run without a checkpoint
     then begins from nothing."""
@@ -101,6 +102,9 @@ def confirm(
         raise typer.BadParameter(f"{name!r} is no project and no run; write demo or demo/gpt") from None
     with connect() as client:
         client.confirm_commits(request)
+    if json:
+        show_json(request)
+        return
     what = f"the run {name}" if run else f"every run of {project}"
     show_line(f"Confirmed for {what}: the catalog lacks no commit.")
 
