@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from alembic import command
 from prometheus_client.parser import text_string_to_metric_families
@@ -90,7 +89,7 @@ def test_prometheus_is_told_the_three_apart(service: RunningService, monkeypatch
         job.save(step, content=CONTENT)
     seen = {
         sample.name: sample.value
-        for family in text_string_to_metric_families(httpx.get(f"{service.url}/metrics", timeout=60).text)
+        for family in text_string_to_metric_families(service.http().get("/metrics").text)
         for sample in family.samples
         if sample.labels == {"project": "demo"}
     }

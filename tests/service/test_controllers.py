@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -131,7 +130,7 @@ def test_a_paused_controller_begins_no_round_in_any_process(
 ) -> None:
     paused = tell(service, "pause", reason="the store is being moved")
     assert (paused["paused_by"], paused["pause_reason"]) == (
-        "test train read operate admin",
+        "test train read operate admin metrics",
         "the store is being moved",
     )
     assert tell(service, "pause", reason="the store is being moved")["paused_at"] == paused["paused_at"]
@@ -144,7 +143,7 @@ def test_a_paused_controller_begins_no_round_in_any_process(
     tell(service, "resume")
     assert run_round(others[0], round_of) == TriedReport()
     assert tried.calls == 1
-    person = "test train read operate admin"
+    person = "test train read operate admin metrics"
     assert events(service) == [
         (person, "controller.pause", "the store is being moved"),
         (person, "controller.resume", None),
@@ -357,7 +356,7 @@ def test_the_metrics_tell_each_controllers_numbers(service: RunningService, trie
     tried.answer = lambda: TriedReport(done=9, failed=2)
     run_round(service.context, round_of)
     tell(service, "pause", reason="x")
-    text = httpx.get(f"{service.url}/metrics", timeout=60).text
+    text = service.http().get("/metrics").text
     for line in (
         'holdfast_controller_due{controller="tried"} 4.0',
         'holdfast_controller_leased{controller="tried"} 1.0',

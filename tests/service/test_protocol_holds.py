@@ -135,7 +135,7 @@ def test_nobody_takes_a_held_checkpoint_or_its_bytes_away_and_the_refusal_says_w
     holds = [place(service, saved["id"]), place(service, saved["id"], retain_until="2126-01-31T00:00:00Z")]
     with refused("checkpoint_held") as refusal:
         prune(service, saved["id"])
-    for said in ("test train read operate admin", "evidence", "until 2126-01-31 00:00 UTC"):
+    for said in ("test train read operate admin metrics", "evidence", "until 2126-01-31 00:00 UTC"):
         assert said in refusal.value.detail
     everything = prune(service, filter={}, all_of_run=True, checkpoint_ids=None)
     assert saved["id"] not in [one["checkpoint_id"] for one in everything["trashed"]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import select, text, update
@@ -182,7 +181,7 @@ def test_prometheus_is_told_the_same_figures(service: RunningService, monkeypatc
     monkeypatch.setattr(byte_numbers, "CACHE_SECONDS", 0.0)
     seen = {
         sample.labels["kind"]: sample.value
-        for family in text_string_to_metric_families(httpx.get(f"{service.url}/metrics", timeout=60).text)
+        for family in text_string_to_metric_families(service.http().get("/metrics").text)
         for sample in family.samples
         if sample.name == "holdfast_bytes" and sample.labels["store"] == "primary"
     }

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
@@ -245,7 +244,7 @@ def test_metrics_tell_how_far_and_what_was_found(service: RunningService, client
     clock.advance(100)
     seen = {
         (sample.name, sample.labels["store"]): sample.value
-        for family in text_string_to_metric_families(httpx.get(f"{service.url}/metrics", timeout=60).text)
+        for family in text_string_to_metric_families(service.http().get("/metrics").text)
         for sample in family.samples
         if sample.name.startswith("holdfast_scrub_")
     }
