@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def labels_in_the_bucket(sqlite_catalogs: SqliteCatalogs, tmp_path: Path, settin
     """By checkpoint, what a rebuild would give."""
     url = sqlite_catalogs.new(tmp_path)
     report = rebuild_into(url, settings.store_url)
-    assert report.whole, report.lines()
+    # What lost its newest record is held until a person has looked, and that is said; nothing else may be lacking.
+    assert replace(report, protected=[]).whole, report.lines()
     database = Database(url)
     with database.read() as session:
         found = session.execute(

@@ -40,6 +40,8 @@ TAKES_AWAY = {
     ("tiers/retire.py", "CopyState.DELETING"): "only beside a colder copy, and never what the store was told to hold",
     ("catalog/commit_records.py", "store.delete_named"): "the record of a checkpoint that is deleting",
     ("catalog/record_writing.py", "store.delete_named"): "an older version of a record, beside the newer one",
+    ("catalog/kept_memory.py", "store.delete_named"): "what an earlier process remembered, and no data",
+    ("samples/sample.py", "store.delete"): "samples of holdfast doctor, which are no chunks",
 }
 
 

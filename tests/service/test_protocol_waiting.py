@@ -107,7 +107,8 @@ def test_what_is_reported_is_verified_while_the_rest_goes_up(
     save.send([third], [each for each in answers if each["digest"] == digest_of(third)])
     asked.clear()
     assert save.seal(0, [first, second, third])["state"] == "committed"
-    assert asked == [digest_of(third)], "the seal asks only for what nobody has reported"
+    # A mounted store looks for what it has published before, so it may ask twice.
+    assert set(asked) == {digest_of(third)}, "the seal asks only for what nobody has reported"
 
 
 @pytest.mark.rule("protocol-31")

@@ -201,7 +201,7 @@ class _Month:
         row = {"chunk_id": chunk, "project_id": self.project_id, "attempt_id": attempt.id, "state": state}
         row |= {"store_id": store_id or self.store_ids[0], "generation": uuid.uuid4().hex, "codec": "raw"}
         row |= {"stored_digest": f"{chunk:064}", "stored_bytes": size}
-        self._add(Copy, row | {"ticket_expires_at": FIRST, "created_at": FIRST})
+        self._add(Copy, row | {"proof": "store_sha256", "ticket_expires_at": FIRST, "created_at": FIRST})
 
     def _add(self, table: type[Table], row: dict[str, Any]) -> None:
         self._rows.setdefault(table, []).append(row)

@@ -133,14 +133,12 @@ def test_what_was_found_bad_goes_only_beside_a_copy_that_was_read_since(service:
     context = service.context
     with context.database.transaction() as session:
         now = database_now(session)
-        session.execute(update(Copy).where(Copy.id == first.id).values(state="bad", bad_at=now, healed_at=now))
+        session.execute(
+            update(Copy).where(Copy.id == first.id).values(state="bad", bad_at=now, healed_at=now, damage=1)
+        )
     assert collect(context, whole=True).done == 0
     with context.database.transaction() as session:
-        session.execute(
-            update(Copy)
-            .where(Copy.id == second.id)
-            .values(proof="read", verified_at=database_now(session) + timedelta(seconds=1))
-        )
+        session.execute(update(Copy).where(Copy.id == second.id).values(proof="read", read_after=1))
     assert collect(context, whole=True).done == 1
     assert states_of(service, b"shared", None) == ["verified"]
     assert bytes_of(service, second) == b"shared"
