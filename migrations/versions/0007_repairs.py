@@ -23,10 +23,12 @@ def upgrade() -> None:
     _overwritable_copies()
     _looks_at_damage()
     _rebuild_doubts()
+    _sizes_bind_nobody()
 
 
 def downgrade() -> None:
     """What each subject added, taken away in the opposite order."""
+    _sizes_bind_everybody()
     op.drop_table("rebuild_doubts")
     _no_looks_at_damage()
     _no_overwritable_copies()
@@ -100,3 +102,26 @@ def _rebuild_doubts() -> None:
         sa.Column("run", sa.Text(), primary_key=True),
         sa.Column("reason", sa.Text(), nullable=True),
     )
+
+
+def _sizes_bind_nobody() -> None:
+    """The size belongs to what a chunk is, and so the rows to what a list is."""
+    with op.batch_alter_table("chunks") as chunks:
+        chunks.drop_constraint("uq_chunks_project_id_digest", type_="unique")
+        chunks.create_unique_constraint("uq_chunks_project_id_digest_bytes", ["project_id", "digest", "bytes"])
+    op.add_column("chunk_lists", sa.Column("entries_digest", sa.Text(), nullable=True))
+    op.execute("UPDATE chunk_lists SET entries_digest = digest")  # a list like it gets a row of its own
+    with op.batch_alter_table("chunk_lists") as lists:
+        lists.alter_column("entries_digest", existing_type=sa.Text(), nullable=False)
+        lists.drop_constraint("uq_chunk_lists_project_id_digest", type_="unique")
+        lists.create_unique_constraint("uq_chunk_lists_project_id_entries_digest", ["project_id", "entries_digest"])
+
+
+def _sizes_bind_everybody() -> None:
+    with op.batch_alter_table("chunk_lists") as lists:
+        lists.drop_constraint("uq_chunk_lists_project_id_entries_digest", type_="unique")
+        lists.create_unique_constraint("uq_chunk_lists_project_id_digest", ["project_id", "digest"])
+        lists.drop_column("entries_digest")
+    with op.batch_alter_table("chunks") as chunks:
+        chunks.drop_constraint("uq_chunks_project_id_digest_bytes", type_="unique")
+        chunks.create_unique_constraint("uq_chunks_project_id_digest", ["project_id", "digest"])

@@ -407,4 +407,28 @@ GUARDS = (
         "    if True or closed and",
         ("tests/contract/test_posix_closed.py", "tests/service/test_start.py"),
     ),
+    Guard(
+        "protocol-47",
+        "a chunk is offered without the MD5 that its store compares",
+        "service/holdfast_service/uploads/check_offers.py",
+        "if md5_needed and offer.md5 is None:",
+        "if False:",
+        ("tests/service/test_store_enforcement.py",),
+    ),
+    Guard(
+        "protocol-13",
+        "the size of the first offer binds all later ones",
+        "service/holdfast_service/uploads/reserve.py",
+        "for chunk in rows if sizes[chunk.digest] == chunk.bytes}",
+        "for chunk in rows}",
+        ("tests/service/test_protocol_chunks.py",),
+    ),
+    Guard(
+        "protocol-13",
+        "equal digests are equal lists, whatever the sizes",
+        "service/holdfast_service/catalog/chunk_lists.py",
+        'hashlib.sha256(",".join(map(str, chunk_ids)).encode("ascii")).hexdigest()',
+        "digest",
+        ("tests/service/test_protocol_chunks.py",),
+    ),
 )

@@ -77,4 +77,28 @@ GUARDS = (
         'scope["method"]',
         ("tests/service/test_metrics.py",),
     ),
+    Guard(
+        "protocol-43",
+        "a stranger's body is read before the token",
+        "service/holdfast_service/web/guarded_route.py",
+        "            if required is not None:",
+        "            if False:",
+        ("tests/service/test_request_limits.py",),
+    ),
+    Guard(
+        "protocol-43",
+        "wrong tokens are tried as fast as they come",
+        "service/holdfast_service/auth/failed_calls.py",
+        "                self._failed(address, fingerprint)",
+        "                pass",
+        ("tests/service/test_request_limits.py",),
+    ),
+    Guard(
+        "protocol-43",
+        "a text may hold escape sequences",
+        "client/holdfast_protocol/text.py",
+        "return _NOT_TEXT.search(text) is None and",
+        "return True and",
+        ("tests/unit/test_request_bounds.py",),
+    ),
 )

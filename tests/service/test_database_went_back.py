@@ -3,9 +3,7 @@ neither the catalog's epoch nor its place tells (protocol rule 36)."""
 
 from __future__ import annotations
 
-import os
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,10 @@ from holdfast_service.retention.purge import tick as purge
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreNotOurs
-from holdfast_service.stores.posix import PosixStore
 from tests.jepsen.database import Copy, FailoverPostgres, failover_postgres
 from tests.service.conftest import Clock
 from tests.support.databases import migrate
+from tests.support.posix_chunks import age_everything, chunks
 from tests.support.rank import Job, Refused, answer
 from tests.support.rebuilt import adopt_all, check_all, record_all
 from tests.support.service import RunningService, running_service
@@ -60,19 +58,6 @@ def readyz(service: RunningService) -> tuple[int, str]:
     reply = service.http().get("/readyz")
     checks = {each["name"]: each["detail"] for each in reply.json()["checks"]}
     return reply.status_code, checks["database"]
-
-
-def chunks(service: RunningService) -> set[bytes]:
-    store = service.context.store
-    assert isinstance(store, PosixStore)
-    return {path.read_bytes() for path in store.root.glob("*/chunks/*/*/*") if path.suffix != ".sha256"}
-
-
-def age_everything(service: RunningService) -> None:
-    store = service.context.store
-    assert isinstance(store, PosixStore)
-    for path in store.root.glob("*/chunks/*/*/*"):
-        os.utime(path, (time.time() - 3 * 24 * 3600.0,) * 2)
 
 
 @pytest.mark.parametrize("take", [FailoverPostgres.older_copy, FailoverPostgres.standby])

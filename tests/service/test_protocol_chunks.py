@@ -18,7 +18,9 @@ from holdfast_service.database import Database
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, in_background, overlap, refused
 from tests.support.rank import Job, Save, answer, digest_of
+from tests.support.rebuilt import read_all
 from tests.support.service import RunningService
+from tests.support.wrong_sizes import offer_with, save_with_wrong_size
 
 
 @pytest.fixture
@@ -74,6 +76,47 @@ def test_anothers_checkpoint_does_not_exist_for_a_project_token(service: Running
         answer(stranger.post(f"/v1/checkpoints/{save.id}/shards/0/chunks", json=save.job.fence))
 
 
+def sizes_of(service: RunningService, checkpoint_id: str) -> list[int]:
+    shard = answer(service.http().get(f"/v1/checkpoints/{checkpoint_id}/shards/0"))
+    return [chunk["bytes"] for chunk in shard["chunks"]]
+
+
+@pytest.mark.rule("protocol-13")
+def test_a_wrong_size_that_is_offered_first_binds_nobody_else(service: RunningService) -> None:
+    offer_with(Job(service.http(), "demo/liar").begin(1), b"weights", 5)
+    honest = Job(service.http(), "demo/honest").save(1, content=b"weights")
+    assert honest["state"] == "committed"
+    assert sizes_of(service, honest["id"]) == [7, 13]
+    assert read_all(service.http(), honest["id"], [b"weights", b"index weights"])
+
+
+@pytest.mark.rule("protocol-13")
+def test_a_list_of_the_same_chunks_with_a_wrong_size_is_another_list(service: RunningService) -> None:
+    liar = save_with_wrong_size(service, "demo/liar", b"weights", 5)
+    honest = Job(service.http(), "demo/honest").save(1, content=b"weights")
+    assert sizes_of(service, liar.id) == [5, 13]
+    assert sizes_of(service, honest["id"]) == [7, 13]
+    assert read_all(service.http(), honest["id"], [b"weights", b"index weights"])
+
+
+@pytest.mark.rule("protocol-13")
+def test_two_sizes_of_one_chunk_are_refused_within_a_shard_and_within_a_checkpoint(
+    job: Job, service: RunningService
+) -> None:
+    save = job.begin(1)
+    save.write(0, [b"weights", b"index"])
+    offer_with(save, b"weights", 5, rank=1)
+    with refused("invalid_request"):
+        save.negotiate(1, [b"weights"])
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).where(Copy.stored_bytes == 5).values(state="verified", proof="unproven"))
+    save.upload(1, [b"index 1"])
+    with refused("invalid_request") as caught:
+        save.seal(1, [b"weights", b"index 1"], logical_bytes=5 + len(b"index 1"))
+    assert "two sizes" in caught.value.detail
+    assert save.now()["state"] == "aborted"
+
+
 @pytest.mark.rule("protocol-14")
 def test_an_unproven_copy_is_good_for_its_own_attempt_only(job: Job, service: RunningService) -> None:
     save = job.begin(1)
@@ -106,11 +149,6 @@ def test_what_is_offered_raw_is_stored_as_it_is(job: Job) -> None:
         chunk = {"digest": digest_of(b"raw"), "bytes": 4} | other
         with refused("invalid_request"):
             job.call("POST", f"/v1/checkpoints/{save.id}/shards/0/chunks", chunks=[chunk])
-    save.upload(0, [b"raw!"])
-    with refused("invalid_request"):
-        job.call(
-            "POST", f"/v1/checkpoints/{save.id}/shards/0/chunks", chunks=[{"digest": digest_of(b"raw!"), "bytes": 5}]
-        )
 
 
 @pytest.mark.rule("protocol-15")

@@ -30,6 +30,7 @@ from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.rebuilt import adopt_all, check_all, read_all, rebuild_into, rebuilt_service, record_all
 from tests.support.retention import HOUR, pin, prune, purge, put_policy, states
 from tests.support.service import RunningService, running_service
+from tests.support.wrong_sizes import save_with_wrong_size
 
 
 def latest(service: RunningService, run: str = "demo/gpt") -> int | None:
@@ -184,6 +185,25 @@ def test_what_is_damaged_is_told_by_name_and_is_never_a_restore_point(
                 select(Checkpoint.step).where(Checkpoint.health == "corrupt").order_by(Checkpoint.step)
             ).all()
         assert list(corrupt) == [3, 4, 5]
+
+
+@pytest.mark.rule("protocol-13")
+@pytest.mark.rule("protocol-30")
+@pytest.mark.parametrize("wrong_first", [True, False])
+def test_a_wrong_size_that_was_committed_costs_nobody_else_a_checkpoint(
+    service: RunningService, settings: ServiceSettings, empty_url: str, wrong_first: bool
+) -> None:
+    if wrong_first:
+        save_with_wrong_size(service, "demo/liar", b"weights", 5)
+    honest = Job(service.http(), "demo/honest").save(1, content=b"weights")
+    if not wrong_first:
+        save_with_wrong_size(service, "demo/liar", b"weights", 5)
+    record_all(service.context)
+    with rebuilt_service(settings, empty_url) as (again, report):
+        assert [name.partition(":")[0] for name in report.corrupt] == ["demo/liar@1#1"]
+        assert latest(again, "demo/honest") == 1
+        assert read_all(again.http(), honest["id"], [b"weights", b"index weights"])
+        assert latest(again, "demo/liar") is None
 
 
 @pytest.mark.rule("protocol-30")

@@ -3,9 +3,7 @@ epoch, same file. What it calls nobody's belongs to checkpoints that it does not
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import time
 
 import pytest
 from sqlalchemy import make_url
@@ -20,24 +18,11 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreNotOurs
-from holdfast_service.stores.posix import PosixStore
 from tests.service.conftest import Clock
+from tests.support.posix_chunks import age_everything, chunks
 from tests.support.rank import Job, Refused, answer
 from tests.support.rebuilt import adopt_all, check_all, record_all
-from tests.support.service import RunningService, running_service
-
-
-def chunks(service: RunningService) -> set[bytes]:
-    store = service.context.store
-    assert isinstance(store, PosixStore)
-    return {path.read_bytes() for path in store.root.glob("*/chunks/*/*/*") if path.suffix != ".sha256"}
-
-
-def age_everything(service: RunningService) -> None:
-    store = service.context.store
-    assert isinstance(store, PosixStore)
-    for path in store.root.glob("*/chunks/*/*/*"):
-        os.utime(path, (time.time() - 3 * 24 * 3600.0,) * 2)
+from tests.support.service import running_service
 
 
 @pytest.mark.rule("protocol-5")

@@ -6,6 +6,7 @@ ranks' seals would wait for it. Until the shard refers to it, the chunks are hel
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from sqlalchemy import exists, insert, select
@@ -19,16 +20,16 @@ _ROWS_PER_STATEMENT = 5000
 
 
 def ensure_chunk_list(database: Database, project_id: str, digest: str, chunk_ids: Sequence[int]) -> int:
-    """The row's id. `digest` is the shard_digest of the list, so equal digests are equal lists."""
+    """The row's id. `digest` is the shard_digest of the list; equal lists are those of the same rows, sizes and all."""
     return database.run(lambda session: _ensure(session, project_id, digest, chunk_ids))
 
 
 def _ensure(session: Session, project_id: str, digest: str, chunk_ids: Sequence[int]) -> int:
     # Waits for a rank that is writing the same list; what it wrote is seen by the next statement.
-    insert_absent(session, ChunkList, [{"project_id": project_id, "digest": digest}])
-    list_id = session.execute(
-        select(ChunkList.id).where(ChunkList.project_id == project_id, ChunkList.digest == digest).with_for_update()
-    ).scalar_one()
+    entries_digest = hashlib.sha256(",".join(map(str, chunk_ids)).encode("ascii")).hexdigest()
+    same = {"project_id": project_id, "entries_digest": entries_digest}
+    insert_absent(session, ChunkList, [same | {"digest": digest}])
+    list_id = session.execute(select(ChunkList.id).filter_by(**same).with_for_update()).scalar_one()
     if not session.scalar(select(exists().where(ChunkListEntry.chunk_list_id == list_id))):
         entries = [
             {"chunk_list_id": list_id, "ordinal": ordinal, "chunk_id": chunk_id}

@@ -263,7 +263,8 @@ class ChunkList(Table):
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     digest: Mapped[str] = mapped_column(Text)  # shard_digest of the list
-    __table_args__ = (UniqueConstraint("project_id", "digest"),)
+    entries_digest: Mapped[str] = mapped_column(Text)  # of the rows' ids: the digests do not say which sizes
+    __table_args__ = (UniqueConstraint("project_id", "entries_digest"),)
 
 
 class ChunkListEntry(Table):
@@ -298,7 +299,11 @@ class Shard(Table):
 
 
 class Chunk(Table):
-    """An immutable piece of content. Identity is (project, digest): no cross-project reuse (protocol rule 13)."""
+    """An immutable piece of content. No cross-project reuse (protocol rule 13).
+
+    The size belongs to the identity: it is the word of whoever offers the chunk, and a wrong one must bind nobody else.
+    One shard, and one committed checkpoint, has each digest with one size.
+    """
 
     __tablename__ = "chunks"
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
@@ -308,7 +313,7 @@ class Chunk(Table):
     created_at: Mapped[datetime] = mapped_column(Moment)
     # How often one of its copies was found bad: what orders findings and readings of its copies, and no clock does.
     damages: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    __table_args__ = (UniqueConstraint("project_id", "digest"),)
+    __table_args__ = (UniqueConstraint("project_id", "digest", "bytes"),)
 
 
 # What the service still has to read itself. A query that says exactly this can use the partial index.

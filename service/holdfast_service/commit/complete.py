@@ -30,7 +30,8 @@ _SHOWN_DIGESTS = 20
 
 
 def complete_if_whole(session: Session, writing: Writing, store_id: int, now: datetime) -> bool:
-    """Whether it committed. Raises `chunk_gone` if a chunk that a rank sealed is not to be relied on any more."""
+    """Whether it committed. Raises `chunk_gone` if a chunk that a rank sealed is not to be relied on any more, and
+    `invalid_request` if two ranks give one chunk two sizes."""
     checkpoint = writing.checkpoint
     sealed = session.scalar(
         select(func.count()).where(Shard.checkpoint_id == checkpoint.id, Shard.state == ShardState.SEALED)
@@ -115,13 +116,28 @@ def _missing_components(session: Session, checkpoint: Checkpoint, shards: Sequen
 
 
 def _distinct_chunk_bytes(session: Session, checkpoint: Checkpoint) -> int:
+    """Raises `invalid_request`: within a checkpoint, readers and records name a chunk by its digest alone."""
     distinct = (
         select(ChunkListEntry.chunk_id)
         .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
         .where(Shard.checkpoint_id == checkpoint.id)
     )
-    total = session.scalar(select(func.coalesce(func.sum(Chunk.bytes), 0)).where(Chunk.id.in_(distinct)))
-    return int(total or 0)
+    of_checkpoint = Chunk.id.in_(distinct)
+    total, chunks, digests = session.execute(
+        select(func.coalesce(func.sum(Chunk.bytes), 0), func.count(), func.count(Chunk.digest.distinct())).where(
+            of_checkpoint
+        )
+    ).one()
+    if digests < chunks:
+        twice = select(Chunk.digest).where(of_checkpoint).group_by(Chunk.digest).having(func.count() > 1).limit(1)
+        digest = session.execute(twice).scalar_one()
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"Two ranks of step {checkpoint.step} give the chunk {digest} two sizes, so the step cannot be committed. "
+            "One content has one size: hash and measure the same buffer, and save again.",
+            digest=digest,
+        )
+    return int(total)
 
 
 def _note_step(session: Session, attempt: Attempt, checkpoint: Checkpoint) -> None:

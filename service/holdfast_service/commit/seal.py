@@ -156,7 +156,7 @@ def _settle(
     deduplicated: int,
 ) -> CheckpointView | None:
     """None: the chunk list was collected meanwhile, before this shard referred to it."""
-    gone: ProblemError | None = None
+    refusal: ProblemError | None = None
     with context.database.transaction() as session:
         # The checkpoint's row FOR UPDATE: two last seals at once would each count the other as missing.
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
@@ -189,13 +189,15 @@ def _settle(
         try:
             complete_if_whole(session, writing, context.store_id, now)
         except ProblemError as problem:
-            # Another rank's chunk was lost since it sealed; nobody could ever complete this checkpoint.
-            abort(writing.checkpoint, problem.detail, now, cause=AbortCause.CHUNK_GONE)
-            gone = problem
+            # Another rank's chunk was lost since it sealed, or has another size there; nobody could ever complete this.
+            gone = problem.code is ProblemCode.CHUNK_GONE
+            cause = AbortCause.CHUNK_GONE if gone else AbortCause.RANK_FAILED
+            abort(writing.checkpoint, problem.detail, now, cause=cause)
+            refusal = problem
         session.flush()
         view = current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
     if view.state != CheckpointState.UPLOADING:
         context.notifier.notify(checkpoint_id)
-    if gone is not None:
-        raise gone
+    if refusal is not None:
+        raise refusal
     return view

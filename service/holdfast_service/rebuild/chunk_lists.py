@@ -28,6 +28,8 @@ def put_chunk_list(database: Database, project_id: str, record: ListRecord, dige
     except ValueError as error:
         raise DamagedRecordError(str(error)) from None
     sizes = dict(record.chunks)
+    if len(sizes) < len(set(record.chunks)):
+        raise DamagedRecordError("it gives one of its chunks two sizes")
     wanted = sorted(sizes)
     ids: dict[str, int] = {}
     for first in range(0, len(wanted), _ROWS_PER_STATEMENT):
@@ -43,10 +45,7 @@ def put_chunk_list(database: Database, project_id: str, record: ListRecord, dige
                     Chunk.project_id == project_id, Chunk.digest.in_(some)
                 )
             )
-            for chunk, chunk_id, size in found:
-                if size != sizes[chunk]:
-                    raise DamagedRecordError(f"the chunk {chunk} has another size in another list")
-                ids[chunk] = chunk_id
+            ids |= {chunk: chunk_id for chunk, chunk_id, size in found if size == sizes[chunk]}
     with database.transaction() as session:
         _put_encodings(session, project_id, record, digests)
     return ensure_chunk_list(database, project_id, digest, [ids[each] for each in digests])

@@ -63,15 +63,8 @@ def _put_batch(
 ) -> None:
     digests = {each.key.digest for each in batch}
     with database.read() as session:
-        chunks = {
-            row.digest: row
-            for row in session.execute(
-                select(Chunk.id, Chunk.digest, Chunk.bytes).where(
-                    Chunk.project_id == project_id, Chunk.digest.in_(digests)
-                )
-            )
-        }
-        attempts = _attempts(session, [row.id for row in chunks.values()])
+        chunks = session.scalars(select(Chunk).where(Chunk.project_id == project_id, Chunk.digest.in_(digests))).all()
+        attempts = _attempts(session, [chunk.id for chunk in chunks])
         encodings = {
             (row.digest, row.stored_bytes): row
             for row in session.scalars(
@@ -79,12 +72,16 @@ def _put_batch(
             )
         }
         now = database_now(session)
+    needed: dict[str, list[Chunk]] = defaultdict(list)
+    for chunk in chunks:
+        if chunk.id in attempts:
+            needed[chunk.digest].append(chunk)
     rows = []
     for each in sorted(batch, key=lambda found: (found.key.digest, found.key.generation)):
-        chunk = chunks.get(each.key.digest)
-        if chunk is None or chunk.id not in attempts:
+        if each.key.digest not in needed:
             report.orphans, report.orphan_bytes = report.orphans + 1, report.orphan_bytes + each.bytes
             continue
+        chunk = _owner(each, needed[each.key.digest], source.store)
         row = _row(each, chunk.bytes, encodings.get((chunk.digest, each.bytes)), source.store)
         if row is None:
             continue  # deleted since it was listed
@@ -119,6 +116,21 @@ def _attempts(session: Session, chunk_ids: list[int]) -> dict[int, int]:
         .group_by(ChunkListEntry.chunk_id)
     )
     return {row.chunk_id: row.attempt_id for row in rows}
+
+
+def _owner(found: StoredObject, chunks: list[Chunk], store: Store) -> Chunk:
+    """Whose copy it is. There are two chunks of one digest where somebody once gave a wrong size: its bytes tell."""
+    if len(chunks) > 1:
+        try:
+            stored = b"".join(store.open_read(found.key))
+        except (ObjectMissing, ObjectArchived):
+            stored = b""
+        for chunk in chunks:
+            if chunk.bytes == len(stored) and hashlib.sha256(stored).hexdigest() == chunk.digest:
+                return chunk
+            if any(codec is not Codec.RAW and _decodes(codec, chunk.bytes, stored, chunk.digest) for codec in Codec):
+                return chunk
+    return min(chunks, key=lambda chunk: (chunk.bytes != found.bytes, chunk.id))
 
 
 def _row(found: StoredObject, chunk_bytes: int, encoding: FoundEncoding | None, store: Store) -> dict[str, Any] | None:

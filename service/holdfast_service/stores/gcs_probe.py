@@ -46,7 +46,7 @@ def probe_gcs(store: GenerationStore) -> Capabilities:
             range_get=probe.get_range(plain, 3, 9) == body[3:10],
             versioned=store.hides_deleted(plain),
             probed_at=datetime.now(UTC),
-            signature_enforced=probe.refuses_tampered_signature(probe.fresh_key(body), body, right),
+            signature_enforced=probe.refuses(probe.fresh_key(body), body, right, tampered=True),
         )
     finally:
         probe.clean_up()

@@ -52,20 +52,16 @@ class PresignedProbe:
         return key
 
     def refuses(
-        self, key: ObjectKey, body: bytes, headers: Mapping[str, str], *, signed_bytes: int | None = None
+        self,
+        key: ObjectKey,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        signed_bytes: int | None = None,
+        tampered: bool = False,
     ) -> bool:
-        """A refusal that stores the object all the same is none."""
-        if self.put(key, body, headers, signed_bytes=signed_bytes)[0]:
-            return False
-        try:
-            self._store.head(key)
-        except ObjectMissing:
-            return True
-        return False
-
-    def refuses_tampered_signature(self, key: ObjectKey, body: bytes, headers: Mapping[str, str]) -> bool:
-        """Whether a URL whose signature has one wrong digit is refused, and stores nothing."""
-        if self.put(key, body, headers, tampered=True)[0]:
+        """A refusal that stores the object all the same is none. `tampered`: with a wrong digit in the signature."""
+        if self.put(key, body, headers, signed_bytes=signed_bytes, tampered=tampered)[0]:
             return False
         try:
             self._store.head(key)

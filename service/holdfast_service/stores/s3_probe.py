@@ -33,7 +33,7 @@ def probe_s3(store: PresigningStore) -> Capabilities:
             range_get=probe.get_range(plain, 3, 9) == body[3:10],
             versioned=facts.version_id is not None,
             probed_at=datetime.now(UTC),
-            signature_enforced=probe.refuses_tampered_signature(probe.fresh_key(body), body, right),
+            signature_enforced=probe.refuses(probe.fresh_key(body), body, right, tampered=True),
         )
     finally:
         probe.clean_up()

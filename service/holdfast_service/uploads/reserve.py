@@ -7,9 +7,10 @@ marks a copy, and this takes FOR KEY SHARE before it relies on one.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NoReturn
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -61,8 +62,9 @@ def reserve(
     shard = open_shard(session, writing, rank)
     quota_bytes = lock_quota(session, writing.project)
     offers = sorted({offer.digest: offer for offer in request.chunks}.values(), key=lambda offer: offer.digest)
+    sizes = _sizes(request.chunks)
     chunks = _locked_chunks(session, writing.project.id, offers)
-    references = _references(session, shard, chunks)
+    references = _references(session, shard, sizes)
     now = database_now(session)
     decisions = _decisions(session, context, writing, offers, chunks=chunks, references=references, now=now)
     expires_at = now + timedelta(seconds=context.settings.ticket_seconds)
@@ -108,6 +110,15 @@ def open_shard(session: Session, writing: Writing, rank: int) -> Shard:
     return shard
 
 
+def _sizes(offers: Iterable[ChunkOffer]) -> dict[str, int]:
+    """By digest. Raises `invalid_request`."""
+    sizes: dict[str, int] = {}
+    for offer in offers:
+        if sizes.setdefault(offer.digest, offer.bytes) != offer.bytes:
+            _refuse_two_sizes(offer.digest)
+    return sizes
+
+
 def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffer]) -> dict[str, Chunk]:
     """By digest. Inserted in order and locked in the same order, or overlapping batches deadlock (protocol rule 16).
 
@@ -116,6 +127,7 @@ def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffe
     digests = [offer.digest for offer in offers]
     if not digests:
         return {}
+    sizes = {offer.digest: offer.bytes for offer in offers}
     needed = {offer.digest for offer in offers if not offer.ask}
     missing = needed
     while True:  # again only if the collector forgot one between the two statements
@@ -133,30 +145,36 @@ def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffe
         rows = session.scalars(
             select(Chunk)
             .where(Chunk.project_id == project_id, Chunk.digest.in_(digests))
-            .order_by(Chunk.digest)
+            .order_by(Chunk.digest, Chunk.id)
             .with_for_update(read=True, key_share=True),
             execution_options={"populate_existing": True},
         )
-        chunks = {chunk.digest: chunk for chunk in rows}
+        # A row of another size is somebody else's word, and binds nobody here.
+        chunks = {chunk.digest: chunk for chunk in rows if sizes[chunk.digest] == chunk.bytes}
         missing = needed - chunks.keys()
         if not missing:
-            break
-    for offer in offers:
-        if offer.digest in chunks and chunks[offer.digest].bytes != offer.bytes:
-            raise ProblemError(
-                ProblemCode.INVALID_REQUEST,
-                f"The chunk {offer.digest} has {chunks[offer.digest].bytes} bytes and is offered with {offer.bytes}. "
-                "One content has one size: hash and measure the same buffer.",
-                digest=offer.digest,
-            )
-    return chunks
+            return chunks
 
 
-def _references(session: Session, shard: Shard, chunks: dict[str, Chunk]) -> dict[int, ShardChunk]:
-    """By chunk id: what this shard refers to so far."""
-    ids = [chunk.id for chunk in chunks.values()]
-    rows = session.scalars(select(ShardChunk).where(ShardChunk.shard_id == shard.id, ShardChunk.chunk_id.in_(ids)))
-    return {row.chunk_id: row for row in rows}
+def _references(session: Session, shard: Shard, sizes: dict[str, int]) -> dict[int, ShardChunk]:
+    """By chunk id, what this shard refers to. Raises `invalid_request` for what it offered with another size before."""
+    rows = session.execute(
+        select(ShardChunk, Chunk.digest, Chunk.bytes)
+        .join(Chunk, Chunk.id == ShardChunk.chunk_id)
+        .where(ShardChunk.shard_id == shard.id, Chunk.digest.in_(sizes))
+    ).all()
+    for _, digest, size in rows:
+        if sizes[digest] != size:
+            _refuse_two_sizes(digest)
+    return {row.ShardChunk.chunk_id: row.ShardChunk for row in rows}
+
+
+def _refuse_two_sizes(digest: str) -> NoReturn:
+    raise ProblemError(
+        ProblemCode.INVALID_REQUEST,
+        f"The chunk {digest} is offered with two sizes. One content has one size: hash and measure the same buffer.",
+        digest=digest,
+    )
 
 
 def _decisions(
