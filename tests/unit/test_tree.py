@@ -77,7 +77,7 @@ scalars = (
     | st.sampled_from([torch.float32, torch.bfloat16, torch.device("cpu"), torch.device("cuda:1"), torch.Size([2, 0])])
     | st.sampled_from([np.float32(1.5), np.int8(-3), np.bool_(True), np.str_("é"), np.bytes_(b"x"), np.float64("nan")])
     | st.sampled_from([np.datetime64("2024-01-01"), np.timedelta64(5, "s"), np.complex64(1 - 0j), np.uint64(2**64 - 1)])
-    | st.sampled_from([pathlib.Path("/a/b"), pathlib.Path()])
+    | st.sampled_from([pathlib.Path("/a/b"), pathlib.Path(), np.bytes_(b""), np.str_("")])
 )
 keys = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3), max_leaves=4

@@ -49,7 +49,8 @@ def decode_array(payload: Any) -> "np.ndarray[Any, Any]":
 def encode_scalar(value: np.generic, path: str) -> list[Any]:
     """[dtype, base64 of the bytes]."""
     _check_dtype(value.dtype, path)
-    return [value.dtype.str, base64.b64encode(value.tobytes()).decode("ascii")]
+    whole = np.asarray(value)  # an empty text's own dtype has no bytes, which no array can have
+    return [whole.dtype.str, base64.b64encode(whole.tobytes()).decode("ascii")]
 
 
 def decode_scalar(payload: Any) -> np.generic:
