@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -40,21 +40,24 @@ class SavedDcp(NamedTuple):
     values: Mapping[str, int]
 
 
-def encode_value(fqn: str, saved: io.BytesIO) -> Any:
-    """The typed tree of what DCP has pickled for `fqn`. Unpickles tensors and plain values only, and no code.
-
-    Raises UnsupportedStateError with the key.
-    """
+def unpickled(saved: io.BytesIO) -> Any:
+    """The value that DCP's planner has pickled. Only for what this process has pickled a moment ago, of objects of its
+    own: never for what came from a store."""
     saved.seek(0)
-    try:
-        value = torch.load(saved, weights_only=True)
-    except Exception as error:  # torch raises whatever the refused object's pickle made it raise
-        raise UnsupportedStateError(
-            fqn,
-            "it is an object of a class that cannot be kept without pickle",
-            "give plain values (numbers, text, bytes, lists, tuples, dicts) or tensors",
-        ) from error
-    return encode_tree(value, path=fqn)
+    return torch.load(saved, weights_only=False)
+
+
+def encode_value(fqn: str, value: Any) -> Any:
+    """The typed tree of a value that is no tensor. Raises UnsupportedStateError with the key and the class."""
+    return encode_tree(value, path=fqn, name_tensor=_refuse_hidden_tensor)
+
+
+def _refuse_hidden_tensor(path: str, tensor: torch.Tensor) -> NoReturn:
+    raise UnsupportedStateError(
+        path,
+        f"it is a {type(tensor).__qualname__} inside a value that dcp.save does not look into",
+        "keep tensors in dicts and lists",
+    )
 
 
 def decode_value(encoded: Any) -> io.BytesIO:

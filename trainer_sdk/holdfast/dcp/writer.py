@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from holdfast.dcp.metadata import COMPONENT, describe, encode_value
+from holdfast.dcp.metadata import COMPONENT, describe, encode_value, unpickled
 from holdfast.errors import CheckpointAborted, ConfigurationError, RanksDisagree
 from holdfast.layout.item_bytes import item_bytes_of_chunks
 from holdfast.layout.pieces import PieceSpec
@@ -234,12 +235,18 @@ def _is_value(item: WriteItem) -> bool:
 
 
 def _value(item: WriteItem, planner: SavePlanner) -> Any:
-    saved = planner.resolve_data(item)
-    if isinstance(saved, torch.Tensor):
-        raise UnsupportedStateError(
-            item.index.fqn, "the planner gave a tensor for a value", "use DCP's DefaultSavePlanner"
-        )
-    return encode_value(item.index.fqn, saved)
+    fqn = item.index.fqn
+    try:
+        saved = planner.resolve_data(item)
+        value = saved if isinstance(saved, torch.Tensor) else unpickled(saved)
+    except Exception:
+        if isinstance(planner, DefaultSavePlanner):
+            # Pickle names what it met inside of the object. This names the object's class.
+            encode_value(fqn, planner.lookup_object(item.index))
+        raise
+    if isinstance(value, torch.Tensor):
+        raise UnsupportedStateError(fqn, "the planner gave a tensor for a value", "use DCP's DefaultSavePlanner")
+    return encode_value(fqn, value)
 
 
 def _box(item: WriteItem) -> _Box:

@@ -20,7 +20,7 @@ from holdfast.state.tree import decode_tree
 Tensors = Mapping[str, torch.Tensor]
 """By the layout's names."""
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device)
+_ATOMS = (type(None), bool, int, float, complex, str, bytearray, torch.Size, torch.dtype, torch.device)
 _SEQUENCES = (list, tuple, set)
 _MAPPINGS = (dict, OrderedDict, Counter)
 
@@ -36,7 +36,9 @@ def state_dict_of(unit: Unit, tensors: Tensors, *, parameters_by_name: bool) -> 
     as torch.distributed does.
     """
     if unit.kind is Kind.DCP:
-        values = {fqn: _plain(decode_tree(value)) for fqn, value in unit.tree["values"].items()}
+        values = {fqn: decode_tree(value) for fqn, value in unit.tree["values"].items()}
+        if not parameters_by_name:  # DCP reads any type back. Others read plain ones, and the tree has the rest.
+            values = {fqn: plain for fqn, value in values.items() if is_plain(plain := _plain(value))}
         return nested({**flat(unit, tensors), **values}, decode_tree(unit.tree["planner_data"]))
     if unit.kind is Kind.MODULE:
         extras = _plain(decode_tree(unit.tree)) if unit.tree is not None else {}
@@ -94,4 +96,6 @@ def is_plain(value: Any) -> bool:
         return all(is_plain(key) and is_plain(item) for key, item in value.items())
     if type(value) in _SEQUENCES:
         return all(is_plain(item) for item in value)
+    if type(value) is bytes:
+        return bool(value)  # pickle writes none as a call of `bytes`, which that refuses
     return isinstance(value, torch.Tensor) or type(value) in _ATOMS
