@@ -14,11 +14,14 @@ import time
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from gloo import run_ranks
 from safetensors.torch import load_file
 from tests.support.training import Job, values
 from torch import nn
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
@@ -248,6 +251,35 @@ def test_numbers_of_four_bits_are_kept(run):
     with holdfast.Checkpointer(run) as ckpt:
         dcp.load(loaded, storage_reader=ckpt.reader())
     assert loaded["t"].view(torch.uint8).tolist() == list(range(6))
+
+
+@pytest.fixture
+def one_rank():
+    """torch.distributed in this process alone: a ShardedTensor is made of nothing less."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sharded(value):
+    return sharded_tensor.full(ChunkShardingSpec(dim=0, placements=["rank:0/cpu"] * 2), (4, 2), value)
+
+
+@pytest.mark.rule("training-19")
+@pytest.mark.filterwarnings("ignore:Please use DTensor")
+def test_a_sharded_tensor_is_refused_by_name_and_kept_by_ones_own_dcp_save(run, one_rank):
+    with holdfast.Checkpointer(run) as ckpt:
+        with pytest.raises(errors.UnsupportedStateError, match=r"table@0/rows .* ShardedTensor, .* ckpt.writer\(\)"):
+            ckpt.save(0, {"table": {"rows": sharded(1.0)}})
+        dcp.save({"rows": sharded(7.0)}, storage_writer=ckpt.writer(1))
+    loaded = {"rows": sharded(0.0)}
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.load(loaded, storage_reader=ckpt.reader())
+    with holdfast.Checkpointer(run) as ckpt:
+        whole = {"rows": torch.zeros(4, 2)}
+        dcp.load(whole, storage_reader=ckpt.reader())
+    assert [shard.tensor.tolist() for shard in loaded["rows"].local_shards()] == [[[7.0] * 2] * 2] * 2
+    assert whole["rows"].tolist() == [[7.0] * 2] * 4
 
 
 class Custom:

@@ -96,6 +96,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def refuse_unsupported(name: str, tensor: torch.Tensor) -> None:
     """Raises UnsupportedStateError for a tensor whose bytes cannot be saved and given back exactly."""
+    if type(tensor).__name__ == "ShardedTensor":  # first: it answers no question as a tensor does
+        raise UnsupportedStateError(
+            name,
+            "it is a ShardedTensor, which torch has given up for DTensor",
+            "shard with fully_shard(), or save it by your own dcp.save with ckpt.writer(), which keeps it",
+        )
     if isinstance(tensor, UninitializedTensorMixin):
         raise UnsupportedStateError(name, "it is a lazy parameter without a shape", "run one forward pass first")
     if tensor.is_nested:
