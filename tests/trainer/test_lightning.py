@@ -20,7 +20,7 @@ from tests.trainer.gloo import run_ranks
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from holdfast.errors import ConfigurationError, HoldfastError, Preempted, SaveDeclined, SaveFailed
+from holdfast.errors import ConfigurationError, HoldfastError, Preempted, SaveDeclined, SaveFailed, StaleAttempt
 from holdfast.handle import SaveHandle
 from holdfast.integrations.lightning import (
     HoldfastCallback,
@@ -84,8 +84,10 @@ def loader() -> Any:
     return torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
 
 
-def trainer_of(folder: Path, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
-    saving = ModelCheckpoint(dirpath=folder, monitor="loss_epoch", save_top_k=2, save_last=True)
+def trainer_of(
+    folder: Path, *callbacks: pl.Callback, saving: ModelCheckpoint | None = None, **options: Any
+) -> pl.Trainer:
+    saving = saving or ModelCheckpoint(dirpath=folder, monitor="loss_epoch", save_top_k=2, save_last=True)
     return pl.Trainer(
         accelerator="cpu",
         default_root_dir=folder,
@@ -141,6 +143,43 @@ def test_a_killed_fit_goes_on_bit_for_bit(run: str, service: Service, tmp_path: 
     assert attempt == 3
 
 
+@pytest.mark.rule("training-18")
+def test_after_the_fit_a_checkpoint_is_saved_in_an_attempt_of_its_own(
+    run: str, service: Service, tmp_path: Path
+) -> None:
+    project, name = run.split("/")
+    own, final = {"create": True}, tmp_path / "final.ckpt"
+    whole = fitted(trainer_of(tmp_path / "whole", plugins=[HoldfastCheckpointIO(f"{run}-whole", checkpointer=own)]))
+    saving = ModelCheckpoint(dirpath=tmp_path / "first", every_n_epochs=2)
+    first = trainer_of(tmp_path, saving=saving, plugins=[HoldfastCheckpointIO(run)], max_epochs=3)
+    fitted(first, ckpt_path=None)
+    for path in (final, tmp_path / "again.ckpt"):
+        first.save_checkpoint(path)
+        assert step_of(path) == 12
+    found = service.client.selected_checkpoint(project, name, "latest")
+    assert (found.step, found.attempt) == (12, 2), "another name for one step is no other checkpoint"
+    resumed_from = service.client.attempt(project, name, 2).resumed_from
+    assert resumed_from == service.client.selected_checkpoint(project, name, "8").id
+    outcomes = [each.outcome for each in service.client.attempts(project, name).items]
+    assert outcomes == [AttemptOutcome.FINISHED] * 2
+    resumed = fitted(trainer_of(tmp_path, plugins=[HoldfastCheckpointIO(run)]), ckpt_path=str(final))
+    assert resumed.seen == whole.seen[-4:], "the losses of the last epoch"
+
+    # Attempt 3 was another launch: what is in memory here is not the run's any more, and fences nobody.
+    with pytest.raises(StaleAttempt, match="taken over"):
+        first.strategy.checkpoint_io.save_checkpoint({"optimizer_states": [], "global_step": 13}, final)
+    assert len(service.client.attempts(project, name).items) == 3
+
+
+def test_after_a_fit_that_failed_nothing_is_saved(run: str, tmp_path: Path) -> None:
+    """It may have ended in the middle of a step."""
+    trainer = trainer_of(tmp_path, Kill(1), plugins=[HoldfastCheckpointIO(run)])
+    with pytest.raises(Killed):
+        fitted(trainer)
+    with pytest.raises(ConfigurationError, match="The fit ended by Killed"):
+        trainer.save_checkpoint(tmp_path / "after.ckpt")
+
+
 class Leave(pl.Callback):
     """The machine tells the job to leave, in the middle of a step."""
 
@@ -181,7 +220,7 @@ def fits_on_two_ranks(rank: int, runs: dict[str, str], folder: str) -> dict[str,
     """By strategy: the losses of an undisturbed fit and of one that was killed, and whether both ended alike."""
     found: dict[str, Any] = {}
     for kind, run in runs.items():
-        whole, end = fit_here(kind, f"{run}-whole", Path(folder, f"{kind}-whole"))
+        whole, end = fit_here(kind, f"{run}-whole", Path(folder, f"{kind}-whole"), saved_after=True)
         with pytest.raises(Killed):
             fit_here(kind, run, Path(folder, kind), Kill(2))
         resumed, same_end = fit_here(kind, run, Path(folder, kind))
@@ -190,12 +229,17 @@ def fits_on_two_ranks(rank: int, runs: dict[str, str], folder: str) -> dict[str,
     return found
 
 
-def fit_here(kind: str, run: str, folder: Path, *callbacks: pl.Callback) -> tuple[list[float], list[torch.Tensor]]:
+def fit_here(
+    kind: str, run: str, folder: Path, *callbacks: pl.Callback, saved_after: bool = False
+) -> tuple[list[float], list[torch.Tensor]]:
     strategy = STRATEGIES[kind](run)
-    trainer = trainer_of(
-        folder, *callbacks, devices=2, strategy=strategy, plugins=[TorchElasticEnvironment()], max_epochs=3
-    )
+    options = {"devices": 2, "strategy": strategy, "plugins": [TorchElasticEnvironment()], "max_epochs": 3}
+    if saved_after:
+        options["saving"] = ModelCheckpoint(dirpath=folder, every_n_epochs=2)
+    trainer = trainer_of(folder, *callbacks, **options)
     module = fitted(trainer, Sharded if kind == "fsdp2" else Regression, ckpt_path=strategy.last())
+    if saved_after:
+        trainer.save_checkpoint(folder / "after.ckpt")
     whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in module.parameters()]
     return module.seen, [each.detach().clone() for each in whole]
 
@@ -217,6 +261,9 @@ def test_ranks_that_were_killed_go_on(run: str, service: Service, tmp_path: Path
         view = service.client.selected_checkpoint(project, f"{name}-{kind}", "latest")
         assert view.world_size == 2
         assert {"model", "optimizer", "checkpoint"} <= view.components.keys()
+        after = service.client.selected_checkpoint(project, f"{name}-{kind}-whole", "latest")
+        assert (after.step, after.attempt, after.world_size) == (view.step, 2, 2), "what was saved after the fit"
+        assert after.components.keys() == view.components.keys()
 
 
 @pytest.mark.rule("training-18")

@@ -57,6 +57,8 @@ class Session:
         # Made once per process, so that a repeated call after a lost reply opens nothing twice. Rank 0's is the job's.
         self.launch_id = outcome_file.new_launch_id()
         self._next_launch_id: str | None = None
+        self._own: int | None = None
+        """The attempt that this one goes on after, and no other."""
         self._may_be_left = False
         """open_anew() has failed, and may have been carried out all the same. On every rank."""
         self._outcome_file = outcome_file
@@ -81,6 +83,16 @@ class Session:
                 self._opened = self.ranks.from_first(self._choose_again)
             self._adoption = None
         return self._opened
+
+    def go_on_after(self, own: int) -> None:
+        """Opens right after `own`, an attempt of this process that has ended: the state in memory goes on from what
+        that one left. Collective, in place of open(). Raises StaleAttempt on all ranks where another launch has taken
+        over, which is not fenced by this."""
+        self._own = own
+        point = self.open().restore_point
+        if point is not None:
+            self.ranks.from_first(lambda: self.restored_from(point.checkpoint_id, rollback=False))
+        self.has_whole_state()
 
     def open_anew(self) -> None:
         """A new attempt for this same job, which fences its own old one: from it a job may go back. Collective; no save
@@ -233,17 +245,20 @@ class Session:
         own = self.opened.attempt
         # Kept until it is known to have been opened: a lost reply and a second call must not fence each other.
         self._next_launch_id = self._next_launch_id or self._outcome_file.new_launch_id()
+        return self._next_launch_id, self._open_right_after(own, self._next_launch_id, rolls_back=own)
+
+    def _open_right_after(self, own: int, launch_id: str, *, rolls_back: int | None = None) -> AttemptOpened:
         request = OpenAttempt(
-            launch_id=self._next_launch_id,
+            launch_id=launch_id,
             after=own,
             world_size=self.ranks.world_size,
             host=socket.gethostname(),
             environment=self.environment,
             create=False,
-            rolls_back=own,
+            rolls_back=rolls_back,
         )
         try:
-            return request.launch_id, self.client.open_attempt(self.run.project, self.run.run, request)
+            return self.client.open_attempt(self.run.project, self.run.run, request)
         except AttemptConflict as error:
             raise StaleAttempt(
                 f"Another launch has taken over {self.run} since this job was attempt {own}",
@@ -255,6 +270,8 @@ class Session:
         self.save_interval_seconds = seconds
 
     def _open_on_first(self) -> AttemptOpened:
+        if self._own is not None:
+            return self._open_right_after(self._own, self.launch_id)
         return open_attempt(
             self.client,
             self.run,

@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import ConfigurationError, NotFound, Preempted
+from holdfast.handle import SaveHandle
 from holdfast.integrations.lightning.names import SCHEME, remove_name, step_of, write_name
 from holdfast.integrations.trash import Trash
 from holdfast.reading import read_into
@@ -59,6 +60,15 @@ class Names:
         self.load_state_dict(states[0])
 
 
+class _Ended(NamedTuple):
+    """A fit that is over."""
+
+    trainer: Any
+    attempt: int
+    committed: int | None
+    """The last step that was."""
+
+
 class NamedRun:
     """`options` are those of Checkpointer, which is made when a fit begins: only then the ranks have joined."""
 
@@ -75,6 +85,7 @@ class NamedRun:
         self._trainer: Any = None
         self._failure: BaseException | None = None
         self._has_restored = False
+        self._ended: _Ended | None = None
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -89,6 +100,7 @@ class NamedRun:
     def begin(self, trainer: Any) -> None:
         """A fit begins; what is loaded from here on is a resume."""
         self._trainer, self._failure, self._has_restored = trainer, None, False
+        self._saved = self._ended = None
 
     def open(self) -> None:
         """On every rank, before anything of this fit is saved."""
@@ -133,21 +145,51 @@ class NamedRun:
             self._rng = None
 
     def save(self, step: int, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-        """On every rank. Two names for one step, as ModelCheckpoint gives them, are one checkpoint."""
+        """On every rank. Two names for one step, as ModelCheckpoint gives them, are one checkpoint. After the fit,
+        which has ended its attempt, this opens one of its own, and returns when the checkpoint is committed."""
+        if self._checkpointer is not None or self._ended is None:
+            self._save(step, path, state)
+        else:
+            self._save_after(self._ended, step, path, state)
+
+    def _save_after(self, ended: _Ended, step: int, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+        if self._failure is not None and not isinstance(self._failure, Preempted):
+            raise ConfigurationError(
+                f"The fit ended by {type(self._failure).__name__}, perhaps in the middle of a step, so what is in "
+                "memory is not saved. Go on from the run's newest checkpoint."
+            )
+        self._trainer = ended.trainer
+        try:
+            session = self.checkpointer._session
+            self._saved = session.ranks.from_first(lambda: ended.committed)
+            if self._saved != step:
+                session.go_on_after(ended.attempt)
+            handle = self._save(step, path, state)
+            if handle is not None:
+                handle.committed.result()
+        except BaseException as error:
+            self._close(error)
+            raise
+        self._close(None)
+
+    def _save(self, step: int, path: str | os.PathLike[str], state: dict[str, Any]) -> SaveHandle | None:
+        """None where nothing had to be saved for the name."""
         checkpointer = self.checkpointer
         if self._failure is not None and not isinstance(self._failure, Preempted):
             # ModelCheckpoint saves on exceptions. This rank may be within a step, and the others are not here.
             log.warning("step %d is not saved after %s", step, type(self._failure).__name__)
-            return
+            return None
         before = self._names.steps.get(os.fspath(path))
         self._names.steps[os.fspath(path)] = step
+        handle = None
         if self._saved != step:
-            checkpointer.save(step, state | {"names": self._names}, self._metrics())
+            handle = checkpointer.save(step, state | {"names": self._names}, self._metrics())
             self._saved = step
         if self._is_first:
             write_name(path, self._run_name, step)
             self._trashed.keep(step)
             self._drop_unless_named(before)
+        return handle
 
     def step(self, step: int, state: dict[str, Any]) -> None:
         """After each update, on every rank: what is due by the Checkpointer's own `save=`, and Preempted."""
@@ -173,15 +215,22 @@ class NamedRun:
 
     def close(self) -> None:
         """The fit is over, well or not."""
-        checkpointer, trash, failure = self._checkpointer, self._trash, self._failure
+        self._close(self._failure)
+
+    def _close(self, failure: BaseException | None) -> None:
+        trainer, self._trainer = self._trainer, None
+        checkpointer, trash = self._checkpointer, self._trash
+        if checkpointer is None:
+            return
         self._checkpointer = self._trash = None
         try:
-            if checkpointer is not None:
-                checkpointer.__exit__(type(failure) if failure else None, failure, None)
+            checkpointer.__exit__(type(failure) if failure else None, failure, None)
         finally:
+            session = checkpointer._session
+            if session.has_opened:
+                self._ended = _Ended(trainer, session.opened.attempt, checkpointer.stats.last_committed_step)
             if trash is not None:
                 trash.close()  # the last save is committed by now, and an older one may go
-        self._trainer = self._saved = None
 
     @property
     def _trashed(self) -> Trash:
