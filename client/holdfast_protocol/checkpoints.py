@@ -198,7 +198,7 @@ class CheckpointView(Reply):
     pin_reason: str | None = None
     pinned_until: datetime | None = Field(default=None, description="Null, while pinned: until it is unpinned.")
     trashed_at: datetime | None = Field(default=None, description="In the trash since then.")
-    trashed_by: str | None = Field(default=None, description="policy or person.")
+    trashed_by: str | None = Field(default=None, description="policy, person, or run: with its whole run.")
     trash_reason: str | None = None
     purge_at: datetime | None = Field(default=None, description="Until then it can be taken back from the trash.")
     deleted_at: datetime | None = None

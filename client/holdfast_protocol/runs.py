@@ -6,6 +6,8 @@
 `GET /v1/projects/{project}/runs?status=`           -> Page[RunView]
 `PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; the same again is fine)
 `GET /v1/projects/{project}/runs/{run}`             -> RunView
+
+How they are deleted and taken back is in holdfast_protocol.deletion.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request
+from holdfast_protocol.deletion import InTrash
 from holdfast_protocol.restore import RestorePoint
 from holdfast_protocol.states import RunStatus
 
@@ -40,6 +43,7 @@ class ProjectView(Reply):
     logical_bytes: int = Field(default=0, description="What the states of its committed checkpoints are.")
     deduplicated_bytes: int = Field(default=0, description="What these did not send, because it was there.")
     runs: int
+    in_trash: InTrash | None = Field(default=None, description="Who deleted it; null: it is not deleted.")
 
 
 class RunView(Reply):
@@ -61,3 +65,4 @@ class RunView(Reply):
         "Null in lists: it is added up for one run at a time.",
     )
     restore_point: RestorePoint | None
+    in_trash: InTrash | None = Field(default=None, description="Who deleted it; null: it is not deleted.")

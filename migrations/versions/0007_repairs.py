@@ -24,10 +24,12 @@ def upgrade() -> None:
     _looks_at_damage()
     _rebuild_doubts()
     _sizes_bind_nobody()
+    _deleted_runs()
 
 
 def downgrade() -> None:
     """What each subject added, taken away in the opposite order."""
+    _no_deleted_runs()
     _sizes_bind_everybody()
     op.drop_table("rebuild_doubts")
     _no_looks_at_damage()
@@ -125,3 +127,31 @@ def _sizes_bind_everybody() -> None:
     with op.batch_alter_table("chunks") as chunks:
         chunks.drop_constraint("uq_chunks_project_id_digest_bytes", type_="unique")
         chunks.create_unique_constraint("uq_chunks_project_id_digest", ["project_id", "digest"])
+
+
+_DELETABLE = ("runs", "projects")
+
+
+def _deleted_runs() -> None:
+    """Who deleted a run or a project, and until when it can be taken back."""
+    for table in _DELETABLE:
+        op.add_column(table, sa.Column("deleted_at", MOMENT, nullable=True))
+        op.add_column(table, sa.Column("deleted_by", sa.Text(), nullable=True))
+        op.add_column(table, sa.Column("delete_reason", sa.Text(), nullable=True))
+        op.add_column(table, sa.Column("purge_at", MOMENT, nullable=True))
+        op.add_column(table, sa.Column("purged_at", MOMENT, nullable=True))
+    sums = ("committed", "aborted", "chunk_bytes", "uploaded_bytes", "deduplicated_bytes")
+    op.create_table(
+        "forgotten_totals",
+        sa.Column("project_id", sa.Text(), nullable=False),
+        *(sa.Column(name, sa.BigInteger(), nullable=False, server_default="0") for name in sums),
+        sa.PrimaryKeyConstraint("project_id", name="pk_forgotten_totals"),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name="fk_forgotten_totals_project_id"),
+    )
+
+
+def _no_deleted_runs() -> None:
+    op.drop_table("forgotten_totals")
+    for table in _DELETABLE:
+        for name in ("purged_at", "purge_at", "delete_reason", "deleted_by", "deleted_at"):
+            op.drop_column(table, name)

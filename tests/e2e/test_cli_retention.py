@@ -101,3 +101,23 @@ def test_a_policy_of_any_kind_is_put_from_a_file(target: str, tmp_path) -> None:
     run("policy", "delete", "retention", target, exit_code=2)
     run("policy", "delete", "retention", target, "--yes")
     run("policy", "delete", "retention", target, "--yes", exit_code=3)
+
+
+def test_a_run_and_a_project_are_deleted_and_taken_back(target: str) -> None:
+    project, _ = target.split("/")
+    asked = run("delete", target, exit_code=2)
+    assert "4 checkpoints" in asked.stdout
+    assert "Nothing was deleted" in asked.stderr
+    assert f"{target} would be deleted." in " ".join(run("delete", target, "--dry-run").stdout.split())
+    done = " ".join(run("delete", target, "--reason", "a failed idea", "--yes").stdout.split())
+    assert f"{target} is deleted. `holdfast trash restore {target}` takes it back until" in done
+    assert "is deleted" in run("delete", target, "--yes").stdout
+    assert read("runs", project) == []
+    assert "a failed idea" in " ".join(run("runs", project, "--deleted").stdout.split())
+    assert "was deleted by" in " ".join(run("show", target, exit_code=3).stderr.split())
+    assert f"{target} is back: 4 checkpoints." in " ".join(run("trash", "restore", target).stdout.split())
+    both = read("delete", project, "--yes")
+    assert [one["run"] for one in both] == ["doctor", None]  # type: ignore[attr-defined]
+    assert project in run("project", "list", "--deleted").stdout
+    assert "is back: 4 checkpoints." in " ".join(run("trash", "restore", project).stdout.split())
+    assert [one["name"] for one in read("runs", project)] == ["doctor"]  # type: ignore[attr-defined]

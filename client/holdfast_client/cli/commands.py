@@ -47,6 +47,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
     "What stays, and what goes": (
         Entry("retention", "What stays of a run and why: plan, apply, policies.", "retention"),
         Entry("prune", "Delete one checkpoint, or those that fit conditions.", "trash"),
+        Entry("delete", "Delete a whole run, or a project with its runs.", "deleting"),
         Entry("trash", "What was deleted and can be taken back.", "trash"),
         Entry("collect", "Delete what nothing needs any more, now.", "collection"),
         Entry("sweep", "Find objects in a store that no row knows.", "collection"),

@@ -9,6 +9,7 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
+from holdfast_client.cli.deleting import show_deleted
 from holdfast_client.cli.say import show_line
 from holdfast_client.cli.show import as_bytes, show_json, show_table
 from holdfast_client.errors import EditNeedsVersion
@@ -29,12 +30,20 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="project")
 
 
-def list_projects(*, limit: LimitOption = None, json: JsonOption = False) -> None:
+def list_projects(
+    *,
+    deleted: Annotated[bool, typer.Option("--deleted", help="Only those in the trash.")] = False,
+    limit: LimitOption = None,
+    json: JsonOption = False,
+) -> None:
     """List the projects and what they hold."""
     with connect() as client:
-        found = first(client.all_projects(), limit)
+        found = first(client.all_projects(deleted=deleted), limit)
     if json:
         show_json(found)
+        return
+    if deleted:
+        show_deleted((one.name, one.in_trash) for one in found)
         return
     show_table(
         ["project", ">runs", ">logical", ">stored", ">deduplicated", ">quota"],

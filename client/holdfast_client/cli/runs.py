@@ -8,6 +8,7 @@ import typer
 
 from holdfast_client.cli.arguments import JsonOption, LimitOption, first
 from holdfast_client.cli.connect import connect
+from holdfast_client.cli.deleting import show_deleted
 from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
 from holdfast_protocol.states import RunStatus
 
@@ -20,15 +21,21 @@ def runs(
     project: Annotated[str | None, typer.Argument(help="Only this project's.")] = None,
     *,
     status: Annotated[RunStatus | None, typer.Option(help="Only those that fare so.")] = None,
+    deleted: Annotated[bool, typer.Option("--deleted", help="Only those in the trash.")] = False,
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
     """List runs, how they fare, and their newest restore point."""
     with connect() as client:
         projects = iter([project]) if project is not None else (one.name for one in client.all_projects())
-        found = first((run for name in projects for run in client.all_runs(name, status=status)), limit)
+        found = first(
+            (run for name in projects for run in client.all_runs(name, status=status, deleted=deleted)), limit
+        )
     if json:
         show_json(found)
+        return
+    if deleted:
+        show_deleted((f"{run.project}/{run.name}", run.in_trash) for run in found)
         return
     show_table(
         ["run", "status", ">attempts", ">saved", ">restore", "committed (UTC)"],

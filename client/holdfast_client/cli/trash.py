@@ -9,12 +9,14 @@ import typer
 from holdfast_client.cli.arguments import JsonOption, LimitOption, SelectorArgument, first, read_run, read_selector
 from holdfast_client.cli.connect import connect
 from holdfast_client.cli.exit_codes import ExitCode
+from holdfast_client.cli.policies import read_target
 from holdfast_client.cli.retention import show_pruned
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_table
 from holdfast_client.cli.tokens import read_duration
 from holdfast_client.client import Client
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.counted import counted
 from holdfast_protocol.pruning import MAX_AT_ONCE, FreedBytes, PruneCheckpoints, Pruned, PruneFilter
 from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import CheckpointState, Health
@@ -117,7 +119,10 @@ def list_trash(
 
 
 def restore(
-    selector: SelectorArgument,
+    selector: Annotated[
+        str,
+        typer.Argument(metavar="PROJECT[/RUN[@WHICH]]", help="A checkpoint; or a run or project that was deleted."),
+    ],
     *,
     pin: Annotated[
         bool | None,
@@ -125,7 +130,10 @@ def restore(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a checkpoint back from the trash, as long as its purge has not begun."""
+    """Take a checkpoint, a deleted run or a deleted project back, as long as its purge has not begun."""
+    if "@" not in selector:
+        _restore_all(selector, json=json)
+        return
     name, point = read_selector(selector)
     with connect() as client:
         found = client.selected_checkpoint(name.project, name.run, str(point))
@@ -135,6 +143,24 @@ def restore(
         return
     pinned = "" if view.pinned_at is None else f", pinned{_until(view)}"
     show_line(f"{name} step {view.step} of attempt {view.attempt} is {view.state}{pinned}.")
+
+
+def _restore_all(target: str, *, json: bool) -> None:
+    """Of a project first itself, and then each of its runs that is in the trash."""
+    project, run = read_target(target)
+    with connect() as client:
+        if run is not None:
+            back = [client.undelete_run(project, run)]
+        else:
+            back = [client.undelete_project(project)]
+            back += [client.undelete_run(project, one.name) for one in client.all_runs(project, deleted=True)]
+    if json:
+        show_json(back)
+        return
+    for each in back:
+        name = each.project if each.run is None else f"{each.project}/{each.run}"
+        gone = f", {each.purged} are purged" if each.purged else ""
+        show_line(f"{name} is back" + (f": {counted(each.checkpoints, 'checkpoint')}{gone}." if each.run else "."))
 
 
 def pin(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from holdfast_client.operations.base import Operations
 from holdfast_client.transport import path
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.deletion import DeleteAll, Deletion, TakenBack
 from holdfast_protocol.pruning import (
     MAX_AT_ONCE,
     ApplyRetention,
@@ -73,6 +74,39 @@ class RetentionOperations(Operations):
         would expire again. Raises ChunkGone once its purge has begun."""
         return self.transport.call(
             "POST", path("checkpoints", checkpoint_id, "undelete"), CheckpointView, body=UndeleteCheckpoint(pin=pin)
+        )
+
+    def delete_run(
+        self, project: str, run: str, *, reason: str = "", dry_run: bool = False, etag: str | None = None
+    ) -> Deletion:
+        """Moves all of a run to the trash. `etag`: of the dry run that was seen, or `*`. Raises CheckpointHeld and
+        CheckpointProtected for what must stay, EditNeedsVersion and EditConflict."""
+        return self._delete(path("projects", project, "runs", run), reason, dry_run, etag)
+
+    def delete_project(
+        self, project: str, *, reason: str = "", dry_run: bool = False, etag: str | None = None
+    ) -> Deletion:
+        """Deletes a project whose runs are all deleted. Raises CheckpointProtected while one is not."""
+        return self._delete(path("projects", project), reason, dry_run, etag)
+
+    def undelete_run(self, project: str, run: str) -> TakenBack:
+        """Takes a run back, with what of it is not being purged yet. Raises RunNotFound once it is purged."""
+        return self.transport.call(
+            "POST", path("projects", project, "runs", run, "undelete"), TakenBack, waits_seconds=_THINKS_SECONDS
+        )
+
+    def undelete_project(self, project: str) -> TakenBack:
+        """Takes a project back, without its runs. Raises ProjectNotFound once it is purged."""
+        return self.transport.call("POST", path("projects", project, "undelete"), TakenBack)
+
+    def _delete(self, route: str, reason: str, dry_run: bool, etag: str | None) -> Deletion:
+        return self.transport.call(
+            "DELETE",
+            route,
+            Deletion,
+            body=DeleteAll(reason=reason, dry_run=dry_run),
+            headers=None if etag is None else {"If-Match": etag},
+            waits_seconds=_THINKS_SECONDS,
         )
 
     def pin(self, checkpoint_id: str, reason: str, *, expires_in_seconds: int | None = None) -> CheckpointView:

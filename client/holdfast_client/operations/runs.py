@@ -14,13 +14,15 @@ from holdfast_protocol.tokens import CreateToken, TokenCreated, TokenView
 
 
 class RunOperations(Operations):
-    def projects(self, *, cursor: str | None = None, limit: int | None = None) -> Page[ProjectView]:
-        return self.transport.call(
-            "GET", path("projects"), Page[ProjectView], params={"cursor": cursor, "limit": limit}
-        )
+    def projects(
+        self, *, deleted: bool = False, cursor: str | None = None, limit: int | None = None
+    ) -> Page[ProjectView]:
+        """`deleted`: those in the trash, and no others."""
+        params = {"deleted": deleted or None, "cursor": cursor, "limit": limit}
+        return self.transport.call("GET", path("projects"), Page[ProjectView], params=params)
 
-    def all_projects(self) -> Iterator[ProjectView]:
-        return all_items(lambda cursor: self.projects(cursor=cursor))
+    def all_projects(self, *, deleted: bool = False) -> Iterator[ProjectView]:
+        return all_items(lambda cursor: self.projects(deleted=deleted, cursor=cursor))
 
     def project(self, project: str) -> ProjectView:
         return self.transport.call("GET", path("projects", project), ProjectView)
@@ -32,17 +34,24 @@ class RunOperations(Operations):
         return self.transport.call("PUT", path("projects", project), ProjectView, body=request, headers=headers)
 
     def runs(
-        self, project: str, *, status: RunStatus | None = None, cursor: str | None = None, limit: int | None = None
+        self,
+        project: str,
+        *,
+        status: RunStatus | None = None,
+        deleted: bool = False,
+        cursor: str | None = None,
+        limit: int | None = None,
     ) -> Page[RunView]:
+        """`deleted`: those in the trash, and no others."""
         return self.transport.call(
             "GET",
             path("projects", project, "runs"),
             Page[RunView],
-            params={"status": status, "cursor": cursor, "limit": limit},
+            params={"status": status, "deleted": deleted or None, "cursor": cursor, "limit": limit},
         )
 
-    def all_runs(self, project: str, *, status: RunStatus | None = None) -> Iterator[RunView]:
-        return all_items(lambda cursor: self.runs(project, status=status, cursor=cursor))
+    def all_runs(self, project: str, *, status: RunStatus | None = None, deleted: bool = False) -> Iterator[RunView]:
+        return all_items(lambda cursor: self.runs(project, status=status, deleted=deleted, cursor=cursor))
 
     def make_run(self, project: str, run: str) -> RunView:
         """Makes the run; the same again is fine."""

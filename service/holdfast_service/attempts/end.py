@@ -41,7 +41,7 @@ def end_attempt(
         hearing_the_refused(context, caller, project_name, run_name, request),
         context.database.transaction() as session,
     ):
-        _, run = run_named(session, caller, project_name, run_name)
+        _, run = run_named(session, caller, project_name, run_name, deleted=True)
         _, attempt = pass_fence(session, run.id, request, context.epoch)
         lock_attempt(session, attempt)
         now = database_now(session)

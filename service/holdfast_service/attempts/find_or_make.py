@@ -6,7 +6,7 @@ like that of a run with checkpoints is refused.
 
 from __future__ import annotations
 
-from sqlalchemy import exists, select
+from sqlalchemy import and_, exists, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
@@ -15,7 +15,7 @@ from holdfast_service.attempts.similar_names import similar_names
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.make_run import ensure_project, ensure_run
-from holdfast_service.catalog.resolve import project_named, run_named
+from holdfast_service.catalog.resolve import project_named, refuse_if_deleted, run_named
 from holdfast_service.catalog.tables import Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
 
@@ -27,6 +27,8 @@ def find_or_make_run(session: Session, caller: Principal, project_name: str, run
     caller.check_project_name(project_name)
     project = session.scalar(select(Project).where(Project.name == project_name))
     run = None if project is None else _run_of(session, project, run_name)
+    if project is not None:
+        refuse_if_deleted(project, run)
     if run is not None:
         return run
     if create is None:
@@ -51,8 +53,9 @@ def _make_project(session: Session, caller: Principal, name: str, create: bool |
 
 def _refuse_mistyped(session: Session, caller: Principal, project_name: str, run_name: str) -> None:
     committed = exists().where(Checkpoint.run_id == Run.id, Checkpoint.committed_at.is_not(None))
+    living = and_(Run.deleted_at.is_(None), Project.deleted_at.is_(None))
     rows = session.execute(
-        select(Project.id, Project.name, Run.name).join(Run, Run.project_id == Project.id).where(committed)
+        select(Project.id, Project.name, Run.name).join(Run, Run.project_id == Project.id).where(committed, living)
     )
     known = (f"{project}/{run}" for project_id, project, run in rows if caller.sees_project(project_id))
     name = f"{project_name}/{run_name}"

@@ -21,7 +21,7 @@ def take_heartbeat(
         hearing_the_refused(context, caller, project_name, run_name, request),
         context.database.transaction() as session,
     ):
-        _, run = run_named(session, caller, project_name, run_name)
+        _, run = run_named(session, caller, project_name, run_name, deleted=True)
         _, attempt = pass_fence(session, run.id, request, context.epoch)
         now = database_now(session)
         beat(session, attempt, now, context.settings)

@@ -30,8 +30,9 @@ from holdfast_service.catalog.memory import note_change
 from holdfast_service.catalog.reach import Reach, reach_of
 from holdfast_service.catalog.record_names import RecordKind
 from holdfast_service.catalog.record_outbox import subject_changed
+from holdfast_service.catalog.resolve import refuse_if_deleted
 from holdfast_service.catalog.restore_choice import choose_restore_point
-from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run
 from holdfast_service.catalog.went_back import refuse_if_went_back
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
@@ -91,6 +92,7 @@ def _open(
     run = session.execute(
         select(Run).where(Run.id == run.id).with_for_update(), execution_options={"populate_existing": True}
     ).scalar_one()
+    refuse_if_deleted(session.get_one(Project, run.project_id), run)
     known = run.latest_attempt
     attempt = session.scalar(select(Attempt).where(Attempt.run_id == run.id, Attempt.launch_id == request.launch_id))
     aborted: list[str] = []

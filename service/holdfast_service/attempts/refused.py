@@ -35,7 +35,7 @@ def hearing_the_refused(
 
 def _note(context: ServiceContext, caller: Principal, project_name: str, run_name: str, fence: Fence) -> None:
     with context.database.transaction() as session:
-        _, run = run_named(session, caller, project_name, run_name)
+        _, run = run_named(session, caller, project_name, run_name, deleted=True)
         attempt = session.scalar(
             select(Attempt)
             .where(

@@ -26,7 +26,7 @@ def record_resumed_from(
     `invalid_request` for one that was never committed or once this attempt has committed on from elsewhere.
     """
     with context.database.transaction() as session:
-        _, run = run_named(session, caller, project_name, run_name)
+        _, run = run_named(session, caller, project_name, run_name, deleted=True)
         _, attempt = pass_fence(session, run.id, request, context.epoch)
         if not _is_own(session, run, attempt, request):
             if attempt.resumed_from_id != request.checkpoint_id:

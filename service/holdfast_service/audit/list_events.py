@@ -52,6 +52,10 @@ def list_events(
         return Page(items=_views(session, shown), next_cursor=next_cursor)
 
 
+def _run_id(session: Session, caller: Principal, project: str, run: str) -> str:
+    return run_named(session, caller, project, run, deleted=True)[1].id
+
+
 def _query(session: Session, caller: Principal, wanted: EventFilter) -> Select[AuditEvent]:
     query = select(AuditEvent)
     if caller.project_id is not None:
@@ -59,9 +63,9 @@ def _query(session: Session, caller: Principal, wanted: EventFilter) -> Select[A
     if wanted.run is not None:
         if wanted.project is None:
             raise ProblemError(ProblemCode.INVALID_REQUEST, "A run is named with its project. Give `project` as well.")
-        query = query.where(AuditEvent.run_id == run_named(session, caller, wanted.project, wanted.run)[1].id)
+        query = query.where(AuditEvent.run_id == _run_id(session, caller, wanted.project, wanted.run))
     if wanted.project is not None:
-        query = query.where(AuditEvent.project_id == project_named(session, caller, wanted.project).id)
+        query = query.where(AuditEvent.project_id == project_named(session, caller, wanted.project, deleted=True).id)
     if wanted.checkpoint_id is not None:
         checkpoint_by_id(session, caller, wanted.checkpoint_id)
         query = query.where(AuditEvent.checkpoint_id == wanted.checkpoint_id)

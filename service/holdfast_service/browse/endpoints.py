@@ -30,6 +30,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["browse"])
 Reader = Annotated[Principal, require(Scope.READ)]
 Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
 IfMatch = Annotated[str | None, Header(description="The `etag` that was seen.")]
+Deleted = Annotated[bool, Query(description="Those in the trash, and no others.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items of a page, at most.")]
 
 
@@ -40,9 +41,9 @@ def server(context: Context, caller: Annotated[Principal, require(None)]) -> Ser
 
 @router.get("/v1/projects", summary="List projects by name")
 def list_projects(
-    context: Context, caller: Reader, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE
+    *, context: Context, caller: Reader, deleted: Deleted = False, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE
 ) -> Page[ProjectView]:
-    return projects.list_projects(context, caller, cursor=cursor, limit=limit)
+    return projects.list_projects(context, caller, deleted=deleted, cursor=cursor, limit=limit)
 
 
 @router.get("/v1/projects/{project}", summary="Show a project and what it holds")
@@ -70,10 +71,11 @@ def list_runs(
     context: Context,
     caller: Reader,
     status: Annotated[list[RunStatus] | None, Query(description="One or several.")] = None,
+    deleted: Deleted = False,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_PAGE,
 ) -> Page[RunView]:
-    return runs.list_runs(context, caller, project, statuses=status or (), cursor=cursor, limit=limit)
+    return runs.list_runs(context, caller, project, statuses=status or (), deleted=deleted, cursor=cursor, limit=limit)
 
 
 @router.get("/v1/projects/{project}/runs/{run}", summary="Show a run and its restore point")

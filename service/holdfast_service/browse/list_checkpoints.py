@@ -50,7 +50,7 @@ def list_checkpoints(
         step, checkpoint_id = decode_cursor(_CURSOR, cursor, int, str)
         query = query.where(tuple_(Checkpoint.step, Checkpoint.id) < tuple_(step, checkpoint_id))
     with context.database.read() as session:
-        owner, found = run_named(session, caller, project, run)
+        owner, found = run_named(session, caller, project, run, deleted=True)
         conditions = [Checkpoint.run_id == found.id, *_conditions(session, wanted)]
         rows, next_cursor = cut_page(
             _CURSOR, session.scalars(query.where(*conditions)).all(), limit, lambda row: (row.step, row.id)

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.base import Page
 from holdfast_protocol.runs import ProjectView
 from holdfast_service.auth.principal import Principal
+from holdfast_service.catalog.in_trash import in_trash
 from holdfast_service.catalog.resolve import page_of_projects, project_named
 from holdfast_service.catalog.stored_bytes import committed_bytes, stored_bytes
 from holdfast_service.catalog.tables import Project, Run
@@ -18,9 +19,12 @@ from holdfast_service.context import ServiceContext
 _CURSOR = "projects"
 
 
-def list_projects(context: ServiceContext, caller: Principal, *, cursor: str | None, limit: int) -> Page[ProjectView]:
+def list_projects(
+    context: ServiceContext, caller: Principal, *, deleted: bool = False, cursor: str | None, limit: int
+) -> Page[ProjectView]:
+    """With `deleted` those in the trash, and no others."""
     with context.database.read() as session:
-        rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit)
+        rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit, deleted=deleted)
         return Page(items=project_views(session, rows), next_cursor=next_cursor)
 
 
@@ -39,7 +43,8 @@ def project_views(session: Session, projects: Sequence[Project]) -> list[Project
     ids = [project.id for project in projects]
     sizes = stored_bytes(session, ids)
     committed = committed_bytes(session, ids)
-    counts = select(Run.project_id, func.count()).where(Run.project_id.in_(ids)).group_by(Run.project_id)
+    living = Run.deleted_at.is_(None)
+    counts = select(Run.project_id, func.count()).where(Run.project_id.in_(ids), living).group_by(Run.project_id)
     runs = dict(session.execute(counts).all())
     return [
         ProjectView(
@@ -52,6 +57,7 @@ def project_views(session: Session, projects: Sequence[Project]) -> list[Project
             logical_bytes=committed[project.id].logical,
             deduplicated_bytes=committed[project.id].deduplicated,
             runs=runs.get(project.id, 0),
+            in_trash=in_trash(project),
         )
         for project in projects
     ]

@@ -14,6 +14,7 @@ from holdfast_protocol.states import CheckpointState, RunStatus
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.cursors import cut_page, decode_cursor, moment_from_text, moment_to_text
+from holdfast_service.catalog.in_trash import in_trash
 from holdfast_service.catalog.make_run import ensure_run
 from holdfast_service.catalog.resolve import project_named, run_named
 from holdfast_service.catalog.restore_choice import choose_restore_point
@@ -31,18 +32,21 @@ def list_runs(
     project: str,
     *,
     statuses: Sequence[RunStatus],
+    deleted: bool = False,
     cursor: str | None,
     limit: int,
 ) -> Page[RunView]:
-    """Without `statuses` all of them. Raises `forbidden` and `project_not_found`."""
+    """Without `statuses` all of them; with `deleted` those in the trash, and no others. Raises `forbidden` and
+    `project_not_found`."""
     query = select(Run).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit + 1)
+    query = query.where(Run.deleted_at.is_not(None) if deleted else Run.deleted_at.is_(None), Run.purged_at.is_(None))
     if statuses:
         query = query.outerjoin(Attempt, _newest()).where(run_status().in_([status.value for status in statuses]))
     if cursor is not None:
         created_at, run_id = decode_cursor(_CURSOR, cursor, str, str)
         query = query.where(tuple_(Run.created_at, Run.id) < tuple_(moment_from_text(created_at), run_id))
     with context.database.read() as session:
-        owner = project_named(session, caller, project)
+        owner = project_named(session, caller, project, deleted=deleted)
         found = session.scalars(query.where(Run.project_id == owner.id)).all()
         rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (moment_to_text(row.created_at), row.id))
         return Page(items=_run_views(session, owner, rows), next_cursor=next_cursor)
@@ -108,6 +112,7 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
                 newest_step=newest_step,
                 logical_bytes=int(logical),
                 deduplicated_bytes=int(deduplicated),
+                in_trash=in_trash(run),
                 restore_point=decision.restore_point if decision else None,
             )
         )

@@ -182,6 +182,18 @@ class ScrubTotal(Table):
     healed_copies: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
+class ForgottenTotal(Table):
+    """What the checkpoints of a project were whose rows are gone, for the metrics that count over all time."""
+
+    __tablename__ = "forgotten_totals"
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    committed: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    aborted: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    chunk_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    uploaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    deduplicated_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+
 class CollectCandidate(Table):
     """A chunk that may have lost its last reference: the collector looks at it, until it is needed again or gone.
 

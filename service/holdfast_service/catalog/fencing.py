@@ -25,6 +25,14 @@ def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int, *, newes
     run = session.execute(
         select(Run).where(Run.id == run_id).with_for_update(read=True), execution_options={"populate_existing": True}
     ).scalar_one()
+    if run.deleted_at is not None:
+        raise ProblemError(
+            ProblemCode.STALE_ATTEMPT,
+            f"This run was deleted by {run.deleted_by}, and takes nothing any more. Stop this job and do not restart "
+            "it. If the run is to go on, take it back first: `holdfast trash restore PROJECT/RUN`.",
+            attempt=fence.attempt,
+            latest_attempt=run.latest_attempt,
+        )
     if fence.epoch != epoch:
         raise ProblemError(
             ProblemCode.STALE_ATTEMPT,

@@ -16,6 +16,7 @@ from holdfast_service.catalog.record_documents import (
     AttemptFacts,
     CheckpointFacts,
     CheckpointRecord,
+    DeletionFacts,
     HoldFacts,
     ListRecord,
     ManifestRecord,
@@ -51,27 +52,39 @@ def project_record(session: Session, context: ServiceContext, project_id: str, v
         catalog_id=context.catalog_id,
         epoch=context.epoch,
         version=version,
-        project=ProjectFacts(id=project.id, name=project.name),
+        project=ProjectFacts(id=project.id, name=gone_name(project)),
         quota_bytes=project.quota_bytes,
         created_at=project.created_at,
         policies=[_facts(PolicyFacts, row) for row in policies],
+        deletion=_deletion(project),
     )
 
 
 def run_record(session: Session, context: ServiceContext, run_id: str, version: int) -> RunRecord:
     run = session.get_one(Run, run_id)
     project = session.get_one(Project, run.project_id)
-    attempts = session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.number)).all()
+    theirs = select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.number)
+    attempts = [] if run.purged_at is not None else session.scalars(theirs).all()
     return RunRecord(
         catalog_id=context.catalog_id,
         epoch=context.epoch,
         version=version,
         project=ProjectFacts(id=project.id, name=project.name),
-        run=RunFacts(id=run.id, name=run.name),
+        run=RunFacts(id=run.id, name=gone_name(run)),
         latest_attempt=run.latest_attempt,
         created_at=run.created_at,
         attempts=_attempts(session, attempts),
+        deletion=_deletion(run),
     )
+
+
+def gone_name(found: Project | Run) -> str:
+    """What it is called; once it is purged by a name that nobody can give, so that its own is free."""
+    return found.name if found.purged_at is None or "~" in found.name else f"{found.name}~{found.id}"
+
+
+def _deletion(found: Project | Run) -> DeletionFacts | None:
+    return None if found.deleted_at is None else _facts(DeletionFacts, found)
 
 
 def checkpoint_record(session: Session, context: ServiceContext, checkpoint: Checkpoint) -> CheckpointRecord:

@@ -89,6 +89,16 @@ class HoldFacts(Document):
     release_reason: str | None
 
 
+class DeletionFacts(Document):
+    """Of a run or a project that a person has deleted as a whole."""
+
+    deleted_at: datetime
+    deleted_by: str | None
+    delete_reason: str | None
+    purge_at: datetime | None
+    purged_at: datetime | None
+
+
 class ProjectRecord(Document):
     kind: Literal["project"] = "project"
     catalog_id: str
@@ -98,6 +108,7 @@ class ProjectRecord(Document):
     quota_bytes: int | None
     created_at: datetime
     policies: list[PolicyFacts]
+    deletion: DeletionFacts | None = None
 
 
 class RunRecord(Document):
@@ -110,6 +121,7 @@ class RunRecord(Document):
     latest_attempt: int
     created_at: datetime
     attempts: list[AttemptFacts]
+    deletion: DeletionFacts | None = None
 
 
 class CheckpointFacts(Document):

@@ -14,8 +14,9 @@ from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
 
 
-def project_named(session: Session, caller: Principal, name: str) -> Project:
-    """Raises `forbidden` for another project's token and `project_not_found`."""
+def project_named(session: Session, caller: Principal, name: str, *, deleted: bool = False) -> Project:
+    """With `deleted` one that is in the trash and not purged will do. Raises `forbidden` for another project's token,
+    and `project_not_found`."""
     caller.check_project_name(name)
     project = session.scalar(select(Project).where(Project.name == name))
     if project is None:
@@ -24,12 +25,16 @@ def project_named(session: Session, caller: Principal, name: str) -> Project:
             f"There is no project {name!r}. Correct the name, or make it with `holdfast project create {name}`.",
             project=name,
         )
+    if not deleted or project.purged_at is not None:
+        refuse_if_deleted(project)
     return project
 
 
-def run_named(session: Session, caller: Principal, project: str, run: str) -> tuple[Project, Run]:
-    """Raises `forbidden`, `project_not_found` and `run_not_found`."""
-    owner = project_named(session, caller, project)
+def run_named(
+    session: Session, caller: Principal, project: str, run: str, *, deleted: bool = False
+) -> tuple[Project, Run]:
+    """With `deleted` one that is in the trash will do. Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    owner = project_named(session, caller, project, deleted=deleted)
     found = session.scalar(select(Run).where(Run.project_id == owner.id, Run.name == run))
     if found is None:
         raise ProblemError(
@@ -38,7 +43,31 @@ def run_named(session: Session, caller: Principal, project: str, run: str) -> tu
             project=project,
             run=run,
         )
+    if not deleted or found.purged_at is not None:
+        refuse_if_deleted(owner, found)
     return owner, found
+
+
+def refuse_if_deleted(project: Project, run: Run | None = None) -> None:
+    """What is in the trash is in no list and takes no job, and its name is not free before it is purged: a job that
+    comes back must not begin from nothing beside what can still be taken back. Raises `project_not_found` and
+    `run_not_found`."""
+    if project.deleted_at is not None:
+        raise ProblemError(ProblemCode.PROJECT_NOT_FOUND, _deleted(project, project.name), project=project.name)
+    if run is not None and run.deleted_at is not None:
+        name = f"{project.name}/{run.name}"
+        raise ProblemError(ProblemCode.RUN_NOT_FOUND, _deleted(run, name), project=project.name, run=run.name)
+
+
+def _deleted(found: Project | Run, name: str) -> str:
+    why = f" ({found.delete_reason})" if found.delete_reason else ""
+    if found.purged_at is not None:
+        return f"{name} was deleted by {found.deleted_by}{why}, and is purged. Its name is free in a moment: try again."
+    until = "" if found.purge_at is None else f" before {found.purge_at:%Y-%m-%d %H:%M} UTC"
+    return (
+        f"{name} was deleted by {found.deleted_by}{why}. To go on with it, take it back{until}: "
+        f"`holdfast trash restore {name}`. To begin anew, take another name; this one is free once the purge is over."
+    )
 
 
 def attempt_numbered(session: Session, run: Run, number: int) -> Attempt:
@@ -79,10 +108,12 @@ def locked_checkpoint(session: Session, checkpoint_id: str) -> Checkpoint:
 
 
 def page_of_projects(
-    session: Session, caller: Principal, kind: str, cursor: str | None, limit: int
+    session: Session, caller: Principal, kind: str, cursor: str | None, limit: int, *, deleted: bool = False
 ) -> tuple[Sequence[Project], str | None]:
-    """By name, those that the caller may see, and the cursor of the next page. Raises `invalid_request`."""
-    query = select(Project).order_by(Project.name).limit(limit + 1)
+    """By name, those that the caller may see, and the cursor of the next page. With `deleted` those in the trash, and
+    no others. Raises `invalid_request`."""
+    query = select(Project).where(Project.purged_at.is_(None)).order_by(Project.name).limit(limit + 1)
+    query = query.where(Project.deleted_at.is_not(None) if deleted else Project.deleted_at.is_(None))
     if caller.project_id is not None:
         query = query.where(Project.id == caller.project_id)
     if cursor is not None:

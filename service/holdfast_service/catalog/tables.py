@@ -78,7 +78,18 @@ class Store(Table):
     checked_whole: Mapped[bool | None] = mapped_column(Boolean)
 
 
-class Project(Table):
+class Deletable:
+    """What a person may delete as a whole (docs/adr/0044). It is hidden from `deleted_at` on; the row itself stays, and
+    says that its name was used. `purged_at`: it cannot be taken back any more, and what belongs to it goes."""
+
+    deleted_at: Mapped[datetime | None] = mapped_column(Moment)
+    deleted_by: Mapped[str | None] = mapped_column(Text)
+    delete_reason: Mapped[str | None] = mapped_column(Text)
+    purge_at: Mapped[datetime | None] = mapped_column(Moment)
+    purged_at: Mapped[datetime | None] = mapped_column(Moment)
+
+
+class Project(Deletable, Table):
     __tablename__ = "projects"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
     name: Mapped[str] = mapped_column(Text, unique=True)
@@ -99,7 +110,7 @@ class Token(Table):
     revoked_at: Mapped[datetime | None] = mapped_column(Moment)
 
 
-class Run(Table):
+class Run(Deletable, Table):
     __tablename__ = "runs"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
@@ -214,7 +225,7 @@ class Checkpoint(Table):
     pinned_until: Mapped[datetime | None] = mapped_column(Moment)  # null: for ever
     # In the trash since, for whom and why; its bytes may go from `purge_at` on (protocol rule 26).
     trashed_at: Mapped[datetime | None] = mapped_column(Moment)
-    trashed_by: Mapped[str | None] = mapped_column(Text)  # policy or person
+    trashed_by: Mapped[str | None] = mapped_column(Text)  # policy, person, or run: with its whole run
     trash_reason: Mapped[str | None] = mapped_column(Text)
     purge_at: Mapped[datetime | None] = mapped_column(Moment)
     deleted_at: Mapped[datetime | None] = mapped_column(Moment)

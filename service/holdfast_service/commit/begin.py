@@ -36,7 +36,7 @@ def begin_checkpoint(
     another attempt, and for a late save `off_line_branch`, `attempt_not_found` and `invalid_request`.
     """
     with context.database.transaction() as session:
-        project, run = run_named(session, caller, project_name, run_name)
+        project, run = run_named(session, caller, project_name, run_name, deleted=True)
         begin = _begin if request.origin_attempt is None else _begin_late
         attempt, pusher, checkpoint = begin(session, context, run, request)
         _refuse_if_different(checkpoint, request)

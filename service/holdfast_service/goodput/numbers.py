@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from sqlalchemy import func, or_, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import RunStatus
@@ -96,9 +96,11 @@ def _read(session: Session) -> _Numbers:
     """Each statement joins the names for itself: on Postgres it may see a project that the one before did not."""
     now = database_now(session)
     newest = (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt)
-    recent = or_(Attempt.ended_at.is_(None), Attempt.ended_at > now - _RECENT)
+    living = and_(Run.deleted_at.is_(None), Project.deleted_at.is_(None))
+    recent = and_(living, or_(Attempt.ended_at.is_(None), Attempt.ended_at > now - _RECENT))
     status = run_status().label("status")
-    runs = {(name, each.value): 0 for name in session.scalars(select(Project.name)) for each in RunStatus}
+    names = session.scalars(select(Project.name).where(Project.deleted_at.is_(None)))
+    runs = {(name, each.value): 0 for name in names for each in RunStatus}
     for name, each, count in session.execute(
         select(Project.name, status, func.count())
         .join(Run, Run.project_id == Project.id)

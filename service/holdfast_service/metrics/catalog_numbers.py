@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.selectors import Latest
 from holdfast_protocol.states import CheckpointState
+from holdfast_service.catalog.custody_tables import ForgottenTotal
 from holdfast_service.catalog.restore_choice import choose_restore_point
 from holdfast_service.catalog.stored_bytes import CommittedBytes, committed_bytes, stored_bytes
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run
@@ -122,7 +123,7 @@ def _families(numbers: _Numbers) -> Iterator[Metric]:
 
 
 def _read(session: Session) -> _Numbers:
-    names = dict(session.execute(select(Project.id, Project.name)).all())
+    names = dict(session.execute(select(Project.id, Project.name).where(Project.purged_at.is_(None))).all())
     sizes = stored_bytes(session, names)
     held = committed_bytes(session, names)
     counted = session.execute(
@@ -139,6 +140,10 @@ def _read(session: Session) -> _Numbers:
         .group_by(Run.project_id)
     )
     by_project = {project_id: [int(value or 0) for value in values] for project_id, *values in counted}
+    for gone in session.scalars(select(ForgottenTotal)):
+        theirs = (gone.committed, gone.aborted, 0, gone.chunk_bytes, gone.uploaded_bytes, gone.deduplicated_bytes)
+        here = by_project.get(gone.project_id, [0] * len(theirs))
+        by_project[gone.project_id] = [there + still for there, still in zip(theirs, here, strict=True)]
     projects = []
     for project_id, name in sorted(names.items(), key=lambda item: item[1]):
         committed, aborted, uploading, needed, uploaded, deduplicated = by_project.get(project_id, [0] * 6)

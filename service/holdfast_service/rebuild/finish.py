@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, exists, func, select
+from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Tier
@@ -84,6 +84,26 @@ def stand_in_for_purged(database: Database, parents: Iterable[Parent]) -> None:
                 "deleted_at": facts.opened_at,
             }
             insert_absent(session, Checkpoint, [row])
+
+
+def trash_with_their_runs(database: Database) -> None:
+    """A run's record may tell of its deletion while the record of a checkpoint is older: it goes with its run."""
+    with database.transaction() as session:
+        refuse_unless_rebuilding(session)
+        for run in session.scalars(select(Run).where(Run.deleted_at.is_not(None))).all():
+            session.execute(
+                update(Checkpoint)
+                .where(Checkpoint.run_id == run.id, Checkpoint.state == CheckpointState.COMMITTED)
+                .values(
+                    state=CheckpointState.TRASHED,
+                    trashed_at=run.deleted_at,
+                    trashed_by="run",
+                    trash_reason=run.delete_reason,
+                    purge_at=run.purge_at,
+                    version=Checkpoint.version + 1,
+                ),
+                execution_options={"synchronize_session": False},
+            )
 
 
 def mark_missing(database: Database) -> None:

@@ -12,7 +12,14 @@ from holdfast_service.catalog.record_scan import FoundRecord, read_record, scan_
 from holdfast_service.database import Database
 from holdfast_service.rebuild.begin import begin, refuse_unless_rebuilding
 from holdfast_service.rebuild.checkpoints import ReadCheckpoint, put_checkpoint, read_checkpoint
-from holdfast_service.rebuild.finish import Parent, finish, mark_cold, mark_missing, stand_in_for_purged
+from holdfast_service.rebuild.finish import (
+    Parent,
+    finish,
+    mark_cold,
+    mark_missing,
+    stand_in_for_purged,
+    trash_with_their_runs,
+)
 from holdfast_service.rebuild.inventory import put_copies
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.sources import (
@@ -78,6 +85,7 @@ def rebuild(
     for read in unsure:
         _put(database, source, read, report)
     stand_in_for_purged(database, parents.values())
+    trash_with_their_runs(database)
     counted = 0
 
     def count(objects: int) -> None:

@@ -14,6 +14,7 @@ from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.record_documents import (
     AttemptFacts,
     DamagedRecordError,
+    DeletionFacts,
     ProjectFacts,
     ProjectRecord,
     RunFacts,
@@ -28,6 +29,7 @@ _ATTEMPTS_PER_STATEMENT = 500
 
 def put_project(session: Session, record: ProjectRecord, store_id: int, name: str) -> None:
     _project_row(session, record.project, record.quota_bytes, record.created_at)
+    _put_deletion(session.get_one(Project, record.project.id), record.deletion)
     policies = [each.model_dump() | {"project_id": record.project.id} for each in record.policies]
     insert_absent(session, Policy, policies)
     _written(session, record, store_id, name)
@@ -36,6 +38,7 @@ def put_project(session: Session, record: ProjectRecord, store_id: int, name: st
 def put_run(session: Session, record: RunRecord, store_id: int, name: str) -> None:
     _project_row(session, record.project, None, record.created_at)
     _run_row(session, record.run, record.project.id, record.created_at, record.latest_attempt)
+    _put_deletion(session.get_one(Run, record.run.id), record.deletion)
     rows = [_attempt_row(record.run.id, facts) for facts in record.attempts]
     for first in range(0, len(rows), _ATTEMPTS_PER_STATEMENT):
         insert_absent(session, Attempt, rows[first : first + _ATTEMPTS_PER_STATEMENT])
@@ -56,6 +59,11 @@ def put_lineage(session: Session, project: ProjectFacts, run: RunFacts, facts: A
     if facts.last_step is not None and (attempt.last_step is None or attempt.last_step < facts.last_step):
         attempt.last_step = facts.last_step
     return attempt.id
+
+
+def _put_deletion(found: Project | Run, facts: DeletionFacts | None) -> None:
+    for name, value in ({} if facts is None else facts.model_dump()).items():
+        setattr(found, name, value)
 
 
 def _project_row(session: Session, project: ProjectFacts, quota_bytes: int | None, created_at: datetime) -> None:

@@ -40,7 +40,7 @@ def copies_of_project(
         query = query.where(Run.name > after)
     with context.database.read() as session:
         owner = project_named(session, caller, project)
-        found = session.scalars(query.where(Run.project_id == owner.id)).all()
+        found = session.scalars(query.where(Run.project_id == owner.id, Run.deleted_at.is_(None))).all()
         rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (row.name,))
         return Page(items=_views(session, context, owner, rows), next_cursor=next_cursor)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Header, Response
 
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.deletion import DeleteAll, Deletion, TakenBack
 from holdfast_protocol.pruning import (
     ApplyRetention,
     PinCheckpoint,
@@ -16,21 +17,27 @@ from holdfast_protocol.pruning import (
     RetentionPlan,
     UndeleteCheckpoint,
 )
+from holdfast_protocol.selectors import RunName
 from holdfast_protocol.states import Scope
 from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.require import require
 from holdfast_service.context import Context
 from holdfast_service.retention import apply as applying
 from holdfast_service.retention import prune as pruning
+from holdfast_service.retention.delete_project import delete_project
+from holdfast_service.retention.delete_run import delete_run
 from holdfast_service.retention.pin import pin_checkpoint, unpin_checkpoint
 from holdfast_service.retention.show_plan import show_plan
 from holdfast_service.retention.undelete import undelete_checkpoint
+from holdfast_service.retention.undelete_run import undelete_project, undelete_run
 from holdfast_service.web.guarded_route import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute, prefix="/v1", tags=["retention"])
 
 Reader = Annotated[Principal, require(Scope.READ)]
 Operator = Annotated[Principal, require(Scope.OPERATE)]
+Admin = Annotated[Principal, require(Scope.ADMIN)]
+IfMatch = Annotated[str | None, Header(description="The `etag` of the dry run that was seen, or *.")]
 
 
 @router.post(
@@ -58,6 +65,30 @@ def undelete(
     checkpoint_id: str, body: UndeleteCheckpoint, context: Context, caller: Operator, response: Response
 ) -> CheckpointView:
     return _tagged(response, undelete_checkpoint(context, caller, checkpoint_id, body))
+
+
+@router.delete("/projects/{project}/runs/{run}", summary="Move a whole run to the trash, as it was seen")
+def delete_all_of_run(
+    *, project: str, run: str, body: DeleteAll, context: Context, caller: Operator, if_match: IfMatch = None
+) -> Deletion:
+    return delete_run(context, caller, RunName(project, run), body, if_match)
+
+
+@router.post("/projects/{project}/runs/{run}/undelete", summary="Take a run back from the trash")
+def undelete_all_of_run(project: str, run: str, context: Context, caller: Operator) -> TakenBack:
+    return undelete_run(context, caller, project, run)
+
+
+@router.delete("/projects/{project}", summary="Delete a project whose runs are all deleted")
+def delete_whole_project(
+    project: str, body: DeleteAll, context: Context, caller: Admin, if_match: IfMatch = None
+) -> Deletion:
+    return delete_project(context, caller, project, body, if_match)
+
+
+@router.post("/projects/{project}/undelete", summary="Take a project back; its runs are taken back one by one")
+def undelete_whole_project(project: str, context: Context, caller: Admin) -> TakenBack:
+    return undelete_project(context, caller, project)
 
 
 @router.put("/checkpoints/{checkpoint_id}/pin", summary="Pin a checkpoint: it stays until it is unpinned, or the end")

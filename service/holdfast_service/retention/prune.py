@@ -57,7 +57,7 @@ def prune(context: ServiceContext, caller: Principal, project: str, run: str, re
             may_go = may_go[:MAX_AT_ONCE]
         left = [fact for fact in chosen if fact.id in stays]
         if left and request.filter is None:
-            raise _refused(left, stays)
+            raise refusal(left, stays)
         purge_at = database_now(session)
         if not request.dry_run:
             trashing = Trashing.by_person(context, Actor.person(caller), request.reason)
@@ -108,13 +108,16 @@ def _matches(wanted: PruneFilter, fact: Fact) -> bool:
 
 
 def _must_stay(run: RunFacts, request: PruneCheckpoints) -> dict[str, list[Reason]]:
-    if not request.all_of_run:
-        return protected(run)
+    return stays_of_all(run) if request.all_of_run else protected(run)
+
+
+def stays_of_all(run: RunFacts) -> dict[str, list[Reason]]:
+    """What must stay whoever wants all of the run gone. Raises `checkpoint_protected` while an attempt is active."""
     if run.running:
         raise ProblemError(
             ProblemCode.CHECKPOINT_PROTECTED,
-            "An attempt of this run is active, so not all of it can be deleted. End the job first, or leave "
-            "all_of_run out: then what it could resume from stays.",
+            "An attempt of this run is active, so not all of it can be deleted. End the job first, or delete only "
+            "some of it (`holdfast prune` without --all-of-run): then what it could resume from stays.",
         )
     kept = {
         checkpoint_id: [reason for reason in reasons if reason.kind not in FOR_THE_RUN_TO_GO_ON]
@@ -149,7 +152,8 @@ def _refuse_unknown(session: Session, run: Run, checkpoint_ids: Sequence[str]) -
             )
 
 
-def _refused(left: Sequence[Fact], stays: Mapping[str, Sequence[Reason]]) -> ProblemError:
+def refusal(left: Sequence[Fact], stays: Mapping[str, Sequence[Reason]]) -> ProblemError:
+    """Names what must stay, with every reason and what to do."""
     named = "; ".join(
         f"step {fact.step} of attempt {fact.attempt} ({', '.join(reason.detail for reason in stays[fact.id])})"
         for fact in left[:_SHOWN]

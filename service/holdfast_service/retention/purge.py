@@ -30,10 +30,11 @@ from holdfast_service.catalog.history import settle_history
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.proven import PROVEN_POINTS
 from holdfast_service.catalog.rounds import Backlog, RoundReport
-from holdfast_service.catalog.tables import Checkpoint, Run
+from holdfast_service.catalog.tables import Checkpoint, Project, Run
 from holdfast_service.catalog.went_back import refuse_if_went_back
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
+from holdfast_service.retention.forget_deleted import forget_deleted
 from holdfast_service.retention.in_force import must_stay
 from holdfast_service.retention.last_points import is_spare, lock_points, proven_points, still_proven
 from holdfast_service.retention.pressure import Pressure, pressure_now
@@ -54,10 +55,12 @@ _log = structlog.get_logger("holdfast.purge")
 @dataclass(frozen=True, kw_only=True)
 class PurgeReport(RoundReport):
     """`done`: checkpoints whose purge has ended; `moved_seconds`: by how much all ends in the trash were moved;
-    `short_runs`: how many runs keep what is due, for they have fewer than two proven points beside it."""
+    `short_runs`: how many runs keep what is due, for they have fewer than two proven points beside it; `purged_runs`:
+    deleted runs and projects that nobody can take back from now on."""
 
     moved_seconds: float = 0.0
     short_runs: int = 0
+    purged_runs: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ def tick(context: ServiceContext) -> PurgeReport:
         except StoreError as away:
             _log.warning("purge_waits", checkpoint=each.checkpoint_id, error=str(away))
             failed, error = failed + 1, str(away)
-    return PurgeReport(done=done, failed=failed, error=error, short_runs=len(short))
+    runs = forget_deleted(context, Actor.controller(NAME))
+    return PurgeReport(done=done, failed=failed, error=error, short_runs=len(short), purged_runs=runs)
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
@@ -227,14 +231,16 @@ def _leave_out_gap(session: Session, settings: ServiceSettings) -> timedelta:
     usual = timedelta(seconds=settings.controller_interval_seconds * EVERY_ROUNDS)
     if gap <= max(_SHORTEST_GAP, usual * _ROUNDS):
         return timedelta()
-    ends = session.execute(
-        select(Checkpoint.id, Checkpoint.purge_at)
-        .where(Checkpoint.state == CheckpointState.TRASHED)
-        .order_by(Checkpoint.id)
-        .with_for_update()
-    ).all()
-    # In Python: the two databases have no common arithmetic on times.
-    moved = [{"id": row.id, "purge_at": row.purge_at + gap} for row in ends if row.purge_at is not None]
-    if moved:
-        session.execute(update(Checkpoint), moved)
+    in_trash = ((Run, Run.purged_at.is_(None)), (Project, Project.purged_at.is_(None)))
+    for table, waits in (*in_trash, (Checkpoint, Checkpoint.state == CheckpointState.TRASHED)):
+        ends = session.execute(
+            select(table.id, table.purge_at)
+            .where(table.purge_at.is_not(None), waits)
+            .order_by(table.id)
+            .with_for_update()
+        ).all()
+        # In Python: the two databases have no common arithmetic on times.
+        moved = [{"id": row.id, "purge_at": row.purge_at + gap} for row in ends]
+        if moved:
+            session.execute(update(table), moved)
     return gap

@@ -99,7 +99,7 @@ def _due(session: Session) -> list[str]:
             committed.label("has_newer"),
         )
         .outerjoin(RetentionMark, RetentionMark.run_id == Run.id)
-        .where(has_policy, _is_free(database_now(session)))
+        .where(has_policy, Run.deleted_at.is_(None), _is_free(database_now(session)))
         .order_by(RetentionMark.looked_at, Run.id)
     ).all()
     look_again_before = database_now(session) - _LOOK_AGAIN

@@ -24,7 +24,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.retention.facts import Fact
 from holdfast_service.retention.in_force import must_stay
 
-TrashedBy = Literal["policy", "person"]
+TrashedBy = Literal["policy", "person", "run"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Trashing:
     @classmethod
     def by_person(cls, context: ServiceContext, actor: Actor, reason: str) -> Trashing:
         return cls("person", actor, reason, timedelta(seconds=context.settings.trash_person_seconds))
+
+    @classmethod
+    def with_its_run(cls, context: ServiceContext, actor: Actor, reason: str) -> Trashing:
+        """By this it is told from what was in the trash before the run was deleted."""
+        return cls("run", actor, reason, timedelta(seconds=context.settings.trash_person_seconds))
 
 
 def lock_run(session: Session, run_id: str) -> Run:

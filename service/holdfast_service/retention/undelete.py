@@ -16,7 +16,7 @@ from holdfast_protocol.pruning import UndeleteCheckpoint
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.resolve import checkpoint_by_id, locked_checkpoint
+from holdfast_service.catalog.resolve import checkpoint_by_id, locked_checkpoint, refuse_if_deleted
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.catalog.views import current_checkpoint_view
 from holdfast_service.clock import database_now
@@ -32,11 +32,13 @@ _LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED)
 def undelete_checkpoint(
     context: ServiceContext, caller: Principal, checkpoint_id: str, request: UndeleteCheckpoint
 ) -> CheckpointView:
-    """Of one that is committed nothing changes: twice is fine. Raises `checkpoint_not_found`, `chunk_gone` once its
-    purge has begun, and `checkpoint_conflict` if the same step was saved anew or it was never in the trash."""
+    """Of one that is committed nothing changes: twice is fine. Raises `checkpoint_not_found`, `run_not_found` where the
+    whole run was deleted, `chunk_gone` once its purge has begun, and `checkpoint_conflict` if the same step was saved
+    anew or it was never in the trash."""
     with context.database.transaction() as session:
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
-        lock_run(session, run.id)  # whoever begins the same step anew passes the fence, which waits for this
+        # Whoever begins the same step anew passes the fence, which waits for this.
+        refuse_if_deleted(project, lock_run(session, run.id))
         checkpoint = locked_checkpoint(session, checkpoint_id)
         if checkpoint.state != CheckpointState.COMMITTED:
             _refuse_unless_in_trash(checkpoint)
@@ -65,6 +67,11 @@ def _take_back(
         # As long as a person's own deletion can be thought over.
         until = now + timedelta(seconds=context.settings.trash_person_seconds)
         set_pin(checkpoint, caller.name, _PIN_REASON, now, until)
+    out_of_trash(checkpoint)
+
+
+def out_of_trash(checkpoint: Checkpoint) -> None:
+    """The caller has its lock, and has seen it in the trash."""
     checkpoint.state = CheckpointState.COMMITTED
     checkpoint.trashed_at = checkpoint.trashed_by = checkpoint.trash_reason = checkpoint.purge_at = None
     checkpoint.version += 1
