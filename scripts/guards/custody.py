@@ -1,4 +1,5 @@
-"""The guards of retention, copies, tiers, holds, records, time and stores (protocol rules 26 to 35, and 41)."""
+"""The guards of retention, copies, tiers, holds, records, time and stores (protocol rules 26 to 35, 41
+and 46)."""
 
 from __future__ import annotations
 
@@ -36,6 +37,54 @@ GUARDS = (
         "if wanted is None or (projects and wanted not in projects):",
         "if wanted is None:",
         ("tests/service/test_rebuild_doubts.py",),
+    ),
+    Guard(
+        "protocol-46",
+        "a job saves into a run that was deleted",
+        "service/holdfast_service/catalog/fencing.py",
+        "    if run.deleted_at is not None:\n",
+        "    if False:\n",
+        ("tests/service/test_protocol_deletion.py",),
+    ),
+    Guard(
+        "protocol-46",
+        "an attempt is opened in a run that was deleted meanwhile",
+        "service/holdfast_service/attempts/open.py",
+        "    refuse_if_deleted(session.get_one(Project, run.project_id), run)\n",
+        "",
+        ("tests/service/test_protocol_deletion.py",),
+    ),
+    Guard(
+        "protocol-46",
+        "a run is deleted that was not seen so",
+        "service/holdfast_service/retention/delete_run.py",
+        '    if if_match not in (etag, "*"):\n',
+        "    if False:\n",
+        ("tests/service/test_protocol_deletion.py",),
+    ),
+    Guard(
+        "protocol-46",
+        "a run is made in a project that was deleted meanwhile",
+        "service/holdfast_service/catalog/make_run.py",
+        "    session.refresh(project)\n",
+        "",
+        ("tests/service/test_protocol_deletion.py",),
+    ),
+    Guard(
+        "protocol-46",
+        "the name of a purged run is free before its record says so",
+        "service/holdfast_service/retention/forget_deleted.py",
+        '~table.name.contains("~"), recorded)',
+        '~table.name.contains("~"))',
+        ("tests/service/test_protocol_deletion.py",),
+    ),
+    Guard(
+        "protocol-46",
+        "a rebuild gives a deleted run back because its checkpoints' records are older",
+        "service/holdfast_service/rebuild/run.py",
+        "    trash_with_their_runs(database)\n",
+        "",
+        ("tests/service/test_protocol_deletion.py",),
     ),
     Guard(
         "protocol-26",

@@ -108,12 +108,13 @@ def locked_checkpoint(session: Session, checkpoint_id: str) -> Checkpoint:
 
 
 def page_of_projects(
-    session: Session, caller: Principal, kind: str, cursor: str | None, limit: int, *, deleted: bool = False
+    session: Session, caller: Principal, kind: str, cursor: str | None, limit: int, *, deleted: bool | None = False
 ) -> tuple[Sequence[Project], str | None]:
     """By name, those that the caller may see, and the cursor of the next page. With `deleted` those in the trash, and
-    no others. Raises `invalid_request`."""
+    no others; None: all of them. Raises `invalid_request`."""
     query = select(Project).where(Project.purged_at.is_(None)).order_by(Project.name).limit(limit + 1)
-    query = query.where(Project.deleted_at.is_not(None) if deleted else Project.deleted_at.is_(None))
+    if deleted is not None:
+        query = query.where(Project.deleted_at.is_not(None) if deleted else Project.deleted_at.is_(None))
     if caller.project_id is not None:
         query = query.where(Project.id == caller.project_id)
     if cursor is not None:

@@ -35,7 +35,7 @@ class _Orphans:
 def list_usage(context: ServiceContext, caller: Principal, *, cursor: str | None, limit: int) -> Page[UsageView]:
     """Of projects, by name."""
     with context.database.read() as session:
-        rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit)
+        rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit, deleted=None)
         return Page(items=[_of_project(session, context, project) for project in rows], next_cursor=next_cursor)
 
 
@@ -43,8 +43,8 @@ def show_usage(context: ServiceContext, caller: Principal, project: str, run: st
     """Raises `forbidden`, `project_not_found` and `run_not_found`."""
     with context.database.read() as session:
         if run is None:
-            return _of_project(session, context, project_named(session, caller, project))
-        owner, found = run_named(session, caller, project, run)
+            return _of_project(session, context, project_named(session, caller, project, deleted=True))
+        owner, found = run_named(session, caller, project, run, deleted=True)
         return _of_run(session, context, owner, found)
 
 
