@@ -21,6 +21,7 @@ from holdfast_protocol.chunks import ChunkOffer, NegotiateChunks
 from holdfast_protocol.collection import StartSweep
 from holdfast_protocol.controllers import PauseController
 from holdfast_protocol.copies import StartDrill
+from holdfast_protocol.deletion import DeleteAll
 from holdfast_protocol.digests import chunk_digest, shard_digest
 from holdfast_protocol.holds import ExtendHold, PlaceHold, ReleaseHold
 from holdfast_protocol.policies import PutPolicy
@@ -84,6 +85,7 @@ EXAMPLES: tuple[BaseModel, ...] = (
     ApplyRetention(policy_digest="4f1d0c9a2b7e6835", checkpoint_ids=[_CHECKPOINT_ID]),
     PruneCheckpoints(filter=PruneFilter(before_step=5000, health=[Health.DIVERGED]), reason="loss spikes"),
     UndeleteCheckpoint(pin=True),
+    DeleteAll(reason="a failed idea"),
     PinCheckpoint(reason="figure 3 of the paper", expires_in_seconds=90 * 86400),
     RequestThaw(days=3, speed=ThawSpeed.BULK),
     EditProject(quota_bytes=10 * 1024**4),
