@@ -81,11 +81,17 @@ class AttemptView(Reply):
     host: str
     environment: dict[str, str] = Field(description="Left out of lists.")
     opened_at: datetime
-    heartbeat_at: datetime | None
+    heartbeat_at: datetime | None = Field(
+        description="When it was last heard of: a heartbeat, a call of a save, its end; null: not since it was opened."
+    )
     first_step: int | None = Field(default=None, description="The first step that it ran.")
     first_step_at: datetime | None = Field(default=None, description="When that one was over.")
-    last_step: int | None
-    steps_run: int | None = Field(default=None, description="Those that it ran again after a rollback count again.")
+    last_step: int | None = Field(
+        description="The last one that it is known to have reached: it told so, or began a save of that step."
+    )
+    steps_run: int | None = Field(
+        default=None, description="As it told. Those that it ran again after a rollback count again."
+    )
     steps_per_second: float | None = Field(default=None, description="Lately, without saves and restores.")
     doing: Doing | None = None
     progressed_at: datetime | None = Field(default=None, description="The last sign of its training thread.")

@@ -40,11 +40,11 @@ class AttemptGoodput(SpentTime):
     outcome: AttemptOutcome | None
     resumed_from_step: int | None
     last_step: int | None
-    step_seconds: float | None = Field(description="Of one step, without saves. Null: no step is known.")
+    step_seconds: float | None = Field(description="Of one step, without saves. Null: not known.")
 
 
 class Goodput(SpentTime):
-    goodput: float | None = Field(description="productive_seconds / wall_seconds. Null while no step is known.")
+    goodput: float | None = Field(description="productive_seconds / wall_seconds. Null while no step's time is known.")
     since: datetime | None
     until: datetime | None = Field(description="The end of the last attempt, or now.")
     attempts: list[AttemptGoodput] = Field(description="The oldest first.")

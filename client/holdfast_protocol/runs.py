@@ -54,7 +54,14 @@ class RunView(Reply):
     latest_attempt: int
     status: RunStatus | None = Field(default=None, description="Null from a service of before protocol 1.3.")
     status_detail: str | None = Field(default=None, description="Why, in a sentence, where that is known.")
-    last_step: int | None = Field(default=None, description="The last one of the newest attempt, as it told.")
+    last_step: int | None = Field(
+        default=None, description="The last one that its newest attempt is known to have reached."
+    )
+    last_heard_at: datetime | None = Field(
+        default=None,
+        description="When its newest attempt was last heard of: its opening, a heartbeat, a call of a save, its end. "
+        "What only reads does not count.",
+    )
     committed_checkpoints: int
     newest_step: int | None
     logical_bytes: int = Field(default=0, description="What the states of its committed checkpoints are.")

@@ -16,6 +16,12 @@ MOMENT = sa.DateTime(timezone=True)
 COPY_TO_READ = "state = 'suspect' OR (state = 'verified' AND proof IN ('unproven', 'read_early'))"
 COPY_TO_READ_BEFORE = "state = 'suspect' OR (state = 'verified' AND proof = 'unproven')"
 
+STEPS_OF_SAVES = (
+    "UPDATE attempts SET last_step = begun.step "
+    "FROM (SELECT attempt_id, max(step) AS step FROM checkpoints GROUP BY attempt_id) AS begun "
+    "WHERE begun.attempt_id = attempts.id AND begun.step > coalesce(attempts.last_step, -1)"
+)
+
 
 def upgrade() -> None:
     """What each subject adds."""
@@ -25,6 +31,7 @@ def upgrade() -> None:
     _rebuild_doubts()
     _sizes_bind_nobody()
     _deleted_runs()
+    _steps_of_saves()
 
 
 def downgrade() -> None:
@@ -155,3 +162,8 @@ def _no_deleted_runs() -> None:
     for table in _DELETABLE:
         for name in ("purged_at", "purge_at", "delete_reason", "deleted_by", "deleted_at"):
             op.drop_column(table, name)
+
+
+def _steps_of_saves() -> None:
+    """Until now only a commit and a heartbeat moved an attempt's last step. Nothing to take back."""
+    op.execute(STEPS_OF_SAVES)

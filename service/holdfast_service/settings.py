@@ -23,6 +23,8 @@ from holdfast_protocol.states import StoreRole
 from holdfast_service.stores.sigv4 import Credentials
 
 PREFIX = "HOLDFAST_"
+HEARTBEATS_UNTIL_LOST = 10
+"""A job misses so many heartbeats before it is taken for lost: replies get lost, and machines are busy."""
 # Client and trainer read these; on one machine they share the service's environment, so they are no mistake here.
 OTHERS_SETTINGS = frozenset(
     {"URL", "TOKEN", "TIMEOUT_SECONDS", "RETRY_SECONDS", "MAX_BYTES_PER_SECOND", "DIRECT_FILES", "COMPRESS"}
@@ -127,17 +129,17 @@ class ServiceSettings(BaseSettings):
     upload_idle_seconds: int = Field(
         default=1800, ge=5, description="A checkpoint that no rank has touched for so long is aborted."
     )
-    heartbeat_interval_seconds: float = Field(
-        default=30.0, gt=0, description="How often an attempt should say that it is alive."
+    lost_after_seconds: float = Field(
+        default=300.0,
+        ge=0.5,
+        description="How fast silence is noticed: a job that was not heard of for so long is shown as lost. Jobs are "
+        "asked for a heartbeat in each tenth of it.",
     )
     crash_loop_attempts: int = Field(
         default=3,
         ge=0,
         description="A checkpoint from which so many attempts resumed and crashed without progress is quarantined; "
         "0: none is.",
-    )
-    lost_after_heartbeats: int = Field(
-        default=10, ge=2, description="An attempt that has missed so many heartbeats is taken for lost."
     )
     stall_seconds: float = Field(
         default=1800.0,
@@ -329,6 +331,11 @@ class ServiceSettings(BaseSettings):
         """Lower-case, with `*` for any."""
         names = self.allowed_hosts.lower() or ("localhost,*.localhost" if self.on_loopback else "*")
         return frozenset(name for part in names.split(",") if (name := part.strip()))
+
+    @property
+    def heartbeat_interval_seconds(self) -> float:
+        """How often a job should say that it is alive."""
+        return self.lost_after_seconds / HEARTBEATS_UNTIL_LOST
 
     @property
     def token_file(self) -> Path:

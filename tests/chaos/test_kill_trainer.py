@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from typer.testing import CliRunner
+
+from holdfast_client.cli.main import app
 from holdfast_protocol.states import CheckpointState
 from tests.chaos.conftest import uploading_steps
 from tests.support.ranks import launched, read_until
@@ -37,3 +41,33 @@ def test_all_ranks_killed_between_two_saves_resume_from_the_last_one(client):
     assert step >= 4
     with launched(TRAINER, "tests/between", *NOBODY_IS_HELD, world_size=2) as ranks:
         assert read_until(ranks[0], "start") == [f"start {step + 1}"]
+
+
+@pytest.mark.parametrize("service_settings", [{"HOLDFAST_LOST_AFTER_SECONDS": "36000"}])
+def test_a_job_killed_before_its_first_heartbeat_has_the_steps_that_its_commit_proves(client):
+    """Heartbeats would come once an hour."""
+
+    def told(command: str):
+        return json.loads(CliRunner().invoke(app, [command, "tests/early", "--json"]).stdout)
+
+    with launched(TRAINER, "tests/early", *NOBODY_IS_HELD) as [job]:
+        read_until(job, "saved 20")
+        job.kill()
+        job.wait()
+    committed = client.restore_point("tests", "early").restore_point.step
+    assert committed >= 20
+    with launched(TRAINER, "tests/early", *NOBODY_IS_HELD) as [job]:
+        read_until(job, f"saved {committed + 1}")
+        job.kill()
+        job.wait()
+    second, first = told("attempts")
+    assert first["steps_run"] is second["steps_run"] is None, "no heartbeat has come"
+    # The job may have begun one save more in the moment until the signal came.
+    assert first["last_step"] in (committed, committed + 1)
+    spent = told("goodput")["attempts"][0]
+    assert (spent["last_step"], spent["steps_kept"]) == (first["last_step"], committed)
+    assert spent["steps_run"] == first["last_step"]
+    assert told("advise")["run_interruptions"] == 1
+    [shown] = json.loads(CliRunner().invoke(app, ["runs", "tests", "--json"]).stdout)
+    assert shown["last_heard_at"] == second["heartbeat_at"]
+    assert shown["last_step"] == second["last_step"]

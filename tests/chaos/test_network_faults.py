@@ -206,7 +206,7 @@ def test_a_store_behind_the_service_gets_every_fault_in_one_save_and_one_restore
 
 
 def test_heartbeats_that_are_lost_end_nothing() -> None:
-    with network(None, heartbeat_interval_seconds=0.05) as net:
+    with network(None, lost_after_seconds=0.5) as net:
         run, state = net.new_run(), new_state(next(_seeds))
         with net.checkpointer(run, strict=True, **_patience(True)) as ckpt:
             ckpt.restore(state)

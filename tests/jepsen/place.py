@@ -51,7 +51,7 @@ _SETTINGS = SETTINGS | {
     # Jobs that are killed at random crash from any checkpoint.
     "HOLDFAST_CRASH_LOOP_ATTEMPTS": "0",
     "HOLDFAST_STORE_AWAY_SECONDS": "3",
-    "HOLDFAST_LOST_AFTER_HEARTBEATS": "4",
+    "HOLDFAST_LOST_AFTER_SECONDS": "20",
 }
 
 

@@ -32,7 +32,7 @@ IDLE_SECONDS = 40
 
 @pytest.fixture
 def settings(settings: ServiceSettings) -> ServiceSettings:
-    return settings.model_copy(update={"upload_idle_seconds": IDLE_SECONDS, "heartbeat_interval_seconds": 20.0})
+    return settings.model_copy(update={"upload_idle_seconds": IDLE_SECONDS, "lost_after_seconds": 200.0})
 
 
 @pytest.fixture

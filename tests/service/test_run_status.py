@@ -21,7 +21,7 @@ from tests.support.service import RunningService
 
 @pytest.fixture
 def settings(settings: ServiceSettings) -> ServiceSettings:
-    return settings.model_copy(update={"heartbeat_interval_seconds": 5.0, "stall_seconds": 60.0})
+    return settings.model_copy(update={"lost_after_seconds": 50.0, "stall_seconds": 60.0})
 
 
 def _trained(first: int, last: int, seconds: float, **more: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_how_runs_fare(service: RunningService, clock: Clock, monkeypatch: pytes
     assert len(runs) == 7
     assert runs["failed"]["status_detail"] == "rank 3: E: no"
     assert runs["stalled"]["status_detail"].startswith("alive, and no progress since ")
-    assert runs["lost"]["status_detail"] == "no heartbeat for 50 seconds"
+    assert runs["lost"]["status_detail"] == "not heard of for 50 seconds (HOLDFAST_LOST_AFTER_SECONDS)"
     for status, expected in (("stalled", ["stalled"]), ("lost&status=failed", ["failed", "lost"])):
         found = answer(http.get(f"/v1/projects/demo/runs?status={status}"))["items"]
         assert sorted(run["name"] for run in found) == expected
@@ -69,6 +69,9 @@ def test_how_runs_fare(service: RunningService, clock: Clock, monkeypatch: pytes
         a_day_later = run_numbers._read(session).runs
     # Who was given up needs nobody any more; who is still alive as far as anybody knows does.
     assert {status for (_, status), count in a_day_later.items() if count} == {"training", "stalled", "idle"}
+    listed = CliRunner().invoke(app, ["runs", "demo"], env={"COLUMNS": "200"}).stdout
+    assert "last heard (UTC)" in listed
+    assert runs["lost"]["last_heard_at"][:19].replace("T", " ") in listed
     assert "rank 3: E: no" in CliRunner().invoke(app, ["attempts", "demo/failed"], env={"COLUMNS": "200"}).stdout
 
 

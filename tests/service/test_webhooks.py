@@ -56,7 +56,7 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture
 def settings(settings: ServiceSettings, receiver: Receiver) -> ServiceSettings:
     host = receiver.url.removeprefix("http://")
-    return settings.model_copy(update={"webhook_allowed_hosts": host, "heartbeat_interval_seconds": 5.0})
+    return settings.model_copy(update={"webhook_allowed_hosts": host, "lost_after_seconds": 50.0})
 
 
 def make_hook(service: RunningService, url: str, *events: str, project: str = "demo") -> dict[str, Any]:

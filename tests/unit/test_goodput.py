@@ -143,17 +143,22 @@ def test_a_spooled_save_that_is_adopted_late_puts_its_steps_on_the_line_again() 
     assert (beside.steps_kept, beside.steps_lost, last.steps_kept) == (0, 3, 1)
 
 
-def test_a_checkpoint_that_was_begun_shows_steps_that_no_heartbeat_told_of() -> None:
+def test_a_save_shows_steps_that_no_heartbeat_told_of() -> None:
     killed = attempt(
-        1, 0, first_step=0, first_step_at=2, last_step=9, steps_run=10, progressed_at=20, heartbeat_at=20,
-        outcome=AttemptOutcome.LOST, ended_at=400, highest_begun=14,
+        1, 0, first_step=0, first_step_at=2, last_step=14, steps_run=10, progressed_at=20, heartbeat_at=20,
+        outcome=AttemptOutcome.LOST, ended_at=400,
     )  # fmt: skip
-    before_any_heartbeat = attempt(
-        2, 500, resumed_from=(1, 4), highest_begun=7, outcome=AttemptOutcome.LOST, ended_at=900
-    )
+    before_any_heartbeat = attempt(2, 500, resumed_from=(1, 4), last_step=7, outcome=AttemptOutcome.LOST, ended_at=900)
     _, (first, second, _) = checked([killed, before_any_heartbeat, attempt(3, 950, resumed_from=(1, 14))], 960)
     assert (first.steps_run, first.steps_kept, first.steps_lost) == (15, 15, 0)
     assert (second.steps_run, second.steps_lost) == (3, 3)
+
+
+def test_where_it_began_is_guessed_only_of_what_resumed_from_nothing() -> None:
+    _, (from_nothing,) = checked([attempt(1, 0, last_step=20, heartbeat_at=30)], 40)
+    assert (from_nothing.steps_run, from_nothing.steps_kept) == (20, 20)
+    _, (forgotten,) = checked([attempt(2, 0, last_step=20, heartbeat_at=30, resumed_from_forgotten=True)], 40)
+    assert (forgotten.steps_run, forgotten.last_step) == (0, 20), "it may have gone on from 19"
 
 
 def test_after_a_finished_attempt_nobody_waits() -> None:
@@ -180,7 +185,7 @@ def test_after_a_finished_attempt_nobody_waits() -> None:
                 save_blocked_seconds=1e9, steps_per_second=0.0, ended_at=10, outcome=AttemptOutcome.FAILED,
             )
         ],
-        [attempt(1, 0, resumed_from=(7, 3)), attempt(2, 5, resumed_from=(2, 3), highest_begun=1)],
+        [attempt(1, 0, resumed_from=(7, 3)), attempt(2, 5, resumed_from=(2, 3), last_step=1)],
     ],
 )  # fmt: skip
 def test_whatever_is_known_the_parts_are_the_whole(history: list[AttemptHistory]) -> None:

@@ -17,7 +17,10 @@ def register(app: typer.Typer) -> None:
 
 
 def attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
-    """List the attempts of a run, the newest first."""
+    """List the attempts of a run, the newest first.
+
+    A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
+    """
     name = read_run(run)
     with connect() as client:
         found = first(client.all_attempts(name.project, name.run), limit)
@@ -25,7 +28,7 @@ def attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOption = 
         show_json(found)
         return
     show_table(
-        [">attempt", "last sign (UTC)", ">step", "outcome", "host", "why"],
+        [">attempt", "last heard (UTC)", ">step", "outcome", "host", "why"],
         (
             (
                 str(attempt.number),

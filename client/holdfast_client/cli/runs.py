@@ -25,7 +25,10 @@ def runs(
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List runs, how they fare, and their newest restore point."""
+    """List runs, how they fare, when their jobs were last heard of, and their newest restore point.
+
+    A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
+    """
     with connect() as client:
         projects = iter([project]) if project is not None else (one.name for one in client.all_projects())
         found = first(
@@ -38,11 +41,12 @@ def runs(
         show_deleted((f"{run.project}/{run.name}", run.in_trash) for run in found)
         return
     show_table(
-        ["run", "status", ">attempts", ">saved", ">restore", "committed (UTC)"],
+        ["run", "status", "last heard (UTC)", ">attempts", ">saved", ">restore", "committed (UTC)"],
         (
             (
                 f"{run.project}/{run.name}",
                 run.status.value if run.status else NOTHING,
+                as_time(run.last_heard_at),
                 str(run.latest_attempt),
                 str(run.committed_checkpoints),
                 str(run.restore_point.step) if run.restore_point else NOTHING,

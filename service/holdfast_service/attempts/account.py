@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from sqlalchemy.orm import Session
+
 from holdfast_protocol.attempts import Account
 from holdfast_service.catalog.tables import Attempt
+from holdfast_service.catalog.writing import reached
 
 _LONGEST_AGE_SECONDS = 3650 * 86400.0
 
 
-def take_account(attempt: Attempt, told: Account, now: datetime) -> None:
+def take_account(session: Session, attempt: Attempt, told: Account, now: datetime) -> None:
     """The row is locked, or nobody else writes these columns meanwhile. What is older than what is known changes
     nothing: a request that was held up may arrive after a later one, and a rank may be behind another."""
     attempt.heartbeat_at = now
     if told.step is not None:
-        attempt.last_step = max(told.step, -1 if attempt.last_step is None else attempt.last_step)
+        reached(session, attempt, told.step)
     # A client of before protocol 1.3 tells no more than that.
     if told.steps_run is None or (attempt.steps_run is not None and told.steps_run < attempt.steps_run):
         return

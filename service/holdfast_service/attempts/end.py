@@ -45,7 +45,7 @@ def end_attempt(
         _, attempt = pass_fence(session, run.id, request, context.epoch)
         lock_attempt(session, attempt)
         now = database_now(session)
-        take_account(attempt, request, now)
+        take_account(session, attempt, request, now)
         if attempt.outcome is None or attempt.outcome == AttemptOutcome.LOST:
             attempt.ended_at = now
             attempt.outcome = request.outcome

@@ -26,5 +26,5 @@ def take_heartbeat(
         now = database_now(session)
         beat(session, attempt, now, context.settings)
         lock_attempt(session, attempt)
-        take_account(attempt, request, now)
+        take_account(session, attempt, request, now)
     return HeartbeatReply(save_interval_seconds=context.save_advice.interval_seconds(run.id))

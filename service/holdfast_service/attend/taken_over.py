@@ -47,7 +47,7 @@ def settle(session: Session, actor: Actor, settings: ServiceSettings) -> int:
         attempt.outcome = AttemptOutcome.LOST.value
         last_sign_at = attempt.heartbeat_at or attempt.opened_at
         attempt.outcome_detail = (
-            f"no heartbeat since {last_sign_at:%Y-%m-%d %H:%M:%S} UTC; attempt {attempt.number + 1} has taken over"
+            f"not heard of since {last_sign_at:%Y-%m-%d %H:%M:%S} UTC; attempt {attempt.number + 1} has taken over"
         )
         record_event(
             session,

@@ -108,6 +108,7 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
                 status=RunStatus(status),
                 status_detail=status_detail(attempt),
                 last_step=None if attempt is None else attempt.last_step,
+                last_heard_at=None if attempt is None else attempt.heartbeat_at or attempt.opened_at,
                 committed_checkpoints=count,
                 newest_step=newest_step,
                 logical_bytes=int(logical),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import AttemptOutcome
@@ -15,21 +15,14 @@ from holdfast_service.catalog.tables import Attempt, Checkpoint
 
 def attempt_histories(session: Session, run_ids: Collection[str]) -> dict[str, list[AttemptHistory]]:
     """By run, the oldest attempt first; a run without attempts is not in it."""
-    begun = (
-        select(Checkpoint.attempt_id, func.max(Checkpoint.step).label("step"))
-        .where(Checkpoint.run_id.in_(run_ids))
-        .group_by(Checkpoint.attempt_id)
-        .subquery()
-    )
     rows = session.execute(
-        select(Attempt, Checkpoint.attempt_number, Checkpoint.step, begun.c.step)
+        select(Attempt, Checkpoint.attempt_number, Checkpoint.step)
         .outerjoin(Checkpoint, Checkpoint.id == Attempt.resumed_from_id)
-        .outerjoin(begun, begun.c.attempt_id == Attempt.id)
         .where(Attempt.run_id.in_(run_ids))
         .order_by(Attempt.run_id, Attempt.number)
     )
     histories: dict[str, list[AttemptHistory]] = defaultdict(list)
-    for attempt, resumed_attempt, resumed_step, begun_step in rows:
+    for attempt, resumed_attempt, resumed_step in rows:
         histories[attempt.run_id].append(
             AttemptHistory(
                 number=attempt.number,
@@ -47,7 +40,7 @@ def attempt_histories(session: Session, run_ids: Collection[str]) -> dict[str, l
                 restore_seconds=attempt.restore_seconds or 0.0,
                 save_blocked_seconds=attempt.save_blocked_seconds or 0.0,
                 resumed_from=None if resumed_step is None else (resumed_attempt, resumed_step),
-                highest_begun=begun_step,
+                resumed_from_forgotten=attempt.resumed_from_id is not None and resumed_step is None,
             )
         )
     return dict(histories)

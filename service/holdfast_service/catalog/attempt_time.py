@@ -19,8 +19,9 @@ from holdfast_protocol.states import AttemptOutcome
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptHistory:
-    """What the catalog knows of an attempt. `resumed_from`: attempt and step of the checkpoint that its ranks loaded.
-    `highest_begun`: of its checkpoints, so that step was run, also if no heartbeat came to tell so."""
+    """What the catalog knows of an attempt. `resumed_from`: attempt and step of the checkpoint that its ranks loaded;
+    `resumed_from_forgotten`: the catalog does not know that checkpoint any more. `last_step`: the last one that it is
+    known to have reached, by a heartbeat or by a save (`writing.py`)."""
 
     number: int
     opened_at: datetime
@@ -37,7 +38,7 @@ class AttemptHistory:
     restore_seconds: float = 0.0
     save_blocked_seconds: float = 0.0
     resumed_from: tuple[int, int] | None = None
-    highest_begun: int | None = None
+    resumed_from_forgotten: bool = False
 
 
 def goodput_of(history: Sequence[AttemptHistory], now: datetime) -> Goodput:
@@ -74,20 +75,18 @@ def _end(attempt: AttemptHistory, now: datetime) -> datetime:
 
 
 def _base(attempt: AttemptHistory) -> int | None:
-    """The step whose state it went on from; None if that is not known."""
+    """The step whose state it went on from; None if that is not known. One that resumed from nothing and has not told
+    its first step began at 1, or at 0: its saves prove no more."""
     if attempt.resumed_from is not None:
         return attempt.resumed_from[1]
-    return None if attempt.first_step is None else attempt.first_step - 1
-
-
-def _last_step(attempt: AttemptHistory) -> int | None:
-    known = [step for step in (attempt.last_step, attempt.highest_begun) if step is not None]
-    return max(known, default=None)
+    if attempt.first_step is not None:
+        return attempt.first_step - 1
+    return None if attempt.resumed_from_forgotten else 0
 
 
 def _steps_run(attempt: AttemptHistory) -> int:
-    """At least those up to its last step: a checkpoint may have told of more than the last heartbeat."""
-    base, last = _base(attempt), _last_step(attempt)
+    """At least those up to its last step: a save may have told of more than the last heartbeat."""
+    base, last = _base(attempt), attempt.last_step
     between = 0 if base is None or last is None else last - base
     return max(0, attempt.steps_run or 0, between)
 
@@ -96,7 +95,7 @@ def _limits(attempts: Sequence[AttemptHistory]) -> dict[int, int | None]:
     """Of the attempts on the line: the last step that is kept, None for all. Others are not in it."""
     by_number = {attempt.number: attempt for attempt in attempts}
     newest = next(
-        (each for each in reversed(attempts) if each.resumed_from is not None or _last_step(each) is not None), None
+        (each for each in reversed(attempts) if each.resumed_from is not None or each.last_step is not None), None
     )
     limits: dict[int, int | None] = {}
     limit: int | None = None
@@ -110,7 +109,7 @@ def _limits(attempts: Sequence[AttemptHistory]) -> dict[int, int | None]:
 
 
 def _steps_kept(attempt: AttemptHistory, limits: dict[int, int | None]) -> int:
-    base, last = _base(attempt), _last_step(attempt)
+    base, last = _base(attempt), attempt.last_step
     if attempt.number not in limits or base is None or last is None:
         return 0
     limit = limits[attempt.number]
@@ -169,7 +168,7 @@ def _spent(
         attempt=attempt.number,
         outcome=attempt.outcome,
         resumed_from_step=None if attempt.resumed_from is None else attempt.resumed_from[1],
-        last_step=_last_step(attempt),
+        last_step=attempt.last_step,
         step_seconds=step_seconds,
         wall_seconds=gap + lived,
         productive_seconds=productive,

@@ -155,6 +155,19 @@ def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSet
     )
 
 
+def reached(session: Session, attempt: Attempt, step: int) -> None:
+    """`attempt` is known to have come to `step`: it told so, or a save of that step was begun. The one place where
+    `last_step`, the last step that it is known to have reached, moves; it never goes back."""
+    if attempt.last_step is not None and attempt.last_step >= step:
+        return
+    session.execute(
+        update(Attempt)
+        .where(Attempt.id == attempt.id, or_(Attempt.last_step.is_(None), Attempt.last_step < step))
+        .values(last_step=step),
+        execution_options={"synchronize_session": "fetch"},
+    )
+
+
 def lock_attempt(session: Session, attempt: Attempt) -> None:
     """Takes the row FOR NO KEY UPDATE and reads it anew. Behind the fence, so after the run's lock.
 

@@ -18,7 +18,7 @@ from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 from holdfast_service.catalog.views import current_checkpoint_view
-from holdfast_service.catalog.writing import DRAIN_SECONDS, Writing, keep_alive, refuse_unless_pusher
+from holdfast_service.catalog.writing import DRAIN_SECONDS, Writing, keep_alive, reached, refuse_unless_pusher
 from holdfast_service.clock import database_now
 from holdfast_service.commit.late import place_late_save, refuse_off_line
 from holdfast_service.context import ServiceContext
@@ -41,6 +41,9 @@ def begin_checkpoint(
         attempt, pusher, checkpoint = begin(session, context, run, request)
         _refuse_if_different(checkpoint, request)
         keep_alive(session, Writing(project, run, attempt, pusher, checkpoint), context.settings)
+        # Whatever becomes of the save: its state is that after this step. A job that is killed before its next
+        # heartbeat has told so by this alone.
+        reached(session, attempt, checkpoint.step)
         return current_checkpoint_view(session, project.name, run.name, checkpoint)
 
 

@@ -49,7 +49,6 @@ def complete_if_whole(session: Session, writing: Writing, store_id: int, now: da
     checkpoint.state = CheckpointState.COMMITTED
     checkpoint.committed_at = now
     checkpoint.version += 1
-    _note_step(session, writing.attempt, checkpoint)
     if not checkpoint.off_line:
         _cut_the_line(session, writing.attempt, now)
     if checkpoint.health == Health.DIVERGED:
@@ -138,15 +137,6 @@ def _distinct_chunk_bytes(session: Session, checkpoint: Checkpoint) -> int:
             digest=digest,
         )
     return int(total)
-
-
-def _note_step(session: Session, attempt: Attempt, checkpoint: Checkpoint) -> None:
-    session.execute(
-        update(Attempt)
-        .where(Attempt.id == attempt.id, func.coalesce(Attempt.last_step, -1) < checkpoint.step)
-        .values(last_step=checkpoint.step),
-        execution_options={"synchronize_session": False},
-    )
 
 
 def _cut_the_line(session: Session, attempt: Attempt, now: datetime) -> None:

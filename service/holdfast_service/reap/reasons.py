@@ -16,3 +16,7 @@ def silent(missing_ranks: Sequence[int], idle_seconds: int) -> str:
 
 def ended(attempt: int, outcome: str | None) -> str:
     return f"attempt {attempt} has ended ({outcome}) without completing it"
+
+
+def not_heard(seconds: float) -> str:
+    return f"not heard of for {seconds:g} seconds (HOLDFAST_LOST_AFTER_SECONDS)"

@@ -19,7 +19,7 @@ from holdfast_service.catalog.writing import DRAIN_SECONDS
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.reap.downtime import NAME, leave_out_downtime
-from holdfast_service.reap.reasons import ended, silent
+from holdfast_service.reap.reasons import ended, not_heard, silent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
 def _mark_lost(session: Session, context: ServiceContext) -> int:
     """They come back by calling again."""
     now = database_now(session)
-    seconds = context.settings.heartbeat_interval_seconds * context.settings.lost_after_heartbeats
+    seconds = context.settings.lost_after_seconds
     silent_since = now - timedelta(seconds=seconds)
     lost = session.scalars(
         update(Attempt)
@@ -68,7 +68,7 @@ def _mark_lost(session: Session, context: ServiceContext) -> int:
             func.coalesce(Attempt.heartbeat_at, Attempt.opened_at) < silent_since,
             func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,
         )
-        .values(ended_at=now, outcome=AttemptOutcome.LOST, outcome_detail=f"no heartbeat for {seconds:.0f} seconds")
+        .values(ended_at=now, outcome=AttemptOutcome.LOST, outcome_detail=not_heard(seconds))
         .returning(Attempt.id),
         execution_options={"synchronize_session": False},
     ).all()
