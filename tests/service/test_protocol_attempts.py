@@ -260,10 +260,10 @@ def test_a_heartbeat_and_a_begin_at_once_do_not_wait_for_each_other(
     with in_background(begins := hold_before(monkeypatch, writing, "beat")) as threads:
         saving = threads.submit(job.begin, 100)
         begins.wait_until_reached()  # its checkpoint refers to the attempt, whose row it will write
-        beating = threads.submit(Job.heartbeat, job, 99)
+        beating = threads.submit(Job.heartbeat, job, 101)
         until_blocked_or_done(service, beating)
         assert beating.done() or not service.context.database.is_postgres  # each would wait for the other
         begins.open()
         assert saving.result().view["state"] == "uploading"
         assert beating.result()["save_interval_seconds"] > 0
-    assert job.view()["last_step"] == 99
+    assert job.view()["last_step"] == 101
