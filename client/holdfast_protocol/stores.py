@@ -64,6 +64,7 @@ class FindingKind(StrEnum):
     DIFFERENT_RECORDS = "different_records"
     DAMAGED_RECORDS = "damaged_records"
     UNKNOWN_RECORDS = "unknown_records"
+    BEGUN_RECORDS = "begun_records"
     NEWER_RECORDS = "newer_records"
     REMOVED_RECORDS = "removed_records"
     LEFT_RECORDS = "left_records"

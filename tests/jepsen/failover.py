@@ -113,7 +113,8 @@ def bring_back(place: Place, journal: Journal) -> str:
     _must(place, "catalog", "rebuild", "--from", place.settings["HOLDFAST_STORE"])
     place.start_members()
     place.holdfast("catalog", "check")
-    _must(place, "store", "adopt")
+    # A record that was begun and not ended cannot be rebuilt. The judge knows which commits that may concern.
+    _must(place, "store", "adopt", "--accept-loss")
     return f"{len(missing)} commits missing, {len(missing) - len(unnamed)} named; rebuilt"
 
 

@@ -21,11 +21,12 @@ from holdfast_service.catalog.record_outbox import record_in_store
 from holdfast_service.catalog.record_scan import scan_records
 from holdfast_service.catalog.tables import Checkpoint, Copy
 from holdfast_service.clock import database_now
+from holdfast_service.compare.check import check_catalog
 from holdfast_service.errors import ProblemError
 from holdfast_service.operation_kinds import OPERATION_KINDS
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.stores.base import StoreError, StoreNotOurs
+from holdfast_service.stores.base import ObjectFacts, ObjectKey, StoreError, StoreNotOurs
 from holdfast_service.stores.posix import PosixStore
 from tests.service.conftest import Clock
 from tests.support.postgres import PostgresServer
@@ -103,6 +104,29 @@ def test_nothing_is_found_on_a_healthy_catalog_and_each_damage_is(service: Runni
         FindingKind.UNKNOWN_OBJECTS: 1,
         FindingKind.UNKNOWN_RECORDS: 1,
     }
+
+
+def test_the_check_shows_that_it_lives_before_each_question_to_the_store(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Job(service.http(), world_size=2).save(1)
+    (attached,) = service.context.stores
+    gone = chunk_files(service)[:3]
+    for file in gone:
+        file.unlink()
+    events: list[str] = []
+    head = attached.store.head
+
+    def heard(key: ObjectKey) -> ObjectFacts:
+        events.append(key.path)
+        return head(key)
+
+    monkeypatch.setattr(attached.store, "head", heard)
+    actor = Actor.at_the_database()
+    check_catalog(service.context, None, actor, lambda *_: events.append("progress"), deep=False, confirm_missing=True)
+    for file in gone:
+        asked_at = events.index(str(file.relative_to(root_of(service))))
+        assert events[asked_at - 1] == "progress"
 
 
 def test_a_person_starts_the_check_and_sees_what_to_do(service: RunningService) -> None:

@@ -10,7 +10,9 @@ from pydantic import SecretStr
 from sqlalchemy import select
 
 from holdfast_protocol.states import Scope
+from holdfast_protocol.stores import FindingKind
 from holdfast_service.catalog.custody_tables import AuditEvent
+from holdfast_service.catalog.epoch import NotCheckedError
 from holdfast_service.catalog.record_documents import CheckpointRecord, ManifestRecord, ProjectRecord, decode, encode
 from holdfast_service.catalog.record_names import RecordKind
 from holdfast_service.catalog.record_scan import FoundRecord, scan_records
@@ -109,6 +111,27 @@ def test_a_project_without_any_record_is_in_doubt_for_whoever_makes_it_anew(
             Job(again.http(), "demo/gpt")
         confirm(again, project="demo")
         assert Job(again.http(), "demo/gpt").opened["ever_committed"] is False
+
+
+@pytest.mark.rule("protocol-41")
+def test_a_record_that_was_begun_and_not_ended_is_doubted_and_never_promised_back(
+    service: RunningService, settings: ServiceSettings, empty_url: str
+) -> None:
+    job = Job(service.http())
+    job.save(20)
+    lost = job.save(30)["id"]
+    record_all(service.context)
+    record = records_of(service)[lost]
+    for name in (record.subject.manifest_name, str(record.newest_name)):
+        service.context.store.delete_named(name)
+
+    with rebuilt_service(settings, empty_url) as (again, report):
+        assert lost in report.doubts["demo"][0]
+        (store,) = check_all(again.context).stores
+        assert [each.kind for each in store.findings if each.blocks] == [FindingKind.BEGUN_RECORDS]
+        with pytest.raises(NotCheckedError, match="would lose"):
+            adopt_all(again.context)
+        adopt_all(again.context, accept_loss=True)
 
 
 @pytest.mark.rule("protocol-41")

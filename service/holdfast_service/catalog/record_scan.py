@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast_service.catalog.record_documents import DamagedRecordError, Record, decode
@@ -18,6 +18,11 @@ class FoundRecord:
     versions: list[tuple[int, int]] = field(default_factory=list)
     manifest: bool = False
     removed: bool = False
+
+    @property
+    def says_anything(self) -> bool:
+        """Lists alone name no run and no step: the process that wrote them died before the rest."""
+        return bool(self.versions) or self.manifest
 
     @property
     def newest(self) -> tuple[int, int] | None:
@@ -43,11 +48,14 @@ class FoundRecords:
         )
 
 
-def scan_records(store: Store, folder: str = FOLDER) -> FoundRecords:
-    """Of every subject, or of the one that has this folder. Raises StoreError rather than leave one out."""
+def scan_records(store: Store, folder: str = FOLDER, on_name: Callable[[], None] | None = None) -> FoundRecords:
+    """Of every subject, or of the one that has this folder. Raises StoreError rather than leave one out, and what
+    `on_name`, called for each name, raises."""
     found: dict[Subject, FoundRecord] = {}
     strange: list[str] = []
     for name in store.list_named(folder):
+        if on_name is not None:
+            on_name()
         named = parse_name(name)
         if named is None:
             strange.append(name)

@@ -61,6 +61,12 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
         "`holdfast catalog rebuild` into an empty database brings them back. Adopting the store gives them up",
         True,
     ),
+    FindingKind.BEGUN_RECORDS: (
+        "records of checkpoints that the catalog does not know were begun and not ended",
+        "They may have been commits, and no record says of which run or step: a rebuild cannot bring them back, only "
+        "the database that knew them can. Adopting the store gives up their chunks",
+        True,
+    ),
     FindingKind.NEWER_RECORDS: (
         "records are newer than the catalog: it was restored from before they were written",
         "`holdfast catalog rebuild` into an empty database brings their state back. Adopting the store gives it up",

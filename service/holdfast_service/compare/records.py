@@ -63,7 +63,7 @@ def compare_records(
     deep: bool,
 ) -> int:
     """How many subjects have a record there. Raises StoreError and NewerRecordError."""
-    found = scan_records(attached.store)
+    found = scan_records(attached.store, on_name=lambda: on_step(0))
     records = len(found.by_subject)
     for name in found.strange:
         findings.add(FindingKind.FOREIGN_RECORDS, name)
@@ -88,7 +88,8 @@ def compare_records(
             # Made since the catalog was read.
             known_by_now = _known(session, attached.store_id, left.subject) is not None
         if not left.removed and not known_by_now:
-            findings.add(_kind_of_unknown(context, attached, left), left.subject.folder)
+            unknown = _kind_of_unknown(context, attached, left) if left.says_anything else FindingKind.BEGUN_RECORDS
+            findings.add(unknown, left.subject.folder)
         on_step(1)
     return records
 

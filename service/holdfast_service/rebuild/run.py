@@ -72,7 +72,7 @@ def rebuild(
             _run(database, source, each, report, parents)
         elif each.removed:
             report.removed += 1
-        elif not each.versions and not each.manifest:
+        elif not each.says_anything:
             report.notes.append(f"{each.subject.folder}: its record was begun and not ended; nothing of it counts")
             report.doubt(each.subject.project_id, f"The record of {each.subject.subject_id} was begun and not ended.")
         else:
