@@ -37,8 +37,10 @@ from torch.distributed.fsdp import fully_shard
 import holdfast
 from holdfast import errors
 from holdfast.agreement import Outlook
+from holdfast.dcp.reader import ROUND_BYTES
 from holdfast.dcp.writer import HoldfastWriter
 from holdfast.export.pull import Format, pull
+from holdfast.source import CheckpointSource
 from holdfast.state.tree_tags import TAGS_BY_TYPE
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.selectors import Latest, RunName
@@ -261,8 +263,9 @@ def one_rank():
     dist.destroy_process_group()
 
 
-def sharded(value):
-    return sharded_tensor.full(ChunkShardingSpec(dim=0, placements=["rank:0/cpu"] * 2), (4, 2), value)
+def sharded(value, pieces=2):
+    spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu"] * pieces)
+    return sharded_tensor.full(spec, (2 * pieces, 2), value)
 
 
 @pytest.mark.rule("training-19")
@@ -280,6 +283,25 @@ def test_a_sharded_tensor_is_refused_by_name_and_kept_by_ones_own_dcp_save(run, 
         dcp.load(whole, storage_reader=ckpt.reader())
     assert [shard.tensor.tolist() for shard in loaded["rows"].local_shards()] == [[[7.0] * 2] * 2] * 2
     assert whole["rows"].tolist() == [[7.0] * 2] * 4
+
+
+@pytest.mark.rule("training-19")
+@pytest.mark.filterwarnings("ignore:Please use DTensor")
+@pytest.mark.parametrize(("room", "rounds"), [(ROUND_BYTES, 1), (16 * 4 * 8, 4)])
+def test_the_pieces_of_a_tensor_are_read_together_as_far_as_memory_goes(run, one_rank, monkeypatch, room, rounds):
+    saved = sharded(0.0, pieces=64)
+    for at, shard in enumerate(saved.local_shards()):
+        shard.tensor.fill_(at)
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.save({"rows": saved}, storage_writer=ckpt.writer(0))
+    read, read_now = [], CheckpointSource.read
+    monkeypatch.setattr(CheckpointSource, "read", lambda *of: read.append(read_now(*of)))
+    monkeypatch.setattr("holdfast.dcp.reader.ROUND_BYTES", room)
+    loaded = {"rows": torch.zeros(128, 2)}
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.load(loaded, storage_reader=ckpt.reader())
+    assert torch.equal(loaded["rows"], torch.arange(64.0).repeat_interleave(4).view(128, 2))
+    assert len(read) == rounds, "each round fetches a chunk once, for all that is in it"
 
 
 class Custom:

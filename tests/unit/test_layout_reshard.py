@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from holdfast.layout import reshard
 from holdfast.layout.pieces import LayoutError, PieceSpec, whole
 from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
-from holdfast.layout.reshard import Read, WantedPiece, linear_range_boxes, plan_reads
+from holdfast.layout.reshard import Read, StoredPieces, WantedPiece, linear_range_boxes, plan_reads
 from holdfast.layout.scatter import scatter
 from holdfast.layout.straight import straight
 
@@ -99,6 +100,47 @@ def test_the_boxes_agree_with_dcps_own_planner(case):
         for read in plan_reads(layout, [WantedPiece("t", "float32", offsets, size)]).reads:
             ours[read.rank] = ours.get(read.rank, 0) + read.bytes
         assert ours == theirs
+
+
+@given(reshardings())
+def test_what_dcps_planner_reads_of_a_stored_piece_is_read_of_that_piece(case):
+    shape, stored, wanted, sizes = case
+    array = np.arange(prod(shape), dtype=np.float32).reshape(shape)
+    layout, memory = store(array, stored, sizes)
+    chunks = [ChunkStorageMetadata(torch.Size(o), torch.Size(s)) for o, s in stored]
+    metadata = TensorStorageMetadata(properties=TensorProperties(), size=torch.Size(shape), chunks=chunks)
+    pieces = StoredPieces(layout)
+    for offsets, size in [(o, s) for o, s in wanted if prod(s)]:
+        found = np.full(size, -1, np.float32)
+        whole_box = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(size))]
+        for item in create_read_items_for_chunk_list("t", metadata, whole_box):
+            begins = tuple(item.storage_index.offset)
+            at = tuple(a + b for a, b in zip(begins, item.storage_offsets, strict=True))
+            want = WantedPiece("any name", "float32", at, tuple(item.lengths))
+            buffer = bytearray(want.bytes)
+            for chunk, reads in pieces.plan_reads([(want, "t", begins)]).by_chunk.items():
+                for read in reads:
+                    scatter(read, memoryview(memory[chunk]), memoryview(buffer))
+            found[box(item.dest_offsets, item.lengths)] = np.frombuffer(buffer, np.float32).reshape(item.lengths)
+        assert np.array_equal(found, array[box(offsets, size)])
+
+
+def test_each_stored_piece_is_looked_at_once_however_many_there_are(monkeypatch):
+    looks = []
+    reads_of_piece = reshard._reads_of_piece
+    monkeypatch.setattr(reshard, "_reads_of_piece", lambda *of: (looks.append(of), reads_of_piece(*of))[1])
+    boxes = [((row, 0), (1, 4)) for row in range(300)]
+    layout, _ = store(np.zeros((300, 4), np.float32), boxes, ChunkSizes())
+    wanted = [(WantedPiece(str(at), "float32", *boxes[at]), "t", boxes[at][0]) for at in range(300)]
+    assert len(list(StoredPieces(layout).plan_reads(wanted).reads)) == len(looks) == 300
+
+
+@pytest.mark.parametrize(("begins", "size"), [((0,), 4), ((1,), 2), ((2,), 2)])
+def test_a_piece_that_is_not_stored_whole_where_dcp_reads_it_is_refused(begins, size):
+    layout, _ = store(np.zeros(4, np.float32), [((0,), (2,)), ((2,), (2,))], ChunkSizes())
+    holed = type(layout)(1, layout.tensors, layout.shards[:1])
+    with pytest.raises(LayoutError, match="has all of"):
+        StoredPieces(holed).plan_reads([(WantedPiece("x", "float32", begins, (size,)), "t", begins)])
 
 
 def stored_shape(stored, offsets):

@@ -21,7 +21,7 @@ from torch.futures import Future
 from holdfast.dcp.metadata import dcp_metadata, decode_value, saved_dcp, values_of
 from holdfast.documents import read_documents
 from holdfast.errors import ConfigurationError
-from holdfast.layout.reshard import WantedPiece, plan_reads
+from holdfast.layout.reshard import StoredPieces, WantedPiece
 from holdfast.session import Session
 from holdfast.source import CheckpointSource
 from holdfast.state.arrivals import Arrivals, in_place
@@ -43,6 +43,7 @@ class HoldfastReader(StorageReader):
         self._source = CheckpointSource(session.client, session.run, point, workers=workers)
         self._documents = read_documents(session.ranks, self._source, rank_trees=False)
         self._saved = saved_dcp(self._documents.stored.replicated_trees)
+        self._pieces = StoredPieces(self._documents.layout, prefer_rank=session.ranks.rank)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
@@ -85,8 +86,9 @@ class HoldfastReader(StorageReader):
             planner.load_bytes(item, decode_value(values_of(indexes[self._saved.values[fqn]])[fqn]))
 
     def _load_tensors(self, items: dict[str, ReadItem], planner: LoadPlanner) -> None:
-        wanted = {name: self._wanted(name, item) for name, item in items.items()}
-        reads = plan_reads(self._documents.layout, wanted.values(), prefer_rank=self._session.ranks.rank)
+        begins = {name: tuple(item.storage_index.offset or (0,) * len(item.lengths)) for name, item in items.items()}
+        wanted = {name: self._wanted(name, item, begins[name]) for name, item in items.items()}
+        reads = self._pieces.plan_reads((wanted[name], items[name].storage_index.fqn, begins[name]) for name in items)
         targets = {name: planner.resolve_tensor(item) for name, item in items.items()}
         arrivals = Arrivals(wanted.values(), in_place(wanted, targets))
         self._source.read(reads, self._documents.layout, self._documents.chunks, arrivals.rooms())
@@ -96,25 +98,24 @@ class HoldfastReader(StorageReader):
                     targets[name].copy_(arrivals.own(name))
             planner.commit_tensor(item, targets[name])
 
-    def _wanted(self, name: str, item: ReadItem) -> WantedPiece:
-        entry = self._documents.layout.tensors[name]
-        begins = item.storage_index.offset or (0,) * len(entry.shape)
+    def _wanted(self, name: str, item: ReadItem, begins: tuple[int, ...]) -> WantedPiece:
         offsets = tuple(begin + inside for begin, inside in zip(begins, item.storage_offsets, strict=True))
-        return WantedPiece(name, entry.dtype, offsets, tuple(item.lengths))
+        dtype = self._documents.layout.tensors[item.storage_index.fqn].dtype
+        return WantedPiece(name, dtype, offsets, tuple(item.lengths))
 
 
 def _rounds(items: Iterable[ReadItem]) -> Iterator[dict[str, ReadItem]]:
-    """The items in groups that have each tensor once, and fit ROUND_BYTES as far as one item does."""
-    waiting = [item for item in items if prod(item.lengths)]
-    while waiting:
-        group: dict[str, ReadItem] = {}
-        later, elements = [], 0
-        for item in waiting:
-            more = prod(item.lengths)
-            if item.storage_index.fqn in group or (group and (elements + more) * 8 > ROUND_BYTES):
-                later.append(item)
-            else:
-                group[item.storage_index.fqn] = item
-                elements += more
+    """The items by names of their own, in groups that fit ROUND_BYTES as far as one item does: a chunk is fetched once
+    for all that a group reads of it."""
+    group: dict[str, ReadItem] = {}
+    elements = 0
+    for number, item in enumerate(items):
+        more = prod(item.lengths)
+        if group and (elements + more) * 8 > ROUND_BYTES:
+            yield group
+            group, elements = {}, 0
+        if more:
+            group[str(number)] = item
+            elements += more
+    if group:
         yield group
-        waiting = later

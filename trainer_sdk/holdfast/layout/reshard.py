@@ -97,12 +97,42 @@ def plan_reads(layout: Layout, wanted: Iterable[WantedPiece], *, prefer_rank: in
     return ReadPlan({key: tuple(by_chunk[key]) for key in sorted(by_chunk)})
 
 
-def _pieces_by_tensor(layout: Layout, prefer_rank: int | None) -> Mapping[str, list[tuple[int, Piece]]]:
+class StoredPieces:
+    """The stored pieces by where they begin: for a planner that names the one that it reads of, as DCP's does.
+    `plan_reads` would look at all pieces of the tensor for each of its reads."""
+
+    def __init__(self, layout: Layout, *, prefer_rank: int | None = None) -> None:
+        self._tensors = layout.tensors
+        self._at: dict[tuple[str, tuple[int, ...]], tuple[int, Piece]] = {}
+        for rank in _ranks_in_order(layout, prefer_rank):
+            for piece in layout.shards[rank].pieces:
+                if prod(piece.shape):
+                    self._at.setdefault((piece.tensor, piece.offsets), (rank, piece))
+
+    def plan_reads(self, wanted: Iterable[tuple[WantedPiece, str, tuple[int, ...]]]) -> ReadPlan:
+        """As the function of this name, for (what is wanted, by a name of the caller's; the tensor; where the stored
+        piece begins that has all of it). Raises LayoutError where it has not."""
+        by_chunk: dict[tuple[int, int], list[Read]] = defaultdict(list)
+        for want, tensor, begins in wanted:
+            found = self._at.get((self._tensors[tensor].alias_of or tensor, begins))
+            reads = [] if found is None else list(_reads_of_piece(*found, want))
+            if sum(read.bytes for read in reads) != want.bytes:
+                raise LayoutError(f"the shards hold no piece of {tensor!r} at {begins} that has all of {want}")
+            for read in reads:
+                by_chunk[read.rank, read.ordinal].append(read)
+        return ReadPlan({key: tuple(by_chunk[key]) for key in sorted(by_chunk)})
+
+
+def _ranks_in_order(layout: Layout, prefer_rank: int | None) -> list[int]:
     ranks = list(range(layout.world_size))
     if prefer_rank is not None and prefer_rank < layout.world_size:
         ranks.sort(key=lambda rank: rank != prefer_rank)
+    return ranks
+
+
+def _pieces_by_tensor(layout: Layout, prefer_rank: int | None) -> Mapping[str, list[tuple[int, Piece]]]:
     chosen: dict[str, dict[Box, tuple[int, Piece]]] = defaultdict(dict)
-    for rank in ranks:
+    for rank in _ranks_in_order(layout, prefer_rank):
         for piece in layout.shards[rank].pieces:
             chosen[piece.tensor].setdefault((piece.offsets, piece.shape), (rank, piece))
     return defaultdict(list, {name: list(boxes.values()) for name, boxes in chosen.items()})
