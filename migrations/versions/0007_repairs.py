@@ -140,7 +140,15 @@ _DELETABLE = ("runs", "projects")
 
 
 def _deleted_runs() -> None:
-    """Who deleted a run or a project, and until when it can be taken back."""
+    """Who deleted a run or a project, and until when it can be taken back; and what is left of rows that went."""
+    forgotten = sa.text("forgotten_at IS NOT NULL")
+    op.create_index(
+        "ix_checkpoints_forgotten",
+        "checkpoints",
+        ["forgotten_at"],
+        sqlite_where=forgotten,
+        postgresql_where=forgotten,
+    )
     for table in _DELETABLE:
         op.add_column(table, sa.Column("deleted_at", MOMENT, nullable=True))
         op.add_column(table, sa.Column("deleted_by", sa.Text(), nullable=True))
@@ -159,6 +167,7 @@ def _deleted_runs() -> None:
 
 def _no_deleted_runs() -> None:
     op.drop_table("forgotten_totals")
+    op.drop_index("ix_checkpoints_forgotten", table_name="checkpoints")
     for table in _DELETABLE:
         for name in ("purged_at", "purge_at", "delete_reason", "deleted_by", "deleted_at"):
             op.drop_column(table, name)

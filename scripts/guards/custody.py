@@ -87,6 +87,22 @@ GUARDS = (
         ("tests/service/test_protocol_deletion.py",),
     ),
     Guard(
+        "protocol-29",
+        "old tokens go that tell who may release a hold",
+        "service/holdfast_service/retention/forget_old.py",
+        "        ~exists().where(made.created_by_token == Token.id),\n",
+        "",
+        ("tests/service/test_lifetimes.py",),
+    ),
+    Guard(
+        "protocol-3",
+        "the rows go that the line of descent leads through",
+        "service/holdfast_service/retention/forget_old.py",
+        ", ~_still_asked_about())",
+        ")",
+        ("tests/service/test_lifetimes.py",),
+    ),
+    Guard(
         "protocol-26",
         "a mark that can be taken back makes a checkpoint expire",
         "service/holdfast_service/retention/plan.py",

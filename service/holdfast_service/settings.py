@@ -184,6 +184,20 @@ class ServiceSettings(BaseSettings):
         default=3600.0, ge=0, description="What a policy expired can be taken back from the trash for so long."
     )
     trash_person_seconds: float = Field(default=72 * 3600.0, ge=0, description="The same for what a person deleted.")
+    keep_operations_days: float = Field(
+        default=90.0, gt=0, description="Operations that ended go so long afterwards; the last one of its kind stays."
+    )
+    keep_tokens_days: float = Field(
+        default=90.0, gt=0, description="Tokens go so long after they expired or were revoked."
+    )
+    keep_webhook_calls_days: float = Field(
+        default=30.0, gt=0, description="Calls of webhooks go so long after they were made, if they are over."
+    )
+    keep_checkpoint_rows_days: float = Field(
+        default=90.0,
+        gt=0,
+        description="What the catalog says of aborted and deleted checkpoints goes so long after their bytes could go.",
+    )
     trash_disk_percent: float = Field(
         default=90.0,
         ge=0,

@@ -173,6 +173,8 @@ class Attempt(Table):
 
 # Over, and what it referred to is still in the catalog. A query that says exactly this can use the partial index.
 TO_FORGET = "state IN ('aborted', 'deleted') AND forgotten_at IS NULL"
+# Over, and nothing refers to it any more. A query that says exactly this can use the partial index.
+FORGOTTEN = "forgotten_at IS NOT NULL"
 # Whose commit record beside the data is older than the row. A query that says exactly this can use the partial index.
 TO_RECORD = "recorded_version < version AND state IN ('committed', 'trashed')"
 
@@ -264,6 +266,7 @@ class Checkpoint(Table):
         partial_index("ix_checkpoints_thawed", "id", where=THAWED),
         partial_index("ix_checkpoints_to_record", "id", where=TO_RECORD),
         partial_index("ix_checkpoints_to_forget", "id", where=TO_FORGET),
+        partial_index("ix_checkpoints_forgotten", "forgotten_at", where=FORGOTTEN),
     )
 
 

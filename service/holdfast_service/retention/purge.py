@@ -35,6 +35,7 @@ from holdfast_service.catalog.went_back import refuse_if_went_back
 from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.retention.forget_deleted import forget_deleted
+from holdfast_service.retention.forget_old import forget_old
 from holdfast_service.retention.in_force import must_stay
 from holdfast_service.retention.last_points import is_spare, lock_points, proven_points, still_proven
 from holdfast_service.retention.pressure import Pressure, pressure_now
@@ -56,11 +57,12 @@ _log = structlog.get_logger("holdfast.purge")
 class PurgeReport(RoundReport):
     """`done`: checkpoints whose purge has ended; `moved_seconds`: by how much all ends in the trash were moved;
     `short_runs`: how many runs keep what is due, for they have fewer than two proven points beside it; `purged_runs`:
-    deleted runs and projects that nobody can take back from now on."""
+    deleted runs and projects that nobody can take back from now on; `forgotten_rows`: what was over for long enough."""
 
     moved_seconds: float = 0.0
     short_runs: int = 0
     purged_runs: int = 0
+    forgotten_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,10 @@ def tick(context: ServiceContext) -> PurgeReport:
             _log.warning("purge_waits", checkpoint=each.checkpoint_id, error=str(away))
             failed, error = failed + 1, str(away)
     runs = forget_deleted(context, Actor.controller(NAME))
-    return PurgeReport(done=done, failed=failed, error=error, short_runs=len(short), purged_runs=runs)
+    rows = forget_old(context, Actor.controller(NAME))
+    return PurgeReport(
+        done=done, failed=failed, error=error, short_runs=len(short), purged_runs=runs, forgotten_rows=rows
+    )
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
