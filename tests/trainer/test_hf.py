@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.damage import chunks_of, files_of, flip
+from tests.support.serve import HOLDFAST
 from tests.trainer.conftest import Service
 from transformers import (
     EarlyStoppingCallback,
@@ -227,6 +230,20 @@ def test_training_ends_with_the_last_weights_where_the_best_step_has_diverged_or
             HoldfastTrainerMixin._load_best_model(trainer)
             assert f"{run}@{best}, could not be loaded, and the last weights stay" in caplog.text
             assert model.weight.tolist() == [[1, 1], [1, 1]]
+
+
+def test_what_the_limit_means_is_said_once_with_commands_that_work(
+    run: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with holdfast.Checkpointer(run) as checkpointer, caplog.at_level("INFO", "holdfast"):
+        trainer_of(checkpointer, tmp_path)
+        assert "save_total_limit" not in caplog.text
+        trainer_of(checkpointer, tmp_path, save_total_limit=3)
+    [said] = [each.getMessage() for each in caplog.records if "save_total_limit" in each.getMessage()]
+    commands = re.findall(r"`holdfast ([^`]+)`", said)
+    assert commands == [f"retention plan {run}", f"retention policy {run} --keep-last 3"]
+    for command in commands:
+        subprocess.run([HOLDFAST, *command.split()], check=True, capture_output=True)
 
 
 def test_the_limit_is_that_of_the_trainer() -> None:

@@ -46,8 +46,12 @@ class HoldfastTrainerMixin:
             trainer.train(resume_from_checkpoint=True)
 
     Saves when `save_strategy` says so (after evaluation, with its metrics) and, between, when the Checkpointer's
-    `save=` is due. `load_best_model_at_end`, `metric_for_best_model` and `save_total_limit` mean what they mean in
-    Trainer; the limit never takes the run's two newest healthy checkpoints, and needs a token with the scope operate.
+    `save=` is due. `load_best_model_at_end` and `metric_for_best_model` mean what they mean in Trainer.
+
+    `save_total_limit`: there are no folders to rotate. What Trainer would delete after a save goes to the run's trash,
+    by a token with the scope operate. What a run must keep stays whatever the limit, such as its two newest healthy and
+    its two newest proven checkpoints. What is kept of a run, whoever trains it, is its retention policy:
+    `holdfast retention policy demo/gpt --keep-last 3`.
 
     When the job is told to leave, training stops after the step, which is saved, and train() raises Preempted.
     """
@@ -63,6 +67,7 @@ class HoldfastTrainerMixin:
         self._stepped: int | None = None
         self._trainer.add_callback(HoldfastCallback(self))
         self._refuse_unsupported()
+        self._explain_limit()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trainer's own, but for what `resume_from_checkpoint` names:
@@ -201,14 +206,35 @@ class HoldfastTrainerMixin:
 
     def _saved(self, step: int) -> None:
         self._progress.saved.append(step)
-        limit, state = self._trainer.args.save_total_limit, self._trainer.state
-        if not limit or limit < 1 or not state.is_world_process_zero:
+        limit, state = self._limit, self._trainer.state
+        if limit is None or not state.is_world_process_zero:
             return
         if self._trash is None:
             run = parse_run(self.checkpointer.run)
             self._trash = Trash(self.checkpointer._client.settings, run, f"save_total_limit={limit}")
         gone = beyond_limit(self._progress.saved, limit, state.best_global_step)
         self._trash.drop(gone)
+
+    @property
+    def _limit(self) -> int | None:
+        limit: int | None = self._trainer.args.save_total_limit
+        return limit if limit and limit > 0 else None
+
+    def _explain_limit(self) -> None:
+        if self._limit is not None and self._trainer.is_world_process_zero():
+            run = self.checkpointer.run
+            log.info(
+                "save_total_limit=%d rotates no folders here. What Trainer would delete after a save goes to the trash "
+                "of %s, by a token with the scope operate. The run's two newest healthy and two newest proven "
+                "checkpoints stay whatever the limit, and so does what a job resumed from: `holdfast retention plan "
+                "%s` says why each one stays. What is kept of the run, whoever trains it, is its retention policy: "
+                "`holdfast retention policy %s --keep-last %d`",
+                self._limit,
+                run,
+                run,
+                run,
+                self._limit,
+            )
 
     def _training_state(self, saving: int | None = None) -> dict[str, Any]:
         """Of this moment: Trainer makes some of these objects anew. `saving`: the step that a save would be of."""
