@@ -409,7 +409,7 @@ def test_a_run_that_is_made_while_its_project_is_deleted_is_in_no_deleted_projec
 ) -> None:
     service.make_project("demo")
     gate = hold_after(monkeypatch, holdfast_service.retention.delete_project, "mark_deleted")
-    first, second = overlap(service, gate, lambda: delete(service, PROJECT), lambda: Job(service.http()))
+    first, second = overlap(service, gate, lambda: delete(service, PROJECT), lambda: answer(service.http().put(RUN)))
     assert first.result()["in_trash"] is not None
     with refused("project_not_found"):
         second.result()
