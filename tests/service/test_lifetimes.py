@@ -15,7 +15,7 @@ from holdfast_service.clock import database_now
 from holdfast_service.collect.tick import tick as collect
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
-from tests.support.rebuilt import record_all
+from tests.support.rebuilt import check_all, record_all
 from tests.support.retention import HOUR, RUN, prune, purge, states
 from tests.support.service import RunningService
 
@@ -61,6 +61,8 @@ def test_what_is_left_of_a_checkpoint_goes_but_not_what_is_still_asked_about(
     assert forgotten(service) == [{"checkpoints": 6}]
     # The first that was committed, what attempt 2 resumed from, and what is committed.
     assert states(service) == {1: "deleted", 4: "deleted", 9: "committed", 10: "committed"}
+    record_all(service.context)
+    assert [each.findings for each in check_all(service.context).stores] == [[]]
     after = answer(service.http().get(f"{RUN}/goodput"))
     assert after["steps_lost"] == before["steps_lost"]
     assert Job(service.http(), after=2).opened["components"] == Job(service.http(), after=3).opened["components"]

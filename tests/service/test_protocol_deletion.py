@@ -25,7 +25,7 @@ from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.interleave import hold_after, overlap, refused
 from tests.support.rank import Job, answer
-from tests.support.rebuilt import read_all, rebuilt_service, record_all
+from tests.support.rebuilt import check_all, read_all, rebuilt_service, record_all
 from tests.support.retention import HOUR, RUN, pin, prune, purge, states, undelete
 from tests.support.service import RunningService
 
@@ -254,6 +254,8 @@ def test_what_others_share_stays_and_all_else_goes_and_the_name_is_free(service:
     (event,) = audited(service, "run.purge")
     assert (event.after or {})["name"] == "gpt"
     assert numbers_of(service) == counted, "a counter never goes back"
+    record_all(service.context)
+    assert [each.findings for each in check_all(service.context).stores] == [[]]
     new = Job(service.http())
     assert (new.number, new.opened["restore_point"], new.opened["ever_committed"]) == (1, None, False)
     with refused("stale_attempt"):
