@@ -193,6 +193,11 @@ class CheckpointView(Reply):
     off_line: bool = Field(
         default=False, description="Pushed when the run had gone on without it: restored by name, never as latest."
     )
+    unproven: bool | None = Field(
+        default=None,
+        description="Of a chunk of it there is no good copy that the store or the service has hashed: the service has "
+        "yet to read it. Told only in lists and where one checkpoint is selected.",
+    )
     pinned_at: datetime | None = Field(default=None, description="Kept from policies and from prune since then.")
     pinned_by: str | None = None
     pin_reason: str | None = None

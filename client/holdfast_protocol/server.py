@@ -43,5 +43,8 @@ class Readiness(Reply):
     checks: list[ReadinessCheck]
     warnings: list[str] = Field(
         default_factory=list,
-        description="What is to be mended though the service works: processes whose stores differ.",
+        description="What is to be mended though the service works: processes whose stores differ, and weak stores.",
+    )
+    weaknesses: list[str] = Field(
+        default_factory=list, description="Those of the warnings that tell what a store does not enforce and should."
     )

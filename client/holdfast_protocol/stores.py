@@ -1,12 +1,13 @@
 """The attached stores, the comparison of the catalog with them, and whose they are.
 
 `GET  /v1/stores`                                  -> Page[StoreView]
+`GET  /v1/store-clocks`                            -> Page[StoreClock]
 `POST /v1/catalog/check`      CheckCatalog         -> OperationView, whose result is a CatalogCheck
 `POST /v1/stores/{role}/adopt` AdoptStore          -> StoreView
 `GET  /v1/catalog/doubts`                          -> Page[DoubtView]
 `POST /v1/catalog/confirm`    ConfirmCommits       -> DoubtView
 
-The first three concern every project, so a token of one project may not call these.
+All but the second concern every project, so a token of one project may not call these.
 """
 
 from __future__ import annotations
@@ -52,6 +53,17 @@ class StoreView(Reply):
     probed_at: datetime | None = Field(default=None, description="When the service last tried what the store enforces.")
     changed_at: datetime | None = Field(default=None, description="When that last came out otherwise than before.")
     weaknesses: list[str] = Field(default=[], description="What the store does not enforce and should.")
+
+
+class StoreClock(Reply):
+    """How far a store's clock is from that of the service's process which answers. Bad clocks have URLs refused."""
+
+    role: StoreRole
+    ahead_seconds: float | None = Field(description="The store's, ahead of the service's; null: `problem` says why.")
+    tolerated_seconds: float | None = Field(
+        description="From this difference on the store refuses what the service signs; null: it looks at no clock."
+    )
+    problem: str | None = None
 
 
 class FindingKind(StrEnum):

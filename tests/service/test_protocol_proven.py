@@ -9,8 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import holdfast_service.retention.purge
+from holdfast_client.cli.main import app
+from holdfast_protocol.states import Scope
 from holdfast_service.retention.purge import PurgeReport
 from holdfast_service.retention.tick import tick as retain
 from holdfast_service.scrub.prove import tick as prove
@@ -95,6 +98,33 @@ def test_while_nothing_is_proven_every_healthy_point_stays_and_says_why(service:
         prune(service, checkpoint_ids=[ids[0]])
     prove(service.context)
     assert expiring(plan(service)) == [ids[1], ids[0]]
+
+
+def test_what_nobody_has_read_is_shown_as_unproven(
+    service: RunningService, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_URL", service.url)
+    monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.READ))
+
+    def listed() -> dict[int, bool]:
+        return {one["step"]: one["unproven"] for one in answer(service.http().get(f"{RUN}/checkpoints"))["items"]}
+
+    def said(*command: str) -> str:
+        return CliRunner().invoke(app, list(command), env={"COLUMNS": "200"}).stdout
+
+    save(job, 1)
+    prove(service.context)
+    save(job, 2)
+    job.begin(3)
+    assert listed() == {1: False, 2: True, 3: False}
+    assert [word for word in said("checkpoints", "demo/gpt").splitlines() if "unproven" in word] == [
+        line for line in said("checkpoints", "demo/gpt").splitlines() if line.lstrip().startswith("2 ")
+    ]
+    assert "proven" not in said("show", "demo/gpt@1")
+    assert "not yet: the service has still to read back" in said("show", "demo/gpt@2")
+    assert answer(service.http().get(f"{RUN}/checkpoints/2"))["unproven"]
+    prove(service.context)
+    assert listed() == {1: False, 2: False, 3: False}
 
 
 def test_a_person_is_refused_the_newest_proven_point_by_name(service: RunningService, job: Job) -> None:

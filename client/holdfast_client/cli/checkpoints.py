@@ -64,7 +64,9 @@ def checkpoints(
             (
                 str(one.step),
                 str(one.attempt),
-                ", ".join(word for word in (one.state.value, lateness(one)) if word),
+                ", ".join(
+                    word for word in (one.state.value, lateness(one), "unproven" if one.unproven else "") if word
+                ),
                 one.health.value,
                 as_bytes(one.logical_bytes),
                 as_time(one.committed_at),
@@ -150,6 +152,7 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("attempt", str(one.attempt)),
         ("state", one.state.value),
         ("pushed", _pushed(one)),
+        ("proven", "not yet: the service has still to read back what the store has not hashed" if one.unproven else ""),
         ("health", one.health.value),
         ("why", one.health_reason or ""),
         ("kind", one.kind.value),

@@ -7,10 +7,13 @@ from holdfast_client.transport import path
 from holdfast_protocol.base import Page
 from holdfast_protocol.operations import OperationView
 from holdfast_protocol.states import StoreRole
-from holdfast_protocol.stores import AdoptStore, CheckCatalog, ConfirmCommits, DoubtView, StoreView
+from holdfast_protocol.stores import AdoptStore, CheckCatalog, ConfirmCommits, DoubtView, StoreClock, StoreView
 
 
 class StoreOperations(Operations):
+    def store_clocks(self) -> list[StoreClock]:
+        return self.transport.call("GET", path("store-clocks"), Page[StoreClock]).items
+
     def stores(self) -> list[StoreView]:
         return self.transport.call("GET", path("stores"), Page[StoreView]).items
 

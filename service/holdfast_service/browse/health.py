@@ -43,16 +43,16 @@ def readyz(context: Context, response: Response) -> Readiness:
 def check_readiness(context: ServiceContext) -> Readiness:
     checks = [*_check_database(context), _check_stores(context)]
     ready = all(check.ok for check in checks)
-    return Readiness(ready=ready, checks=checks, warnings=_warnings(context))
-
-
-def _warnings(context: ServiceContext) -> list[str]:
     weak = weaknesses_of(context)
+    return Readiness(ready=ready, checks=checks, warnings=[*_differences(context), *weak], weaknesses=weak)
+
+
+def _differences(context: ServiceContext) -> list[str]:
     try:
         with context.database.read() as session:
-            return [*what_differs(session, context), *weak]
+            return what_differs(session, context)
     except ProblemError:
-        return weak  # the checks say it
+        return []  # the checks say it
 
 
 def _check_database(context: ServiceContext) -> list[ReadinessCheck]:

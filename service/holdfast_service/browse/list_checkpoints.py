@@ -14,6 +14,7 @@ from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.cursors import cut_page, decode_cursor
+from holdfast_service.catalog.proven import unproven_among
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.catalog.views import checkpoint_view, seal_progress
@@ -56,8 +57,11 @@ def list_checkpoints(
             _CURSOR, session.scalars(query.where(*conditions)).all(), limit, lambda row: (row.step, row.id)
         )
         progress = seal_progress(session, rows)
+        unproven = unproven_among(session, [row.id for row in rows if row.committed_at is not None])
         views = [
-            checkpoint_view(owner.name, found.name, row, progress[row.id].sealed_ranks, progress[row.id].missing_ranks)
+            checkpoint_view(
+                owner.name, found.name, row, progress[row.id].sealed_ranks, progress[row.id].missing_ranks
+            ).model_copy(update={"unproven": row.id in unproven})
             for row in rows
         ]
     return Page(items=views, next_cursor=next_cursor)

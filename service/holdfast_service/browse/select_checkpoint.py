@@ -15,6 +15,7 @@ from holdfast_protocol.selectors import AtStep, Best, Latest, Point
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.points import point_of
+from holdfast_service.catalog.proven import unproven_among
 from holdfast_service.catalog.resolve import run_named
 from holdfast_service.catalog.restore_choice import choose_restore_point, line_of_run
 from holdfast_service.catalog.stored_bytes import stored_bytes_of_checkpoint
@@ -40,7 +41,11 @@ def select_checkpoint(
         else:
             checkpoint = _or_not_found(session.get(Checkpoint, point.checkpoint_id), found, point)
         view = current_checkpoint_view(session, owner.name, found.name, checkpoint)
-        return view.model_copy(update={"stored_bytes": stored_bytes_of_checkpoint(session, checkpoint.id)})
+        told = {
+            "stored_bytes": stored_bytes_of_checkpoint(session, checkpoint.id),
+            "unproven": checkpoint.committed_at is not None and bool(unproven_among(session, [checkpoint.id])),
+        }
+        return view.model_copy(update=told)
 
 
 def _restorable(session: Session, run: Run, point: Latest | Best) -> Checkpoint:

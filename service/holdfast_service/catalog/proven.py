@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import exists, select
-from sqlalchemy.orm import Session
+from sqlalchemy import exists, select, text
+from sqlalchemy.orm import Session, aliased
 
 from holdfast_service.catalog.copies import KEPT, PROVEN
-from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Shard
+from holdfast_service.catalog.tables import COPY_TO_READ, Checkpoint, ChunkListEntry, Copy, Shard
 
 PROVEN_POINTS = 2
 """So many stay of each run."""
@@ -30,6 +30,22 @@ def newest_proven(session: Session, newest_first: Sequence[str]) -> list[str]:
         found += [checkpoint_id for checkpoint_id in ids if checkpoint_id in proven]
         first, portion = first + portion, min(_LARGEST_PORTION, portion * 4)
     return found[:PROVEN_POINTS]
+
+
+def unproven_among(session: Session, checkpoint_ids: Collection[str]) -> set[str]:
+    """Those with a chunk that somebody has yet to read and of which no other copy is proven. It begins with the copies
+    that are to be read, mostly few: a page of large checkpoints must not ask about each of their chunks."""
+    other = aliased(Copy)
+    proven = exists().where(other.chunk_id == Copy.chunk_id, other.state.in_(KEPT), other.proof.in_(PROVEN))
+    to_read = select(Copy.chunk_id).where(text(f"({COPY_TO_READ})"), ~proven)
+    return set(
+        session.scalars(
+            select(Shard.checkpoint_id)
+            .distinct()
+            .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
+            .where(Shard.checkpoint_id.in_(checkpoint_ids), ChunkListEntry.chunk_id.in_(to_read))
+        )
+    )
 
 
 def proven_among(session: Session, checkpoint_ids: Collection[str]) -> set[str]:

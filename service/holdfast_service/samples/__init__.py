@@ -1,1 +1,1 @@
-"""Sample objects, by which a client shows that it reaches the store. No table knows them."""
+"""What `holdfast doctor` asks of the stores: a sample object there and back, which no table knows, and their clocks."""

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from email.utils import format_datetime, parsedate_to_datetime
 from xml.etree import ElementTree
 
 import urllib3
@@ -42,6 +42,7 @@ _OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLo
 _MISMATCH = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "CrcMismatch"}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}
 _ARCHIVED = {"InvalidObjectState", "ObjectNotInActiveTierError"}
+_SKEWED = {"RequestTimeTooSkewed"}
 _READING = {"GET", "HEAD"}
 _REGION = re.compile(r"[a-z0-9-]{1,64}")
 # What OpenSSL calls an answer that is no TLS, by its version.
@@ -158,6 +159,11 @@ class BucketWire(ABC):
             return ObjectArchived("the object is archived in the store; thaw it before it is read")
         if code in _NO_BUCKET:
             return StoreRefused(f"{self._name} is not there; make the bucket, or correct its name in the store's URL")
+        if code in _SKEWED:
+            return StoreRefused(
+                f"{self._name} refuses what the service signs: by its clock it is {answer.headers.get('date')}, and by "
+                f"the service's {format_datetime(datetime.now(UTC), usegmt=True)}; set both by NTP"
+            )
         region = _region_told(answer, code)
         if region is not None:
             return StoreRefused(f"{self._name} is in the region {region}; write region={region} in the store's URL")

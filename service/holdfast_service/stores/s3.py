@@ -196,7 +196,8 @@ class S3Store(S3StorageClasses, S3ObjectLock):
 
     def clock(self) -> datetime:
         query = [("list-type", "2"), ("max-keys", "1"), ("prefix", self.location.key_prefix)]
-        return date_of(self.wire.request("GET", self.location.bucket_path + "/", query=query))
+        # Whom the store refuses for a clock that is too far off, it tells the time all the same.
+        return date_of(self.wire.request("GET", self.location.bucket_path + "/", query=query, accept=(200, 403)))
 
     def ping(self) -> None:
         self._listing([("list-type", "2"), ("max-keys", "1"), ("prefix", self.location.key_prefix)], tries=1)

@@ -1,4 +1,5 @@
-"""The server: a bucket on a port of this process. `advance` moves the archives' clock; signatures keep the real one."""
+"""The server: a bucket on a port of this process. `advance` moves the archives' clock; signatures and the Date of each
+answer go by the real one, and by `skew`."""
 
 from __future__ import annotations
 
@@ -49,6 +50,7 @@ class S3Fake:
         self.lenient = lenient
         self.keys = Keys("test" + secrets.token_hex(6), secrets.token_hex(20), _REGION)
         self.ahead = timedelta()
+        self.skew = timedelta()
         self.objects = Objects(self.now, versioned=versioned)
         self.requests: list[tuple[str, str]] = []
         fake = self
@@ -75,6 +77,9 @@ class S3Fake:
     def now(self) -> datetime:
         return datetime.now(UTC) + self.ahead
 
+    def clock(self) -> datetime:
+        return datetime.now(UTC) + self.skew
+
     def advance(self, seconds: float) -> None:
         self.ahead += timedelta(seconds=seconds)
 
@@ -86,7 +91,7 @@ class S3Fake:
     def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Reply:
         raw_path, _, raw_query = target.partition("?")
         query = parsed_query(raw_query)
-        payload = verify(self.keys, method, raw_path, query, headers)
+        payload = verify(self.keys, method, raw_path, query, headers, self.clock())
         if payload not in ("UNSIGNED-PAYLOAD", hashlib.sha256(body).hexdigest()):
             raise Refusal(400, "XAmzContentSHA256Mismatch")
         bucket, _, key = unquote(raw_path).removeprefix("/").partition("/")
@@ -225,7 +230,8 @@ class _Handler(BaseHTTPRequestHandler):
         except Refusal as refusal:
             reply = refusal.as_reply()
         self.send_response_only(reply.status)
-        for name, value in ({"content-length": str(len(reply.body))} | reply.headers).items():
+        usual = {"content-length": str(len(reply.body)), "date": format_datetime(self.s3.clock(), usegmt=True)}
+        for name, value in (usual | reply.headers).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -44,21 +44,24 @@ def parsed_query(raw_query: str) -> dict[str, str]:
     return found
 
 
-def verify(keys: Keys, method: str, raw_path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> str:
+def verify(
+    keys: Keys, method: str, raw_path: str, query: Mapping[str, str], headers: Mapping[str, str], now: datetime
+) -> str:
     """The payload's SHA-256 that was signed, or UNSIGNED-PAYLOAD. Raises Refusal."""
     if "X-Amz-Signature" in query:
-        return _verify_url(keys, method, raw_path, dict(query), headers)
-    return _verify_headers(keys, method, raw_path, query, headers)
+        return _verify_url(keys, method, raw_path, dict(query), headers, now)
+    return _verify_headers(keys, method, raw_path, query, headers, now)
 
 
-def _verify_url(keys: Keys, method: str, raw_path: str, query: dict[str, str], headers: Mapping[str, str]) -> str:
+def _verify_url(
+    keys: Keys, method: str, raw_path: str, query: dict[str, str], headers: Mapping[str, str], now: datetime
+) -> str:
     if _TERMS - query.keys() or query["X-Amz-Algorithm"] != _ALGORITHM:
         raise Refusal(400, "AuthorizationQueryParametersError")
     expires = query["X-Amz-Expires"]
     if not expires.isdecimal() or not 1 <= int(expires) <= _LONGEST_SECONDS:
         raise Refusal(400, "AuthorizationQueryParametersError", "X-Amz-Expires is out of bounds.")
     signed_at = _moment(query["X-Amz-Date"])
-    now = datetime.now(UTC)
     if now >= signed_at + timedelta(seconds=int(expires)):
         raise Refusal(403, "AccessDenied", "Request has expired")
     if signed_at > now + _SKEW:
@@ -72,7 +75,7 @@ def _verify_url(keys: Keys, method: str, raw_path: str, query: dict[str, str], h
 
 
 def _verify_headers(
-    keys: Keys, method: str, raw_path: str, query: Mapping[str, str], headers: Mapping[str, str]
+    keys: Keys, method: str, raw_path: str, query: Mapping[str, str], headers: Mapping[str, str], now: datetime
 ) -> str:
     match = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
     if match is None:
@@ -80,7 +83,7 @@ def _verify_headers(
     payload, date = headers.get("x-amz-content-sha256"), headers.get("x-amz-date")
     if payload is None or date is None:
         raise Refusal(400, "InvalidRequest", "x-amz-content-sha256 and x-amz-date are needed.")
-    if abs(datetime.now(UTC) - _moment(date)) > _SKEW:
+    if abs(now - _moment(date)) > _SKEW:
         raise Refusal(403, "RequestTimeTooSkewed")
     _check(
         keys, method, raw_path, query, headers, match["names"], match["credential"], date, payload, match["mac"]

@@ -1,6 +1,6 @@
 """The checks of `holdfast doctor`, in the order in which one needs the other. Each gives one finding and never raises.
 
-url -> service -> token and protocol -> clock -> database and store -> round trip
+url -> service -> token and protocol -> clock -> database and store -> the stores' clocks -> round trip
 """
 
 from __future__ import annotations
@@ -13,12 +13,19 @@ from holdfast_client.cli.doctor.finding import Finding, failed, good, skipped, w
 from holdfast_client.cli.doctor.round_trip import round_trip
 from holdfast_client.cli.exit_codes import ExitCode, exit_code_of
 from holdfast_client.client import Client
-from holdfast_client.errors import HoldfastError, TokenProblem, UnsupportedProtocol
+from holdfast_client.errors import HoldfastError, RouteNotFound, TokenProblem, UnsupportedProtocol
 from holdfast_protocol.server import ServerInfo
 from holdfast_protocol.states import Scope
+from holdfast_protocol.stores import StoreClock
 from holdfast_protocol.version import PROTOCOL_VERSION
 
 MOST_SKEW_SECONDS = 30.0
+MOST_STORE_SKEW_SECONDS = 60.0
+"""NTP keeps clocks within a second; a minute apart they are on their way to where the store refuses signed URLs."""
+
+
+_SHOWN_BY_WORKERS = "`holdfast workers` shows which process has which store."
+_SHOWN_BY_LIST = "`holdfast store list` shows what each store does not enforce, and when it was last tried."
 
 
 def check_all(client: Client) -> Iterator[Finding]:
@@ -46,6 +53,7 @@ def check_all(client: Client) -> Iterator[Finding]:
     yield check_token(info)
     yield check_clock(info, middle)
     yield from check_ready(client)
+    yield from check_store_clocks(client)
     yield check_round_trip(client, info)
 
 
@@ -93,7 +101,33 @@ def check_ready(client: Client) -> Iterator[Finding]:
         else:
             yield failed(check.name, check.detail, remedies[check.name], ExitCode.UNAVAILABLE)
     for sentence in readiness.warnings:
-        yield warning("stores", sentence, "`holdfast workers` shows which process has which.")
+        yield warning("stores", sentence, _SHOWN_BY_WORKERS if sentence not in readiness.weaknesses else _SHOWN_BY_LIST)
+
+
+def check_store_clocks(client: Client) -> Iterator[Finding]:
+    """What the service signs is dated by its own clock, and judged by the store's."""
+    try:
+        clocks = client.store_clocks()
+    except RouteNotFound:
+        return  # a service of before this was asked
+    except HoldfastError as error:
+        yield failed("store clock", str(error), "", exit_code_of(error))
+        return
+    for clock in clocks:
+        yield _store_clock(clock)
+
+
+def _store_clock(clock: StoreClock) -> Finding:
+    if clock.ahead_seconds is None:
+        return skipped("store clock", f"{clock.role} store: {clock.problem}")
+    apart = abs(clock.ahead_seconds)
+    side = "ahead of" if clock.ahead_seconds > 0 else "behind"
+    told = f"the {clock.role} store's clock is {apart:.1f} s {side} the service's"
+    remedy = "Set the clocks of the service's machine and of the store by NTP."
+    if clock.tolerated_seconds is not None and apart >= clock.tolerated_seconds:
+        refuses = f"{told}: from {clock.tolerated_seconds:g} s on it refuses every signed URL"
+        return failed("store clock", refuses, remedy, ExitCode.UNAVAILABLE)
+    return warning("store clock", told, remedy) if apart > MOST_STORE_SKEW_SECONDS else good("store clock", told)
 
 
 def check_round_trip(client: Client, info: ServerInfo) -> Finding:

@@ -32,4 +32,4 @@ def doctor(json: JsonOption = False) -> None:
 
 def _show(finding: Finding) -> None:
     rest = finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")
-    show_facts([(f"{finding.check:<11}{finding.verdict.value:<8}", rest)])
+    show_facts([(f"{finding.check:<12}{finding.verdict.value:<8}", rest)])
