@@ -82,7 +82,7 @@ GUARDS = (
         "protocol-46",
         "a rebuild gives a deleted run back because its checkpoints' records are older",
         "service/holdfast_service/rebuild/run.py",
-        "    trash_with_their_runs(database)\n",
+        "    settle_deletions(database, report)\n",
         "",
         ("tests/service/test_protocol_deletion.py",),
     ),

@@ -13,6 +13,8 @@ from typer.testing import CliRunner, Result
 from holdfast_client import Client
 from holdfast_client.cli.main import app
 from holdfast_protocol.runs import EditProject
+from holdfast_protocol.states import Scope
+from holdfast_protocol.tokens import CreateToken
 from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.serve import ServedHoldfast, holdfast_serve
 
@@ -101,6 +103,17 @@ def test_a_policy_of_any_kind_is_put_from_a_file(target: str, tmp_path) -> None:
     run("policy", "delete", "retention", target, exit_code=2)
     run("policy", "delete", "retention", target, "--yes")
     run("policy", "delete", "retention", target, "--yes", exit_code=3)
+
+
+def test_who_may_not_delete_the_project_deletes_none_of_its_runs(
+    target: str, served: ServedHoldfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, _ = target.split("/")
+    with Client() as client:
+        theirs = client.create_token(CreateToken(name="of the project", scopes=list(Scope), project=project))
+    monkeypatch.setenv("HOLDFAST_TOKEN", theirs.token)
+    run("delete", project, "--yes", exit_code=4)
+    assert [one["name"] for one in read("runs", project)] == ["doctor"]  # type: ignore[attr-defined]
 
 
 def test_a_run_and_a_project_are_deleted_and_taken_back(target: str) -> None:

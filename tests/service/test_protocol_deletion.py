@@ -13,6 +13,7 @@ import holdfast_service.retention.delete_project
 import holdfast_service.retention.delete_run
 import holdfast_service.retention.forget_deleted
 import holdfast_service.retention.purge
+import holdfast_service.retention.undelete_run
 from holdfast_protocol.states import AttemptOutcome, Scope
 from holdfast_service.catalog.custody_tables import AuditEvent
 from holdfast_service.catalog.every_table import Table
@@ -25,7 +26,7 @@ from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.interleave import hold_after, overlap, refused
 from tests.support.rank import Job, answer
-from tests.support.rebuilt import check_all, read_all, rebuilt_service, record_all
+from tests.support.rebuilt import adopt_all, check_all, read_all, rebuilt_service, record_all
 from tests.support.retention import HOUR, RUN, pin, prune, purge, states, undelete
 from tests.support.service import RunningService
 
@@ -163,6 +164,10 @@ def test_only_what_was_seen_is_deleted_and_twice_is_once(service: RunningService
     assert first["in_trash"] == again["in_trash"]
     assert (again["checkpoints"], again["freed"]) == (first["checkpoints"], first["freed"])
     assert len(audited(service, "run.delete")) == 1
+    etag = delete(service, dry_run=True)["etag"]  # seen deleted, and taken back since
+    take_back(service)
+    with refused("edit_conflict"):
+        delete(service, etag=etag)
 
 
 @ON_SQLITE
@@ -363,6 +368,31 @@ def test_a_rebuild_raises_nothing_that_was_deleted(
         assert Job(rebuilt.http(), after=1).opened["restore_point"]["step"] == 2
 
 
+@ON_SQLITE
+@pytest.mark.parametrize("saved_since", [False, True])
+def test_a_rebuild_from_records_that_do_not_know_that_it_was_taken_back_loses_nothing(
+    service: RunningService, clock: Clock, empty_url: str, saved_since: bool
+) -> None:
+    saved(service, steps=(1, 2))
+    delete(service)
+    record_all(service.context)
+    take_back(service)
+    if saved_since:
+        saved(service, steps=(9,), after=1)
+        only(service, checkpoints=True)
+    clock.advance(100 * HOUR)
+    with rebuilt_service(service.context.settings, empty_url) as (rebuilt, report):
+        check_all(rebuilt.context)
+        adopt_all(rebuilt.context, accept_loss=True)
+        purge(rebuilt)
+        if saved_since:
+            assert Job(rebuilt.http(), after=2).opened["restore_point"]["step"] == 9
+            return
+        assert any("can be taken back for 3 more days" in note for note in report.notes)
+        assert take_back(rebuilt)["checkpoints"] == 2
+        assert states(rebuilt) == {1: "committed", 2: "committed"}
+
+
 def only(service: RunningService, *, checkpoints: bool) -> None:
     """Of the records that are due only some are written before the database is lost."""
     table = RecordSubject if checkpoints else Checkpoint
@@ -404,6 +434,19 @@ def test_a_project_goes_after_its_runs_and_comes_back(service: RunningService, c
     with service.context.database.read() as session:
         assert session.scalar(select(Run.purged_at)) is not None
     assert Job(service.http()).opened["ever_committed"] is False
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_run_that_is_taken_back_while_its_project_is_deleted_is_in_no_deleted_project(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(service)
+    delete(service)
+    gate = hold_after(monkeypatch, holdfast_service.retention.undelete_run, "refuse_if_deleted")
+    first, second = overlap(service, gate, lambda: take_back(service), lambda: delete(service, PROJECT))
+    assert first.result()["checkpoints"] == 3
+    with refused("checkpoint_protected"):
+        second.result()
 
 
 def test_a_run_that_is_made_while_its_project_is_deleted_is_in_no_deleted_project(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from holdfast_client.cli.policies import read_target
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_table
 from holdfast_client.client import Client
+from holdfast_client.errors import CheckpointProtected
 from holdfast_protocol.counted import counted
 from holdfast_protocol.deletion import Deletion, InTrash
 
@@ -39,6 +41,8 @@ def delete(
         names = [run] if run is not None else [one.name for one in client.all_runs(project)]
         found = [client.delete_run(project, name, dry_run=True) for name in names]
         done = yes and not dry_run
+        if done and run is None:
+            _ask_for_project(client, project)
         if done:
             found = [_as_seen(client, each, reason) for each in found]
             if run is None:
@@ -50,6 +54,12 @@ def delete(
     if not (yes or dry_run):
         show_note("Nothing was deleted. Say --yes if you mean it.")
         raise typer.Exit(ExitCode.USAGE)
+
+
+def _ask_for_project(client: Client, project: str) -> None:
+    """Whether this token may delete it at all, before any of its runs goes. That it has runs speaks not against it."""
+    with suppress(CheckpointProtected):
+        client.delete_project(project, dry_run=True)
 
 
 def _as_seen(client: Client, shown: Deletion, reason: str) -> Deletion:

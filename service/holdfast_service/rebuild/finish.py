@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
+from holdfast_protocol.counted import counted
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Tier
 from holdfast_protocol.tiers import coldness
 from holdfast_service.catalog.audit import Actor, record_event
@@ -20,6 +22,8 @@ from holdfast_service.catalog.custody_tables import Hold
 from holdfast_service.catalog.doubts import EVERY
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.record_documents import AttemptFacts
+from holdfast_service.catalog.record_names import RecordKind
+from holdfast_service.catalog.record_outbox import subject_changed
 from holdfast_service.catalog.record_tables import FoundEncoding
 from holdfast_service.catalog.tables import (
     Attempt,
@@ -32,11 +36,13 @@ from holdfast_service.catalog.tables import (
     Run,
     Shard,
 )
+from holdfast_service.clock import database_now
 from holdfast_service.database import Database
 from holdfast_service.rebuild.begin import refuse_unless_rebuilding
 from holdfast_service.rebuild.doubts import put_doubts
 from holdfast_service.rebuild.report import RebuildReport
 
+TIME_TO_LOOK = timedelta(days=3)
 _THERE = (CopyState.SUSPECT, CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING)
 
 
@@ -86,24 +92,67 @@ def stand_in_for_purged(database: Database, parents: Iterable[Parent]) -> None:
             insert_absent(session, Checkpoint, [row])
 
 
-def trash_with_their_runs(database: Database) -> None:
-    """A run's record may tell of its deletion while the record of a checkpoint is older: it goes with its run."""
+def settle_deletions(database: Database, report: RebuildReport) -> None:
+    """A run's record may tell of its deletion while the record of a checkpoint is older: it goes with its run. A run
+    that was launched or saved since has been taken back, whatever its record says.
+
+    And everything in the trash stays for a while: any record may be older than somebody's word to take it back."""
     with database.transaction() as session:
         refuse_unless_rebuilding(session)
         for run in session.scalars(select(Run).where(Run.deleted_at.is_not(None))).all():
-            session.execute(
-                update(Checkpoint)
-                .where(Checkpoint.run_id == run.id, Checkpoint.state == CheckpointState.COMMITTED)
-                .values(
-                    state=CheckpointState.TRASHED,
-                    trashed_at=run.deleted_at,
-                    trashed_by="run",
-                    trash_reason=run.delete_reason,
-                    purge_at=run.purge_at,
-                    version=Checkpoint.version + 1,
-                ),
-                execution_options={"synchronize_session": False},
-            )
+            if run.purged_at is None and _lived_on(session, run):
+                run.deleted_at = run.deleted_by = run.delete_reason = run.purge_at = None
+                subject_changed(session, RecordKind.RUN, run.id, run.project_id)
+            else:
+                _trash_all(session, run)
+        session.flush()
+        kept = _give_time(session, database_now(session) + TIME_TO_LOOK)
+    if kept:
+        report.notes.append(
+            f"{counted(kept, 'thing')} in the trash can be taken back for {TIME_TO_LOOK.days} more days: a record may "
+            "be older than somebody's word to take it back. Look with `holdfast trash list`"
+        )
+
+
+def _lived_on(session: Session, run: Run) -> bool:
+    opened = exists().where(Attempt.run_id == run.id, Attempt.opened_at > run.deleted_at)
+    committed = exists().where(Checkpoint.run_id == run.id, Checkpoint.committed_at > run.deleted_at)
+    return bool(session.scalar(select(or_(opened, committed))))
+
+
+def _trash_all(session: Session, run: Run) -> None:
+    session.execute(
+        update(Checkpoint)
+        .where(Checkpoint.run_id == run.id, Checkpoint.state == CheckpointState.COMMITTED)
+        .values(
+            state=CheckpointState.TRASHED,
+            trashed_at=run.deleted_at,
+            trashed_by="run",
+            trash_reason=run.delete_reason,
+            purge_at=run.purge_at,
+            version=Checkpoint.version + 1,
+        ),
+        execution_options={"synchronize_session": False},
+    )
+
+
+def _give_time(session: Session, until: datetime) -> int:
+    """How many could have been purged before."""
+    over = (Checkpoint.state == CheckpointState.TRASHED, Checkpoint.purge_at < until)
+    kept = session.execute(
+        update(Checkpoint).where(*over).values(purge_at=until, version=Checkpoint.version + 1).returning(Checkpoint.id),
+        execution_options={"synchronize_session": False},
+    ).all()
+    deleted: list[Run | Project] = []
+    for table in (Run, Project):
+        deleted += session.scalars(select(table).where(table.purged_at.is_(None), table.purge_at < until))
+    for each in deleted:
+        each.purge_at = until
+        if isinstance(each, Run):
+            subject_changed(session, RecordKind.RUN, each.id, each.project_id)
+        else:
+            subject_changed(session, RecordKind.PROJECT, each.id, each.id)
+    return len(kept) + len(deleted)
 
 
 def mark_missing(database: Database) -> None:

@@ -17,8 +17,8 @@ from holdfast_service.rebuild.finish import (
     finish,
     mark_cold,
     mark_missing,
+    settle_deletions,
     stand_in_for_purged,
-    trash_with_their_runs,
 )
 from holdfast_service.rebuild.inventory import put_copies
 from holdfast_service.rebuild.report import RebuildReport
@@ -85,7 +85,7 @@ def rebuild(
     for read in unsure:
         _put(database, source, read, report)
     stand_in_for_purged(database, parents.values())
-    trash_with_their_runs(database)
+    settle_deletions(database, report)
     counted = 0
 
     def count(objects: int) -> None:

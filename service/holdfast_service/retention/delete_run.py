@@ -33,6 +33,9 @@ from holdfast_service.retention.prune import refusal, stays_of_all
 from holdfast_service.retention.read_facts import read_facts
 from holdfast_service.retention.trash import Trashing, lock_run, move_to_trash
 
+# That of no living run: if somebody takes it back meanwhile, what was seen is not what is there.
+_IS_DELETED = '"deleted"'
+
 
 def delete_run(
     context: ServiceContext, caller: Principal, name: RunName, request: DeleteAll, if_match: str | None
@@ -53,7 +56,7 @@ def delete_run(
                 _move(session, found, gone, Trashing.with_its_run(context, Actor.person(caller), request.reason))
             ids, logical_bytes = [fact.id for fact in gone], sum(fact.logical_bytes for fact in gone)
         else:
-            etag, (ids, logical_bytes) = "*", _in_trash_with(session, found)
+            etag, (ids, logical_bytes) = _IS_DELETED, _in_trash_with(session, found)
         told = in_trash(found)
     with context.database.read() as session:
         freed = freed_bytes(session, ids)

@@ -25,6 +25,8 @@ def undelete_run(context: ServiceContext, caller: Principal, project: str, run: 
     Raises `project_not_found` also where the project is deleted, and `run_not_found` once the run is purged."""
     with context.database.transaction() as session:
         owner, found = run_named(session, caller, project, run, deleted=True)
+        # Whoever deletes the project waits until this run lives again, and then is refused; or was first.
+        session.refresh(owner, with_for_update={"read": True})
         refuse_if_deleted(owner)
         if lock_run(session, found.id).purged_at is not None:
             refuse_if_deleted(owner, found)
