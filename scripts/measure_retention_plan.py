@@ -55,7 +55,7 @@ STATEMENTS = (
     "INSERT INTO copies (chunk_id, project_id, store_id, attempt_id, generation, state, proof, codec, stored_digest, "
     "stored_bytes, ticket_expires_at, created_at, verified_at) SELECT n, 'p', 1, 1, md5(n::text), 'verified', "
     "'store_sha256', 'raw', md5(n::text), 900000 + n % 1000, now(), now(), now() FROM generate_series(1, :chunks) n",
-    "INSERT INTO chunk_lists (id, project_id, digest) SELECT i, 'p', md5(i::text) "
+    "INSERT INTO chunk_lists (id, project_id, digest, entries_digest) SELECT i, 'p', md5(i::text), md5(i::text) "
     "FROM generate_series(0, :checkpoints - 1) i",
     "INSERT INTO chunk_list_entries (chunk_list_id, ordinal, chunk_id) SELECT i, o, CASE "
     f"WHEN o < {OWN} THEN 1 + i * {OWN} + o "

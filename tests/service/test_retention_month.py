@@ -181,7 +181,9 @@ class _Month:
         row |= {"metrics": {}, "labels": [], "components": {}, "created_at": at, "deadline_at": at}
         self._add(Checkpoint, row | {"committed_at": None if state == "uploading" else at} | more)
         number = next(self._numbers)
-        self._add(ChunkList, {"id": number, "project_id": self.project_id, "digest": f"{number:064}"})
+        digest = f"{number:064}"
+        row = {"id": number, "project_id": self.project_id, "digest": digest, "entries_digest": digest}
+        self._add(ChunkList, row)
         for ordinal, chunk in enumerate(chunks):
             self._add(ChunkListEntry, {"chunk_list_id": number, "ordinal": ordinal, "chunk_id": chunk})
         shard = {"checkpoint_id": checkpoint_id, "rank": 0, "state": "sealed", "chunk_list_id": number}
