@@ -91,6 +91,13 @@ def test_a_wrong_size_that_is_offered_first_binds_nobody_else(service: RunningSe
 
 
 @pytest.mark.rule("protocol-13")
+def test_a_wrong_size_that_is_offered_later_binds_nobody_either(service: RunningService) -> None:
+    Job(service.http(), "demo/honest").save(1, content=b"weights")
+    offer_with(Job(service.http(), "demo/liar").begin(1), b"weights", 5)
+    assert statuses(Job(service.http(), "demo/other").begin(1).negotiate(0, [b"weights"])) == ["present"]
+
+
+@pytest.mark.rule("protocol-13")
 def test_a_list_of_the_same_chunks_with_a_wrong_size_is_another_list(service: RunningService) -> None:
     liar = save_with_wrong_size(service, "demo/liar", b"weights", 5)
     honest = Job(service.http(), "demo/honest").save(1, content=b"weights")
