@@ -15,6 +15,7 @@ import holdfast_service.retention.forget_deleted
 import holdfast_service.retention.purge
 import holdfast_service.retention.undelete_run
 from holdfast_protocol.states import AttemptOutcome, Scope
+from holdfast_protocol.stores import CheckFinding
 from holdfast_service.catalog.custody_tables import AuditEvent
 from holdfast_service.catalog.every_table import Table
 from holdfast_service.catalog.record_tables import RecordSubject
@@ -260,7 +261,7 @@ def test_what_others_share_stays_and_all_else_goes_and_the_name_is_free(service:
     assert (event.after or {})["name"] == "gpt"
     assert numbers_of(service) == counted, "a counter never goes back"
     record_all(service.context)
-    assert [each.findings for each in check_all(service.context).stores] == [[]]
+    assert findings(service) == []
     new = Job(service.http())
     assert (new.number, new.opened["restore_point"], new.opened["ever_committed"]) == (1, None, False)
     with refused("stale_attempt"):
@@ -269,6 +270,10 @@ def test_what_others_share_stays_and_all_else_goes_and_the_name_is_free(service:
         old.heartbeat()
     new.save(1)
     assert Job(service.http(), after=1).opened["restore_point"]["step"] == 1
+
+
+def findings(service: RunningService) -> list[CheckFinding]:
+    return [each for store in check_all(service.context).stores for each in store.findings]
 
 
 def numbers_of(service: RunningService) -> tuple[int, ...]:
@@ -293,6 +298,24 @@ def test_the_name_is_not_free_before_the_purge_is_told_beside_the_data(service: 
     record_all(service.context)
     purge(service)
     Job(service.http())
+
+
+@ON_SQLITE
+def test_a_check_sees_no_tampering_before_the_purge_is_told_beside_the_data_but_sees_another_name(
+    service: RunningService, clock: Clock
+) -> None:
+    saved(service, steps=())
+    record_all(service.context)
+    delete(service)
+    clock.advance(73 * HOUR)
+    purge(service)
+    assert len(audited(service, "run.purge")) == 1
+    assert findings(service) == []
+    for name in ("gqt", "gpt~of-another"):
+        with service.context.database.transaction() as session:
+            session.execute(update(Run).values(name=name))
+        (found,) = findings(service)
+        assert (found.kind, found.blocks) == ("different_records", True)
 
 
 @ON_SQLITE
@@ -434,6 +457,8 @@ def test_a_project_goes_after_its_runs_and_comes_back(service: RunningService, c
     with service.context.database.read() as session:
         assert session.scalar(select(Run.purged_at)) is not None
     assert Job(service.http()).opened["ever_committed"] is False
+    record_all(service.context)
+    assert findings(service) == [], "what was renamed by its purge was changed by nobody else"
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)

@@ -80,7 +80,12 @@ def run_record(session: Session, context: ServiceContext, run_id: str, version: 
 
 def gone_name(found: Project | Run) -> str:
     """What it is called; once it is purged by a name that nobody can give, so that its own is free."""
-    return found.name if found.purged_at is None or "~" in found.name else f"{found.name}~{found.id}"
+    return found.name if found.purged_at is None or "~" in found.name else found.name + gone_suffix(found.id)
+
+
+def gone_suffix(subject_id: str) -> str:
+    """No name that is given may have a ~ in it."""
+    return f"~{subject_id}"
 
 
 def _deletion(found: Project | Run) -> DeletionFacts | None:

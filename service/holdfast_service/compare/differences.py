@@ -12,13 +12,15 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from holdfast_service.catalog.record_content import checkpoint_record, project_record, run_record
+from holdfast_service.catalog.record_content import checkpoint_record, gone_suffix, project_record, run_record
 from holdfast_service.catalog.record_documents import (
     CheckpointFacts,
     CheckpointRecord,
     HoldFacts,
     ManifestRecord,
+    ProjectFacts,
     ProjectRecord,
+    RunFacts,
     RunRecord,
 )
 from holdfast_service.catalog.record_writing import RECORDED_STATES
@@ -56,12 +58,18 @@ def subject_differences(
         changing: tuple[str, ...] = ("quota_bytes", "policies")
     else:
         fresh = run_record(session, context, document.run.id, version)
-        named["run"] = (fresh.run, document.run)
+        named["run"] = (_as_made(fresh.run), _as_made(document.run))
         changing = ("latest_attempt",)
-    named["project"] = (fresh.project, document.project)
+    named["project"] = (_as_made(fresh.project), _as_made(document.project))
     if version == document.version:
         named |= {name: (getattr(fresh, name), getattr(document, name)) for name in changing}
     return list(_told(named))
+
+
+def _as_made(named: ProjectFacts | RunFacts) -> tuple[str, str]:
+    """The id, and the name without what a purge puts behind it: a run's record is not written again for what becomes
+    of its project, and any record may be older than the purge."""
+    return named.id, named.name.removesuffix(gone_suffix(named.id))
 
 
 def checkpoint_differences(
