@@ -19,6 +19,7 @@ from holdfast_service.catalog.durability import what_can_be_lost
 from holdfast_service.catalog.history import begin_history, keep_history
 from holdfast_service.catalog.notifier import CommitNotifier
 from holdfast_service.catalog.place import MOVED, settle_place
+from holdfast_service.catalog.recorded import due_since_attached
 from holdfast_service.catalog.save_advice import SaveAdvice
 from holdfast_service.catalog.store_row import ForeignStoreError, Marker, find_row, read_marker
 from holdfast_service.catalog.tables import CatalogIdentity
@@ -75,6 +76,8 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
         save_advice=SaveAdvice(settings, database),
     )
     begin_history(context)
+    with database.transaction() as session:
+        due_since_attached(session, context)
     for sentence in what_can_be_lost(database):
         _log.warning("acknowledged_commits_can_be_lost", reason=sentence)
     return context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +24,14 @@ from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 from holdfast_service.clock import database_now
 from holdfast_service.collect.tick import tick as collect
 from holdfast_service.metrics.catalog_numbers import _read as numbers
+from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.interleave import hold_after, overlap, refused
 from tests.support.rank import Job, answer
 from tests.support.rebuilt import adopt_all, check_all, read_all, rebuilt_service, record_all
 from tests.support.retention import HOUR, RUN, pin, prune, purge, states, undelete
-from tests.support.service import RunningService
+from tests.support.service import RunningService, running_service
 
 pytestmark = pytest.mark.rule("protocol-46")
 PROJECT = "/v1/projects/demo"
@@ -298,6 +300,44 @@ def test_the_name_is_not_free_before_the_purge_is_told_beside_the_data(service: 
     record_all(service.context)
     purge(service)
     Job(service.http())
+
+
+@ON_SQLITE
+def test_a_name_is_not_free_while_a_store_that_was_detached_has_the_living_record(
+    settings: ServiceSettings, clock: Clock, empty_url: str, tmp_path: Path
+) -> None:
+    both = settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
+    with running_service(both) as service:
+        saved(service, steps=())
+        record_all(service.context)
+    with running_service(settings) as service:
+        delete(service)
+        purge_all(service, clock)
+        assert len(audited(service, "run.purge")) == 1
+        with refused("run_not_found") as why:
+            Job(service.http())
+        assert "taken out of the settings" in str(why.value)
+    with running_service(both) as service:
+        record_all(service.context)
+        purge(service)
+        saved(service, steps=())
+        record_all(service.context)
+    with rebuilt_service(settings, empty_url, str(both.second_store)) as (rebuilt, report):
+        assert (report.damaged, listed(rebuilt)) == ([], ["gpt"])
+        Job(rebuilt.http(), after=1)
+
+
+@ON_SQLITE
+def test_a_store_that_is_attached_later_is_told_what_the_others_have_been_told(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    with running_service(settings) as service:
+        saved(service, steps=())
+        record_all(service.context)
+    with running_service(settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})) as service:
+        assert record_all(service.context) == 2, "the project and the run"
+    with running_service(settings) as service:
+        assert record_all(service.context) == 0
 
 
 @ON_SQLITE

@@ -62,7 +62,11 @@ def refuse_if_deleted(project: Project, run: Run | None = None) -> None:
 def _deleted(found: Project | Run, name: str) -> str:
     why = f" ({found.delete_reason})" if found.delete_reason else ""
     if found.purged_at is not None:
-        return f"{name} was deleted by {found.deleted_by}{why}, and is purged. Its name is free in a moment: try again."
+        return (
+            f"{name} was deleted by {found.deleted_by}{why}, and is purged. Its name is free once that is told in "
+            "every store that has a record of it: in a moment, or when one that does not answer, or was taken out of "
+            "the settings, is back. Try again then, or take another name."
+        )
     until = "" if found.purge_at is None else f" before {found.purge_at:%Y-%m-%d %H:%M} UTC"
     return (
         f"{name} was deleted by {found.deleted_by}{why}. To go on with it, take it back{until}: "

@@ -5,15 +5,14 @@ way of what does not, so it is left out here and told in the backlog.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, exists, false, func, or_, select, text, update
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import exists, func, or_, select, text
+from sqlalchemy.orm import Session
 
 from holdfast_service.attached_store import AttachedStore
 from holdfast_service.catalog.record_names import RecordKind, Subject
 from holdfast_service.catalog.record_tables import SUBJECT_TO_RECORD, RecordSubject, WrittenRecord
-from holdfast_service.catalog.record_writing import is_always_recorded
+from holdfast_service.catalog.recorded import is_older
 from holdfast_service.catalog.rounds import Backlog
 from holdfast_service.catalog.tables import TO_RECORD, Checkpoint, Run
 from holdfast_service.clock import database_now
@@ -36,7 +35,7 @@ def due_subjects(session: Session, stores: Sequence[AttachedStore], limit: int) 
             text(SUBJECT_TO_RECORD),
             or_(
                 *(
-                    _is_older(each, RecordSubject.kind, RecordSubject.subject_id, RecordSubject.version, now)
+                    is_older(each, RecordSubject.kind, RecordSubject.subject_id, RecordSubject.version, now)
                     for each in stores
                 )
             ),
@@ -50,26 +49,12 @@ def due_subjects(session: Session, stores: Sequence[AttachedStore], limit: int) 
         .join(Run, Run.id == Checkpoint.run_id)
         .where(
             text(TO_RECORD),
-            or_(*(_is_older(each, RecordKind.CHECKPOINT, Checkpoint.id, Checkpoint.version, now) for each in stores)),
+            or_(*(is_older(each, RecordKind.CHECKPOINT, Checkpoint.id, Checkpoint.version, now) for each in stores)),
         )
         .order_by(Checkpoint.id)
         .limit(limit)
     ).all()
     return found + [Subject(RecordKind.CHECKPOINT, row.project_id, row.id) for row in checkpoints]
-
-
-def note_recorded(session: Session, context: ServiceContext) -> None:
-    """What every attached store has in its newest version is due no more. Asked of the rows, so that it is the same
-    whoever has written last."""
-    for table, kind, key, behind in (
-        (RecordSubject, RecordSubject.kind, RecordSubject.subject_id, SUBJECT_TO_RECORD),
-        (Checkpoint, RecordKind.CHECKPOINT, Checkpoint.id, TO_RECORD),
-    ):
-        older = [_is_older(each, kind, key, table.version) for each in context.stores]
-        session.execute(
-            update(table).where(text(behind), ~or_(*older)).values(recorded_version=table.version),
-            execution_options={"synchronize_session": False},
-        )
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
@@ -85,27 +70,6 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
         select(func.min(Checkpoint.committed_at)).where(text(TO_RECORD), Checkpoint.recorded_version == 0)
     )
     return Backlog(due=subjects + checkpoints, leased=leased or 0, oldest_due_at=oldest)
-
-
-def _is_older(
-    attached: AttachedStore,
-    kind: RecordKind | InstrumentedAttribute[str],
-    subject_id: InstrumentedAttribute[str],
-    version: InstrumentedAttribute[int],
-    now: datetime | None = None,
-) -> ColumnElement[bool]:
-    """Whether this store is to have a record of the subject and has an older one; given the time, one that nobody
-    writes at the moment."""
-    theirs = and_(
-        WrittenRecord.kind == kind,
-        WrittenRecord.subject_id == subject_id,
-        WrittenRecord.store_id == attached.store_id,
-    )
-    done = or_(WrittenRecord.version >= version, WrittenRecord.removed_at.is_not(None))
-    if now is not None:
-        done = or_(done, func.coalesce(WrittenRecord.leased_until > now, false()))
-    always = is_always_recorded(kind if isinstance(kind, RecordKind) else RecordKind.RUN, attached.role)
-    return ~exists().where(theirs, done) if always else exists().where(theirs, ~done)
 
 
 def writable(stores: Collection[AttachedStore]) -> list[AttachedStore]:

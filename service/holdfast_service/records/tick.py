@@ -21,9 +21,10 @@ from holdfast_service.catalog.record_writing import (
     settle_record,
     write_record,
 )
+from holdfast_service.catalog.recorded import note_recorded
 from holdfast_service.catalog.rounds import RoundReport
 from holdfast_service.context import ServiceContext
-from holdfast_service.records.due import any_behind, due_subjects, note_recorded, writable
+from holdfast_service.records.due import any_behind, due_subjects, writable
 from holdfast_service.stores.base import StoreError
 
 _SUBJECTS_PER_ROUND = 500

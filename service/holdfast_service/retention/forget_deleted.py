@@ -22,7 +22,7 @@ from holdfast_service.catalog.custody_tables import Operation, Policy, Retention
 from holdfast_service.catalog.record_content import gone_name
 from holdfast_service.catalog.record_names import RecordKind
 from holdfast_service.catalog.record_outbox import subject_changed
-from holdfast_service.catalog.record_tables import RecordSubject
+from holdfast_service.catalog.record_tables import RecordSubject, WrittenRecord
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run, Token
 from holdfast_service.catalog.webhook_tables import Webhook
 from holdfast_service.catalog.went_back import refuse_if_went_back
@@ -150,12 +150,19 @@ def _forget_some(session: Session) -> bool:
 
 
 def _free_names(session: Session, kind: RecordKind, table: type[_Deleted]) -> None:
-    """Once the newest record in each store says that it is purged: a catalog that is rebuilt from an older one would
-    have two of one name, and could keep only one of them."""
+    """Once the newest record in each store says that it is purged, in one that is not attached now as well: a catalog
+    that is rebuilt from an older one would have two of one name, and could keep only one of them."""
+    older = exists().where(
+        WrittenRecord.kind == RecordSubject.kind,
+        WrittenRecord.subject_id == RecordSubject.subject_id,
+        WrittenRecord.version < RecordSubject.version,
+        WrittenRecord.removed_at.is_(None),
+    )
     recorded = exists().where(
         RecordSubject.kind == kind,
         RecordSubject.subject_id == table.id,
         RecordSubject.recorded_version >= RecordSubject.version,
+        ~older,
     )
     purged = select(table).where(table.purged_at.is_not(None), ~table.name.contains("~"), recorded)
     for found in session.scalars(purged.order_by(table.id).with_for_update(skip_locked=True)):
