@@ -341,6 +341,41 @@ def test_a_store_that_is_attached_later_is_told_what_the_others_have_been_told(
 
 
 @ON_SQLITE
+def test_the_audit_is_asked_by_what_was_there_before_the_purge(service: RunningService, clock: Clock) -> None:
+    saved(service, steps=(1,))
+    saved(service, "other/gpt", steps=())
+    gone = done_id(service, 1)
+    delete(service, reason="the wrong data")
+    delete(service, PROJECT)
+    for _ in range(2):
+        purge_all(service, clock)
+    with service.context.database.read() as session:
+        assert session.get(Checkpoint, gone) is None
+    purged = [each for each in told(service, project="demo", run="gpt") if each["action"] == "run.purge"]
+    own = service.http(token=service.token(project="other"))
+    with refused("checkpoint_not_found"):
+        answer(own.get("/v1/events", params={"checkpoint": gone}))
+    saved(service, steps=(2,))
+    assert [each["action"] for each in told(service, checkpoint=gone)][-1] == "checkpoint.trash"
+    (before,) = told(service, project="demo", run="gpt", action="run.delete")
+    assert before["reason"] == "the wrong data"
+    assert (before["project"], before["run"]) == (purged[0]["project"], purged[0]["run"])
+    assert before["run"].startswith("gpt~")
+    assert [each["action"] for each in told(service, project="demo", run="gpt")].count("run.create") == 2
+    by_id = told(service, project=before["project"], run=before["run"])
+    assert [each["action"] for each in by_id].count("run.create") == 1
+    assert all(each["run"] == before["run"] for each in by_id)
+    with refused("checkpoint_not_found"):
+        told(service, checkpoint=f"ck_{'0' * 32}")
+    with refused("run_not_found"):
+        told(service, project="demo", run="gp")
+
+
+def told(service: RunningService, **wanted: str) -> list[dict[str, Any]]:
+    return answer(service.http().get("/v1/events", params=wanted))["items"]  # type: ignore[no-any-return]
+
+
+@ON_SQLITE
 def test_a_check_sees_no_tampering_before_the_purge_is_told_beside_the_data_but_sees_another_name(
     service: RunningService, clock: Clock
 ) -> None:

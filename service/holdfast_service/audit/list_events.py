@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import Select, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.events import ActorKind, EventView
@@ -52,23 +52,21 @@ def list_events(
         return Page(items=_views(session, shown), next_cursor=next_cursor)
 
 
-def _run_id(session: Session, caller: Principal, project: str, run: str) -> str:
-    return run_named(session, caller, project, run, deleted=True)[1].id
-
-
 def _query(session: Session, caller: Principal, wanted: EventFilter) -> Select[AuditEvent]:
     query = select(AuditEvent)
     if caller.project_id is not None:
         query = query.where(AuditEvent.project_id == caller.project_id)
-    if wanted.run is not None:
-        if wanted.project is None:
-            raise ProblemError(ProblemCode.INVALID_REQUEST, "A run is named with its project. Give `project` as well.")
-        query = query.where(AuditEvent.run_id == _run_id(session, caller, wanted.project, wanted.run))
     if wanted.project is not None:
-        query = query.where(AuditEvent.project_id == project_named(session, caller, wanted.project, deleted=True).id)
+        project_ids = _projects(session, caller, wanted.project)
+        query = query.where(AuditEvent.project_id.in_(project_ids))
+        if wanted.run is not None:
+            query = query.where(AuditEvent.run_id.in_(_runs(session, caller, project_ids, wanted.project, wanted.run)))
+    elif wanted.run is not None:
+        raise ProblemError(ProblemCode.INVALID_REQUEST, "A run is named with its project. Give `project` as well.")
     if wanted.checkpoint_id is not None:
-        checkpoint_by_id(session, caller, wanted.checkpoint_id)
         query = query.where(AuditEvent.checkpoint_id == wanted.checkpoint_id)
+        if session.scalar(query.limit(1)) is None:  # the row of one that has events may be gone
+            checkpoint_by_id(session, caller, wanted.checkpoint_id)
     if wanted.actor is not None:
         query = query.where(AuditEvent.actor == wanted.actor)
     if wanted.actor_kind is not None:
@@ -80,6 +78,24 @@ def _query(session: Session, caller: Principal, wanted: EventFilter) -> Select[A
     if wanted.until is not None:
         query = query.where(AuditEvent.at < wanted.until)
     return query
+
+
+def _projects(session: Session, caller: Principal, name: str) -> Sequence[str]:
+    """The ids of all that were ever called so. Raises what finding one raises, if none was."""
+    caller.check_project_name(name)
+    found = session.scalars(select(Project.id).where(_was_called(Project.name, name))).all()
+    return found or [project_named(session, caller, name, deleted=True).id]
+
+
+def _runs(session: Session, caller: Principal, project_ids: Sequence[str], project: str, name: str) -> Sequence[str]:
+    """Likewise, in these projects."""
+    query = select(Run.id).where(Run.project_id.in_(project_ids), _was_called(Run.name, name))
+    return session.scalars(query).all() or [run_named(session, caller, project, name, deleted=True)[1].id]
+
+
+def _was_called(column: InstrumentedAttribute[str], name: str) -> ColumnElement[bool]:
+    """One that is purged has its id behind its name, which may be another's by now; with the id it is meant alone."""
+    return or_(column == name, column.startswith(f"{name}~", autoescape=True))
 
 
 def _views(session: Session, events: Sequence[AuditEvent]) -> list[EventView]:
