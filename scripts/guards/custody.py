@@ -80,6 +80,14 @@ GUARDS = (
     ),
     Guard(
         "protocol-46",
+        "the name of a purged run is free while a store that was detached has the living record",
+        "service/holdfast_service/retention/forget_deleted.py",
+        "        ~older,\n",
+        "",
+        ("tests/service/test_protocol_deletion.py",),
+    ),
+    Guard(
+        "protocol-46",
         "a rebuild gives a deleted run back because its checkpoints' records are older",
         "service/holdfast_service/rebuild/run.py",
         "    settle_deletions(database, report)\n",
