@@ -19,6 +19,7 @@ from holdfast_protocol.states import AttemptOutcome, Scope
 from holdfast_protocol.stores import CheckFinding
 from holdfast_service.catalog.custody_tables import AuditEvent
 from holdfast_service.catalog.every_table import Table
+from holdfast_service.catalog.operations import start_operation
 from holdfast_service.catalog.record_tables import RecordSubject
 from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
 from holdfast_service.clock import database_now
@@ -373,6 +374,41 @@ def test_the_audit_is_asked_by_what_was_there_before_the_purge(service: RunningS
 
 def told(service: RunningService, **wanted: str) -> list[dict[str, Any]]:
     return answer(service.http().get("/v1/events", params=wanted))["items"]  # type: ignore[no-any-return]
+
+
+@ON_SQLITE
+def test_an_operator_sees_what_is_left_of_a_deleted_project(service: RunningService, clock: Clock) -> None:
+    saved(service, steps=(1,))
+    http = service.http()
+    with service.context.database.transaction() as session:
+        run = session.scalars(select(Run)).one()
+        started = start_operation(
+            session, service.caller(), "drill", project_id=run.project_id, run_id=run.id, arguments={}
+        )
+    answer(http.post(f"/v1/operations/{started.id}/cancel"))
+    delete(service)
+    held = answer(http.post(f"/v1/checkpoints/{done_id(service, 1)}/holds", json={"reason": "evidence"}))
+    delete(service, PROJECT)
+    for names in ({"project": "demo"}, {"project": "demo", "run": "gpt"}):
+        assert [each["id"] for each in answer(http.get("/v1/holds", params=names))["items"]] == [held["id"]]
+        assert [each["id"] for each in answer(http.get("/v1/operations", params=names))["items"]] == [started.id]
+    another = service.http(token=service.token())
+    answer(another.post(f"/v1/holds/{held['id']}/release", json={"reason": "seen"}))
+    clock.advance(73 * HOUR)
+    for _ in range(3):
+        purge(service)
+        record_all(service.context)
+    (operation,) = answer(http.get("/v1/operations"))["items"]
+    assert operation["run"].startswith("gpt~")
+    (used,) = answer(http.get("/v1/usage"))["items"]
+    assert used["project"].startswith("demo~")
+    assert used["pending_collection_bytes"] == used["stored_bytes"] > 0
+    shown = http.get("/metrics").text
+    assert 'holdfast_bytes{kind="pending_collection",project="(purged)",store="primary"}' in shown
+    assert 'holdfast_attempts_ended{outcome="finished",project="(purged)"}' in shown
+    assert "demo~" not in shown
+    purge_all(service, clock)
+    assert answer(http.get("/v1/usage"))["items"] == []
 
 
 @ON_SQLITE

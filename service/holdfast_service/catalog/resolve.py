@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import exists, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import CopyState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog.cursors import cut_page, decode_cursor
-from holdfast_service.catalog.tables import Attempt, Checkpoint, Project, Run
+from holdfast_service.catalog.tables import Attempt, Checkpoint, Copy, Project, Run
 from holdfast_service.errors import ProblemError
 
 
@@ -115,9 +116,13 @@ def page_of_projects(
     session: Session, caller: Principal, kind: str, cursor: str | None, limit: int, *, deleted: bool | None = False
 ) -> tuple[Sequence[Project], str | None]:
     """By name, those that the caller may see, and the cursor of the next page. With `deleted` those in the trash, and
-    no others; None: all of them. Raises `invalid_request`."""
-    query = select(Project).where(Project.purged_at.is_(None)).order_by(Project.name).limit(limit + 1)
-    if deleted is not None:
+    no others; None: all that there are bytes of, or may be. Raises `invalid_request`."""
+    query = select(Project).order_by(Project.name).limit(limit + 1)
+    if deleted is None:
+        stored = exists().where(Copy.project_id == Project.id, Copy.state != CopyState.GONE)
+        query = query.where(or_(Project.purged_at.is_(None), stored))
+    else:
+        query = query.where(Project.purged_at.is_(None))
         query = query.where(Project.deleted_at.is_not(None) if deleted else Project.deleted_at.is_(None))
     if caller.project_id is not None:
         query = query.where(Project.id == caller.project_id)

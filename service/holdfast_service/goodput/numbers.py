@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,6 +20,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.states import RunStatus
 from holdfast_service.catalog.attempt_histories import attempt_histories
 from holdfast_service.catalog.attempt_time import goodput_of
+from holdfast_service.catalog.in_trash import project_label
 from holdfast_service.catalog.run_status import run_status
 from holdfast_service.catalog.tables import Attempt, Project, Run
 from holdfast_service.clock import database_now
@@ -109,16 +111,15 @@ def _read(session: Session) -> _Numbers:
         .group_by(Project.name, status)
     ):
         runs[name, each] = count
-    ended = {
-        (name, str(outcome)): count
-        for name, outcome, count in session.execute(
-            select(Project.name, Attempt.outcome, func.count())
-            .join(Run, Run.project_id == Project.id)
-            .join(Attempt, Attempt.run_id == Run.id)
-            .where(Attempt.outcome.is_not(None))
-            .group_by(Project.name, Attempt.outcome)
-        )
-    }
+    ended: Counter[tuple[str, str]] = Counter()
+    for name, outcome, count in session.execute(
+        select(Project.name, Attempt.outcome, func.count())
+        .join(Run, Run.project_id == Project.id)
+        .join(Attempt, Attempt.run_id == Run.id)
+        .where(Attempt.outcome.is_not(None))
+        .group_by(Project.name, Attempt.outcome)
+    ):
+        ended[project_label(name), str(outcome)] += count
     active = session.execute(
         select(Run.id, Project.name)
         .join(Project, Project.id == Run.project_id)

@@ -32,7 +32,8 @@ def list_holds(
     cursor: str | None,
     limit: int,
 ) -> Page[HoldView]:
-    """`over`: also those that are released or have ended. Raises what the names raise."""
+    """`over`: also those that are released or have ended. One may be what keeps a deleted run from its
+    purge. Raises what the names raise."""
     if run is not None and project is None:
         raise ProblemError(ProblemCode.INVALID_REQUEST, "A run is named with its project. Give `project` as well.")
     query = with_names().order_by(Hold.placed_at.desc(), Hold.id.desc()).limit(limit + 1)
@@ -44,9 +45,9 @@ def list_holds(
             checkpoint_by_id(session, caller, checkpoint_id)
             query = query.where(Hold.checkpoint_id == checkpoint_id)
         if project is not None and run is not None:
-            query = query.where(Run.id == run_named(session, caller, project, run)[1].id)
+            query = query.where(Run.id == run_named(session, caller, project, run, deleted=True)[1].id)
         elif project is not None:
-            query = query.where(Project.id == project_named(session, caller, project).id)
+            query = query.where(Project.id == project_named(session, caller, project, deleted=True).id)
         if caller.project_id is not None:
             query = query.where(Project.id == caller.project_id)
         now = database_now(session)

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.collection import StoreSweep
 from holdfast_service.catalog.byte_usage import count_bytes
 from holdfast_service.catalog.custody_tables import StoreCare
+from holdfast_service.catalog.in_trash import project_label
 from holdfast_service.catalog.tables import Project
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
@@ -86,12 +87,12 @@ def _count(session: Session, context: ServiceContext) -> Counter[tuple[str, str,
     roles = {attached.store_id: attached.role.value for attached in context.stores}
     size: Counter[tuple[str, str, str]] = Counter()
     for each in counted:
-        project, store = names[each.project_id], roles.get(each.store_id, "detached")
+        project, store = project_label(names[each.project_id]), roles.get(each.store_id, "detached")
         size[project, each.kept_for.value, store] += each.bytes
         size[project, "pinned", store] += each.pinned_bytes
         size[project, "held", store] += each.held_bytes
     for sweep in session.scalars(select(StoreCare.sweep).where(StoreCare.sweep.is_not(None))):
         found = StoreSweep.model_validate(sweep)
         for one in found.projects:
-            size[one.project, "orphaned", found.store.value] += one.orphan_bytes
+            size[project_label(one.project), "orphaned", found.store.value] += one.orphan_bytes
     return size

@@ -46,9 +46,9 @@ def list_operations(
         if run is not None:
             if project is None:
                 raise ProblemError(ProblemCode.INVALID_REQUEST, "A run's name needs its project's. Give both.")
-            query = query.where(Operation.run_id == run_named(session, caller, project, run)[1].id)
+            query = query.where(Operation.run_id == run_named(session, caller, project, run, deleted=True)[1].id)
         elif project is not None:
-            query = query.where(Operation.project_id == project_named(session, caller, project).id)
+            query = query.where(Operation.project_id == project_named(session, caller, project, deleted=True).id)
         rows, next_cursor = cut_page(
             _CURSOR, session.scalars(query).all(), limit, lambda row: (moment_to_text(row.created_at), row.id)
         )

@@ -86,9 +86,6 @@ def _purge_run(session: Session, run_id: str, actor: Actor) -> bool:
         .values(host="", environment={}, outcome_detail=None, error_type=None, notice=None),
         execution_options=_UNSYNCHRONIZED,
     )
-    session.execute(
-        update(Operation).where(Operation.run_id == run_id).values(run_id=None), execution_options=_UNSYNCHRONIZED
-    )
     for table in (RetentionMark, Policy):
         session.execute(delete(table).where(table.run_id == run_id), execution_options=_UNSYNCHRONIZED)
     record_event(
