@@ -87,6 +87,10 @@ def test_events_are_shown_filtered_and_followed(saved: str, monkeypatch: pytest.
     assert [(one["action"], one["reason"], one["after"]["hold"]) for one in told] == [
         ("hold.place", "seen in events", hold["id"])
     ]
+    by_id = run("events", f"{saved}@{hold['checkpoint_id']}", "--action", "hold.", "--json", "-n", "1").stdout
+    assert json.loads(by_id) == told
+    refused = run("events", f"{saved}~{'0' * 32}", exit_code=3)
+    assert f"There is no run {saved}~" in refused.stderr, "what a purged run is called is asked for"
     monkeypatch.setenv("COLUMNS", "200")
     text = run("events", "demo", "--people", "--since", "1h").stdout
     assert all(word in text for word in ("project.create", "hold.place"))
