@@ -58,6 +58,7 @@ def test_the_catalogs_numbers_are_told(service: RunningService, clock: Clock) ->
     assert ("holdfast_restore_point_age_seconds", ("demo", "gpt")) not in scrape(service)
 
 
+@pytest.mark.rule("protocol-43")
 def test_requests_are_counted_by_route_and_not_by_path(service: RunningService) -> None:
     Job(service.http()).save(100)
     service.http().get("/v1/checkpoints/ck_unknown")
