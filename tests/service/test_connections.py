@@ -27,7 +27,7 @@ def sockets() -> Iterator[ExitStack]:
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """Has no time for slow heads."""
     data_dir = tmp_path_factory.mktemp("hasty")
-    with running_service(ServiceSettings(data_dir=data_dir, port=0, header_seconds=0.1)) as running:
+    with running_service(ServiceSettings(data_dir=data_dir, port=0, header_seconds=1.0)) as running:
         yield running
 
 

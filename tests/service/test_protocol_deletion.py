@@ -503,24 +503,29 @@ def test_a_rebuild_raises_nothing_that_was_deleted(
 
 
 @ON_SQLITE
-@pytest.mark.parametrize("saved_since", [False, True])
+@pytest.mark.parametrize("since", ["nothing", "saved", "held"])
 def test_a_rebuild_from_records_that_do_not_know_that_it_was_taken_back_loses_nothing(
-    service: RunningService, clock: Clock, empty_url: str, saved_since: bool
+    service: RunningService, clock: Clock, empty_url: str, since: str
 ) -> None:
     saved(service, steps=(1, 2))
     delete(service)
     record_all(service.context)
     take_back(service)
-    if saved_since:
+    if since == "saved":
         saved(service, steps=(9,), after=1)
+        only(service, checkpoints=True)
+    if since == "held":
+        (newest, *_) = answer(service.http().get(f"{RUN}/checkpoints"))["items"]
+        answer(service.http().post(f"/v1/checkpoints/{newest['id']}/holds", json={"reason": "evidence"}))
         only(service, checkpoints=True)
     clock.advance(100 * HOUR)
     with rebuilt_service(service.context.settings, empty_url) as (rebuilt, report):
         check_all(rebuilt.context)
         adopt_all(rebuilt.context, accept_loss=True)
         purge(rebuilt)
-        if saved_since:
-            assert Job(rebuilt.http(), after=2).opened["restore_point"]["step"] == 9
+        if since != "nothing":
+            after, step = (2, 9) if since == "saved" else (1, 2)
+            assert Job(rebuilt.http(), after=after).opened["restore_point"]["step"] == step
             return
         assert any("can be taken back for 3 more days" in note for note in report.notes)
         assert take_back(rebuilt)["checkpoints"] == 2

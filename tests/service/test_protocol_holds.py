@@ -31,6 +31,7 @@ SERVICE = Path(holdfast_service.__file__).parent
 # Whatever moves a checkpoint or a copy towards its end, or removes an object: where, and what keeps the held ones.
 TAKES_AWAY = {
     ("retention/trash.py", "CheckpointState.TRASHED"): "asks for holds under the checkpoint's lock",
+    ("rebuild/finish.py", "CheckpointState.TRASHED"): "only of deleted runs, and one with a held checkpoint lives on",
     ("retention/purge.py", "CheckpointState.DELETING"): "asks for holds under the checkpoint's lock",
     ("retention/purge.py", "CheckpointState.DELETED"): "only after deleting, which cannot be held",
     ("collect/mark.py", "CopyState.DELETING"): "only of chunks that nothing committed, trashed or held needs",

@@ -20,6 +20,7 @@ from holdfast_service.catalog.audit import Actor, record_event
 from holdfast_service.catalog.corruption import corrupt_reason
 from holdfast_service.catalog.custody_tables import Hold
 from holdfast_service.catalog.doubts import EVERY
+from holdfast_service.catalog.held import is_held
 from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.record_documents import AttemptFacts
 from holdfast_service.catalog.record_names import RecordKind
@@ -94,7 +95,7 @@ def stand_in_for_purged(database: Database, parents: Iterable[Parent]) -> None:
 
 def settle_deletions(database: Database, report: RebuildReport) -> None:
     """A run's record may tell of its deletion while the record of a checkpoint is older: it goes with its run. A run
-    that was launched or saved since has been taken back, whatever its record says.
+    that was launched or saved since, or has a checkpoint that is held, has been taken back, whatever its record says.
 
     And everything in the trash stays for a while: any record may be older than somebody's word to take it back."""
     with database.transaction() as session:
@@ -117,7 +118,8 @@ def settle_deletions(database: Database, report: RebuildReport) -> None:
 def _lived_on(session: Session, run: Run) -> bool:
     opened = exists().where(Attempt.run_id == run.id, Attempt.opened_at > run.deleted_at)
     committed = exists().where(Checkpoint.run_id == run.id, Checkpoint.committed_at > run.deleted_at)
-    return bool(session.scalar(select(or_(opened, committed))))
+    held = exists().where(Checkpoint.run_id == run.id, Checkpoint.state == CheckpointState.COMMITTED, is_held(session))
+    return bool(session.scalar(select(or_(opened, committed, held))))
 
 
 def _trash_all(session: Session, run: Run) -> None:
