@@ -433,8 +433,7 @@ def test_a_check_sees_no_tampering_before_the_purge_is_told_beside_the_data_but_
 def test_what_is_held_in_the_trash_keeps_its_run(service: RunningService, clock: Clock) -> None:
     saved(service)
     delete(service)
-    kept = done_id(service, 2)
-    answer(service.http().post(f"/v1/checkpoints/{kept}/holds", json={"reason": "evidence"}))
+    answer(service.http().post(f"/v1/checkpoints/{done_id(service, 2)}/holds", json={"reason": "evidence"}))
     clock.advance(73 * HOUR)
     purge(service)
     assert states(service) == {1: "deleted", 2: "trashed", 3: "deleted"}
@@ -515,8 +514,7 @@ def test_a_rebuild_from_records_that_do_not_know_that_it_was_taken_back_loses_no
         saved(service, steps=(9,), after=1)
         only(service, checkpoints=True)
     if since == "held":
-        (newest, *_) = answer(service.http().get(f"{RUN}/checkpoints"))["items"]
-        answer(service.http().post(f"/v1/checkpoints/{newest['id']}/holds", json={"reason": "evidence"}))
+        answer(service.http().post(f"/v1/checkpoints/{done_id(service, 2)}/holds", json={"reason": "evidence"}))
         only(service, checkpoints=True)
     clock.advance(100 * HOUR)
     with rebuilt_service(service.context.settings, empty_url) as (rebuilt, report):
