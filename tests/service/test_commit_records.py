@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import select, text, update
 
 import holdfast_service.catalog.record_writing
 import holdfast_service.records.tick
+from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.catalog.commit_records import forget_removed, remove_record
 from holdfast_service.catalog.record_names import checkpoint_subject
@@ -23,6 +26,7 @@ from holdfast_service.catalog.tables import TO_RECORD, Checkpoint, Run
 from holdfast_service.clock import database_now
 from holdfast_service.collect.ready import ready_stores
 from holdfast_service.database import Database
+from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
@@ -34,7 +38,7 @@ from tests.support.rebuilt import rebuild_into, record_all
 from tests.support.service import RunningService, running_service
 
 pytestmark = pytest.mark.rule("protocol-30")
-_LEASE_OVER_SECONDS = holdfast_service.catalog.record_writing.LEASE_SECONDS + 1
+_LEASE_OVER_SECONDS = ServiceSettings().lease_seconds + 1
 
 
 @contextmanager
@@ -127,6 +131,57 @@ def test_a_recorder_that_dies_at_any_step_loses_no_commit(
     clock.advance(_LEASE_OVER_SECONDS)
     record_all(service.context)
     assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)[saved["id"]] == ["newer"]
+
+
+def test_a_recorder_that_loses_its_database_keeps_no_record_waiting(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection is cut between the documents of a record, or right behind the last one."""
+    job = Job(service.http(), world_size=2)
+    record_all(service.context)
+    for step, (module, name) in enumerate(
+        (
+            (holdfast_service.catalog.record_writing, "list_record"),
+            (holdfast_service.records.tick, "settle_record"),
+        )
+    ):
+        job.save(step)
+        cut = ProblemError(ProblemCode.DATABASE_UNAVAILABLE, "The database did not answer. Try again.")
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, Mock(side_effect=cut))
+            with pytest.raises(ProblemError):
+                holdfast_service.records.tick.tick(service.context)
+        assert due(service) == 1
+        record_all(service.context)
+        assert due(service) == 0, "with no wait for the end of a lease"
+
+
+def test_a_recorder_that_takes_long_keeps_its_lease_for_as_long_as_it_works(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two lists, the manifest and the version: each takes three quarters of a lease."""
+    job = Job(service.http(), world_size=2)
+    record_all(service.context)
+    job.save(1)
+    store, write = service.context.store, service.context.store.write_named
+    real, passed = time.monotonic, 0.0
+    others: list[int] = []
+
+    def slow(name: str, data: bytes) -> None:
+        nonlocal passed
+        passed += _LEASE_OVER_SECONDS * 3 / 4
+        clock.advance(_LEASE_OVER_SECONDS * 3 / 4)
+        write(name, data)
+        with monkeypatch.context() as aside:
+            aside.setattr(store, "write_named", write)
+            others.append(holdfast_service.records.tick.tick(service.context).done)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(holdfast_service.catalog.record_writing.time, "monotonic", lambda: real() + passed)
+        patched.setattr(store, "write_named", slow)
+        assert holdfast_service.records.tick.tick(service.context).done == 1
+    assert others == [0, 0, 0, 0], "somebody is at it"
+    assert due(service) == 0
 
 
 def test_of_two_recorders_the_slow_one_never_puts_an_older_state_in_place_of_a_newer(

@@ -42,16 +42,16 @@ from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
 from holdfast_service.stores.base import StoreError
 
-LEASE_SECONDS = 600
 RECORDED_STATES = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 
 _log = structlog.get_logger("holdfast.records")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RecordTask:
     """A version that this process writes until `leased_until`, the lease's token; `ends_at` is the same moment by this
-    process's monotonic clock. `whole`: the store has no manifest yet."""
+    process's monotonic clock. Both move while it writes: the lease is short, so that a commit does not wait long for
+    its record where a process was killed. `whole`: the store has no manifest yet."""
 
     subject: Subject
     attached: AttachedStore
@@ -63,7 +63,7 @@ class RecordTask:
 
 
 class RecordLeaseOverError(Exception):
-    """It took longer than the lease; somebody else may be at it."""
+    """It took longer than the lease, and somebody else has taken it over."""
 
 
 def is_always_recorded(kind: RecordKind, role: StoreRole) -> bool:
@@ -79,7 +79,8 @@ def claim_records(
     if record is None:
         return []
     now = database_now(session)
-    leased_until, ends_at = now + timedelta(seconds=LEASE_SECONDS), time.monotonic() + LEASE_SECONDS
+    seconds = context.settings.lease_seconds
+    leased_until, ends_at = now + timedelta(seconds=seconds), time.monotonic() + seconds
     stores = {each.store_id: each for each in writable}
     always = [each.store_id for each in writable if is_always_recorded(subject.kind, each.role)]
     insert_absent(session, WrittenRecord, [_key(subject) | {"store_id": each, "version": 0} for each in sorted(always)])
@@ -108,7 +109,7 @@ def write_record(context: ServiceContext, task: RecordTask) -> None:
     """Outside of any transaction. Raises StoreError and RecordLeaseOverError."""
     if isinstance(task.record, CheckpointRecord) and task.whole:
         _write_manifest(context, task)
-    _write(task, task.subject.version_name(task.record.epoch, task.record.version), encode(task.record))
+    _write(context, task, task.subject.version_name(task.record.epoch, task.record.version), encode(task.record))
 
 
 def settle_record(context: ServiceContext, task: RecordTask) -> bool:
@@ -200,11 +201,32 @@ def _write_manifest(context: ServiceContext, task: RecordTask) -> None:
     for list_id, digest in lists:
         with context.database.read() as session:
             document = list_record(session, list_id, digest)
-        _write(task, task.subject.list_name(digest), encode(document))
-    _write(task, task.subject.manifest_name, encode(manifest))
+        _write(context, task, task.subject.list_name(digest), encode(document))
+    _write(context, task, task.subject.manifest_name, encode(manifest))
 
 
-def _write(task: RecordTask, name: str, data: bytes) -> None:
-    if time.monotonic() > task.ends_at:
-        raise RecordLeaseOverError(f"writing {name} took longer than its lease")
+def _write(context: ServiceContext, task: RecordTask, name: str, data: bytes) -> None:
+    if time.monotonic() > task.ends_at - context.settings.lease_seconds / 2:
+        _renew(context, task, name)
     task.attached.store.write_named(name, data)
+
+
+def _renew(context: ServiceContext, task: RecordTask, name: str) -> None:
+    """Raises RecordLeaseOverError."""
+    seconds = context.settings.lease_seconds
+    ends_at = time.monotonic() + seconds
+    with context.database.transaction() as session:
+        leased_until = database_now(session) + timedelta(seconds=seconds)
+        renewed = session.scalar(
+            update(WrittenRecord)
+            .where(
+                *is_subject(task.subject),
+                WrittenRecord.store_id == task.attached.store_id,
+                WrittenRecord.leased_until == task.leased_until,
+            )
+            .values(leased_until=leased_until)
+            .returning(WrittenRecord.version)
+        )
+        if renewed is None:
+            raise RecordLeaseOverError(f"writing {name} took longer than its lease")
+    task.leased_until, task.ends_at = leased_until, ends_at

@@ -7,6 +7,7 @@ twice or late, it stands under its own name and the newest counts.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -24,6 +25,7 @@ from holdfast_service.catalog.record_writing import (
 from holdfast_service.catalog.recorded import note_recorded
 from holdfast_service.catalog.rounds import RoundReport
 from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
 from holdfast_service.records.due import any_behind, due_subjects, writable
 from holdfast_service.stores.base import StoreError
 
@@ -71,13 +73,20 @@ def _write(context: ServiceContext, subject: Subject, stores: Collection[Attache
     with context.database.transaction() as session:
         tasks = claim_records(session, context, subject, stores)
     written, refusal = 0, None
-    for task in tasks:
+    for position, task in enumerate(tasks):
         try:
-            write_record(context, task)
-        except (StoreError, RecordLeaseOverError) as error:
-            let_go(context, task)
-            refusal = str(error)
-            _log.warning("a record stays due", record=subject.folder, store=task.attached.role.value, error=refusal)
-        else:
-            written += settle_record(context, task)
+            try:
+                write_record(context, task)
+            except (StoreError, RecordLeaseOverError) as error:
+                let_go(context, task)
+                refusal = str(error)
+                _log.warning("a record stays due", record=subject.folder, store=task.attached.role.value, error=refusal)
+            else:
+                written += settle_record(context, task)
+        except ProblemError:
+            # A connection was lost in the middle. What this process does not write must not wait for its lease's end.
+            for claimed in tasks[position:]:
+                with suppress(ProblemError):
+                    let_go(context, claimed)
+            raise
     return written, refusal
