@@ -78,6 +78,8 @@ class FindingKind(StrEnum):
     UNKNOWN_RECORDS = "unknown_records"
     BEGUN_RECORDS = "begun_records"
     NEWER_RECORDS = "newer_records"
+    UNRECORDED = "unrecorded"
+    OUTDATED_RECORDS = "outdated_records"
     REMOVED_RECORDS = "removed_records"
     LEFT_RECORDS = "left_records"
     FOREIGN_RECORDS = "foreign_records"

@@ -150,6 +150,14 @@ def rebuild_command(  # noqa: PLR0917 (typer calls it by keyword)
     catalog: Annotated[
         str | None, typer.Option(metavar="ID", help="Whose records to take, where the store's marker is lost or wrong.")
     ] = None,
+    older_database: Annotated[
+        str | None,
+        typer.Option(
+            "--with-database",
+            metavar="URL",
+            help="The database that is replaced, if it is still there: what it knows and no record says comes along.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be back.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The whole report as JSON.")] = False,
     data_dir: DataDir = None,
@@ -165,6 +173,7 @@ def rebuild_command(  # noqa: PLR0917 (typer calls it by keyword)
                 _settings(data_dir=data_dir, database_url=database_url),
                 source,
                 catalog_id=catalog,
+                older_url=older_database,
                 dry_run=dry_run,
                 json=json,
             )

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.stores import FindingKind
 from holdfast_service.catalog.audit import Actor
 from holdfast_service.catalog.commit_records import remove_record
 from holdfast_service.catalog.durability import lossy_settings
 from holdfast_service.catalog.epoch import NotCheckedError, raise_epoch
 from holdfast_service.catalog.history import keep_history
+from holdfast_service.catalog.record_names import Subject, checkpoint_subject
+from holdfast_service.catalog.record_scan import scan_records
+from holdfast_service.catalog.record_writing import claim_records, settle_record, write_record
 from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.collect.sweep import sweep_store
 from holdfast_service.collect.tick import tick as collect
@@ -29,7 +33,8 @@ from tests.service.conftest import Clock
 from tests.support.databases import migrate
 from tests.support.posix_chunks import age_everything, chunks
 from tests.support.rank import Job, Refused, answer
-from tests.support.rebuilt import adopt_all, check_all, record_all
+from tests.support.rebuilt import adopt_all, check_all, rebuilt_service, record_all
+from tests.support.retention import states
 from tests.support.service import RunningService, running_service
 
 pytestmark = pytest.mark.rule("protocol-36")
@@ -105,6 +110,59 @@ def test_a_failover_that_loses_a_commit_stops_jobs_until_an_operator_has_accepte
         adopt_all(service.context, accept_loss=True)
         assert readyz(service)[0] == 200
         assert Job(service.http(), after=1).save(3)["state"] == "committed"
+
+
+@pytest.mark.rule("protocol-41")
+def test_a_rebuild_after_a_failover_keeps_what_only_the_older_copy_and_what_only_the_records_know(
+    server: FailoverPostgres, settings: ServiceSettings
+) -> None:
+    """Two acknowledged commits: the copy knows the first, which has no record yet; the second is recorded, and was
+    committed behind the copy's back."""
+    with running_service(settings) as service:
+        job = Job(service.http())
+        job.save(1)
+        record_all(service.context)
+        without_record = job.save(2)["id"]
+        copy = server.older_copy()
+        with_record = job.save(3)["id"]
+        _record_alone(service, with_record)
+        keep_history(service.context)
+        server.fail_over(copy)
+        assert readyz(service)[0] == 503
+    older = open_database(settings)
+    raise_epoch(older, Actor.at_the_database())
+    with running_service(settings) as service:
+        (primary,) = check_all(service.context).stores
+        named = {each.kind: each for each in primary.findings}
+        assert with_record in named[FindingKind.UNKNOWN_RECORDS].examples[0]
+        told = named[FindingKind.UNRECORDED]
+        assert any(without_record in example for example in told.examples), "the service says so first"
+        assert "--with-database" in told.remedy
+    empty = server.server.create_database(f"holdfast_{secrets.token_hex(4)}")
+    migrate(empty)
+    with rebuilt_service(settings, empty, older=older) as (service, report):
+        assert [each.rpartition("/")[2] for each in report.remembered if "/checkpoints/" in each] == [without_record]
+        assert states(service) == {1: "committed", 2: "committed", 3: "committed"}
+        check_all(service.context)
+        adopt_all(service.context, accept_loss=True)
+        record_all(service.context)
+        assert Job(service.http(), after=1).opened["restore_point"]["step"] == 3
+        assert scan_records(service.context.store).by_subject[_subject(service, without_record)].newest
+    older.dispose()
+
+
+def _subject(service: RunningService, checkpoint_id: str) -> Subject:
+    project_id = next(service.context.store.list_named("records")).split("/")[1]
+    return checkpoint_subject(project_id, checkpoint_id)
+
+
+def _record_alone(service: RunningService, checkpoint_id: str) -> None:
+    """The others stay due, as they do where there are more than the outbox can write."""
+    (attached,) = service.context.stores
+    with service.context.database.transaction() as session:
+        (task,) = claim_records(session, service.context, _subject(service, checkpoint_id), [attached])
+    write_record(service.context, task)
+    assert settle_record(service.context, task)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["runs on", "was restarted"])

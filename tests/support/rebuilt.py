@@ -39,21 +39,22 @@ def record_all(context: ServiceContext) -> int:
         written += report.done
 
 
-def rebuild_into(url: str, *store_urls: str) -> RebuildReport:
+def rebuild_into(url: str, *store_urls: str, older: Database | None = None) -> RebuildReport:
     opened: list[tuple[str, Store]] = [(each, open_store(each, SIGNING_KEY)) for each in store_urls]
     database = Database(url)
     try:
-        return rebuild(database, opened)
+        return rebuild(database, opened, older=older)
     finally:
         database.dispose()
 
 
 @contextmanager
 def rebuilt_service(
-    settings: ServiceSettings, url: str, *store_urls: str
+    settings: ServiceSettings, url: str, *store_urls: str, older: Database | None = None
 ) -> Iterator[tuple[RunningService, RebuildReport]]:
-    """A service on a catalog that was rebuilt from the settings' own store, or from these."""
-    report = rebuild_into(url, *(store_urls or (settings.store_url,)))
+    """A service on a catalog that was rebuilt from the settings' own store, or from these; and from the database that
+    is replaced."""
+    report = rebuild_into(url, *(store_urls or (settings.store_url,)), older=older)
     with running_service(settings.model_copy(update={"database_url": SecretStr(url)})) as service:
         yield service, report
 

@@ -14,6 +14,7 @@ from sqlalchemy import Select, delete, select, update
 
 from holdfast_protocol.states import CheckpointState, StoreRole
 from holdfast_service.attached_store import AttachedStore
+from holdfast_service.catalog.insert import insert_absent
 from holdfast_service.catalog.record_documents import RemovedRecord, encode
 from holdfast_service.catalog.record_names import RecordKind, Subject, checkpoint_subject
 from holdfast_service.catalog.record_tables import WrittenRecord
@@ -32,13 +33,16 @@ _log = structlog.get_logger("holdfast.records")
 
 
 def remove_record(context: ServiceContext, project_id: str, checkpoint_id: str) -> None:
-    """From every store that may have it, once the checkpoint is `deleting` for good. Repeatable.
+    """From every store that may have it, once the checkpoint is `deleting` for good. The primary store is told of one
+    that was never recorded as well: an older copy of the database may know it. Repeatable.
 
     Raises StoreError where the primary store is away: then the checkpoint's chunks must stay. In another store that is
     away the removal stays due, and `remove_due_records` does it before anything is deleted there.
     """
     subject = checkpoint_subject(project_id, checkpoint_id)
-    with context.database.read() as session:
+    never_recorded = {"kind": subject.kind, "subject_id": checkpoint_id, "store_id": context.store_id, "version": 0}
+    with context.database.transaction() as session:
+        insert_absent(session, WrittenRecord, [never_recorded])
         due = set(
             session.scalars(
                 select(WrittenRecord.store_id).where(*is_subject(subject), WrittenRecord.removed_at.is_(None))

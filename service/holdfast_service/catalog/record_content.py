@@ -5,6 +5,7 @@ what belongs together is from one moment.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, aliased
@@ -38,19 +39,28 @@ from holdfast_service.catalog.tables import (
     Run,
     Shard,
 )
-from holdfast_service.context import ServiceContext
 
 _ENCODED_STATES = (CopyState.VERIFIED, CopyState.SUSPECT, CopyState.COLD, CopyState.THAWING)
 
 
-def project_record(session: Session, context: ServiceContext, project_id: str, version: int) -> ProjectRecord:
+class RecordAuthor(Protocol):
+    """The catalog in whose name a record is made: a service's context, or a database that nobody serves any more."""
+
+    @property
+    def catalog_id(self) -> str: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+
+def project_record(session: Session, author: RecordAuthor, project_id: str, version: int) -> ProjectRecord:
     project = session.get_one(Project, project_id)
     policies = session.scalars(
         select(Policy).where(Policy.project_id == project_id).order_by(Policy.run_id, Policy.kind)
     )
     return ProjectRecord(
-        catalog_id=context.catalog_id,
-        epoch=context.epoch,
+        catalog_id=author.catalog_id,
+        epoch=author.epoch,
         version=version,
         project=ProjectFacts(id=project.id, name=gone_name(project)),
         quota_bytes=project.quota_bytes,
@@ -60,14 +70,14 @@ def project_record(session: Session, context: ServiceContext, project_id: str, v
     )
 
 
-def run_record(session: Session, context: ServiceContext, run_id: str, version: int) -> RunRecord:
+def run_record(session: Session, author: RecordAuthor, run_id: str, version: int) -> RunRecord:
     run = session.get_one(Run, run_id)
     project = session.get_one(Project, run.project_id)
     theirs = select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.number)
     attempts = [] if run.purged_at is not None else session.scalars(theirs).all()
     return RunRecord(
-        catalog_id=context.catalog_id,
-        epoch=context.epoch,
+        catalog_id=author.catalog_id,
+        epoch=author.epoch,
         version=version,
         project=ProjectFacts(id=project.id, name=project.name),
         run=RunFacts(id=run.id, name=gone_name(run)),
@@ -92,14 +102,14 @@ def _deletion(found: Project | Run) -> DeletionFacts | None:
     return None if found.deleted_at is None else _facts(DeletionFacts, found)
 
 
-def checkpoint_record(session: Session, context: ServiceContext, checkpoint: Checkpoint) -> CheckpointRecord:
+def checkpoint_record(session: Session, author: RecordAuthor, checkpoint: Checkpoint) -> CheckpointRecord:
     """Of the version that the row has now."""
     run = session.get_one(Run, checkpoint.run_id)
     project = session.get_one(Project, run.project_id)
     holds = session.scalars(select(Hold).where(Hold.checkpoint_id == checkpoint.id).order_by(Hold.placed_at, Hold.id))
     return CheckpointRecord(
-        catalog_id=context.catalog_id,
-        epoch=context.epoch,
+        catalog_id=author.catalog_id,
+        epoch=author.epoch,
         version=checkpoint.version,
         project=ProjectFacts(id=project.id, name=project.name),
         run=RunFacts(id=run.id, name=run.name),
@@ -118,12 +128,12 @@ CHANGING = tuple(
 )
 
 
-def manifest_record(session: Session, context: ServiceContext, checkpoint: Checkpoint) -> ManifestRecord:
+def manifest_record(session: Session, author: RecordAuthor, checkpoint: Checkpoint) -> ManifestRecord:
     run = session.get_one(Run, checkpoint.run_id)
     project = session.get_one(Project, run.project_id)
     shards = session.scalars(select(Shard).where(Shard.checkpoint_id == checkpoint.id).order_by(Shard.rank))
     return ManifestRecord(
-        catalog_id=context.catalog_id,
+        catalog_id=author.catalog_id,
         project=ProjectFacts(id=project.id, name=project.name),
         run=RunFacts(id=run.id, name=run.name),
         attempt=_attempts(session, [session.get_one(Attempt, checkpoint.attempt_id)])[0],

@@ -12,12 +12,14 @@ from holdfast_service.stores.base import ObjectMissing, Store
 
 @dataclass
 class FoundRecord:
-    """The documents of one subject. `versions`: epoch and version of each, the newest first."""
+    """The documents of one subject. `versions`: epoch and version of each, the newest first. `remembered`: the newest
+    is not in the store; only the database that a rebuild replaces knows it."""
 
     subject: Subject
     versions: list[tuple[int, int]] = field(default_factory=list)
     manifest: bool = False
     removed: bool = False
+    remembered: bool = False
 
     @property
     def says_anything(self) -> bool:
@@ -31,6 +33,12 @@ class FoundRecord:
     @property
     def newest_name(self) -> str | None:
         return self.subject.version_name(*self.versions[0]) if self.versions else None
+
+    @property
+    def written_name(self) -> str | None:
+        """The newest that is in the store."""
+        versions = self.versions[1:] if self.remembered else self.versions
+        return self.subject.version_name(*versions[0]) if versions else None
 
 
 @dataclass

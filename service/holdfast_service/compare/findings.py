@@ -8,6 +8,10 @@ from holdfast_protocol.stores import CheckFinding, FindingKind
 
 _EXAMPLES = 20
 
+_ONLY_HERE = (
+    "Only this database knows that. Adopting the store has it written; a rebuild from the store alone loses it. Give "
+    "the rebuild this database too: `holdfast catalog rebuild --with-database URL`"
+)
 # What is there, what to do, and whether adopting the store would lose it.
 _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
     FindingKind.MISSING_OBJECTS: (
@@ -71,6 +75,16 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
         "records are newer than the catalog: it was restored from before they were written",
         "`holdfast catalog rebuild` into an empty database brings their state back. Adopting the store gives it up",
         True,
+    ),
+    FindingKind.UNRECORDED: (
+        "checkpoints, runs or projects have no record yet, and nothing is written into a store that is not adopted",
+        _ONLY_HERE,
+        False,
+    ),
+    FindingKind.OUTDATED_RECORDS: (
+        "records are older than the catalog, and nothing is written into a store that is not adopted",
+        _ONLY_HERE,
+        False,
     ),
     FindingKind.REMOVED_RECORDS: (
         "checkpoints of the catalog were purged, as the store says",

@@ -26,7 +26,7 @@ from holdfast_service.catalog.record_documents import (
 from holdfast_service.catalog.record_names import RecordKind, Subject
 from holdfast_service.catalog.record_scan import FoundRecord, read_record, scan_records
 from holdfast_service.catalog.record_tables import RecordSubject, WrittenRecord
-from holdfast_service.catalog.record_writing import RECORDED_STATES, is_subject
+from holdfast_service.catalog.record_writing import RECORDED_STATES, is_always_recorded, is_subject
 from holdfast_service.catalog.tables import Checkpoint, Run
 from holdfast_service.compare.differences import checkpoint_differences, subject_differences
 from holdfast_service.compare.findings import Findings
@@ -63,19 +63,22 @@ def compare_records(
     deep: bool,
 ) -> int:
     """How many subjects have a record there. Raises StoreError and NewerRecordError."""
+    is_ours = attached.watch.ownership.holds()
     found = scan_records(attached.store, on_name=lambda: on_step(0))
     records = len(found.by_subject)
     for name in found.strange:
         findings.add(FindingKind.FOREIGN_RECORDS, name)
     for subject, known in _catalog(context, attached.store_id):
         record = found.by_subject.pop(subject, None)
-        kind, details = _difference(context, attached, record, known, deep=deep)
+        kind, details = _difference(context, attached, record, known, is_ours=is_ours, deep=deep)
         if kind is not None:
             # Again, both sides anew: the outbox may have been at it since the names were listed.
             record = scan_records(attached.store, subject.folder).by_subject.get(subject)
             with context.database.read() as session:
                 now = _known(session, attached.store_id, subject)
-            kind, details = _SAME if now is None else _difference(context, attached, record, now, deep=deep)
+            kind, details = (
+                _SAME if now is None else _difference(context, attached, record, now, is_ours=is_ours, deep=deep)
+            )
         if kind is not None:
             for detail in details:
                 findings.add(kind, f"{subject.folder}: {detail}")
@@ -95,9 +98,16 @@ def compare_records(
 
 
 def _difference(
-    context: ServiceContext, attached: AttachedStore, record: FoundRecord | None, known: _Known, *, deep: bool
+    context: ServiceContext,
+    attached: AttachedStore,
+    record: FoundRecord | None,
+    known: _Known,
+    *,
+    is_ours: bool,
+    deep: bool,
 ) -> _Difference:
-    """How a subject that the catalog has stands in the store."""
+    """How a subject that the catalog has stands in the store. What is due is written in the next round if the store
+    `is_ours`; if not, only the catalog knows it, and nobody may throw that away unawares."""
     if known.state in _GOING:
         left = record is not None and not record.removed and record.versions
         return (FindingKind.LEFT_RECORDS, []) if left else _SAME
@@ -107,13 +117,17 @@ def _difference(
     if newest is not None and (newest[0] > context.epoch or newest[1] > known.version):
         return FindingKind.NEWER_RECORDS, []
     if not known.written and newest is None:
-        return _SAME  # due, or never wanted there
+        kind = RecordKind.RUN if known.state is None else RecordKind.CHECKPOINT
+        is_wanted = known.written is not None or is_always_recorded(kind, attached.role)
+        return (FindingKind.UNRECORDED, []) if is_wanted and not is_ours else _SAME
     if record is None or newest is None:
         return FindingKind.MISSING_RECORDS, []
     if newest[1] < (known.written or 0):
         return FindingKind.OLD_RECORDS, []
     try:
-        return _content(context, attached, record, deep=deep)
+        different = _content(context, attached, record, deep=deep)
+        is_outdated = newest[1] < known.version and not is_ours
+        return (FindingKind.OUTDATED_RECORDS, []) if different == _SAME and is_outdated else different
     except DamagedRecordError:
         # What is due is outdone anyway.
         return (FindingKind.DAMAGED_RECORDS, []) if known.written else _SAME

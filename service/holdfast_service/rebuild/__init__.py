@@ -3,6 +3,7 @@
     begin -> projects, runs and checkpoints from their records -> copies from the stores' listings -> finish
 
 sources.py      which stores are read, whose they are, and what another catalog has written
+remembered.py   what the database that is replaced knows and no record says
 begin.py        takes an empty database: whose catalog it is, in a higher epoch, and which stores there are
 subjects.py     projects, policies, runs, attempts
 checkpoints.py  checkpoints, shards, holds

@@ -179,12 +179,13 @@ def _insert(database: Database, source: SourceStore, read: ReadCheckpoint, lists
         newest = max((version for _, version in read.found.versions), default=0)
         if newest > row["version"]:
             session.get_one(Checkpoint, row["id"]).version = newest + 1
+        in_the_store = read.record is not None and read.sure and not read.found.remembered
         written = {
             "kind": RecordKind.CHECKPOINT,
             "subject_id": row["id"],
             "store_id": source.marker.store_id,
-            "version": read.record.version if read.record is not None and read.sure else 0,
-            "name": read.found.newest_name,
+            "version": read.record.version if read.record is not None and in_the_store else 0,
+            "name": read.found.written_name,
         }
         insert_absent(session, WrittenRecord, [written])
 

@@ -26,17 +26,18 @@ _NO_SIGNING_KEY = bytes(32)
 
 
 def rebuild_catalog(
-    settings: ServiceSettings, url: str, *, catalog_id: str | None, dry_run: bool, json: bool
+    settings: ServiceSettings, url: str, *, catalog_id: str | None, older_url: str | None, dry_run: bool, json: bool
 ) -> RebuildReport:
     """Reports on stdout, and says how far it is on stderr. With `dry_run` all of it happens in a temporary database.
+    `older_url`: the database that is replaced; it is read.
 
     Raises what `rebuild` raises, and SettingsError.
     """
     urls = [url, *(each for each in _configured(settings) if each != url)]
     opened = [(each, _opened(settings, each)) for each in urls]
     try:
-        with _database(settings, dry_run=dry_run) as database:
-            report = rebuild(database, opened, _progress(), catalog_id=catalog_id, may_mark=not dry_run)
+        with _database(settings, dry_run=dry_run) as database, _older(settings, older_url) as older:
+            report = rebuild(database, opened, _progress(), catalog_id=catalog_id, may_mark=not dry_run, older=older)
     finally:
         for _, store in opened:
             store.close()
@@ -86,6 +87,18 @@ def _database(settings: ServiceSettings, *, dry_run: bool) -> Iterator[Database]
             yield database
         finally:
             database.dispose()
+
+
+@contextmanager
+def _older(settings: ServiceSettings, url: str | None) -> Iterator[Database | None]:
+    if url is None:
+        yield None
+        return
+    database = open_database(settings.model_copy(update={"database_url": SecretStr(url)}))
+    try:
+        yield database
+    finally:
+        database.dispose()
 
 
 def _progress() -> Callable[[str, int, int | None], None]:

@@ -13,7 +13,8 @@ class RebuildReport:
     """`damaged`: documents that could not be read, and what was done without them. `corrupt`: checkpoints that are back
     and cannot be read whole. `protected`: checkpoints that are held until a person has looked, for nobody knows what
     held or pinned them. `foreign`: what another catalog has written. `doubts`: what could not be known, by project.
-    `notes`: what else a person has to know."""
+    `remembered`: what only the database that is replaced knew, or knew better. `notes`: what else a person has to
+    know."""
 
     catalog_id: str = ""
     epoch: int = 0
@@ -33,6 +34,7 @@ class RebuildReport:
     protected: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     doubts: dict[str, list[str]] = field(default_factory=dict)
+    remembered: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -61,6 +63,7 @@ class RebuildReport:
             ("held until a person has looked", self.protected),
             ("another catalog's", self.foreign),
             ("not known", [f"{name}: {' '.join(why)}" for name, why in self.doubts.items()]),
+            ("known only by the database that is replaced", self.remembered),
             ("note", self.notes),
         ):
             lines += [f"  {title}: {name}" for name in names[:_SHOWN]]

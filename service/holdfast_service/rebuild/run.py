@@ -21,6 +21,7 @@ from holdfast_service.rebuild.finish import (
     stand_in_for_purged,
 )
 from holdfast_service.rebuild.inventory import put_copies
+from holdfast_service.rebuild.remembered import with_remembered
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.sources import (
     SourceStore,
@@ -44,17 +45,22 @@ def rebuild(
     *,
     catalog_id: str | None = None,
     may_mark: bool = False,
+    older: Database | None = None,
 ) -> RebuildReport:
     """`opened`: the store whose records are read, and then those in which copies are looked for too, each by its URL.
     `catalog_id`: a person's word on whose records to take, where the store's marker is lost or says another; with
-    `may_mark` the store is then told that it is this catalog's, in the epoch of before.
+    `may_mark` the store is then told that it is this catalog's, in the epoch of before. `older`: the database that is
+    replaced, if it is still there.
 
     Repeatable after a kill at any point. Raises RebuildRefusedError, NewerRecordError, StoreError and
     ProblemError(`database_unavailable`).
     """
     report = RebuildReport()
     progress("looking for records", 0, None)
-    found = scan_records(opened[0][1])
+    (url, store), *others = opened
+    found = scan_records(store)
+    if older is not None:
+        opened = [(url, with_remembered(older, url, store, found, report)), *others]
     owners = record_owners(opened[0][1], found)
     sources = usable_sources(opened, found, owners, report.notes, catalog_id)
     source = sources[0]
@@ -130,7 +136,7 @@ def _project(database: Database, source: SourceStore, found: FoundRecord, report
             refuse_foreign(record, source)
             with database.transaction() as session:
                 refuse_unless_rebuilding(session)
-                put_project(session, record, source.marker.store_id, name)
+                put_project(session, record, source.marker.store_id, None if found.remembered else name)
         except DamagedRecordError as error:
             report.damaged.append(f"{name}: {error}; quota and policies of this project may be lost")
             continue
@@ -147,7 +153,7 @@ def _run(
             refuse_foreign(record, source)
             with database.transaction() as session:
                 refuse_unless_rebuilding(session)
-                put_run(session, record, source.marker.store_id, name)
+                put_run(session, record, source.marker.store_id, None if found.remembered else name)
         except DamagedRecordError as error:
             report.damaged.append(f"{name}: {error}; attempts of this run that committed nothing may be lost")
             report.doubt(found.subject.project_id, f"A record of the run {found.subject.subject_id} cannot be read.")

@@ -27,7 +27,8 @@ from holdfast_service.catalog.tables import Attempt, Project, Run
 _ATTEMPTS_PER_STATEMENT = 500
 
 
-def put_project(session: Session, record: ProjectRecord, store_id: int, name: str) -> None:
+def put_project(session: Session, record: ProjectRecord, store_id: int, name: str | None) -> None:
+    """`name`: what the store has it as, if it has it."""
     _project_row(session, record.project, record.quota_bytes, record.created_at)
     _put_deletion(session.get_one(Project, record.project.id), record.deletion)
     policies = [each.model_dump() | {"project_id": record.project.id} for each in record.policies]
@@ -35,7 +36,7 @@ def put_project(session: Session, record: ProjectRecord, store_id: int, name: st
     _written(session, record, store_id, name)
 
 
-def put_run(session: Session, record: RunRecord, store_id: int, name: str) -> None:
+def put_run(session: Session, record: RunRecord, store_id: int, name: str | None) -> None:
     _project_row(session, record.project, None, record.created_at)
     _run_row(session, record.run, record.project.id, record.created_at, record.latest_attempt)
     _put_deletion(session.get_one(Run, record.run.id), record.deletion)
@@ -97,12 +98,14 @@ def _subject_row(session: Session, kind: RecordKind, subject_id: str, project_id
     insert_absent(session, RecordSubject, [row])
 
 
-def _written(session: Session, record: ProjectRecord | RunRecord, store_id: int, name: str) -> None:
+def _written(session: Session, record: ProjectRecord | RunRecord, store_id: int, name: str | None) -> None:
     """Versions go on from the record's, so that the next one outdoes it."""
     kind = RecordKind(record.kind)
     subject_id = record.run.id if isinstance(record, RunRecord) else record.project.id
     _subject_row(session, kind, subject_id, record.project.id)
     subject = session.get_one(RecordSubject, (kind, subject_id))
     subject.version = max(subject.version, record.version)
+    if name is None:
+        return
     written = {"kind": kind, "subject_id": subject_id, "store_id": store_id, "version": record.version, "name": name}
     insert_absent(session, WrittenRecord, [written])
