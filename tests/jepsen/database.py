@@ -16,11 +16,13 @@ from tests.support.postgres import OwnPostgresServer, postgres_server
 from tests.support.processes import ServerProcess
 
 _PROMOTED_SECONDS = 60
+_FOLLOWS_SECONDS = 60
 
 
 @dataclass
 class Copy:
-    """`standby`: it runs and follows; `knows_until`: what was committed later is not in it (once it was cut off)."""
+    """`standby`: it runs and follows; `knows_until`: everything that was committed earlier is in it, and what was
+    committed some time later is not (once it was cut off)."""
 
     name: str
     knows_until: float
@@ -37,8 +39,10 @@ class FailoverPostgres:
         self._before = server.data
 
     def older_copy(self) -> Copy:
-        """As it is now, and never newer."""
-        return Copy(self._base_backup(), time.monotonic())
+        """As it is now, and never newer. It has what was committed before it was begun; of what was committed while it
+        was made nobody knows."""
+        before = time.monotonic()
+        return Copy(self._base_backup(), before)
 
     def standby(self) -> Copy:
         """Follows until `cut_off`."""
@@ -46,13 +50,21 @@ class FailoverPostgres:
         return Copy(name, float("inf"), self.server.start_other(name, port), port)
 
     def cut_off(self, copy: Copy) -> None:
-        """Of a standby: what is committed from now on does not reach it."""
+        """Of a standby: what is committed from now on does not reach it. What was committed before has: on a busy
+        machine it is seconds behind."""
         if copy.standby is None:
             return
+        copy.knows_until = time.monotonic()
+        with self.server.connect() as connection:
+            written = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         with self._connect(copy.port) as connection:
+            deadline = time.monotonic() + _FOLLOWS_SECONDS
+            while not self._has_received(connection, written):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the standby does not follow within {_FOLLOWS_SECONDS} s")
+                time.sleep(0.05)
             connection.execute("ALTER SYSTEM SET primary_conninfo = ''")
             connection.execute("SELECT pg_reload_conf()")
-        copy.knows_until = time.monotonic()
 
     def fail_over(self, copy: Copy) -> None:
         """The server is killed, and the copy answers in its place."""
@@ -107,6 +119,12 @@ class FailoverPostgres:
                 getattr(process, what)()
             except psutil.NoSuchProcess:
                 continue
+
+    @staticmethod
+    def _has_received(standby: psycopg.Connection[tuple[object, ...]], written: tuple[object, ...] | None) -> bool:
+        assert written is not None
+        found = standby.execute("SELECT pg_last_wal_receive_lsn() >= %s::pg_lsn", written).fetchone()
+        return found == (True,)
 
     @contextmanager
     def _connect(self, port: int) -> Iterator[psycopg.Connection[tuple[object, ...]]]:

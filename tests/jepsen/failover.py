@@ -25,6 +25,7 @@ _BEHIND_SECONDS = (0.0, 4.0)
 _TOLD_SECONDS = 60.0
 """A service that has lost its connections has noticed by then."""
 _SHARE_FAILED_BACK = 0.3
+_SHARE_UNRECORDED = 0.5
 _NAMED = 20
 """Examples of each kind of finding."""
 _WENT_BACK = "went back"
@@ -39,6 +40,10 @@ def promoted(place: Place, journal: Journal, numbers: random.Random) -> str:
 
 
 def _fail_over(place: Place, journal: Journal, numbers: random.Random, take: Callable[[], Copy]) -> str:
+    if numbers.random() < _SHARE_UNRECORDED:
+        # As on a busy machine: the copy knows commits that have no record yet.
+        place.client.pause_controller("records", "the outbox is behind")
+        _wait_for_commits(journal, {runner.name for runner in place.runners}, of_new_launches=False)
     copy = take()
     place.postgres.cut_off(copy)
     launched_anew = numbers.sample(place.runners, k=len(place.runners) // 2)
@@ -55,20 +60,23 @@ def _fail_over(place: Place, journal: Journal, numbers: random.Random, take: Cal
     told = _wait_for_word(place)
     if told is not None and numbers.random() < _SHARE_FAILED_BACK:
         place.postgres.fail_back()
+        place.client.resume_controller("records")
         return f"{behind:.1f} s behind; failed back to the one before, which has lost nothing"
     journal.failed_over(copy.knows_until, at, beside_the_data)
     if told is None:
+        place.client.resume_controller("records")
         return f"{behind:.1f} s behind, and nobody said so"
     journal.told(told)
     return f"{behind:.1f} s behind; {bring_back(place, journal)}"
 
 
-def _wait_for_commits(journal: Journal, runs: set[str]) -> None:
-    """Until launches that the copy does not know have committed."""
+def _wait_for_commits(journal: Journal, runs: set[str], *, of_new_launches: bool = True) -> None:
+    """Until each of the runs has committed anew: in launches that the copy does not know, or in any."""
     since = time.monotonic()
     while time.monotonic() < since + _LAUNCH_SECONDS:
         new = {line["launch"] for line in journal.lines("opened") if line["at"] > since}
-        if runs <= {line["run"] for line in journal.lines("committed") if line["launch"] in new}:
+        committed = [line for line in journal.lines("committed") if line["at"] > since]
+        if runs <= {line["run"] for line in committed if line["launch"] in new or not of_new_launches}:
             return
         time.sleep(0.2)
 
@@ -99,7 +107,8 @@ def _wait_for_word(place: Place) -> str | None:
 
 
 def bring_back(place: Place, journal: Journal) -> str:
-    """A new epoch, and what the check says; then the catalog from the bucket, in an empty database."""
+    """A new epoch, and what the check says; then the catalog from the bucket, in an empty database, with what only the
+    database that went back knows."""
     place.stop_members()
     _must(place, "admin", "new-epoch")
     place.start_members()
@@ -109,8 +118,9 @@ def bring_back(place: Place, journal: Journal) -> str:
     if unnamed and len(missing) <= _NAMED:
         journal.found(Wrong.LOST, f"after a failover `holdfast catalog check` does not name {', '.join(unnamed)}")
     place.stop_members()
+    replaced = place.settings["HOLDFAST_DATABASE_URL"]
     place.new_database()
-    _must(place, "catalog", "rebuild", "--from", place.settings["HOLDFAST_STORE"])
+    _must(place, "catalog", "rebuild", "--from", place.settings["HOLDFAST_STORE"], "--with-database", replaced)
     place.start_members()
     place.holdfast("catalog", "check")
     # A record that was begun and not ended cannot be rebuilt. The judge knows which commits that may concern.
