@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the revisions over the connection that `holdfast_service.migrate` hands in.
+"""Alembic's entry: runs the revisions over the connection that `holdfast_service.db.migrate` hands in.
 
 Called from a shell (`alembic revision --autogenerate -m "…"`, `alembic check`) there is none: then the database of
 HOLDFAST_DATABASE_URL is used, as by `holdfast serve`.
@@ -7,9 +7,9 @@ HOLDFAST_DATABASE_URL is used, as by `holdfast serve`.
 from alembic import context
 from sqlalchemy import Connection
 
-from holdfast_service.catalog.every_table import Table
-from holdfast_service.database import Database
-from holdfast_service.migrate import exclusive_connection
+from holdfast_service.db.engine import Database
+from holdfast_service.db.migrate import exclusive_connection
+from holdfast_service.db.tables import Table
 from holdfast_service.settings import ServiceSettings
 
 

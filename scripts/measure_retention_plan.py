@@ -28,11 +28,11 @@ from tests.support.databases import migrate
 from tests.support.postgres import postgres_server
 
 from holdfast_protocol.retention import PRESETS
-from holdfast_service.catalog.tables import Run
-from holdfast_service.database import Database
-from holdfast_service.retention.freed import freed_bytes
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Run
 from holdfast_service.retention.plan import make_plan
 from holdfast_service.retention.read_facts import read_facts
+from holdfast_service.retention.show_plan import freed_bytes
 
 OWN, OF_TEN, OF_THOUSAND = 20, 30, 50
 STATEMENTS = (

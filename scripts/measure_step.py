@@ -18,7 +18,7 @@ from gloo import run_ranks
 from tests.support.serve import holdfast_serve
 
 import holdfast
-from holdfast.when.policies import Policy
+from holdfast.schedule.save_policy import Policy
 
 STEPS = 50_000
 POLICIES: dict[str, Policy] = {

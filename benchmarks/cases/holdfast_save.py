@@ -10,7 +10,8 @@ from typing import Any
 from benchmarks.cases.saves import Saved, measure_saves
 from benchmarks.spec import Spec
 from benchmarks.state import build
-from holdfast import Checkpointer, saving
+from holdfast import Checkpointer
+from holdfast.save import saver as saving
 
 RUN = "bench/state"
 

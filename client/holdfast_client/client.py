@@ -14,33 +14,33 @@ import time
 from types import TracebackType
 from typing import Self
 
-from holdfast_client.chunks.mount import MountAccess
-from holdfast_client.chunks.pool import TransferPool
-from holdfast_client.operations.advice import AdviceOperations
-from holdfast_client.operations.attempts import AttemptOperations
-from holdfast_client.operations.checkpoints import CheckpointOperations
-from holdfast_client.operations.collection import CollectionOperations
-from holdfast_client.operations.controllers import ControllerOperations
-from holdfast_client.operations.copies import CopyOperations
-from holdfast_client.operations.events import EventOperations
-from holdfast_client.operations.goodput import GoodputOperations
-from holdfast_client.operations.holds import HoldOperations
-from holdfast_client.operations.operations import LongOperations
-from holdfast_client.operations.policies import PolicyOperations
-from holdfast_client.operations.restore import RestoreOperations
-from holdfast_client.operations.retention import RetentionOperations
-from holdfast_client.operations.runs import RunOperations
-from holdfast_client.operations.samples import SampleOperations
-from holdfast_client.operations.scrub import ScrubOperations
-from holdfast_client.operations.server import ServerOperations
-from holdfast_client.operations.stores import StoreOperations
-from holdfast_client.operations.tiers import TierOperations
-from holdfast_client.operations.usage import UsageOperations
-from holdfast_client.operations.webhooks import WebhookOperations
+from holdfast_client.chunks.connections import TransferPool
+from holdfast_client.chunks.mounted_files import MountAccess
+from holdfast_client.resources.attempts import AttemptOperations
+from holdfast_client.resources.checkpoints import CheckpointOperations, RestoreOperations
+from holdfast_client.resources.insights import AdviceOperations, GoodputOperations
+from holdfast_client.resources.retention import HoldOperations, PolicyOperations, RetentionOperations
+from holdfast_client.resources.runs import RunOperations
+from holdfast_client.resources.service import (
+    ControllerOperations,
+    EventOperations,
+    LongOperations,
+    ServerOperations,
+    WebhookOperations,
+)
+from holdfast_client.resources.stores import (
+    CollectionOperations,
+    CopyOperations,
+    SampleOperations,
+    ScrubOperations,
+    StoreOperations,
+    TierOperations,
+    UsageOperations,
+)
 from holdfast_client.settings import ClientSettings
 from holdfast_client.transport import Transport
 from holdfast_protocol.codecs import Codec
-from holdfast_protocol.server import ServerInfo
+from holdfast_protocol.service import ServerInfo
 
 _ASK_SERVER_AGAIN_SECONDS = 600.0
 

@@ -1,55 +1,71 @@
-# ruff: noqa: N818  (the names are those of the problem codes, and what a reader says aloud)
-"""What can go wrong, grouped by what the caller does about it. Every exception of this library is in this tree.
-
-HoldfastError
-├── ConfigurationError          mend the setting that it names
-│   └── HostNotAllowed
-├── InvalidRequest              mend the call
-│   └── BodyTooLarge
-├── UnsupportedProtocol         upgrade the older side
-├── UnexpectedReply             something that is not Holdfast answers at this URL
-├── TokenProblem                get another token
-│   ├── Unauthenticated
-│   └── Forbidden
-├── NotFound                    mend the name
-│   ├── ProjectNotFound  RunNotFound  AttemptNotFound  CheckpointNotFound  ChunkNotFound  TokenNotFound
-│   ├── PolicyNotFound  HoldNotFound  ControllerNotFound  OperationNotFound  WebhookNotFound
-│   ├── RouteNotFound
-│   └── NoRestorePoint
-├── StaleAttempt                stop: a newer attempt has taken over, or this one has ended
-├── Conflict                    look again, then decide
-│   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  OffLineBranch  ManifestConflict
-│   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
-│   ├── EditNeedsVersion
-│   ├── ControllerPaused
-│   ├── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
-│   └── CommitsUnknown
-├── QuotaExceeded               prune, or raise the quota
-├── IntegrityError              the bytes are not what they should be
-│   ├── ChecksumMismatch
-│   ├── ChunkCorrupt            what one read gave
-│   └── ChunkLost               no copy could be read
-├── TicketProblem               ask for a new ticket
-│   ├── SignatureInvalid
-│   └── TicketExpired
-├── ServiceUnavailable          try again later
-│   ├── StoreUnavailable  DatabaseUnavailable  CatalogReadOnly  Busy  BodyTooSlow  TooManyFailures
-│   ├── CatalogWentBack
-├── StoreProblem                an operator must act
-│   ├── StoreFull
-│   └── StoreRefused
-├── DirectFileRefused           go over HTTP instead
-├── LocalReadFailed             try again; if it stays, look at this node's disk and limits
-├── TransferStopped             somebody asked this transfer to stop
-└── ServiceFault                report a bug in the service
-"""
+"""What can go wrong, grouped by what the caller does about it. Every exception of this library is a HoldfastError."""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.problems import PROBLEM_KINDS, Problem, ProblemCode
+
+# Whether a connection failed for a certificate that is not trusted: no later try mends that. Both planes ask it.
+
+
+def certificate_refused(error: BaseException) -> bool:
+    """Looks through what `error` was raised from."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+# What can go wrong, grouped by what the caller does about it. Every exception of this library is in this tree.
+#
+# HoldfastError
+# ├── ConfigurationError          mend the setting that it names
+# │   └── HostNotAllowed
+# ├── InvalidRequest              mend the call
+# │   └── BodyTooLarge
+# ├── UnsupportedProtocol         upgrade the older side
+# ├── UnexpectedReply             something that is not Holdfast answers at this URL
+# ├── TokenProblem                get another token
+# │   ├── Unauthenticated
+# │   └── Forbidden
+# ├── NotFound                    mend the name
+# │   ├── ProjectNotFound  RunNotFound  AttemptNotFound  CheckpointNotFound  ChunkNotFound  TokenNotFound
+# │   ├── PolicyNotFound  HoldNotFound  ControllerNotFound  OperationNotFound  WebhookNotFound
+# │   ├── RouteNotFound
+# │   └── NoRestorePoint
+# ├── StaleAttempt                stop: a newer attempt has taken over, or this one has ended
+# ├── Conflict                    look again, then decide
+# │   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  OffLineBranch  ManifestConflict
+# │   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
+# │   ├── EditNeedsVersion
+# │   ├── ControllerPaused
+# │   ├── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
+# │   └── CommitsUnknown
+# ├── QuotaExceeded               prune, or raise the quota
+# ├── IntegrityError              the bytes are not what they should be
+# │   ├── ChecksumMismatch
+# │   ├── ChunkCorrupt            what one read gave
+# │   └── ChunkLost               no copy could be read
+# ├── TicketProblem               ask for a new ticket
+# │   ├── SignatureInvalid
+# │   └── TicketExpired
+# ├── ServiceUnavailable          try again later
+# │   ├── StoreUnavailable  DatabaseUnavailable  CatalogReadOnly  Busy  BodyTooSlow  TooManyFailures
+# │   ├── CatalogWentBack
+# ├── StoreProblem                an operator must act
+# │   ├── StoreFull
+# │   └── StoreRefused
+# ├── DirectFileRefused           go over HTTP instead
+# ├── LocalReadFailed             try again; if it stays, look at this node's disk and limits
+# ├── TransferStopped             somebody asked this transfer to stop
+# └── ServiceFault                report a bug in the service
+
+# ruff: noqa: N818  (the names are those of the problem codes, and what a reader says aloud)
 
 
 class HoldfastError(Exception):
@@ -399,3 +415,42 @@ class TransferStopped(HoldfastError):
 
 class ServiceFault(HoldfastError):
     code = ProblemCode.INTERNAL
+
+
+# Rebuilds the exception from a problem's code: what the service raised is what the caller catches.
+
+
+def _codes(kind: type[HoldfastError]) -> dict[str, type[HoldfastError]]:
+    found = {str(kind.code): kind} if isinstance(kind.code, ProblemCode) else {}
+    for child in kind.__subclasses__():
+        found |= _codes(child)
+    return found
+
+
+_BY_CODE = _codes(HoldfastError)
+_BY_STATUS: dict[int, type[HoldfastError]] = {
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    412: EditConflict,
+    422: InvalidRequest,
+    507: StoreFull,
+}
+
+
+def from_problem(problem: Problem, *, earlier_try_ambiguous: bool = False) -> HoldfastError:
+    """The exception of a problem's code. A code that is newer than this client goes by `retryable` and the status."""
+    kind = _BY_CODE.get(problem.code)
+    if kind is None:
+        by_status = ServiceFault if problem.status >= 500 else InvalidRequest
+        kind = ServiceUnavailable if problem.retryable else _BY_STATUS.get(problem.status, by_status)
+    known = PROBLEM_KINDS.get(ProblemCode(problem.code)) if problem.code in _BY_CODE else None
+    return kind(
+        problem.detail,
+        title=known.title if known else problem.title,
+        code=problem.code,
+        request_id=problem.request_id,
+        context=problem.context,
+        earlier_try_ambiguous=earlier_try_ambiguous,
+    )

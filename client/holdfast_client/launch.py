@@ -1,17 +1,23 @@
-"""Opens the attempt of a launch: compare-and-swap on the newest attempt (protocol rule 2). Rank 0 does it.
-
-A later launch wins over an earlier one. A late retry of an earlier launch must not fence its successor: if our own
-opening may have been carried out and another attempt is newer now, then that one is our successor, and we stop.
-"""
+"""A launch of a job: it opens its attempt, and leaves notes of how it ended for `holdfast run`."""
 
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from holdfast_client.client import Client
 from holdfast_client.errors import AttemptConflict, NotFound, StaleAttempt
 from holdfast_protocol.attempts import AttemptOpened, OpenAttempt
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
+from holdfast_protocol.states import AttemptOutcome
+
+# Opens the attempt of a launch: compare-and-swap on the newest attempt (protocol rule 2). Rank 0 does it.
+#
+# A later launch wins over an earlier one. A late retry of an earlier launch must not fence its successor: if our own
+# opening may have been carried out and another attempt is newer now, then that one is our successor, and we stop.
 
 log = logging.getLogger("holdfast.client")
 
@@ -63,3 +69,54 @@ def _newest_attempt(client: Client, run_name: RunName) -> int:
     except NotFound:
         return 0
     return newest_first[0].number if newest_first else 0
+
+
+# What a job leaves for `holdfast run` in HOLDFAST_OUTCOME_DIR: which attempt each rank had, and how it ended.
+#
+# One file per attempt and rank, written by the SDK (holdfast.session.heartbeat) and read by the command around it
+# (cli/run/). The catalog knows the outcome too; the files tell it when the service is away, and which attempts are
+# ours.
+
+LAUNCH = "HOLDFAST_LAUNCH"
+OUTCOME_DIR = "HOLDFAST_OUTCOME_DIR"
+
+_SUFFIX = ".outcome.json"
+
+
+class OutcomeNote(BaseModel):
+    """One rank's word on one attempt. Rank 0's is the job's."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    project: str
+    run: str
+    attempt: int
+    """0: the launch was fenced before it had one."""
+    rank: int
+    """-1: nobody's word, only known from the catalog."""
+    outcome: AttemptOutcome | None = None
+    """None: opened, and not ended as far as this rank could tell."""
+    detail: str = ""
+
+    @property
+    def run_name(self) -> RunName:
+        return RunName(self.project, self.run)
+
+
+def write_note(folder: Path, note: OutcomeNote) -> None:
+    """Whole or not at all, also for who reads meanwhile. Replaces this rank's earlier word. Raises OSError."""
+    name = f"{note.project}.{note.run}.{note.attempt}.{note.rank}"
+    unfinished = folder / f"{name}.{os.getpid()}.tmp"
+    unfinished.write_text(note.model_dump_json(), encoding="utf-8")
+    unfinished.replace(folder / f"{name}{_SUFFIX}")
+
+
+def read_notes(folder: Path) -> list[OutcomeNote]:
+    """All there are. What is no note is left out: it tells nothing, and the catalog is asked then."""
+    notes = []
+    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+        try:
+            notes.append(OutcomeNote.model_validate_json(path.read_bytes()))
+        except (OSError, ValidationError):
+            continue
+    return notes

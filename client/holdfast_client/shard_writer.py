@@ -9,12 +9,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from holdfast_client.chunks.outgoing import OutgoingChunk, hash_chunk
+from holdfast_client.chunks.encoding import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError
-from holdfast_protocol.base import text_to_keep
+from holdfast_protocol.base import Fence, text_to_keep
 from holdfast_protocol.checkpoints import (
     BeginCheckpoint,
     CheckpointView,
@@ -26,10 +26,9 @@ from holdfast_protocol.checkpoints import (
     SealShard,
 )
 from holdfast_protocol.digests import shard_digest
-from holdfast_protocol.fencing import Fence
-from holdfast_protocol.redaction import without_secrets
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.text import without_secrets
 
 log = logging.getLogger("holdfast.client")
 

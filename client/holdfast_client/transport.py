@@ -1,15 +1,11 @@
-"""The control plane's wire: one JSON call, tried again while that can help. Every operation goes through `call`.
-
-Every call of the protocol may be repeated, so a lost reply is simply asked for again; whether an earlier try was sent
-and never answered is told with the error, because for opening an attempt it matters. Foreign exceptions end here.
-Thread-safe. Neither tokens nor query strings reach a log line or a message.
-"""
+"""The control plane's wire: one JSON call, tried again while that can help."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import logging
+import random
 import threading
 import time
 import uuid
@@ -21,9 +17,6 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from holdfast_client.backoff import Backoff, retry_after_seconds
-from holdfast_client.certificates import certificate_refused
-from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.errors import (
     Busy,
     ConfigurationError,
@@ -32,16 +25,109 @@ from holdfast_client.errors import (
     RouteNotFound,
     ServiceFault,
     ServiceUnavailable,
+    TransferStopped,
     Unauthenticated,
     UnexpectedReply,
     UnsupportedProtocol,
+    certificate_refused,
+    from_problem,
 )
-from holdfast_client.rebuild import from_problem
-from holdfast_client.redaction import keep_queries_out_of_logs
 from holdfast_client.settings import ClientSettings
-from holdfast_protocol.base import body_for
+from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_MINOR, PROTOCOL_VERSION, body_for, minor_of, speaks_with
 from holdfast_protocol.problems import Problem
-from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_MINOR, PROTOCOL_VERSION, minor_of, speaks_with
+
+# How long to wait before the next try: full-jitter back-off within a total time. Control and data plane use it.
+#
+# Full jitter, because 64 ranks that fail in the same moment must not come back in the same moment.
+
+FIRST_SECONDS = 0.2
+LONGEST_SECONDS = 10.0
+
+# Not the module's own generator: a training job draws from that one, and a retry must not change what it draws.
+_jitter = random.Random()  # noqa: S311  (spreads load, guards nothing)
+
+
+def jittered_seconds(failures: int) -> float:
+    """A pause after so many failures in a row: anything from nothing to a ceiling that doubles each time."""
+    return _jitter.uniform(0, min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** min(max(failures - 1, 0), 16)))
+
+
+class Backoff:
+    """One call's patience. `sleep` may be an Event's `wait`, so that a stopped transfer does not sit out its pause.
+
+    `from_failure`: the total time begins with the first failure. For what nobody waits for, and for transfers: a slow
+    one may take longer than that.
+    """
+
+    def __init__(
+        self, total_seconds: float, sleep: Callable[[float], object] = time.sleep, *, from_failure: bool = False
+    ) -> None:
+        self._total_seconds = total_seconds
+        self._ends = None if from_failure else time.monotonic() + total_seconds
+        self._sleep = sleep
+        self.tries = 1
+
+    def leave_out(self, seconds: float) -> None:
+        """Time in which nothing was tried, and not for want of the other side's answer."""
+        if self._ends is not None:
+            self._ends += seconds
+
+    def pause(self, at_least_seconds: float = 0.0, before: Callable[[], object] | None = None) -> bool:
+        """Sleeps before the next try. False, without sleeping, if that try would begin after the total time. `before`
+        is called where there will be one, before the sleep."""
+        now = time.monotonic()
+        if self._ends is None:
+            self._ends = now + self._total_seconds
+        seconds = max(at_least_seconds, jittered_seconds(self.tries))
+        if now + seconds > self._ends:
+            return False
+        if before is not None:
+            before()
+        self._sleep(seconds)
+        self.tries += 1
+        return True
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float:
+    """What the other side asks for in `Retry-After`, in its form of seconds; 0 if it does not ask."""
+    text = headers.get("retry-after", "")
+    return float(text) if text.isdecimal() and len(text) < 6 else 0.0
+
+
+# Keeps query strings out of the logs of the HTTP libraries: a presigned URL's query is a secret while it lives.
+
+
+class _WithoutQuery(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                str(value).partition("?")[0] if isinstance(value, str | httpx.URL) else value for value in record.args
+            )
+        return True
+
+
+_FILTER = _WithoutQuery("holdfast-without-query")
+
+
+def keep_queries_out_of_logs() -> None:
+    """Both libraries log each URL, urllib3 at DEBUG and httpx at INFO. Safe to call again: a filter is kept once."""
+    for name in ("httpx", "urllib3.connectionpool"):
+        logging.getLogger(name).addFilter(_FILTER)
+
+
+# How a transfer is told to stop: by an event that it looks at between two blocks and while it waits.
+
+
+def check_stop(stop: threading.Event | None) -> None:
+    if stop is not None and stop.is_set():
+        raise TransferStopped("The transfer was told to stop")
+
+
+# The control plane's wire: one JSON call, tried again while that can help. Every operation goes through `call`.
+#
+# Every call of the protocol may be repeated, so a lost reply is simply asked for again; whether an earlier try was sent
+# and never answered is told with the error, because for opening an attempt it matters. Foreign exceptions end here.
+# Thread-safe. Neither tokens nor query strings reach a log line or a message.
 
 log = logging.getLogger("holdfast.client")
 

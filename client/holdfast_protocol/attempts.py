@@ -14,9 +14,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, fits, since
-from holdfast_protocol.fencing import Fence, LaunchId
-from holdfast_protocol.restore import PassedOver, RestorePoint
+from holdfast_protocol.base import LARGEST_INTEGER, Fence, LaunchId, Reply, Request, fits, since
+from holdfast_protocol.checkpoints import PassedOver, RestorePoint
 from holdfast_protocol.states import AttemptOutcome, Doing
 
 Environment = Annotated[

@@ -1,4 +1,4 @@
-"""The base of every wire model: unknown fields are refused, so that a misspelt one never passes silently."""
+"""The base of every wire model, the fencing token, and the protocol's version."""
 
 from __future__ import annotations
 
@@ -19,6 +19,38 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
 from holdfast_protocol.text import is_text, printable
+
+# The protocol's version, told by both sides in the `Holdfast-Protocol` header of every request and reply.
+#
+# An older minor version is served; another major version is refused with both numbers (protocol rule 35).
+
+PROTOCOL_HEADER = "Holdfast-Protocol"
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 4
+"""1: chunks may be stored encoded (codecs.py). What an older client cannot decode is refused when it asks for it.
+Saves may be pushed late (checkpoints.py); an older client never begins one.
+2: custody: policies, trash, holds, copies in other stores, tiers, operations, audit events. An older client never asks
+for them, and what it reads is as it was.
+3: survival: attempts tell how they fare and why they ended; quarantine; advice on when to save; webhooks.
+4: the fencing token names the launch. An older client is fenced by epoch and number alone.
+"""
+PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
+
+_LONGEST_MINOR = 6
+
+
+def minor_of(other: str) -> int:
+    """The minor version that a peer of our major version announces. Raises ValueError if it is malformed."""
+    return int(other.partition(".")[2])
+
+
+def speaks_with(other: str) -> bool:
+    """Whether a peer that announces `other` ("major.minor") can be served. Malformed announcements cannot."""
+    major, _, minor = other.partition(".")
+    return major == str(PROTOCOL_MAJOR) and minor.isdecimal() and len(minor) <= _LONGEST_MINOR
+
+
+# The base of every wire model: unknown fields are refused, so that a misspelt one never passes silently.
 
 LARGEST_INTEGER = 2**62
 """Of what is kept as a number: both databases have 64 bits."""
@@ -122,3 +154,21 @@ class Page(Reply, Generic[Item]):
 
     items: list[Item]
     next_cursor: str | None = Field(default=None, description="Give it back as `cursor` for the next page.")
+
+
+# The fencing token that every write of a training job carries.
+
+LaunchId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+
+
+class Fence(Request):
+    """The fencing token: every write of a training job carries it. An older epoch or attempt is `stale_attempt`."""
+
+    epoch: int = Field(ge=1, description="The catalog's epoch (protocol rule 5).")
+    attempt: int = Field(ge=1)
+    launch_id: LaunchId | None = Field(
+        default=None,
+        json_schema_extra=since(4),
+        description="Of the launch that opened the attempt: a database that fails over to an older copy gives the "
+        "number to another one. Null: a client of before 1.4, which is compared by its number alone.",
+    )

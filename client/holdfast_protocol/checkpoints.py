@@ -1,27 +1,128 @@
-"""The commit protocol: begin, negotiate chunks, upload, seal each shard; the seal that completes the world commits.
-
-`POST /v1/projects/{project}/runs/{run}/checkpoints`   BeginCheckpoint -> CheckpointView
-`POST /v1/checkpoints/{id}/shards/{rank}/chunks`       NegotiateChunks -> ChunksNegotiated   (module chunks)
-`PUT  /v1/checkpoints/{id}/shards/{rank}`              SealShard | FailShard -> CheckpointView
-`POST /v1/checkpoints/{id}/abort`                      AbortCheckpoint -> CheckpointView
-`GET  /v1/checkpoints/{id}?wait=30`                                    -> CheckpointView
-`GET  /v1/projects/{project}/runs/{run}/checkpoints`   filters         -> Page[CheckpointView]
-`GET  /v1/checkpoints/{id}/manifest`                                   -> Manifest
-`GET  /v1/checkpoints/{id}/shards/{rank}`                              -> ShardChunks
-`PATCH /v1/checkpoints/{id}`  (If-Match)               EditCheckpoint  -> CheckpointView
-"""
+"""The commit protocol: begin, negotiate, upload, seal; the seal that completes the world commits. And the way back."""
 
 from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
 
-from holdfast_protocol.base import LARGEST_INTEGER, Digest, Label, Reply, Request, fits, since
-from holdfast_protocol.fencing import Fence
-from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState, Health, ShardState, Tier
+from holdfast_protocol.base import LARGEST_INTEGER, Digest, Fence, Label, Reply, Request, fits, since
+from holdfast_protocol.codecs import Codec
+from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState, Health, ShardState, StoreRole, Tier
+
+# The commit protocol: begin, negotiate chunks, upload, seal each shard; the seal that completes the world commits.
+
+# Negotiating chunks: which are there already, and an upload ticket for each that is not (protocol rules 11 to 19).
+#
+# `POST /v1/checkpoints/{id}/shards/{rank}/chunks`   NegotiateChunks -> ChunksNegotiated
+# `POST /v1/mount-proofs`                                            -> MountProofOffer
+#
+# The same call reports the uploads that are done, so that the service verifies them with the store while the rest
+# is still going up. A client never names a bucket, a key or a path.
+
+MAX_BATCH = 1000
+MAX_CHUNK_BYTES = 5 * 1024**3
+"""The largest object that one PUT can carry on S3. The SDK cuts far below it."""
+
+
+class ChunkOffer(Request):
+    digest: Digest = Field(description="SHA-256 of the raw bytes.")
+    bytes: int = Field(ge=0, le=MAX_CHUNK_BYTES)
+    codec: Codec = Codec.RAW
+    stored_digest: Digest | None = Field(default=None, description="SHA-256 of the bytes on the wire, if encoded.")
+    stored_bytes: int | None = Field(default=None, ge=0, le=MAX_CHUNK_BYTES, description="Fewer than the chunk has.")
+    md5: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = Field(
+        default=None, description="Of the bytes on the wire; only where the server's capabilities ask for it."
+    )
+    ask: bool = Field(
+        default=False,
+        description="Only asks: `present` comes with its reference as ever, else nothing is reserved and the answer is "
+        "`absent`. For a client that would encode the chunk before it offers it.",
+    )
+
+    @property
+    def wire_digest(self) -> str:
+        return self.digest if self.stored_digest is None else self.stored_digest
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.bytes if self.stored_bytes is None else self.stored_bytes
+
+
+class MountProof(Request):
+    """Shows that this client sees the store's own filesystem: the content of a file that the service just wrote."""
+
+    proof_id: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+    content: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class MountProofOffer(Reply):
+    """`path` is null where the primary store is not a mounted filesystem."""
+
+    proof_id: str | None
+    path: str | None
+    expires_in_seconds: int
+    away: bool = Field(default=False, description="The primary store does not answer; ask again (since 1.2).")
+    others: list[MountProofOffer] = Field(default_factory=list, description="Of further stores, for reading.")
+
+
+class NegotiateChunks(Fence):
+    largest_body_bytes: ClassVar[int] = 1024**2  # twice what MAX_BATCH of each take
+
+    chunks: list[ChunkOffer] = Field(default_factory=list, max_length=MAX_BATCH)
+    finished: list[Digest] = Field(default_factory=list, max_length=MAX_BATCH, description="Uploads that are done.")
+    mount_proof: MountProof | None = None
+
+
+class UploadTicket(Reply):
+    """How to send one chunk. `http`: send the body with exactly these headers to `url` (relative: to the service).
+    `file`: write `path`, fsync it, then report it in `finished`."""
+
+    kind: Literal["http", "file"]
+    method: str = "PUT"
+    url: str = ""
+    headers: dict[str, str] = Field(default_factory=dict)
+    path: str = ""
+    expires_in_seconds: int
+
+
+class ChunkAnswer(Reply):
+    digest: str
+    status: Literal["present", "upload", "absent"] = Field(description="`absent` only where the offer was to ask.")
+    ticket: UploadTicket | None = None
+
+
+class FinishedState(StrEnum):
+    VERIFIED = "verified"
+    MISSING = "missing"
+    MISMATCH = "mismatch"
+
+
+class FinishedAnswer(Reply):
+    digest: str
+    state: FinishedState
+    detail: str = ""
+
+
+class ChunksNegotiated(Reply):
+    chunks: list[ChunkAnswer]
+    finished: list[FinishedAnswer]
+
+
+# The commit protocol: begin, negotiate chunks, upload, seal each shard; the seal that completes the world commits.
+#
+# `POST /v1/projects/{project}/runs/{run}/checkpoints`   BeginCheckpoint -> CheckpointView
+# `POST /v1/checkpoints/{id}/shards/{rank}/chunks`       NegotiateChunks -> ChunksNegotiated   (module chunks)
+# `PUT  /v1/checkpoints/{id}/shards/{rank}`              SealShard | FailShard -> CheckpointView
+# `POST /v1/checkpoints/{id}/abort`                      AbortCheckpoint -> CheckpointView
+# `GET  /v1/checkpoints/{id}?wait=30`                                    -> CheckpointView
+# `GET  /v1/projects/{project}/runs/{run}/checkpoints`   filters         -> Page[CheckpointView]
+# `GET  /v1/checkpoints/{id}/manifest`                                   -> Manifest
+# `GET  /v1/checkpoints/{id}/shards/{rank}`                              -> ShardChunks
+# `PATCH /v1/checkpoints/{id}`  (If-Match)               EditCheckpoint  -> CheckpointView
 
 Step = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 MAX_CHUNKS_PER_SHARD = 200_000
@@ -245,3 +346,115 @@ class ShardChunks(Reply):
     rank: int
     digest: str
     chunks: list[ChunkRef] = Field(description="In ordinal order.")
+
+
+# The way back: which checkpoint can be restored now, why not a newer one, and tickets to read its chunks.
+#
+# `GET  /v1/projects/{project}/runs/{run}/restore-point?selector=latest&before_step=`  -> RestoreDecision
+# `POST /v1/checkpoints/{id}/reads`           ReadChunks   -> ChunkReads
+# `POST /v1/checkpoints/{id}/chunk-reports`   ReportChunk  -> ChunkVerdict
+# `DELETE /v1/read-leases/{lease_id}`
+
+
+class RestorePoint(Reply):
+    checkpoint_id: str
+    step: int
+    attempt: int
+    world_size: int
+    digest: str
+    logical_bytes: int
+    committed_at: datetime
+
+
+class PassedOverReason(StrEnum):
+    UPLOADING = "uploading"
+    ABORTED = "aborted"
+    DIVERGED = "diverged"
+    CORRUPT = "corrupt"
+    QUARANTINED = "quarantined"
+    COLD = "cold"
+    TRASHED = "trashed"
+    OFF_LINE = "off_line"
+    AWAY = "away"
+    """Not whole in the stores that answer now (since 1.2)."""
+
+
+class PassedOver(Reply):
+    checkpoint_id: str
+    step: int
+    attempt: int
+    reason: PassedOverReason
+    detail: str
+
+
+class RestoreDecision(Reply):
+    restore_point: RestorePoint | None
+    passed_over: list[PassedOver]
+    ever_committed: bool
+    note: str = Field(default="", description="A sentence for people, where a store does not answer.")
+
+
+class ReadChunks(Request):
+    largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_BATCH digests are 67 KiB
+
+    digests: list[Digest] = Field(min_length=1, max_length=MAX_BATCH)
+    lease_id: str | None = Field(default=None, description="Renews this lease; null opens one (protocol rule 21).")
+    mount_proof: MountProof | None = None
+    other_mount_proofs: list[MountProof] = Field(
+        default_factory=list, max_length=4, description="Of the stores beside the primary (since 1.2)."
+    )
+    avoid_stores: list[StoreRole] = Field(
+        default_factory=list,
+        max_length=4,
+        description="Stores that do not answer this reader: taken only where no other has the chunk (since 1.2).",
+    )
+
+    @model_serializer(mode="wrap")
+    def _as_an_older_service_takes_it(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """It refuses fields that it does not know, and needs none that say nothing."""
+        document: dict[str, Any] = write(self)
+        return {name: value for name, value in document.items() if name not in _SINCE_MINOR_2 or value}
+
+
+_SINCE_MINOR_2 = ("other_mount_proofs", "avoid_stores")
+
+
+class ReadTicket(Reply):
+    """`http`: GET `url` with these headers (relative: to the service). `file`: read `path`. `gone`: not readable."""
+
+    digest: str
+    bytes: int
+    stored_bytes: int = Field(description="Of what is read: the chunk's own where the codec is raw.")
+    codec: Codec = Codec.RAW
+    kind: Literal["http", "file", "gone"]
+    url: str = ""
+    headers: dict[str, str] = Field(default_factory=dict)
+    path: str = ""
+    expires_in_seconds: int
+    store: StoreRole = Field(default=StoreRole.PRIMARY, description="Where it is read from.")
+    elsewhere: bool = Field(default=False, description="Another store has it too: ask again with `avoid_stores`.")
+
+
+class ChunkReads(Reply):
+    lease_id: str
+    lease_expires_in_seconds: int
+    unprotected: str | None = Field(
+        default=None,
+        description="Why no lease keeps the checkpoint from being purged while it is read; null where one does.",
+    )
+    chunks: list[ReadTicket]
+
+
+class ReportChunk(Request):
+    digest: Digest
+    problem: Literal["missing", "truncated", "mismatch"]
+    detail: str = Field(default="", max_length=1000)
+
+
+class ChunkVerdict(Reply):
+    """What the service found when it read the chunk itself; only that marks a checkpoint (protocol rule 22)."""
+
+    digest: str
+    readable: bool = Field(description="True: a copy with the right bytes is there; try again.")
+    detail: str
+    corrupt_checkpoints: list[str] = Field(description="Ids of the checkpoints that were marked corrupt.")

@@ -1,42 +1,92 @@
-"""The index: which tensor piece is in which bytes of which chunk. Two documents, both compressed canonical JSON.
+"""The index: which tensor piece is in which bytes of which chunk."""
 
-Flow: the planner builds a Layout once per plan (global, no digests, the same object for every step with that plan);
-each save writes one ShardIndex per rank, which names its layout and holds the typed trees. A restore reads the two,
-plans its reads and never unpickles. The third part, each shard's list of chunk digests, is in the catalog.
+from __future__ import annotations
 
-Layout:     {"format": "holdfast-layout-1", "world_size": N,
-             "tensors": {name: {"component", "dtype", "shape", "replicated", "alias_of"?}},
-             "shards": [{"chunks": [bytes per ordinal],
-                         "pieces": [[tensor, offsets, shape, [[ordinal, chunk offset, bytes], …]], …]} per rank]}
-            where `tensor` is the position of the tensor's name among the sorted names.
-            Each tensor is whole, each of its elements once; segments lie in their chunks and do not overlap. So what
-            a layout asks of its reader is bounded by the bytes of its chunks.
-ShardIndex: {"format": "holdfast-shard-2", "run": "project/run", "step": s, "world_size": N, "rank": r,
-             "layout_digest": …, "trees": {component: typed tree}, "replicated_trees": {component: typed tree},
-             "rng": typed tree or null}
-
-Each rank's index says which save it belongs to. The seal signs it with the rest of the shard, so a catalog that gives a
-checkpoint another step or another run is found out by every reader (protocol rule 42). The layout does not say it: one
-layout serves all the steps of a plan.
-"""
-
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, Self
 
-from holdfast_protocol.canonical_json import (
+from holdfast_protocol.digests import (
     MAX_DOCUMENT_BYTES,
     DocumentError,
     canonical_bytes,
+    chunk_digest,
     compress,
     decompress,
     parse,
 )
-from holdfast_protocol.coverage import Box, tiles
-from holdfast_protocol.digests import chunk_digest
+
+# Whether a tensor's boxes are the whole tensor, each element once. Pure, and linear in the number of boxes.
+#
+# A restore counts the bytes that its reads fill: it refuses a hole, and boxes that overlap. So no checkpoint is written
+# or believed that has either.
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and shape, in elements."""
+
+_FACES_PER_BOX = 64
+"""Six dimensions that are all cut, in the worst way. A grid, however fine, needs four."""
+
+
+def tiles(shape: tuple[int, ...], boxes: Iterable[Box]) -> bool:
+    """Whether the boxes, which lie within the shape, cover it and do not overlap. The same box may come twice: several
+    ranks stored it. False also for what is cut in so many dimensions that it would take long to tell.
+    """
+    filled = {box for box in boxes if prod(box[1])}
+    if prod(shape) == 0:
+        return True
+    if sum(prod(size) for _, size in filled) != prod(shape):
+        return False
+    cut = [axis for axis, whole in enumerate(shape) if any(size[axis] != whole for _, size in filled)]
+    if len(cut) == 1:  # as nearly every sharding does: end to end
+        spans = sorted((offsets[cut[0]], size[cut[0]]) for offsets, size in filled)
+        return all(begin + length == following for (begin, length), (following, _) in pairwise(spans))
+    return _cancels(shape, filled, cut)
+
+
+def _cancels(shape: tuple[int, ...], filled: set[Box], cut: list[int]) -> bool:
+    """Whether the boxes' corners, taken with alternating signs, are those of the whole: only then is the sum of the
+    boxes the whole. Dimension by dimension, as where two boxes meet their faces cancel at once.
+    """
+    faces: Counter[Box] = Counter(filled)
+    faces[(0,) * len(shape), shape] -= 1
+    for axis in cut:
+        met: Counter[Box] = Counter()
+        for (offsets, size), sign in faces.items():
+            flat = (*size[:axis], shape[axis], *size[axis + 1 :])
+            begin, end = offsets[axis], offsets[axis] + size[axis]
+            met[(*offsets[:axis], begin, *offsets[axis + 1 :]), flat] += sign
+            met[(*offsets[:axis], end, *offsets[axis + 1 :]), flat] -= sign
+        faces = Counter({face: sign for face, sign in met.items() if sign})
+        if len(faces) > _FACES_PER_BOX * len(filled):
+            return False
+    return not any(faces.values())
+
+
+# The index: which tensor piece is in which bytes of which chunk. Two documents, both compressed canonical JSON.
+#
+# Flow: the planner builds a Layout once per plan (global, no digests, the same object for every step with that plan);
+# each save writes one ShardIndex per rank, which names its layout and holds the typed trees. A restore reads the two,
+# plans its reads and never unpickles. The third part, each shard's list of chunk digests, is in the catalog.
+#
+# Layout:     {"format": "holdfast-layout-1", "world_size": N,
+#              "tensors": {name: {"component", "dtype", "shape", "replicated", "alias_of"?}},
+#              "shards": [{"chunks": [bytes per ordinal],
+#                          "pieces": [[tensor, offsets, shape, [[ordinal, chunk offset, bytes], …]], …]} per rank]}
+#             where `tensor` is the position of the tensor's name among the sorted names.
+#             Each tensor is whole, each of its elements once; segments lie in their chunks and do not overlap. So what
+#             a layout asks of its reader is bounded by the bytes of its chunks.
+# ShardIndex: {"format": "holdfast-shard-2", "run": "project/run", "step": s, "world_size": N, "rank": r,
+#              "layout_digest": …, "trees": {component: typed tree}, "replicated_trees": {component: typed tree},
+#              "rng": typed tree or null}
+#
+# Each rank's index says which save it belongs to. The seal signs it with the rest of the shard, so a catalog that gives
+# a checkpoint another step or another run is found out by every reader (protocol rule 42). The layout does not say it:
+# one layout serves all the steps of a plan.
 
 _SHOWN = 300
 """Letters of a message: names in a hostile document may be long."""

@@ -1,27 +1,29 @@
-"""What expires, what people delete and take back, and what they pin.
-
-`POST   /v1/projects/{project}/runs/{run}/retention/plan`    PlanRetention      -> RetentionPlan
-`POST   /v1/projects/{project}/runs/{run}/retention/apply`   ApplyRetention     -> Pruned
-`POST   /v1/projects/{project}/runs/{run}/prune`             PruneCheckpoints   -> Pruned
-`POST   /v1/checkpoints/{id}/undelete`                       UndeleteCheckpoint -> CheckpointView
-`PUT    /v1/checkpoints/{id}/pin`                            PinCheckpoint      -> CheckpointView
-`DELETE /v1/checkpoints/{id}/pin`                                               -> CheckpointView
-
-What goes is in the trash first, and can be taken back from there until its purge begins (protocol rule 26).
-"""
+"""What expires, what people delete and take back, and what they keep with pins and holds."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AwareDatetime, Field, StringConstraints
 
 from holdfast_protocol.base import Label, Reply, Request
 from holdfast_protocol.checkpoints import Step
 from holdfast_protocol.policies import PolicyView
 from holdfast_protocol.retention import Reason
 from holdfast_protocol.states import CheckpointState, Health
+
+# What expires, what people delete and take back, and what they pin.
+#
+# `POST   /v1/projects/{project}/runs/{run}/retention/plan`    PlanRetention      -> RetentionPlan
+# `POST   /v1/projects/{project}/runs/{run}/retention/apply`   ApplyRetention     -> Pruned
+# `POST   /v1/projects/{project}/runs/{run}/prune`             PruneCheckpoints   -> Pruned
+# `POST   /v1/checkpoints/{id}/undelete`                       UndeleteCheckpoint -> CheckpointView
+# `PUT    /v1/checkpoints/{id}/pin`                            PinCheckpoint      -> CheckpointView
+# `DELETE /v1/checkpoints/{id}/pin`                                               -> CheckpointView
+#
+# What goes is in the trash first, and can be taken back from there until its purge begins (protocol rule 26).
 
 MAX_AT_ONCE = 2000
 """Checkpoints that one call moves to the trash, under one lock; a client sends more in portions."""
@@ -154,3 +156,105 @@ class PinCheckpoint(Request):
     expires_in_seconds: int | None = Field(
         default=None, ge=1, le=MAX_SECONDS, description="Null: until it is unpinned."
     )
+
+
+# Deleting runs and projects, and taking them back from the trash.
+#
+# `DELETE /v1/projects/{project}/runs/{run}`  (If-Match)        DeleteAll  -> Deletion
+# `POST   /v1/projects/{project}/runs/{run}/undelete`                      -> TakenBack
+# `DELETE /v1/projects/{project}`             (If-Match)        DeleteAll  -> Deletion
+# `POST   /v1/projects/{project}/undelete`                                 -> TakenBack
+# `GET    /v1/projects/{project}/runs?deleted=true`, `GET /v1/projects?deleted=true`: what is in the trash
+#
+# A dry run changes nothing and gives the ETag of what it has seen; the deletion names that one, or `*`.
+
+
+class DeleteAll(Request):
+    reason: str = Field(default="", max_length=1000, description="For those who look for it later.")
+    dry_run: bool = False
+
+
+class InTrash(Reply):
+    """Who deleted it, and until when it can be taken back."""
+
+    deleted_at: datetime
+    deleted_by: str
+    reason: str | None
+    purge_at: datetime = Field(description="From then on it is purged, once nothing of it is held, pinned or read.")
+
+
+class Deletion(Reply):
+    """`run` null: of a project, which has no runs any more that are not deleted."""
+
+    project: str
+    run: str | None = None
+    dry_run: bool
+    etag: str = Field(description="Of what was seen; for If-Match.")
+    checkpoints: int = Field(description="Committed ones that go to the trash.")
+    logical_bytes: int = Field(description="What their states are.")
+    freed: FreedBytes
+    in_trash: InTrash | None = Field(description="Null in a dry run of what is not deleted yet.")
+
+
+class TakenBack(Reply):
+    project: str
+    run: str | None = None
+    checkpoints: int = Field(description="That are committed again.")
+    purged: int = Field(description="Whose purge had begun: they stay deleted.")
+
+
+# Holds: what keeps a checkpoint from being taken away by anybody, until somebody else releases it.
+#
+# `POST  /v1/checkpoints/{id}/holds`     PlaceHold    -> HoldView   (the same by the same token gives the one in force)
+# `GET   /v1/checkpoints/{id}/holds`                  -> Page[HoldView]
+# `GET   /v1/holds`                      filters      -> Page[HoldView]
+# `PATCH /v1/holds/{id}`                 ExtendHold   -> HoldView
+# `POST  /v1/holds/{id}/release`         ReleaseHold  -> HoldView
+
+
+class HoldKind(StrEnum):
+    LEGAL = "legal"
+    """In force until it is released."""
+    RETAIN_UNTIL = "retain_until"
+    """In force until a point in time, which can only be moved further away, or until it is released."""
+
+
+class PlaceHold(Request):
+    reason: str = Field(min_length=1, max_length=1000, description="Others read it when they are refused.")
+    retain_until: AwareDatetime | None = Field(
+        default=None, description="In force until then, by the database's clock; null: until it is released."
+    )
+    mirror: bool = Field(
+        default=False, description="Also by the store's Object Lock, on each copy of each chunk; S3 only."
+    )
+
+
+class ExtendHold(Request):
+    retain_until: AwareDatetime = Field(description="Later than it is now: a hold is never shortened.")
+
+
+class ReleaseHold(Request):
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+class HoldView(Reply):
+    id: str
+    checkpoint_id: str
+    project: str
+    run: str
+    step: int
+    attempt: int
+    kind: HoldKind
+    reason: str
+    retain_until: datetime | None
+    in_force: bool
+    mirror: bool
+    mirrored_at: datetime | None = Field(
+        description="Since when every copy in stores with Object Lock is locked; null: some are not, or it is over."
+    )
+    mirror_error: str | None = Field(description="Why the store did not lock a copy; it is tried again.")
+    placed_at: datetime
+    placed_by: str = Field(description="The name of the token.")
+    released_at: datetime | None
+    released_by: str | None
+    release_reason: str | None

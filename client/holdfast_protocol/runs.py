@@ -1,26 +1,119 @@
-"""Projects and runs.
-
-`GET /v1/projects`                                  -> Page[ProjectView]
-`PUT /v1/projects/{project}`  (If-Match, where it changes something)  EditProject -> ProjectView
-`GET /v1/projects/{project}`                        -> ProjectView
-`GET /v1/projects/{project}/runs?status=`           -> Page[RunView]
-`PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; the same again is fine)
-`GET /v1/projects/{project}/runs/{run}`             -> RunView
-
-How they are deleted and taken back is in holdfast_protocol.deletion.
-"""
+"""Projects and runs, the selectors by which people name a checkpoint, and what the history of a run tells."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar
+from enum import StrEnum
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request
-from holdfast_protocol.deletion import InTrash
-from holdfast_protocol.restore import RestorePoint
-from holdfast_protocol.states import RunStatus
+from holdfast_protocol.checkpoints import RestorePoint
+from holdfast_protocol.pruning import InTrash
+from holdfast_protocol.states import AttemptOutcome, RunStatus
+
+# Selectors for people: `demo/gpt`, `demo/gpt@latest`, `demo/gpt@1200`, `demo/gpt@1200#3`, `demo/gpt@best:loss:max`.
+#
+# `@1200` means step 1200 on the line of descent; `#3` names the attempt (protocol rule 3). A checkpoint's id stands
+# for itself: `demo/gpt@ck_…`.
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+_RUN = re.compile(rf"^(?P<project>{_NAME})/(?P<run>{_NAME})$")
+_STEP = re.compile(r"^(?P<step>\d{1,18})(?:#(?P<attempt>\d{1,9}))?$")
+_BEST = re.compile(r"^best:(?P<metric>[^:@#]{1,100})(?::(?P<mode>min|max))?$")
+_ID = re.compile(r"^ck_[0-9a-f]{32}$")
+
+EXPECTED = "write it as project/run, project/run@latest, project/run@1200, project/run@1200#3 or project/run@best:loss"
+
+
+class SelectorError(ValueError):
+    """The text is not a selector."""
+
+
+@dataclass(frozen=True)
+class RunName:
+    project: str
+    run: str
+
+    def __str__(self) -> str:
+        return f"{self.project}/{self.run}"
+
+
+@dataclass(frozen=True)
+class Latest:
+    def __str__(self) -> str:
+        return "latest"
+
+
+@dataclass(frozen=True)
+class AtStep:
+    step: int
+    attempt: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.step}" if self.attempt is None else f"{self.step}#{self.attempt}"
+
+
+@dataclass(frozen=True)
+class Best:
+    metric: str
+    mode: Literal["min", "max"] = "min"
+
+    def __str__(self) -> str:
+        return f"best:{self.metric}:{self.mode}"
+
+
+@dataclass(frozen=True)
+class ById:
+    checkpoint_id: str
+
+    def __str__(self) -> str:
+        return self.checkpoint_id
+
+
+Point = Latest | AtStep | Best | ById
+
+
+def parse_run(text: str) -> RunName:
+    """`demo/gpt` -> RunName. Raises SelectorError."""
+    match = _RUN.match(text)
+    if match is None:
+        raise SelectorError(f"{text!r} is not the name of a run; write it as project/run, for example demo/gpt")
+    return RunName(match["project"], match["run"])
+
+
+def parse_point(text: str) -> Point:
+    """What stands behind the `@`. Raises SelectorError."""
+    if text in ("", "latest"):
+        return Latest()
+    if match := _STEP.match(text):
+        return AtStep(int(match["step"]), int(match["attempt"]) if match["attempt"] else None)
+    if match := _BEST.match(text):
+        return Best(match["metric"], "max" if match["mode"] == "max" else "min")
+    if _ID.match(text):
+        return ById(text)
+    raise SelectorError(f"{text!r} does not name a checkpoint; {EXPECTED}")
+
+
+def parse_selector(text: str) -> tuple[RunName, Point]:
+    """`demo/gpt@1200` -> (RunName, Point); without an `@` it is the latest. Raises SelectorError."""
+    run, _, point = text.partition("@")
+    return parse_run(run), parse_point(point)
+
+
+# Projects and runs.
+#
+# `GET /v1/projects`                                  -> Page[ProjectView]
+# `PUT /v1/projects/{project}`  (If-Match, where it changes something)  EditProject -> ProjectView
+# `GET /v1/projects/{project}`                        -> ProjectView
+# `GET /v1/projects/{project}/runs?status=`           -> Page[RunView]
+# `PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; the same again is fine)
+# `GET /v1/projects/{project}/runs/{run}`             -> RunView
+#
+# How they are deleted and taken back is in holdfast_protocol.pruning.
 
 
 class EditProject(Request):
@@ -73,3 +166,101 @@ class RunView(Reply):
     )
     restore_point: RestorePoint | None
     in_trash: InTrash | None = Field(default=None, description="Who deleted it; null: it is not deleted.")
+
+
+# Goodput: how much of a run's time went into steps that it still has.
+#
+# `GET /v1/projects/{project}/runs/{run}/goodput`  -> Goodput
+
+
+class SpentTime(Reply):
+    """Seconds, of an attempt or of a run; all but `wall_seconds` add up to it."""
+
+    wall_seconds: float = Field(description="From its opening to its end; of a run from the first to the last.")
+    productive_seconds: float = Field(description="In steps that the run still has.")
+    lost_seconds: float = Field(description="In steps that were run and lost.")
+    saving_seconds: float = Field(description="Training stood still for saves.")
+    restoring_seconds: float
+    restarting_seconds: float = Field(
+        description="From the end of the attempt before, or its last sign, to the first step, without restoring."
+    )
+    idle_seconds: float = Field(
+        description="The rest: after the last step that ended (hanging, draining, telling), and after a finished "
+        "attempt until the next."
+    )
+    steps_run: int
+    steps_kept: int = Field(description="Those that lie on the line of descent of what the run is now.")
+    steps_lost: int
+
+
+class AttemptGoodput(SpentTime):
+    """With the time before it, since the attempt before."""
+
+    attempt: int
+    outcome: AttemptOutcome | None
+    resumed_from_step: int | None
+    last_step: int | None
+    step_seconds: float | None = Field(description="Of one step, without saves. Null: not known.")
+
+
+class Goodput(SpentTime):
+    goodput: float | None = Field(description="productive_seconds / wall_seconds. Null while no step's time is known.")
+    since: datetime | None
+    until: datetime | None = Field(description="The end of the last attempt, or now.")
+    attempts: list[AttemptGoodput] = Field(description="The oldest first.")
+
+
+# How often a run should save, and why.
+#
+# `GET /v1/projects/{project}/runs/{run}/advice` -> AdviceView
+
+
+class AdviceSource(StrEnum):
+    """Whose past told it: the nearest that has one."""
+
+    RUN = "run"
+    PROJECT = "project"
+    FLEET = "fleet"
+    """All runs of this service."""
+    DEFAULT = "default"
+    """Nobody's yet."""
+
+
+class AdviceBound(StrEnum):
+    """Why it is another interval than the one that would lose the least."""
+
+    UNMEASURED = "unmeasured"
+    """The run itself has saved nothing yet."""
+    SHORTEST = "shortest"
+    LONGEST = "longest"
+    STORE = "store"
+    """Saves would not be durable before the next one is due."""
+
+
+class AdviceOutlook(Reply):
+    """What is expected to be lost at one interval."""
+
+    interval_seconds: float
+    lost_share: float = Field(description="Of the time of training, 0 to 1: saves, and work that is done again.")
+
+
+class AdviceView(Reply):
+    project: str
+    run: str
+    interval_seconds: float = Field(description="From the end of a save's blocking to the next save.")
+    steps: int | None = Field(description="The same in steps, at the rate of the newest attempt; null: not known.")
+    best_seconds: float | None = Field(description="What would lose the least, without bounds; null: no save measured.")
+    bound: AdviceBound | None = Field(description="Why the interval is another than the best; null: it is not.")
+    between_interruptions_seconds: float = Field(description="The mean uptime until an attempt loses work.")
+    interruptions_source: AdviceSource
+    run_interruptions: int
+    run_uptime_seconds: float
+    blocked_seconds: float | None = Field(description="A save holds training up for so long, on its slowest rank.")
+    durable_seconds: float | None = Field(description="From a save's begin to its commit.")
+    saves_measured: int
+    saves_source: AdviceSource
+    restart_seconds: float | None = Field(
+        description="From an interruption until the next attempt trains. Lost whatever the interval; null: none seen."
+    )
+    outlook: list[AdviceOutlook] = Field(description="At half the interval, at it, at twice it; empty: not known.")
+    reasons: list[str] = Field(description="How it comes about, in sentences for people.")

@@ -1,4 +1,7 @@
-"""Text that anybody can keep and look at: without what a database, a reply or a terminal takes for something else."""
+"""Text that anybody can keep and look at: without what a terminal obeys, and without secrets.
+
+Used before anything else is loaded (`holdfast --help`), so it imports no library.
+"""
 
 from __future__ import annotations
 
@@ -18,3 +21,28 @@ def printable(text: str, *, one_line: bool = False) -> str:
     """`text` with a mark in place of each letter that is none; with `one_line`, a blank for each tab and line break."""
     whole = _NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
     return _LINE_BREAKS.sub(" ", whole) if one_line else whole
+
+
+# Takes secrets out of text that is kept and shown: anybody's error message may hold a URL with a signature in it.
+
+_SECRETS = (
+    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@'\"]+@", re.IGNORECASE), r"\1***@"),  # user and password of a URL
+    (re.compile(r"(/[^\s?'\"]*)\?[^\s'\"]+"), r"\1?***"),  # the query of a URL, or of a path
+    (re.compile(r"hold_[0-9a-f]{16}_[0-9a-zA-Z]+"), "hold_***"),
+    (re.compile(r"whsec_[A-Za-z0-9+/=]+"), "whsec_***"),
+)
+
+
+def without_secrets(text: str) -> str:
+    """`text` without URLs' queries and passwords, and without our tokens and webhooks' secrets. Twice is fine."""
+    for secret, instead in _SECRETS:
+        text = secret.sub(instead, text)
+    return text
+
+
+# A number and the word for what it counts, as people read them: `1 chunk`, `2 chunks`.
+
+
+def counted(count: int, one: str, more: str | None = None) -> str:
+    """`more` is the word for any other number than one; without it, `one` and an s."""
+    return f"{count} {one if count == 1 else more or one + 's'}"

@@ -11,7 +11,7 @@ from launches import Launch
 
 from holdfast_client import Client
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState
 
 _LOOK_EVERY_SECONDS = 0.01

@@ -37,7 +37,7 @@ from tests.support.serve import ServedHoldfast, holdfast_serve, without_holdfast
 
 from holdfast_client import Client, ClientSettings
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState
 
 

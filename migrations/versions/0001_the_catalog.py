@@ -1,6 +1,6 @@
 """The catalog
 
-Revision: 0001, the first. The same statements on SQLite and on Postgres; `catalog/tables.py` says what they mean.
+Revision: 0001, the first. The same statements on SQLite and on Postgres; `db/tables/core.py` says what they mean.
 """
 
 import sqlalchemy as sa

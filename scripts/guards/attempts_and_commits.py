@@ -8,7 +8,7 @@ GUARDS = (
     Guard(
         "protocol-1",
         "writes do not hold the run's row against a new attempt",
-        "service/holdfast_service/catalog/fencing.py",
+        "service/holdfast_service/training/fencing.py",
         ".with_for_update(read=True)",
         "",
         ("tests/service/test_protocol_commit_races.py",),
@@ -24,7 +24,7 @@ GUARDS = (
     Guard(
         "protocol-36",
         "the fence does not say which launch it is of",
-        "service/holdfast_service/catalog/fencing.py",
+        "service/holdfast_service/training/fencing.py",
         "    if not is_of_launch(attempt, fence):",
         "    if False:",
         ("tests/service/test_fence_names_the_launch.py",),
@@ -32,7 +32,7 @@ GUARDS = (
     Guard(
         "protocol-36",
         "a database that lacks what this process was acknowledged is taken for whole",
-        "service/holdfast_service/catalog/went_back.py",
+        "service/holdfast_service/db/memory.py",
         "    if lost is not None:",
         "    if False:",
         ("tests/service/test_database_went_back.py",),
@@ -40,7 +40,7 @@ GUARDS = (
     Guard(
         "protocol-4",
         "a late save is adopted by an attempt that saves steps of its own already",
-        "service/holdfast_service/commit/late.py",
+        "service/holdfast_service/training/begin.py",
         "if session.scalar(select(begun)):",
         "if False:",
         ("tests/service/test_protocol_spooled.py",),
@@ -48,7 +48,7 @@ GUARDS = (
     Guard(
         "protocol-4",
         "a branch off the line can be the restore point",
-        "service/holdfast_service/catalog/restore_choice.py",
+        "service/holdfast_service/lineage/restore_choice.py",
         "elif line is not None and candidate.off_line:",
         "elif False:",
         ("tests/service/test_protocol_spooled.py",),
@@ -56,7 +56,7 @@ GUARDS = (
     Guard(
         "protocol-4",
         "a record of the spool that was torn or altered is pushed",
-        "client/holdfast_client/local/spool_record.py",
+        "client/holdfast_client/local/spool.py",
         'if not hmac.compare_digest(_digest_of(outer["record"]), str(outer["sha256"])):',
         "if False:",
         ("tests/unit/test_spool.py",),
@@ -64,7 +64,7 @@ GUARDS = (
     Guard(
         "protocol-4",
         "a save that is not committed makes room for the next one",
-        "client/holdfast_client/local/keep.py",
+        "client/holdfast_client/local/tier.py",
         "    hold.add([hashed.digest])",
         "    del hold",
         ("tests/unit/test_spool.py",),
@@ -72,7 +72,7 @@ GUARDS = (
     Guard(
         "protocol-8",
         "a rank may report failure after it has sealed",
-        "service/holdfast_service/commit/fail.py",
+        "service/holdfast_service/training/seal.py",
         "if shard.state == ShardState.SEALED:",
         "if False:",
         ("tests/service/test_protocol_commit.py",),
@@ -80,15 +80,15 @@ GUARDS = (
     Guard(
         "protocol-9",
         "the last seals do not lock the checkpoint before they count",
-        "service/holdfast_service/commit/seal.py",
-        "context.epoch, lock=True)",
-        "context.epoch)",
+        "service/holdfast_service/training/seal.py",
+        "context.epoch, lock=True)\n        shard =",
+        "context.epoch)\n        shard =",
         ("tests/service/test_protocol_commit_races.py",),
     ),
     Guard(
         "protocol-14",
         "the store's checksum of compressed bytes proves the chunk",
-        "service/holdfast_service/catalog/verification.py",
+        "service/holdfast_service/copies/verify_upload.py",
         "raw = upload.stored_digest == upload.key.digest",
         "raw = True",
         ("tests/service/test_protocol_codecs.py",),
@@ -96,7 +96,7 @@ GUARDS = (
     Guard(
         "protocol-14",
         "compressed bytes are read and not decoded before they are trusted",
-        "service/holdfast_service/catalog/reread.py",
+        "service/holdfast_service/copies/read_back.py",
         "return Finding.GOOD if digest.hexdigest() == claimed.digest else Finding.WRONG_BYTES",
         "return Finding.GOOD",
         ("tests/service/test_protocol_codecs.py",),
@@ -104,7 +104,7 @@ GUARDS = (
     Guard(
         "protocol-15",
         "any copy counts as present",
-        "service/holdfast_service/uploads/decide.py",
+        "service/holdfast_service/training/offers.py",
         "usable = [copy for copy in copies if usable_by(copy, attempt_id)]",
         "usable = list(copies)",
         ("tests/service/test_protocol_chunks.py",),
@@ -112,7 +112,7 @@ GUARDS = (
     Guard(
         "protocol-17",
         "all copies of a chunk share one generation",
-        "service/holdfast_service/uploads/reserve.py",
+        "service/holdfast_service/training/negotiate.py",
         "generation=uuid.uuid4().hex",
         'generation="0" * 32',
         ("tests/service/test_protocol_chunks.py",),
@@ -120,7 +120,7 @@ GUARDS = (
     Guard(
         "protocol-14",
         "a copy in another store is proven by reading the first store",
-        "service/holdfast_service/catalog/reread.py",
+        "service/holdfast_service/copies/read_back.py",
         "store = context.store_of(claimed.store_id)",
         "store = context.store",
         ("tests/service/scrub/test_schedule.py",),
@@ -128,7 +128,7 @@ GUARDS = (
     Guard(
         "protocol-17",
         "a mark is taken back before anybody has read the new copy",
-        "service/holdfast_service/catalog/corruption.py",
+        "service/holdfast_service/copies/corruption.py",
         "        keeps_anywhere(checkpoint.attempt_id),\n        read_since_damage(),\n",
         "        keeps_anywhere(checkpoint.attempt_id),\n",
         ("tests/service/scrub/test_heal.py", "tests/service/scrub/test_heal_races.py"),
@@ -136,7 +136,7 @@ GUARDS = (
     Guard(
         "protocol-17",
         "a new copy heals the rotten one before it was read",
-        "service/holdfast_service/scrub/mend_chunk.py",
+        "service/holdfast_service/scrub/repair.py",
         "                or_(Copy.proof == Proof.READ, "
         "and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),\n"
         "                Copy.read_after >= damaged.damage,\n",
@@ -146,7 +146,7 @@ GUARDS = (
     Guard(
         "protocol-15",
         "a hot copy goes in favour of a cold one that nobody has looked at since",
-        "service/holdfast_service/tiers/look.py",
+        "service/holdfast_service/tiers/cool.py",
         "        good = _is_good(context, claimed, place, on_bytes)\n",
         "        good = True\n",
         ("tests/service/tiers/test_rot.py",),
@@ -154,9 +154,9 @@ GUARDS = (
     Guard(
         "protocol-5",
         "a store is deleted from whatever its marker says",
-        "service/holdfast_service/collect/ready.py",
-        "    if allowed:",
-        "    if True:",
+        "service/holdfast_service/collect/garbage.py",
+        "    if allowed:\n        return None",
+        "    if True:\n        return None",
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_sweep.py"),
     ),
     Guard(
@@ -170,7 +170,7 @@ GUARDS = (
     Guard(
         "protocol-5",
         "the collector does not ask whether the store has newer records than the catalog",
-        "service/holdfast_service/collect/ready.py",
+        "service/holdfast_service/collect/garbage.py",
         "why_not(context, attached) or _why_older(attached)",
         "why_not(context, attached)",
         ("tests/service/test_restored_in_place.py",),
@@ -178,7 +178,7 @@ GUARDS = (
     Guard(
         "protocol-10",
         "the commit does not look again whether every chunk can be relied on",
-        "service/holdfast_service/commit/complete.py",
+        "service/holdfast_service/training/commit.py",
         "    if lost:",
         "    if False:",
         ("tests/service/test_protocol_commit.py", "tests/service/test_protocol_commit_races.py"),
@@ -186,7 +186,7 @@ GUARDS = (
     Guard(
         "protocol-5",
         "a store lets itself be changed whatever its marker says",
-        "service/holdfast_service/catalog/ownership.py",
+        "service/holdfast_service/attached_stores/ownership.py",
         "        if marker.epoch != self._epoch:",
         "        if False:",
         ("tests/service/test_catalog_check.py",),
@@ -194,7 +194,7 @@ GUARDS = (
     Guard(
         "protocol-5",
         "a copy of the database is taken for the catalog itself",
-        "service/holdfast_service/catalog/ownership.py",
+        "service/holdfast_service/attached_stores/ownership.py",
         "        if identity.place is not None and self._place is not None and identity.place != self._place:",
         "        if False:",
         ("tests/service/test_catalog_check.py",),
@@ -202,7 +202,7 @@ GUARDS = (
     Guard(
         "protocol-5",
         "a store is adopted over what the catalog does not know",
-        "service/holdfast_service/catalog/epoch.py",
+        "service/holdfast_service/attached_stores/epoch.py",
         "        if not row.checked_whole and not accept_loss:",
         "        if False:",
         ("tests/service/test_catalog_check.py",),

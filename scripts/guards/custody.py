@@ -9,7 +9,7 @@ GUARDS = (
     Guard(
         "protocol-41",
         "a rebuilt catalog confirms that nothing was ever committed where it does not know",
-        "service/holdfast_service/attempts/open.py",
+        "service/holdfast_service/training/attempts.py",
         "    decision = without_doubt(session, project_name, run_name, decision)\n",
         "",
         ("tests/service/test_rebuild_doubts.py",),
@@ -17,7 +17,7 @@ GUARDS = (
     Guard(
         "protocol-41",
         "a hold goes with the newest record of its checkpoint",
-        "service/holdfast_service/rebuild/checkpoints.py",
+        "service/holdfast_service/rebuild/checkpoint_rows.py",
         "            holds.append(_protection(read.protect, now))\n",
         "            pass\n",
         ("tests/service/test_rebuild_doubts.py",),
@@ -41,7 +41,7 @@ GUARDS = (
     Guard(
         "protocol-46",
         "a job saves into a run that was deleted",
-        "service/holdfast_service/catalog/fencing.py",
+        "service/holdfast_service/training/fencing.py",
         "    if run.deleted_at is not None:\n",
         "    if False:\n",
         ("tests/service/test_protocol_deletion.py",),
@@ -49,7 +49,7 @@ GUARDS = (
     Guard(
         "protocol-46",
         "an attempt is opened in a run that was deleted meanwhile",
-        "service/holdfast_service/attempts/open.py",
+        "service/holdfast_service/training/attempts.py",
         "    refuse_if_deleted(session.get_one(Project, run.project_id), run)\n",
         "",
         ("tests/service/test_protocol_deletion.py",),
@@ -57,7 +57,7 @@ GUARDS = (
     Guard(
         "protocol-46",
         "a run is deleted that was not seen so",
-        "service/holdfast_service/retention/delete_run.py",
+        "service/holdfast_service/retention/delete.py",
         '    if if_match not in (etag, "*"):\n',
         "    if False:\n",
         ("tests/service/test_protocol_deletion.py",),
@@ -65,7 +65,7 @@ GUARDS = (
     Guard(
         "protocol-46",
         "a run is made in a project that was deleted meanwhile",
-        "service/holdfast_service/catalog/make_run.py",
+        "service/holdfast_service/runs/find.py",
         "    session.refresh(project)\n",
         "",
         ("tests/service/test_protocol_deletion.py",),
@@ -73,7 +73,7 @@ GUARDS = (
     Guard(
         "protocol-46",
         "the name of a purged run is free before its record says so",
-        "service/holdfast_service/retention/forget_deleted.py",
+        "service/holdfast_service/retention/forget.py",
         '~table.name.contains("~"), recorded)',
         '~table.name.contains("~"))',
         ("tests/service/test_protocol_deletion.py",),
@@ -81,7 +81,7 @@ GUARDS = (
     Guard(
         "protocol-46",
         "the name of a purged run is free while a store that was detached has the living record",
-        "service/holdfast_service/retention/forget_deleted.py",
+        "service/holdfast_service/retention/forget.py",
         "        ~older,\n",
         "",
         ("tests/service/test_protocol_deletion.py",),
@@ -97,7 +97,7 @@ GUARDS = (
     Guard(
         "protocol-29",
         "old tokens go that tell who may release a hold",
-        "service/holdfast_service/retention/forget_old.py",
+        "service/holdfast_service/retention/forget.py",
         "        ~exists().where(made.created_by_token == Token.id),\n",
         "",
         ("tests/service/test_lifetimes.py",),
@@ -105,7 +105,7 @@ GUARDS = (
     Guard(
         "protocol-3",
         "the rows go that the line of descent leads through",
-        "service/holdfast_service/retention/forget_old.py",
+        "service/holdfast_service/retention/forget.py",
         ", ~_still_asked_about())",
         ")",
         ("tests/service/test_lifetimes.py",),
@@ -121,7 +121,7 @@ GUARDS = (
     Guard(
         "protocol-39",
         "points that nobody has read count among those that must stay",
-        "service/holdfast_service/catalog/proven.py",
+        "service/holdfast_service/lineage/lineage.py",
         "Copy.state.in_(KEPT), Copy.proof.in_(PROVEN))",
         "Copy.state.in_(KEPT))",
         ("tests/service/test_protocol_proven.py",),
@@ -137,7 +137,7 @@ GUARDS = (
     Guard(
         "protocol-40",
         "a wrong clock decides whether a copy was read since its chunk was damaged",
-        "service/holdfast_service/scrub/mend_chunk.py",
+        "service/holdfast_service/scrub/repair.py",
         "                Copy.read_after >= damaged.damage,\n",
         "                Copy.verified_at > damaged.bad_at,\n",
         ("tests/service/scrub/test_looked_at_again.py",),
@@ -145,7 +145,7 @@ GUARDS = (
     Guard(
         "protocol-40",
         "what was found bad is never read again",
-        "service/holdfast_service/scrub/heal.py",
+        "service/holdfast_service/scrub/repair.py",
         "if mended is Mended.LOST and damaged.look_is_due:",
         "if False:",
         ("tests/service/scrub/test_looked_at_again.py",),
@@ -153,7 +153,7 @@ GUARDS = (
     Guard(
         "protocol-40",
         "a mount that went stale condemns what should be in it",
-        "service/holdfast_service/catalog/reread.py",
+        "service/holdfast_service/copies/read_back.py",
         "        refuse_emptied_store(context, store, claimed)\n",
         "",
         ("tests/service/scrub/test_looked_at_again.py",),
@@ -161,7 +161,7 @@ GUARDS = (
     Guard(
         "protocol-40",
         "a checkpoint is called lost before its other copies were looked at again",
-        "service/holdfast_service/catalog/reread.py",
+        "service/holdfast_service/copies/read_back.py",
         "        _look_at_the_others(context, claimed, actor)\n",
         "        pass\n",
         ("tests/service/scrub/test_looked_at_again.py",),
@@ -169,7 +169,7 @@ GUARDS = (
     Guard(
         "protocol-28",
         "a bad copy in one store marks checkpoints that another store keeps whole",
-        "service/holdfast_service/catalog/corruption.py",
+        "service/holdfast_service/copies/corruption.py",
         "kept = exists().where(Copy.chunk_id == chunk_id, may_keep(Checkpoint.attempt_id))",
         "kept = exists().where(Copy.chunk_id == chunk_id, may_keep(Checkpoint.attempt_id), Copy.store_id == 1)",
         ("tests/service/scrub/test_schedule.py",),
@@ -177,7 +177,7 @@ GUARDS = (
     Guard(
         "protocol-28",
         "whoever reads a copy brings it back after it was marked for deletion",
-        "service/holdfast_service/catalog/reread.py",
+        "service/holdfast_service/copies/read_back.py",
         "if copy.leased_until != claimed.leased_until or copy.state not in states:",
         "if copy.leased_until != claimed.leased_until:",
         ("tests/service/scrub/test_schedule.py",),
@@ -185,7 +185,7 @@ GUARDS = (
     Guard(
         "protocol-28",
         "two workers copy the same chunk",
-        "service/holdfast_service/catalog/copying.py",
+        "service/holdfast_service/copies/copy_chunk.py",
         "select(Chunk).where(Chunk.id == chunk_id).with_for_update()",
         "select(Chunk).where(Chunk.id == chunk_id)",
         ("tests/service/replicate/test_copying.py",),
@@ -193,7 +193,7 @@ GUARDS = (
     Guard(
         "protocol-28",
         "a worker that lost its lease settles the copy",
-        "service/holdfast_service/catalog/copying.py",
+        "service/holdfast_service/copies/copy_chunk.py",
         "Copy.state == CopyState.COPYING, Copy.leased_until == task.leased_until)",
         "Copy.state == CopyState.COPYING)",
         ("tests/service/replicate/test_copying.py",),
@@ -201,7 +201,7 @@ GUARDS = (
     Guard(
         "protocol-28",
         "what a rotten source gives is written to the second store",
-        "service/holdfast_service/catalog/copying.py",
+        "service/holdfast_service/copies/copy_chunk.py",
         "    if digest.hexdigest() != task.digest:\n",
         "    if False:\n",
         ("tests/service/replicate/test_copying.py",),
@@ -209,7 +209,7 @@ GUARDS = (
     Guard(
         "protocol-34",
         "readers are sent to a store that does not answer, though another has the chunk",
-        "service/holdfast_service/restore/choose_copies.py",
+        "service/holdfast_service/restore/read_tickets.py",
         "            not attached.watch.away,\n",
         "            True,\n",
         ("tests/service/replicate/test_reading.py",),
@@ -217,7 +217,7 @@ GUARDS = (
     Guard(
         "protocol-29",
         "what moves to the trash or is purged does not ask for holds",
-        "service/holdfast_service/retention/in_force.py",
+        "service/holdfast_service/retention/trash.py",
         "return or_(is_held(session), is_pinned(session), is_being_read(session))",
         "return or_(is_pinned(session), is_being_read(session))",
         ("tests/service/test_protocol_holds.py",),
@@ -225,7 +225,7 @@ GUARDS = (
     Guard(
         "protocol-29",
         "a hold is placed without the checkpoint's lock",
-        "service/holdfast_service/catalog/resolve.py",
+        "service/holdfast_service/runs/find.py",
         "select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),",
         "select(Checkpoint).where(Checkpoint.id == checkpoint_id),",
         ("tests/service/test_protocol_holds.py",),
@@ -233,7 +233,7 @@ GUARDS = (
     Guard(
         "protocol-29",
         "who has placed a hold can release it",
-        "service/holdfast_service/holds/release.py",
+        "service/holdfast_service/holds/holds.py",
         "    if why is None:",
         "    if True:",
         ("tests/service/test_holds.py",),
@@ -249,7 +249,7 @@ GUARDS = (
     Guard(
         "protocol-29",
         "the store is told of a hold before the catalog says so",
-        "service/holdfast_service/holds/mirror.py",
+        "service/holdfast_service/holds/controller.py",
         "copy.lock, copy.leased_until = CopyLock.CHANGING, now + _LEASE",
         "copy.leased_until = now + _LEASE",
         ("tests/service/test_hold_mirror.py",),
@@ -257,7 +257,7 @@ GUARDS = (
     Guard(
         "protocol-29",
         "a bucket with a default retention is taken",
-        "service/holdfast_service/stores/s3.py",
+        "service/holdfast_service/stores/s3/s3_store.py",
         "        self.refuse_default_retention()\n",
         "",
         ("tests/service/test_hold_mirror.py",),
@@ -265,7 +265,7 @@ GUARDS = (
     Guard(
         "protocol-26",
         "the two newest healthy points have no protection",
-        "service/holdfast_service/retention/protect.py",
+        "service/holdfast_service/retention/plan.py",
         "return [*on_line, *beside]",
         "return []",
         ("tests/service/test_protocol_trash.py", "tests/unit/test_retention_plan.py"),
@@ -273,7 +273,7 @@ GUARDS = (
     Guard(
         "protocol-26",
         "what is taken back does not look whether the step was saved anew",
-        "service/holdfast_service/retention/undelete.py",
+        "service/holdfast_service/retention/trash.py",
         "    if anew is not None:",
         "    if False:",
         ("tests/service/test_protocol_trash.py",),
@@ -297,7 +297,7 @@ GUARDS = (
     Guard(
         "protocol-27",
         "a plan is applied whatever the policy is by now",
-        "service/holdfast_service/retention/apply.py",
+        "service/holdfast_service/retention/prune.py",
         "if policy is None or policy_digest(policy) != request.policy_digest:",
         "if policy is None:",
         ("tests/service/test_protocol_retention.py",),
@@ -329,7 +329,7 @@ GUARDS = (
     Guard(
         "protocol-30",
         "a record keeps its name when it changes, so that a late writer puts an older state in its place",
-        "service/holdfast_service/catalog/record_names.py",
+        "service/holdfast_service/records/documents.py",
         'f"{self.folder}/{epoch:06d}.{version:010d}.json"',
         'f"{self.folder}/{epoch:06d}.{1:010d}.json"',
         ("tests/service/test_commit_records.py",),
@@ -345,7 +345,7 @@ GUARDS = (
     Guard(
         "protocol-30",
         "a record's manifest is written before its lists",
-        "service/holdfast_service/catalog/record_writing.py",
+        "service/holdfast_service/records/writing.py",
         "    for list_id, digest in lists:",
         "    _write(task, task.subject.manifest_name, encode(manifest))\n    for list_id, digest in lists:",
         ("tests/service/test_commit_records.py",),
@@ -361,7 +361,7 @@ GUARDS = (
     Guard(
         "protocol-28",
         "what the store says of its copy is not looked at",
-        "service/holdfast_service/tiers/move.py",
+        "service/holdfast_service/tiers/cool.py",
         "if found != (place.storage_class, task.stored_bytes, stored_digest):",
         "if False:",
         ("tests/service/tiers/test_beside_others.py",),
@@ -385,7 +385,7 @@ GUARDS = (
     Guard(
         "protocol-31",
         "workers give up what the ranks could not call for, while no process served",
-        "service/holdfast_service/reap/downtime.py",
+        "service/holdfast_service/liveness/abandoned_uploads.py",
         "if served_at is not None and now - served_at > SILENT_AFTER:",
         "if False:",
         ("tests/service/test_reap.py",),
@@ -393,7 +393,7 @@ GUARDS = (
     Guard(
         "protocol-31",
         "an attempt is lost for a silence in which nobody could have heard it",
-        "service/holdfast_service/reap/tick.py",
+        "service/holdfast_service/liveness/abandoned_uploads.py",
         "            func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,\n",
         "",
         ("tests/service/test_attend.py",),
@@ -401,7 +401,7 @@ GUARDS = (
     Guard(
         "protocol-31",
         "a fenced attempt was dead, for it said nothing while the service was away",
-        "service/holdfast_service/reap/downtime.py",
+        "service/holdfast_service/liveness/abandoned_uploads.py",
         "or_(Attempt.ended_at.is_(None), unheard(now - gap))",
         "Attempt.ended_at.is_(None)",
         ("tests/service/test_attend.py",),
@@ -409,7 +409,7 @@ GUARDS = (
     Guard(
         "protocol-31",
         "a fenced attempt is lost before the reaper has seen that the service was away",
-        "service/holdfast_service/catalog/unheard.py",
+        "service/holdfast_service/training/fencing.py",
         "(now, reaped_at, last_served_at(session))",
         "(now, last_served_at(session))",
         ("tests/service/test_attend.py",),
@@ -417,7 +417,7 @@ GUARDS = (
     Guard(
         "protocol-31",
         "a fenced attempt is lost for a silence in which only workers ran",
-        "service/holdfast_service/catalog/unheard.py",
+        "service/holdfast_service/training/fencing.py",
         "(now, reaped_at, last_served_at(session))",
         "(now, reaped_at)",
         ("tests/service/test_attend.py",),
@@ -425,7 +425,7 @@ GUARDS = (
     Guard(
         "protocol-37",
         "a reading counts while a ticket can still overwrite what was read",
-        "service/holdfast_service/catalog/reread.py",
+        "service/holdfast_service/copies/read_back.py",
         "Proof.READ if stays_as_read(copy, database_now(session)) else Proof.READ_EARLY",
         "Proof.READ if stays_as_read(copy, database_now(session)) else Proof.READ",
         ("tests/service/scrub/test_living_tickets.py",),
@@ -433,7 +433,7 @@ GUARDS = (
     Guard(
         "protocol-37",
         "a fresh ticket does not prolong the time in which a copy can be overwritten",
-        "service/holdfast_service/uploads/reserve.py",
+        "service/holdfast_service/training/negotiate.py",
         "            if not bound:",
         "            if not bound and copy.overwritable_until is None:",
         ("tests/service/scrub/test_living_tickets.py",),
@@ -441,7 +441,7 @@ GUARDS = (
     Guard(
         "protocol-37",
         "readers are sent to the newest version and not to the one that was proven",
-        "service/holdfast_service/catalog/copies.py",
+        "service/holdfast_service/copies/predicates.py",
         "copy.version_id if copy.overwritable_until is not None else None",
         "None",
         ("tests/service/scrub/test_living_tickets.py",),
@@ -449,7 +449,7 @@ GUARDS = (
     Guard(
         "protocol-38",
         "the object is the file that the client may still have open",
-        "service/holdfast_service/stores/posix_files.py",
+        "service/holdfast_service/stores/posix/files.py",
         "            target, left = self._open_descriptor(), count",
         """            target, left = self._open_descriptor(), count
             os.unlink(f"{self._root}/{self.name}")
@@ -459,7 +459,7 @@ GUARDS = (
     Guard(
         "protocol-38",
         "an object that is there is taken for one whose name is durable",
-        "service/holdfast_service/stores/posix.py",
+        "service/holdfast_service/stores/posix/posix_store.py",
         "            if found.sha256 is None:",
         "            if False:",
         ("tests/contract/test_posix_mounted.py",),
@@ -467,7 +467,7 @@ GUARDS = (
     Guard(
         "protocol-45",
         "a symbolic link inside a posix store is followed",
-        "service/holdfast_service/stores/posix_files.py",
+        "service/holdfast_service/stores/posix/files.py",
         "flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder",
         "flags | os.O_CLOEXEC, mode, dir_fd=folder",
         ("tests/contract/test_posix_closed.py",),
@@ -475,7 +475,7 @@ GUARDS = (
     Guard(
         "protocol-45",
         "a folder that others can enter stays open",
-        "service/holdfast_service/stores/closed_folder.py",
+        "service/holdfast_service/stores/posix/files.py",
         "    if closed and",
         "    if True or closed and",
         ("tests/contract/test_posix_closed.py", "tests/service/test_start.py"),
@@ -483,7 +483,7 @@ GUARDS = (
     Guard(
         "protocol-47",
         "a chunk is offered without the MD5 that its store compares",
-        "service/holdfast_service/uploads/check_offers.py",
+        "service/holdfast_service/training/offers.py",
         "if md5_needed and offer.md5 is None:",
         "if False:",
         ("tests/service/test_store_enforcement.py",),
@@ -491,7 +491,7 @@ GUARDS = (
     Guard(
         "protocol-13",
         "the size of the first offer binds all later ones",
-        "service/holdfast_service/uploads/reserve.py",
+        "service/holdfast_service/training/negotiate.py",
         "for chunk in rows if sizes[chunk.digest] == chunk.bytes}",
         "for chunk in rows}",
         ("tests/service/test_protocol_chunks.py",),
@@ -499,7 +499,7 @@ GUARDS = (
     Guard(
         "protocol-13",
         "equal digests are equal lists, whatever the sizes",
-        "service/holdfast_service/catalog/chunk_lists.py",
+        "service/holdfast_service/training/seal.py",
         'hashlib.sha256(",".join(map(str, chunk_ids)).encode("ascii")).hexdigest()',
         "digest",
         ("tests/service/test_protocol_chunks.py",),

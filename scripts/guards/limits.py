@@ -24,7 +24,7 @@ GUARDS = (
     Guard(
         "protocol-43",
         "the head of a request is waited for, for ever",
-        "service/holdfast_service/web/connections.py",
+        "service/holdfast_service/web/frame.py",
         "if self._deadline is None:",
         "if False:",
         ("tests/service/test_connections.py",),
@@ -32,7 +32,7 @@ GUARDS = (
     Guard(
         "protocol-43",
         "idle connections keep new callers out",
-        "service/holdfast_service/web/connections.py",
+        "service/holdfast_service/web/frame.py",
         "idle = next(iter(waiting), None)",
         "idle = None",
         ("tests/service/test_connections.py",),
@@ -40,7 +40,7 @@ GUARDS = (
     Guard(
         "protocol-43",
         "a page reads this machine through a browser",
-        "service/holdfast_service/web/host_check.py",
+        "service/holdfast_service/web/frame.py",
         "or self._allows(name):",
         "or True:",
         ("tests/unit/test_host_names.py",),
@@ -48,7 +48,7 @@ GUARDS = (
     Guard(
         "protocol-43",
         "a quota is changed by who has not seen it",
-        "service/holdfast_service/browse/put_project.py",
+        "service/holdfast_service/runs/projects.py",
         "                _check_version(project, if_match)",
         "                pass",
         ("tests/service/test_quota_edits.py",),
@@ -72,7 +72,7 @@ GUARDS = (
     Guard(
         "protocol-43",
         "a client makes time series with names of methods",
-        "service/holdfast_service/metrics/request_meter.py",
+        "service/holdfast_service/web/frame.py",
         'scope["method"] if scope["method"] in _METHODS else "other"',
         'scope["method"]',
         ("tests/service/test_metrics.py",),
@@ -88,7 +88,7 @@ GUARDS = (
     Guard(
         "protocol-43",
         "wrong tokens are tried as fast as they come",
-        "service/holdfast_service/auth/failed_calls.py",
+        "service/holdfast_service/auth/authenticate.py",
         "                self._failed(address, fingerprint)",
         "                pass",
         ("tests/service/test_request_limits.py",),

@@ -8,7 +8,7 @@ GUARDS = (
     Guard(
         "protocol-42",
         "a checkpoint is restored as the step that its row says, whatever its ranks have sealed",
-        "trainer_sdk/holdfast/source.py",
+        "trainer_sdk/holdfast/restore/checkpoint_reader.py",
         "if (index.saved_as, index.rank) != (self._saved_as, rank):",
         "if index.rank != rank:",
         ("tests/trainer/test_bound_to_its_step.py",),
@@ -16,7 +16,7 @@ GUARDS = (
     Guard(
         "protocol-42",
         "the check asks whether a record is there, and not what it says",
-        "service/holdfast_service/compare/records.py",
+        "service/holdfast_service/catalog_check/compare_records.py",
         "return (FindingKind.DIFFERENT_RECORDS, details) if details else _SAME",
         "return _SAME",
         ("tests/service/test_catalog_check.py",),
@@ -24,7 +24,7 @@ GUARDS = (
     Guard(
         "protocol-22",
         "what is found in another's bucket or an empty mount condemns copies",
-        "service/holdfast_service/catalog/reread.py",
+        "service/holdfast_service/copies/read_back.py",
         "    if finding is not Finding.GOOD:\n        refuse_wrong_store(context, store)",
         "    if False:\n        refuse_wrong_store(context, store)",
         ("tests/service/scrub/test_schedule.py",),
@@ -32,7 +32,7 @@ GUARDS = (
     Guard(
         "protocol-22",
         "a copy that was not read yet holds no mark back",
-        "service/holdfast_service/catalog/copies.py",
+        "service/holdfast_service/copies/predicates.py",
         "Copy.state.in_((*KEPT, CopyState.SUSPECT)), or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id)",
         "Copy.state.in_(KEPT), or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id)",
         ("tests/service/scrub/test_schedule.py",),
@@ -48,7 +48,7 @@ GUARDS = (
     Guard(
         "protocol-20",
         "a run without a restore point begins from nothing, whatever was committed in it",
-        "trainer_sdk/holdfast/restore.py",
+        "trainer_sdk/holdfast/restore/restorer.py",
         "if decision.ever_committed or at is not None:",
         "if at is not None:",
         ("tests/trainer/test_refusals.py",),
@@ -136,7 +136,7 @@ GUARDS = (
     Guard(
         "protocol-25",
         "a sweep deletes however much it is",
-        "service/holdfast_service/collect/breaker.py",
+        "service/holdfast_service/collect/sweep.py",
         "    if not many and not large:",
         "    if True:",
         ("tests/service/collect/test_sweep.py", "tests/unit/test_breaker.py"),
@@ -144,7 +144,7 @@ GUARDS = (
     Guard(
         "protocol-21",
         "a reader's lease is not waited for before its chunks get cold",
-        "service/holdfast_service/tiers/retire.py",
+        "service/holdfast_service/tiers/cool.py",
         "    lock_users(session, *there)\n",
         "",
         ("tests/service/tiers/test_beside_others.py",),
@@ -152,7 +152,7 @@ GUARDS = (
     Guard(
         "protocol-21",
         "a hot copy goes before the last issued URL has run out",
-        "service/holdfast_service/tiers/retire.py",
+        "service/holdfast_service/tiers/cool.py",
         "copy.leased_until = outlived_at",
         "copy.leased_until = None",
         ("tests/service/tiers/test_beside_others.py",),
@@ -160,7 +160,7 @@ GUARDS = (
     Guard(
         "protocol-21",
         "what is thawed stays a restore point when its time is over",
-        "service/holdfast_service/catalog/restore_choice.py",
+        "service/holdfast_service/lineage/restore_choice.py",
         "return Tier.COLD if row.tier == Tier.HOT and over else Tier(row.tier)",
         "return Tier(row.tier)",
         ("tests/service/tiers/test_beside_others.py",),
@@ -168,7 +168,7 @@ GUARDS = (
     Guard(
         "protocol-44",
         "what a document grows to is not bounded by its stored bytes",
-        "client/holdfast_protocol/canonical_json.py",
+        "client/holdfast_protocol/digests.py",
         "    most = min(max_bytes, _most_text(memoryview(data).nbytes))\n",
         "    most = max_bytes\n",
         ("tests/unit/test_layout_documents.py",),
@@ -184,7 +184,7 @@ GUARDS = (
     Guard(
         "protocol-44",
         "a malformed layout is no fault of the checkpoint",
-        "trainer_sdk/holdfast/source.py",
+        "trainer_sdk/holdfast/restore/checkpoint_reader.py",
         'raise IntegrityError(f"The layout of {self.checkpoint_id} cannot be used: {error}") from error',
         "raise",
         ("tests/trainer/test_damaged_checkpoints.py",),

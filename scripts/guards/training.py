@@ -8,7 +8,7 @@ GUARDS = (
     Guard(
         "training-1",
         "asking an optimizer for its state steps it, as torch's get_state_dict does",
-        "trainer_sdk/holdfast/state/optimizers.py",
+        "trainer_sdk/holdfast/state/capture.py",
         "    names = parameter_names(optimizer, known)\n    groups = []",
         "    optimizer.step()\n    names = parameter_names(optimizer, known)\n    groups = []",
         ("tests/trainer/test_save_and_resume.py", "tests/trainer/test_state_capture.py"),
@@ -64,7 +64,7 @@ GUARDS = (
     Guard(
         "training-10",
         "each rank decides alone whether a candidate could be read",
-        "trainer_sdk/holdfast/ranks.py",
+        "trainer_sdk/holdfast/distributed/ranks.py",
         "in enumerate(self.gather(outcome)):",
         "in enumerate([outcome]):",
         ("tests/trainer/test_ranks.py", "tests/trainer/test_damaged_checkpoints.py"),
@@ -72,7 +72,7 @@ GUARDS = (
     Guard(
         "training-11",
         "a rank saves by itself what all had put off",
-        "trainer_sdk/holdfast/when/schedule.py",
+        "trainer_sdk/holdfast/schedule/schedule.py",
         "if self._put_off and self._alone and not self._busy() else None",
         "if self._put_off and not self._busy() else None",
         ("tests/unit/test_when.py",),
@@ -80,7 +80,7 @@ GUARDS = (
     Guard(
         "training-11",
         "every metric is read at every step",
-        "trainer_sdk/holdfast/when/schedule.py",
+        "trainer_sdk/holdfast/schedule/schedule.py",
         "if best.policy.metric in metrics]",
         "if [float(each) for each in metrics.values()] and best.policy.metric in metrics]",
         ("tests/unit/test_when.py",),
@@ -88,7 +88,7 @@ GUARDS = (
     Guard(
         "training-11",
         "a rank tells how far it has come before it holds its next step up",
-        "trainer_sdk/holdfast/ranks_agreement.py",
+        "trainer_sdk/holdfast/distributed/agreement.py",
         "self._held = self._held or threading.Event()",
         "pass",
         ("tests/unit/test_agreement.py",),
@@ -96,7 +96,7 @@ GUARDS = (
     Guard(
         "training-11",
         "a rank that was not passed the metric of Best lets the others wait for it",
-        "trainer_sdk/holdfast/when/attendance.py",
+        "trainer_sdk/holdfast/distributed/vote_watchdog.py",
         "self._come(int(step), metric)",
         "pass",
         ("tests/trainer/test_when.py",),
@@ -104,7 +104,7 @@ GUARDS = (
     Guard(
         "training-11",
         "a loop around dcp.save does not hear that it is to leave",
-        "trainer_sdk/holdfast/own_saves.py",
+        "trainer_sdk/holdfast/dcp/own_saves.py",
         "if ask is Ask.PREEMPT:",
         "if False:",
         ("tests/trainer/test_dcp.py",),
@@ -144,7 +144,7 @@ GUARDS = (
     Guard(
         "training-16",
         "after a rollback a step counts as saved that was left",
-        "trainer_sdk/holdfast/loading.py",
+        "trainer_sdk/holdfast/restore/loading.py",
         "            self.stats.last_committed_step = start - 1\n",
         "            pass\n",
         ("tests/trainer/test_preemption.py",),
@@ -168,7 +168,7 @@ GUARDS = (
     Guard(
         "training-14",
         "a preempted job ends with its launcher's own code",
-        "client/holdfast_client/cli/run/ending.py",
+        "client/holdfast_client/cli/run.py",
         "if outcome is AttemptOutcome.PREEMPTED:",
         "if False:",
         ("tests/unit/test_run_ending.py",),
@@ -184,7 +184,7 @@ GUARDS = (
     Guard(
         "training-14",
         "SIGUSR1 reaches torchrun's agent as it came",
-        "client/holdfast_client/cli/run/launcher.py",
+        "client/holdfast_client/cli/run.py",
         "if not torchrun or number in",
         "if number or number in",
         ("tests/unit/test_run_ending.py",),
@@ -192,7 +192,7 @@ GUARDS = (
     Guard(
         "training-14",
         "who was fenced tells the launch around it that it has failed, and is started again",
-        "trainer_sdk/holdfast/session.py",
+        "trainer_sdk/holdfast/session/session.py",
         "                outcome = AttemptOutcome.FENCED\n",
         "                pass\n",
         ("tests/trainer/test_outcome_notes.py",),
@@ -208,7 +208,7 @@ GUARDS = (
     Guard(
         "training-15",
         "restarted ranks share the store of torchrun's agent",
-        "client/holdfast_client/cli/run/launcher.py",
+        "client/holdfast_client/cli/run.py",
         '        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",\n',
         "",
         ("tests/unit/test_run_ending.py",),

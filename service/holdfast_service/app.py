@@ -1,6 +1,6 @@
 """The HTTP application: routers, error replies and the frame around each request, over one context.
 
-Nothing here decides anything. A route's file is `<verb>/endpoints.py`; who may call it stands in its `require(scope)`.
+Nothing here decides anything. A route's file is `<room>/endpoints.py`; who may call it stands in its `require(scope)`.
 """
 
 from __future__ import annotations
@@ -13,80 +13,71 @@ from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
-import holdfast_service.advise.endpoints
-import holdfast_service.attempts.endpoints
+import holdfast_service.attached_stores.endpoints
 import holdfast_service.audit.endpoints
 import holdfast_service.auth.endpoints
-import holdfast_service.browse.endpoints
-import holdfast_service.browse.health
+import holdfast_service.background.endpoints
+import holdfast_service.catalog_check.endpoints
 import holdfast_service.collect.endpoints
-import holdfast_service.commit.endpoints
-import holdfast_service.compare.endpoints
-import holdfast_service.controllers.endpoints
-import holdfast_service.forecast.endpoints
-import holdfast_service.goodput.endpoints
 import holdfast_service.holds.endpoints
-import holdfast_service.metrics.endpoints
-import holdfast_service.operations.endpoints
+import holdfast_service.insights.endpoints
 import holdfast_service.policies.endpoints
 import holdfast_service.rebuild.endpoints
 import holdfast_service.replicate.endpoints
 import holdfast_service.restore.endpoints
 import holdfast_service.retention.endpoints
-import holdfast_service.samples.endpoints
+import holdfast_service.runs.endpoints
 import holdfast_service.scrub.endpoints
 import holdfast_service.tiers.endpoints
-import holdfast_service.uploads.endpoints
+import holdfast_service.training.endpoints
 import holdfast_service.usage.endpoints
+import holdfast_service.web.health
+import holdfast_service.web.metrics
 import holdfast_service.webhooks.endpoints
 from holdfast_protocol.problems import Problem
-from holdfast_service.auth.failed_calls import FailedCalls
-from holdfast_service.background import rounds_of
+from holdfast_service.auth.authenticate import FailedCalls
+from holdfast_service.background.metrics import ControllerNumbers
+from holdfast_service.background.registry import rounds_of
 from holdfast_service.context import ServiceContext
-from holdfast_service.controllers.numbers import ControllerNumbers
-from holdfast_service.goodput.numbers import RunNumbers
-from holdfast_service.metrics.byte_numbers import ByteNumbers
-from holdfast_service.metrics.catalog_numbers import CatalogNumbers
-from holdfast_service.metrics.request_meter import RequestMeter
+from holdfast_service.insights.metrics import RunNumbers
 from holdfast_service.release import VERSION
-from holdfast_service.replicate.numbers import CopyNumbers
-from holdfast_service.scrub.numbers import ScrubNumbers
-from holdfast_service.stores.endpoints import SignedStore, object_router
-from holdfast_service.stores.posix import PosixStore
-from holdfast_service.stores.signed_urls import key_of_role
-from holdfast_service.web.host_check import HostCheck
+from holdfast_service.replicate.metrics import CopyNumbers
+from holdfast_service.runs.metrics import CatalogNumbers
+from holdfast_service.scrub.metrics import ScrubNumbers
+from holdfast_service.stores.posix.endpoints import SignedStore, object_router
+from holdfast_service.stores.posix.posix_store import PosixStore
+from holdfast_service.stores.posix.signed_urls import key_of_role
+from holdfast_service.usage.metrics import ByteNumbers
+from holdfast_service.web.frame import HostCheck, ProtocolHeader, RequestFrame, RequestMeter
 from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
-from holdfast_service.web.protocol_header import ProtocolHeader
-from holdfast_service.web.request_frame import RequestFrame
 
 ROUTERS: tuple[APIRouter, ...] = (
-    holdfast_service.attempts.endpoints.router,
-    holdfast_service.uploads.endpoints.router,
-    holdfast_service.commit.endpoints.router,
+    holdfast_service.training.endpoints.attempts_router,
+    holdfast_service.training.endpoints.uploads_router,
+    holdfast_service.training.endpoints.checkpoints_router,
     holdfast_service.restore.endpoints.router,
     holdfast_service.replicate.endpoints.router,
-    holdfast_service.samples.endpoints.router,
+    holdfast_service.attached_stores.endpoints.router,
     holdfast_service.scrub.endpoints.router,
-    holdfast_service.browse.endpoints.router,
-    holdfast_service.goodput.endpoints.router,
+    holdfast_service.runs.endpoints.router,
+    holdfast_service.insights.endpoints.goodput_router,
     holdfast_service.holds.endpoints.router,
     holdfast_service.collect.endpoints.router,
-    holdfast_service.compare.endpoints.router,
+    holdfast_service.catalog_check.endpoints.router,
     holdfast_service.rebuild.endpoints.router,
-    holdfast_service.operations.endpoints.router,
-    holdfast_service.controllers.endpoints.router,
+    holdfast_service.background.endpoints.operations_router,
+    holdfast_service.background.endpoints.controllers_router,
     holdfast_service.policies.endpoints.router,
     holdfast_service.retention.endpoints.router,
     holdfast_service.tiers.endpoints.router,
     holdfast_service.audit.endpoints.router,
     holdfast_service.usage.endpoints.router,
-    holdfast_service.forecast.endpoints.router,
-    holdfast_service.advise.endpoints.router,
+    holdfast_service.insights.endpoints.advice_router,
     holdfast_service.webhooks.endpoints.router,
     holdfast_service.auth.endpoints.router,
-    holdfast_service.browse.health.router,
-    holdfast_service.metrics.endpoints.router,
+    holdfast_service.web.health.router,
+    holdfast_service.web.metrics.router,
 )
 _PROBLEM_REPLY: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "What the caller must mend; `code` says what.", "content": {PROBLEM_MEDIA_TYPE: {}}},

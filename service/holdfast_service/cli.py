@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast_protocol.redaction import without_secrets
 from holdfast_protocol.states import Scope
+from holdfast_protocol.text import without_secrets
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.logging import configure_logging
@@ -25,7 +25,7 @@ from holdfast_service.release import VERSION
 from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
 from holdfast_service.stores.base import StoreError
 
-_FAILED, _USAGE, _UNAVAILABLE = 1, 2, 5  # as holdfast_client.cli.exit_codes says
+_FAILED, _USAGE, _UNAVAILABLE = 1, 2, 5  # as holdfast_client.cli.output says
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
@@ -98,11 +98,11 @@ def token_command(  # noqa: PLR0917 (typer calls it by keyword)
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    from holdfast_service.auth.make_token import insert_token, new_token_text
-    from holdfast_service.auth.token_view import token_facts
-    from holdfast_service.catalog.audit import Actor, record_event
-    from holdfast_service.catalog.make_run import ensure_project
-    from holdfast_service.clock import database_now
+    from holdfast_service.audit.record import Actor, record_event
+    from holdfast_service.auth.principal import new_token_text
+    from holdfast_service.auth.tokens import insert_token, token_facts
+    from holdfast_service.db.dialect import database_now
+    from holdfast_service.runs.find import ensure_project
     from holdfast_service.service import open_database
 
     with _failures_said():
@@ -129,8 +129,8 @@ def new_epoch_command(
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    from holdfast_service.catalog.audit import Actor
-    from holdfast_service.catalog.epoch import raise_epoch
+    from holdfast_service.attached_stores.epoch import raise_epoch
+    from holdfast_service.audit.record import Actor
     from holdfast_service.service import open_database
 
     with _failures_said():
@@ -163,9 +163,9 @@ def rebuild_command(  # noqa: PLR0917 (typer calls it by keyword)
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    from holdfast_service.catalog.record_documents import NewerRecordError
     from holdfast_service.rebuild.cli import rebuild_catalog
     from holdfast_service.rebuild.sources import RebuildRefusedError
+    from holdfast_service.records.documents import NewerRecordError
 
     with _failures_said():
         try:
@@ -184,7 +184,7 @@ def rebuild_command(  # noqa: PLR0917 (typer calls it by keyword)
 
 
 def confirm_move_command(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
-    from holdfast_service.catalog.place import settle_place
+    from holdfast_service.db.place import settle_place
     from holdfast_service.service import open_database
 
     with _failures_said():
@@ -202,7 +202,7 @@ def _settings(**given: Any) -> ServiceSettings:
 
 
 def _say_where(context: ServiceContext, url: str) -> None:
-    from holdfast_service.catalog.attachments import weaknesses_of
+    from holdfast_service.work.processes import weaknesses_of
 
     settings = context.settings
     lines = [

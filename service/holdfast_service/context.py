@@ -12,14 +12,13 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from holdfast_protocol.states import StoreRole
-from holdfast_service.attached_store import AttachedStore
-from holdfast_service.catalog.notifier import CommitNotifier
-from holdfast_service.catalog.save_advice import SaveAdvice
-from holdfast_service.database import Database
-from holdfast_service.reading_pace import ReadingPace
+from holdfast_service.attached_stores.attached import AttachedStore, StoreWatch
+from holdfast_service.db.commit_notifier import CommitNotifier
+from holdfast_service.db.engine import Database
+from holdfast_service.insights.save_interval import SaveAdvice
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.store_watch import StoreWatch
 from holdfast_service.stores.base import Store
+from holdfast_service.stores.reading_pace import ReadingPace
 
 
 def _new_process_id() -> str:

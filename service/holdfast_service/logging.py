@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, Processor
 
-from holdfast_protocol.redaction import without_secrets
+from holdfast_protocol.text import without_secrets
 from holdfast_service.settings import ServiceSettings
 
 
@@ -54,7 +54,7 @@ def configure_logging(settings: ServiceSettings) -> None:
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
-    logging.getLogger("uvicorn.access").disabled = True  # web/request_frame.py logs requests, without query strings
+    logging.getLogger("uvicorn.access").disabled = True  # web/frame.py logs requests, without query strings
     for noisy in ("botocore", "urllib3", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -11,11 +11,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from holdfast_service.app import create_app
-from holdfast_service.background import Background, rounds_of
+from holdfast_service.background.registry import Background, rounds_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.web.connections import bounded_connections
+from holdfast_service.web.frame import bounded_connections
 from holdfast_service.worker import refuse_sqlite
 
 # Longer than a trainer pauses between two calls, so that its connections are not closed under it.

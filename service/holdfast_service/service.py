@@ -12,27 +12,25 @@ import structlog
 from sqlalchemy.exc import ArgumentError
 
 from holdfast_protocol.states import StoreRole
-from holdfast_service.attached_store import SETTING_OF_ROLE, AttachedStore
-from holdfast_service.auth.make_token import check_entropy
-from holdfast_service.catalog.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
-from holdfast_service.catalog.durability import what_can_be_lost
-from holdfast_service.catalog.history import begin_history, keep_history
-from holdfast_service.catalog.notifier import CommitNotifier
-from holdfast_service.catalog.place import MOVED, settle_place
-from holdfast_service.catalog.recorded import due_since_attached
-from holdfast_service.catalog.save_advice import SaveAdvice
-from holdfast_service.catalog.store_row import ForeignStoreError, Marker, find_row, read_marker
-from holdfast_service.catalog.tables import CatalogIdentity
+from holdfast_service.attached_stores.attached import SETTING_OF_ROLE, AttachedStore, StoreWatch
+from holdfast_service.attached_stores.ownership import ForeignStoreError, Marker, find_row, read_marker
+from holdfast_service.auth.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
+from holdfast_service.auth.principal import check_entropy
 from holdfast_service.context import ServiceContext
-from holdfast_service.database import Database, DatabaseConfigurationError
-from holdfast_service.migrate import CatalogTooNewError, upgrade
-from holdfast_service.reading_pace import ReadingPace
+from holdfast_service.db.commit_notifier import CommitNotifier
+from holdfast_service.db.engine import Database, DatabaseConfigurationError, what_can_be_lost
+from holdfast_service.db.migrate import CatalogTooNewError, upgrade
+from holdfast_service.db.place import MOVED, settle_place
+from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.insights.save_interval import SaveAdvice
+from holdfast_service.records.history import begin_history, keep_history
+from holdfast_service.records.outbox import due_since_attached
 from holdfast_service.settings import ServiceSettings, SettingsError
-from holdfast_service.store_watch import StoreWatch
 from holdfast_service.stores.base import Store, StoreError, StoreRefused
-from holdfast_service.stores.closed_folder import close_folder
+from holdfast_service.stores.posix.files import close_folder
+from holdfast_service.stores.posix.signed_urls import key_of_role
+from holdfast_service.stores.reading_pace import ReadingPace
 from holdfast_service.stores.registry import StoreUrlError, open_store
-from holdfast_service.stores.signed_urls import key_of_role
 
 _log = structlog.get_logger("holdfast.start")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sqlalchemy import make_url
 
-from holdfast_service.background import Background, rounds_of
+from holdfast_service.background.registry import Background, rounds_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings, SettingsError

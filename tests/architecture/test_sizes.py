@@ -1,14 +1,19 @@
 """A file is read in one sitting: no module of the packages and no file of the tests has more than 600 lines, none is a
-drawer for anything, and the first lines say what it is for."""
+drawer for anything, and the first lines say what it is for. A folder of the packages is seen at a glance."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINES = 600
+MOST_FILES = 20
+MOST_OF_A_NAME = 3
+EVERYWHERE = {"__init__.py", "controller.py", "endpoints.py", "metrics.py"}
+PACKAGES = ("client", "service", "trainer_sdk")
 DRAWERS = {"utils", "helpers", "common", "manager", "misc", "util", "helper"}
 FOLDERS = ("client", "service", "trainer_sdk", "tests", "scripts", "benchmarks", "examples")
 
@@ -30,3 +35,13 @@ def _defects(path: Path) -> list[str]:
         "its first lines do not say what it is for": bool(text) and not first.startswith('"""'),
     }
     return [why for why, is_so in found.items() if is_so]
+
+
+def test_no_folder_is_a_drawer() -> None:
+    files = Counter(path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    assert not {folder.relative_to(ROOT).as_posix(): count for folder, count in files.items() if count > MOST_FILES}
+
+
+def test_a_files_name_tells_it_from_the_others() -> None:
+    names = Counter(path.name for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    assert not {name: count for name, count in names.items() if count > MOST_OF_A_NAME}.keys() - EVERYWHERE

@@ -24,13 +24,13 @@ from sqlalchemy import func, select, text
 
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
-from holdfast_protocol.operations import OperationView
+from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION
+from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import CheckpointState, OperationState, Proof
-from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION
-from holdfast_service.catalog.custody_tables import AuditEvent, Operation, Worker
-from holdfast_service.catalog.tables import Checkpoint, Copy
-from holdfast_service.clock import database_now
-from holdfast_service.database import Database
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.db.tables.operations import AuditEvent, Operation, Worker
 from tests.support.ports import free_ports
 from tests.support.postgres import PostgresServer
 from tests.support.processes import ServerProcess

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import errors
-from holdfast_service.reap.tick import tick as reaper_tick
+from holdfast_service.liveness.abandoned_uploads import tick as reaper_tick
 from tests.chaos.network import BOUND_SECONDS, Network, all_bits, big_tensor, bits, network, new_state
 from tests.support.fault_proxy import (
     BAD_GATEWAY,
@@ -53,7 +53,7 @@ def net(request: pytest.FixtureRequest) -> Iterator[Network]:
 
 @pytest.fixture(autouse=True)
 def _healed(net: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("holdfast.session._BRIEF_SECONDS", 0.5)
+    monkeypatch.setattr("holdfast.session.session._BRIEF_SECONDS", 0.5)
     yield
     net.heal()
 

@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter
 
-from holdfast_protocol.goodput import AttemptGoodput, Goodput
+from holdfast_protocol.runs import AttemptGoodput, Goodput
 from holdfast_protocol.states import AttemptOutcome
 from tests.chaos_run.chaos import Happened
 from tests.chaos_run.faults import JUMPS_DATABASE, KILLS_A_RANK, PREEMPTS, Arena

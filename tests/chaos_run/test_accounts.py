@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_protocol.goodput import AttemptGoodput, Goodput
+from holdfast_protocol.runs import AttemptGoodput, Goodput
 from holdfast_protocol.states import AttemptOutcome
 from tests.chaos_run.accounts import judge_account
 from tests.chaos_run.chaos import Happened

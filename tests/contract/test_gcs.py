@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast_service.stores.base import ObjectFacts, StoreRefused, StoreUnavailable
-from holdfast_service.stores.gcs import GcsStore
+from holdfast_service.stores.gcs.gcs_store import GcsStore
 from holdfast_service.stores.registry import open_store
 from tests.contract.backends import Backend
 from tests.contract.suite import StoreContract, TicketContract
@@ -154,7 +154,7 @@ def test_a_ticket_names_the_host_that_clients_see(gcs, monkeypatch):
 _ON_A_MACHINE = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from holdfast_service.stores.make_tickets import make_tickets
+from holdfast_service.stores.base import make_tickets
 from holdfast_service.stores.registry import open_store
 from tests.support.stores import chunk_key, fetch, put_ticket, send
 

@@ -7,9 +7,9 @@ import stat
 
 import pytest
 
-from holdfast_client.chunks.core_limit import CoreLimit
-from holdfast_client.chunks.direct_files import write_incoming
-from holdfast_client.chunks.pace import Pace
+from holdfast_client.chunks.mounted_files import write_incoming
+from holdfast_client.chunks.rate_limit import Pace
+from holdfast_client.chunks.workers import CoreLimit
 from holdfast_service.stores.base import ObjectKey, StoreError, StoreRefused
 from holdfast_service.stores.registry import open_store
 from tests.support.object_server import object_server

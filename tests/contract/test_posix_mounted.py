@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from holdfast_service.stores import posix, posix_files
 from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, StoreFull
+from holdfast_service.stores.posix import files as posix_files
+from holdfast_service.stores.posix import posix_store as posix
 from holdfast_service.stores.registry import open_store
 from tests.contract.backends import Backend
 from tests.contract.posix_outage import unmounted

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast_service.stores.base import ObjectMissing
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
+from holdfast_service.stores.posix.signed_urls import UrlSigner
 from holdfast_service.stores.registry import open_store
-from holdfast_service.stores.signed_urls import UrlSigner
 from tests.contract.backends import Backend
 from tests.contract.posix_outage import unmounted
 from tests.contract.suite import StoreContract, TicketContract

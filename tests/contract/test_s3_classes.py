@@ -17,9 +17,9 @@ from botocore.exceptions import ClientError
 from holdfast_protocol.tiers import StorageClass, ThawSpeed
 from holdfast_service.stores.base import ObjectArchived, ObjectKey, ObjectMissing, StoreRefused
 from holdfast_service.stores.registry import open_store
-from holdfast_service.stores.s3 import S3Store
-from holdfast_service.stores.s3_classes import restore_state
-from holdfast_service.stores.sigv4 import Credentials
+from holdfast_service.stores.s3.classes import restore_state
+from holdfast_service.stores.s3.s3_store import S3Store
+from holdfast_service.stores.s3.signer import Credentials
 from tests.support.s3_fake.server import S3Fake, s3_fake
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.stores import chunk_key, fetch

@@ -14,8 +14,8 @@ from holdfast_client import Client
 from holdfast_client.cli import events as events_command
 from holdfast_client.cli.main import app
 from holdfast_protocol.runs import EditProject
+from holdfast_protocol.service import CreateToken
 from holdfast_protocol.states import Scope
-from holdfast_protocol.tokens import CreateToken
 from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.serve import ServedHoldfast, holdfast_serve
 

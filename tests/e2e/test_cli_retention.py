@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from holdfast_client import Client
 from holdfast_client.cli.main import app
 from holdfast_protocol.runs import EditProject
+from holdfast_protocol.service import CreateToken
 from holdfast_protocol.states import Scope
-from holdfast_protocol.tokens import CreateToken
 from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.serve import ServedHoldfast, holdfast_serve
 

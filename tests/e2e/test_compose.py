@@ -194,7 +194,7 @@ def test_the_composed_services_work_together(
         assert health is not None
         served = ServerProcess(
             [holdfast, "serve"],
-            log=tmp_path / "holdfast.log",
+            log=tmp_path / "holdfast.progress",
             ready=answers(health[0].replace(":8400/", f":{port}/")),
             env=without_holdfast_settings() | settings,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast_client import Client, ClientSettings
-from holdfast_client.cli import exit_codes
+from holdfast_client.cli.output import ExitCode
 from tests.support.serve import HOLDFAST, holdfast_serve, without_holdfast_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +71,7 @@ def test_the_commands_of_the_table_are_those_of_the_program() -> None:
 
 
 def test_the_exit_codes_of_the_page_are_those_of_the_program() -> None:
-    table = [line for line in str(exit_codes.__doc__).splitlines() if line.startswith("|")]
+    table = [line.strip() for line in str(ExitCode.__doc__).splitlines() if line.strip().startswith("|")]
     assert len(table) > 2
     assert "\n".join(table) in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from sqlalchemy import select
 
-from holdfast_service.catalog.record_names import FOLDER, RecordKind
-from holdfast_service.catalog.record_scan import scan_records
-from holdfast_service.catalog.tables import Checkpoint
-from holdfast_service.database import Database
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Checkpoint
+from holdfast_service.records.documents import FOLDER, RecordKind
+from holdfast_service.records.scanning import scan_records
 from holdfast_service.stores.registry import open_store
 from tests.jepsen.database import Copy
 from tests.jepsen.journal import Journal, Wrong

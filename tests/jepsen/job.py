@@ -15,15 +15,15 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, StaleAttempt
 from holdfast_client.launch import open_attempt
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import EndAttempt, ResumedFrom
+from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import BeginCheckpoint, Component, MetricValue
-from holdfast_protocol.fencing import Fence
-from holdfast_protocol.selectors import RunName, parse_run
+from holdfast_protocol.runs import RunName, parse_run
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
 from tests.jepsen.content import RANKS, MixedError, Saved, WrongError, check_content
 from tests.jepsen.journal import Journal, Wrong

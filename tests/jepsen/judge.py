@@ -12,10 +12,10 @@ from sqlalchemy import func, select
 
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError
-from holdfast_protocol.collection import StartSweep
 from holdfast_protocol.states import CheckpointState, Health
-from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
+from holdfast_protocol.stores import StartSweep
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
 from tests.jepsen.content import MixedError, WrongError, check_content
 from tests.jepsen.journal import Wrong
 from tests.jepsen.model import Kept, Model, Verdict

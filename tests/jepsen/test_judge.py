@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
-from holdfast_protocol.selectors import parse_run
+from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.context import ServiceContext
 from holdfast_service.service import close_service, open_service

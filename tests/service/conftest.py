@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-import holdfast_service.clock
+import holdfast_service.db.dialect
 from holdfast_service.settings import ServiceSettings
 from tests.support.databases import PostgresCatalogs
 from tests.support.s3_fake.server import S3Fake, s3_fake
@@ -119,7 +119,7 @@ def cold(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    real: Callable[[Session], datetime] = holdfast_service.clock._read_clock
+    real: Callable[[Session], datetime] = holdfast_service.db.dialect._read_clock
     moved = Clock()
-    monkeypatch.setattr(holdfast_service.clock, "_read_clock", lambda session: real(session) + moved.ahead)
+    monkeypatch.setattr(holdfast_service.db.dialect, "_read_clock", lambda session: real(session) + moved.ahead)
     return moved

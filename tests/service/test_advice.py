@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_client.cli.advice import advise
+from holdfast_client.cli.runs import advise
 from holdfast_protocol.states import Scope
-from holdfast_service.catalog import save_advice
+from holdfast_service.insights import save_interval as save_advice
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService

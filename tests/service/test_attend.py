@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
-import holdfast_service.attend.tick as attend
-import holdfast_service.reap.tick as reap
-import holdfast_service.webhooks.tick as webhooks
-from holdfast_service.attend.tick import AttendReport, tick
-from holdfast_service.catalog.attachments import attached_here
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.processes import say_alive
+import holdfast_service.liveness.abandoned_uploads as reap
+import holdfast_service.liveness.silent_attempts as attend
+import holdfast_service.webhooks.controller as webhooks
+from holdfast_service.db.tables.operations import AuditEvent
+from holdfast_service.liveness.silent_attempts import AttendReport, tick
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.work.processes import attached_here, say_alive
 from tests.service.conftest import Clock
 from tests.support.interleave import in_background, refused
 from tests.support.rank import Job

@@ -12,9 +12,9 @@ from fastapi.routing import iter_route_contexts
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-import holdfast_service.reap.tick
+import holdfast_service.liveness.abandoned_uploads
 from holdfast_protocol.states import Scope
-from holdfast_service.catalog.audit import record_event
+from holdfast_service.audit.record import record_event
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer
@@ -63,7 +63,7 @@ def test_what_people_change_is_told_newest_first_with_who_and_why(service: Runni
     answer(http.delete(f"/v1/tokens/{token['id']}"))
     job.begin(300)
     clock.advance(30)  # a round now and one later: the gap must not look like the service's own absence
-    holdfast_service.reap.tick.tick(service.context)
+    holdfast_service.liveness.abandoned_uploads.tick(service.context)
     told = events(service, project="demo")
     assert [event["action"] for event in told] == [
         "token.revoke",
@@ -97,7 +97,7 @@ def test_what_people_change_is_told_newest_first_with_who_and_why(service: Runni
 def test_what_controllers_do_is_told_too(service: RunningService, clock: Clock) -> None:
     job = Job(service.http())
     job.begin(100)
-    tick = holdfast_service.reap.tick.tick
+    tick = holdfast_service.liveness.abandoned_uploads.tick
     for _ in range(40):
         clock.advance(59)
         tick(service.context)

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import select
 
 from holdfast_protocol.states import Scope
-from holdfast_service.auth.make_token import check_entropy, new_token_text
-from holdfast_service.catalog.tables import Token
+from holdfast_service.auth.principal import check_entropy, new_token_text
+from holdfast_service.db.tables.core import Token
 from holdfast_service.settings import ServiceSettings, SettingsError
 from tests.service.conftest import Clock
 from tests.support.rank import Job, Refused, answer

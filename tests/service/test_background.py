@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast_client.cli.main import app
-from holdfast_service.background import Background, rounds_of
-from holdfast_service.catalog.rounds import Round, RoundReport
+from holdfast_service.background.registry import Background, rounds_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.serve import serve
 from holdfast_service.settings import ServiceSettings, SettingsError
+from holdfast_service.work.report import Round, RoundReport
 from tests.support.rank import answer
 from tests.support.service import RunningService
 

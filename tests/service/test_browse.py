@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from holdfast_protocol.base import PROTOCOL_VERSION
 from holdfast_protocol.digests import shard_digest
-from holdfast_protocol.version import PROTOCOL_VERSION
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.service import RunningService
 
@@ -240,7 +240,7 @@ def test_a_person_can_put_a_checkpoint_into_quarantine_and_take_it_out(http: htt
 
 
 def test_no_edit_makes_a_corrupt_or_an_unfinished_checkpoint_ok(http: httpx.Client, service: RunningService) -> None:
-    from holdfast_service.catalog.tables import Checkpoint
+    from holdfast_service.db.tables.core import Checkpoint
 
     job = Job(http)
     saved, uploading = job.save(100), job.begin(200)

@@ -9,9 +9,9 @@ from alembic import command
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text, update
 
-from holdfast_service.catalog.tables import Checkpoint, Copy
-from holdfast_service.metrics import catalog_numbers
-from holdfast_service.migrate import alembic_config, exclusive_connection, upgrade
+from holdfast_service.db.migrate import alembic_config, exclusive_connection, upgrade
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.runs import metrics as catalog_numbers
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService
 

@@ -11,23 +11,23 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import make_url, select, text, update
 
-import holdfast_service.operations.tick
+import holdfast_service.background.operations_controller
 from holdfast_protocol.stores import FindingKind
-from holdfast_service.background import rounds_of
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.custody_tables import AuditEvent, Controller
-from holdfast_service.catalog.epoch import NotCheckedError, adopt_store, raise_epoch
-from holdfast_service.catalog.record_outbox import record_in_store
-from holdfast_service.catalog.record_scan import scan_records
-from holdfast_service.catalog.tables import Checkpoint, Copy
-from holdfast_service.clock import database_now
-from holdfast_service.compare.check import check_catalog
+from holdfast_service.attached_stores.epoch import NotCheckedError, adopt_store, raise_epoch
+from holdfast_service.audit.record import Actor
+from holdfast_service.background.operation_kinds import OPERATION_KINDS
+from holdfast_service.background.registry import rounds_of
+from holdfast_service.catalog_check.check import check_catalog
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.db.tables.operations import AuditEvent, Controller
 from holdfast_service.errors import ProblemError
-from holdfast_service.operation_kinds import OPERATION_KINDS
+from holdfast_service.records.outbox import record_in_store
+from holdfast_service.records.scanning import scan_records
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectFacts, ObjectKey, StoreError, StoreNotOurs
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
 from tests.support.postgres import PostgresServer
 from tests.support.rank import Job, answer
@@ -135,7 +135,7 @@ def test_a_person_starts_the_check_and_sees_what_to_do(service: RunningService) 
     record_all(service.context)
     chunk_files(service)[0].unlink()
     started = answer(http.post("/v1/catalog/check", json={}))
-    holdfast_service.operations.tick.tick(service.context, kinds=OPERATION_KINDS)
+    holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
     (store,) = answer(http.get(f"/v1/operations/{started['id']}"))["result"]["stores"]
     (finding,) = store["findings"]
     assert (finding["kind"], finding["count"], finding["blocks"]) == ("missing_objects", 1, False)

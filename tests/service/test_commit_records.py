@@ -13,20 +13,20 @@ from unittest.mock import Mock
 import pytest
 from sqlalchemy import select, text, update
 
-import holdfast_service.catalog.record_writing
-import holdfast_service.records.tick
+import holdfast_service.records.controller
+import holdfast_service.records.writing
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState
-from holdfast_service.catalog.commit_records import forget_removed, remove_record
-from holdfast_service.catalog.record_names import checkpoint_subject
-from holdfast_service.catalog.record_outbox import record_in_store
-from holdfast_service.catalog.record_scan import scan_records
-from holdfast_service.catalog.record_tables import WrittenRecord
-from holdfast_service.catalog.tables import TO_RECORD, Checkpoint, Run
-from holdfast_service.clock import database_now
-from holdfast_service.collect.ready import ready_stores
-from holdfast_service.database import Database
+from holdfast_service.collect.garbage import ready_stores
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import TO_RECORD, Checkpoint, Run
+from holdfast_service.db.tables.records import WrittenRecord
 from holdfast_service.errors import ProblemError
+from holdfast_service.records.documents import checkpoint_subject
+from holdfast_service.records.outbox import record_in_store
+from holdfast_service.records.scanning import scan_records
+from holdfast_service.records.writing import forget_removed, remove_record
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
@@ -116,7 +116,7 @@ def test_a_recorder_that_dies_at_any_step_loses_no_commit(
         saved = job.save(step)
         label(service, saved["id"], "keep")
         with killed_at(service, step):
-            holdfast_service.records.tick.tick(service.context)
+            holdfast_service.records.controller.tick(service.context)
         torn = labels_in_the_bucket(sqlite_catalogs, tmp_path, settings).get(saved["id"])
         # Two lists, the manifest, the version: with the manifest it is a commit, with the version it has its state.
         assert torn == (None if step <= 3 else [] if step == 4 else ["keep"])
@@ -126,7 +126,7 @@ def test_a_recorder_that_dies_at_any_step_loses_no_commit(
         assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)[saved["id"]] == ["keep"]
     label(service, saved["id"], "newer")
     with killed_at(service, 2):  # the newer version is there, and the older one too
-        holdfast_service.records.tick.tick(service.context)
+        holdfast_service.records.controller.tick(service.context)
     assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)[saved["id"]] == ["newer"]
     clock.advance(_LEASE_OVER_SECONDS)
     record_all(service.context)
@@ -141,8 +141,8 @@ def test_a_recorder_that_loses_its_database_keeps_no_record_waiting(
     record_all(service.context)
     for step, (module, name) in enumerate(
         (
-            (holdfast_service.catalog.record_writing, "list_record"),
-            (holdfast_service.records.tick, "settle_record"),
+            (holdfast_service.records.writing, "list_record"),
+            (holdfast_service.records.controller, "settle_record"),
         )
     ):
         job.save(step)
@@ -150,7 +150,7 @@ def test_a_recorder_that_loses_its_database_keeps_no_record_waiting(
         with monkeypatch.context() as patched:
             patched.setattr(module, name, Mock(side_effect=cut))
             with pytest.raises(ProblemError):
-                holdfast_service.records.tick.tick(service.context)
+                holdfast_service.records.controller.tick(service.context)
         assert due(service) == 1
         record_all(service.context)
         assert due(service) == 0, "with no wait for the end of a lease"
@@ -174,12 +174,12 @@ def test_a_recorder_that_takes_long_keeps_its_lease_for_as_long_as_it_works(
         write(name, data)
         with monkeypatch.context() as aside:
             aside.setattr(store, "write_named", write)
-            others.append(holdfast_service.records.tick.tick(service.context).done)
+            others.append(holdfast_service.records.controller.tick(service.context).done)
 
     with monkeypatch.context() as patched:
-        patched.setattr(holdfast_service.catalog.record_writing.time, "monotonic", lambda: real() + passed)
+        patched.setattr(holdfast_service.records.writing.time, "monotonic", lambda: real() + passed)
         patched.setattr(store, "write_named", slow)
-        assert holdfast_service.records.tick.tick(service.context).done == 1
+        assert holdfast_service.records.controller.tick(service.context).done == 1
     assert others == [0, 0, 0, 0], "somebody is at it"
     assert due(service) == 0
 
@@ -195,14 +195,14 @@ def test_of_two_recorders_the_slow_one_never_puts_an_older_state_in_place_of_a_n
     saved = Job(service.http()).save(1)
     record_all(service.context)
     label(service, saved["id"], "old")
-    gate = hold_before(monkeypatch, holdfast_service.records.tick, "write_record")
+    gate = hold_before(monkeypatch, holdfast_service.records.controller, "write_record")
     with in_background(gate) as threads:
-        slow = threads.submit(holdfast_service.records.tick.tick, service.context)
+        slow = threads.submit(holdfast_service.records.controller.tick, service.context)
         gate.wait_until_reached()
         label(service, saved["id"], "new")
-        assert holdfast_service.records.tick.tick(service.context).done == 0, "somebody is at it"
+        assert holdfast_service.records.controller.tick(service.context).done == 0, "somebody is at it"
         clock.advance(_LEASE_OVER_SECONDS)
-        assert holdfast_service.records.tick.tick(service.context).done == 1
+        assert holdfast_service.records.controller.tick(service.context).done == 1
         gate.open()
         assert slow.result(60).done == 0, "its lease was over"
     assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings) == {saved["id"]: ["new"]}
@@ -220,9 +220,9 @@ def test_a_recorder_that_comes_after_the_purge_raises_nobody_from_the_dead(
     job = Job(service.http())
     record_all(service.context)
     saved = job.save(1)
-    gate = hold_before(monkeypatch, holdfast_service.records.tick, "write_record")
+    gate = hold_before(monkeypatch, holdfast_service.records.controller, "write_record")
     with in_background(gate) as threads:
-        slow = threads.submit(holdfast_service.records.tick.tick, service.context)
+        slow = threads.submit(holdfast_service.records.controller.tick, service.context)
         gate.wait_until_reached()
         project_id = going(service, saved["id"], CheckpointState.DELETING)
         remove_record(service.context, project_id, saved["id"])
@@ -275,10 +275,10 @@ def test_a_store_that_is_away_keeps_its_records_due_and_blocks_no_other(
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(second.store, "write_named", away)
-            report = holdfast_service.records.tick.tick(service.context)
+            report = holdfast_service.records.controller.tick(service.context)
             assert (report.done, report.error) == (3, "it does not answer")
             assert due(service) == 1, "it is told until the second store has it too"
-            assert holdfast_service.records.tick.tick(service.context).done == 0
+            assert holdfast_service.records.controller.tick(service.context).done == 0
         record_all(service.context)
         assert due(service) == 0
         with service.context.database.read() as session:

@@ -16,20 +16,18 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
 from holdfast_service import app
-from holdfast_service.background import rounds_of
-from holdfast_service.catalog.attachments import attached_here
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.processes import say_alive, say_goodbye
-from holdfast_service.catalog.rounds import Backlog, Round, RoundReport
-from holdfast_service.clock import database_now
+from holdfast_service.background import metrics as numbers
+from holdfast_service.background import round as begin
+from holdfast_service.background.registry import rounds_of
+from holdfast_service.background.round import begin_round, run_round
 from holdfast_service.context import ServiceContext
-from holdfast_service.controllers import begin, numbers
-from holdfast_service.controllers.begin import begin_round
-from holdfast_service.controllers.presence import Presence
-from holdfast_service.controllers.round import run_round
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
+from holdfast_service.work.processes import Presence, attached_here, say_alive, say_goodbye
+from holdfast_service.work.report import Backlog, Round, RoundReport
 from tests.service.conftest import Clock
 from tests.support.interleave import Gate, hold_after, in_background, refused
 from tests.support.rank import answer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import holdfast_service.attempts.open as opening
+import holdfast_service.training.attempts as opening
 from tests.support.interleave import hold_before, overlap, refused
 from tests.support.rank import Job, answer
 from tests.support.retention import apply, plan, put_policy

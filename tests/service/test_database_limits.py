@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import make_url, text
 
-import holdfast_service.browse.endpoints
+import holdfast_service.runs.endpoints
 from holdfast_protocol.problems import ProblemCode
-from holdfast_service.database import Database
+from holdfast_service.db.engine import Database
+from holdfast_service.db.migrate import exclusive_connection, upgrade
 from holdfast_service.errors import ProblemError
-from holdfast_service.migrate import exclusive_connection, upgrade
 from tests.support.databases import PostgresCatalogs
 from tests.support.rank import Job, answer
 from tests.support.read_only import read_only
@@ -95,7 +95,7 @@ def test_whether_the_process_lives_is_answered_while_every_thread_waits(
         go_on.wait()
         raise ProblemError(ProblemCode.BUSY, "It was held up.")
 
-    monkeypatch.setattr(holdfast_service.browse.endpoints, "server_info", waits)
+    monkeypatch.setattr(holdfast_service.runs.endpoints, "server_info", waits)
     threads = 40
     with service.http() as http, ThreadPoolExecutor(threads) as pool:
         http.get("/healthz")

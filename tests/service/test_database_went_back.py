@@ -12,18 +12,17 @@ import pytest
 
 from holdfast_protocol.states import CheckpointState
 from holdfast_protocol.stores import FindingKind
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.commit_records import remove_record
-from holdfast_service.catalog.durability import lossy_settings
-from holdfast_service.catalog.epoch import NotCheckedError, raise_epoch
-from holdfast_service.catalog.history import keep_history
-from holdfast_service.catalog.record_names import Subject, checkpoint_subject
-from holdfast_service.catalog.record_scan import scan_records
-from holdfast_service.catalog.record_writing import claim_records, settle_record, write_record
-from holdfast_service.catalog.tables import Checkpoint
+from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
+from holdfast_service.audit.record import Actor
+from holdfast_service.collect.controller import tick as collect
 from holdfast_service.collect.sweep import sweep_store
-from holdfast_service.collect.tick import tick as collect
+from holdfast_service.db.engine import lossy_settings
+from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.errors import ProblemError, WentBackError
+from holdfast_service.records.documents import Subject, checkpoint_subject
+from holdfast_service.records.history import keep_history
+from holdfast_service.records.scanning import scan_records
+from holdfast_service.records.writing import claim_records, remove_record, settle_record, write_record
 from holdfast_service.retention.purge import tick as purge
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings

@@ -9,7 +9,7 @@ from sqlalchemy import delete, update
 
 from holdfast_protocol.attempts import Heartbeat
 from holdfast_protocol.base import body_for
-from holdfast_service.catalog.tables import Attempt, Run
+from holdfast_service.db.tables.core import Attempt, Run
 from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService
 

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
 from holdfast_protocol.problems import PROBLEM_KINDS, ProblemCode
-from holdfast_protocol.redaction import without_secrets
-from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
-from holdfast_service.auth.make_token import parse_token
+from holdfast_protocol.text import without_secrets
+from holdfast_service.auth.principal import parse_token
 from holdfast_service.logging import configure_logging
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreFull, StoreRefused, StoreUnavailable

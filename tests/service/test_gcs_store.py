@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import select
 
-import holdfast_service.scrub.prove
+import holdfast_service.scrub.verify
 from holdfast_client import Client, ClientSettings
-from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
-from holdfast_protocol.fencing import Fence
-from holdfast_service.catalog.tables import Copy
+from holdfast_protocol.base import Fence
+from holdfast_service.db.tables.core import Copy
 from holdfast_service.settings import ServiceSettings
 from tests.support.gcs_fake.process import GcsFake, gcs_fake
 from tests.support.little_checkpoints import save_little_checkpoint
@@ -63,7 +63,7 @@ def test_google_checks_the_md5_of_what_is_sent_compressed_and_the_service_what_i
         sent = uploader.upload([OutgoingChunk.of(body, item_bytes=4)])
     assert sent.sent_bytes < sent.sent_chunk_bytes == len(body)
     save.write(0, [body, b"index"])
-    report = holdfast_service.scrub.prove.tick(service.context)
+    report = holdfast_service.scrub.verify.tick(service.context)
     assert (report.good, report.bad) == (2, 0)
     with service.context.database.read() as session:
         found = {(copy.codec, copy.proof) for copy in session.scalars(select(Copy))}
@@ -75,7 +75,7 @@ def test_another_attempt_reuses_a_chunk_only_after_the_service_has_read_it(servi
     Job(service.http(), "demo/first").save(1, content=b"frozen")
     others = Job(service.http(), "demo/second").begin(1)
     assert others.negotiate(0, [b"frozen"])["chunks"][0]["status"] == "upload"
-    report = holdfast_service.scrub.prove.tick(service.context)
+    report = holdfast_service.scrub.verify.tick(service.context)
     assert (report.good, report.bad) == (2, 0)
     assert "read" in _proofs(service)
     third = Job(service.http(), "demo/third").begin(1)

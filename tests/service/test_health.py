@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from holdfast_service.catalog.attachments import attached_here
-from holdfast_service.catalog.processes import say_alive
-from holdfast_service.catalog.tables import Copy
-from holdfast_service.controllers.presence import Presence
+from holdfast_service.db.tables.core import Copy
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.work.processes import Presence, attached_here, say_alive
 from tests.support.rank import Job
 from tests.support.service import RunningService
 

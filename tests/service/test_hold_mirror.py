@@ -11,16 +11,16 @@ import pytest
 from sqlalchemy import select, update
 
 from holdfast_protocol.states import CheckpointState, CopyState, Proof
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.held import CopyLock
-from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy
-from holdfast_service.collect.tick import tick as collect_tick
-from holdfast_service.holds import mirror
+from holdfast_service.collect.controller import tick as collect_tick
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy
+from holdfast_service.db.tables.operations import AuditEvent
+from holdfast_service.holds import controller as mirror
+from holdfast_service.holds.held import CopyLock
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreRefused, StoreUnavailable
-from holdfast_service.stores.s3 import S3Store
+from holdfast_service.stores.s3.s3_store import S3Store
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import select, update
 
 from holdfast_protocol.states import CheckpointState, Scope
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.tables import Checkpoint
+from holdfast_service.db.tables.core import Checkpoint
+from holdfast_service.db.tables.operations import AuditEvent
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
 from tests.support.rank import Job, Refused, answer

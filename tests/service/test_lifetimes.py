@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from holdfast_service.auth.make_token import insert_token, new_token_text
-from holdfast_service.catalog.custody_tables import AuditEvent, Hold, Operation
-from holdfast_service.catalog.tables import Checkpoint, Project, Token
-from holdfast_service.clock import database_now
-from holdfast_service.collect.tick import tick as collect
+from holdfast_service.auth.principal import new_token_text
+from holdfast_service.auth.tokens import insert_token
+from holdfast_service.collect.controller import tick as collect
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Project, Token
+from holdfast_service.db.tables.operations import AuditEvent, Hold, Operation
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
 from tests.support.rebuilt import check_all, record_all

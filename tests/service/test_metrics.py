@@ -11,8 +11,9 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import Scope
-from holdfast_service.goodput import numbers as run_numbers
-from holdfast_service.metrics import byte_numbers, catalog_numbers
+from holdfast_service.insights import metrics as run_numbers
+from holdfast_service.runs import metrics as catalog_numbers
+from holdfast_service.usage import metrics as byte_numbers
 from tests.service.conftest import Clock
 from tests.support.rank import Job
 from tests.support.service import RunningService

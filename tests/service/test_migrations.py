@@ -11,10 +11,9 @@ import pytest
 from alembic import command
 from sqlalchemy import inspect, text
 
-import holdfast_service.migrate
-from holdfast_service.catalog.every_table import Table
-from holdfast_service.database import Database
-from holdfast_service.migrate import (
+import holdfast_service.db.migrate
+from holdfast_service.db.engine import Database
+from holdfast_service.db.migrate import (
     CatalogTooNewError,
     alembic_config,
     exclusive_connection,
@@ -22,6 +21,7 @@ from holdfast_service.migrate import (
     pending_revision,
     upgrade,
 )
+from holdfast_service.db.tables import Table
 from tests.support.postgres import PostgresServer
 
 
@@ -75,7 +75,7 @@ def test_an_upgrade_that_fails_leaves_nothing_behind(database: Database, monkeyp
         real(*arguments)  # type: ignore[arg-type]
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(holdfast_service.migrate.command, "upgrade", fails_at_the_end)
+    monkeypatch.setattr(holdfast_service.db.migrate.command, "upgrade", fails_at_the_end)
     with pytest.raises(RuntimeError, match="killed"):
         upgrade(database)
     assert tables(database) == set()
@@ -95,5 +95,5 @@ def test_the_revisions_are_found_in_a_checkout_and_in_an_installed_package(
     assert (migrations_folder() / "env.py").is_file()
     package = tmp_path / "site-packages" / "holdfast_service"
     (package / "migrations").mkdir(parents=True)
-    monkeypatch.setattr(holdfast_service.migrate, "__file__", str(package / "migrate.py"))
+    monkeypatch.setattr(holdfast_service.db.migrate, "__file__", str(package / "db" / "migrate.py"))
     assert migrations_folder() == package / "migrations"

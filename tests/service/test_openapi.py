@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast_service.web.examples import EXAMPLES
+from holdfast_service.web.openapi import EXAMPLES
 from tests.support.service import RunningService
 
 

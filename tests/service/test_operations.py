@@ -15,23 +15,27 @@ from sqlalchemy import select
 from holdfast_client.client import Client
 from holdfast_client.errors import OperationNotFound, ServiceUnavailable
 from holdfast_client.settings import ClientSettings
-from holdfast_protocol.operations import OperationView
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import OperationState, Scope
-from holdfast_service.catalog import operation_run
-from holdfast_service.catalog.custody_tables import AuditEvent, Operation
-from holdfast_service.catalog.operation_run import Handler, LeaseLost, OperationRun
-from holdfast_service.catalog.operations import start_operation
+from holdfast_service.background import operations_controller as claim
+from holdfast_service.background import operations_controller as operations
+from holdfast_service.background.operation_kinds import OPERATION_KINDS
+from holdfast_service.background.operations_controller import (
+    AGAIN_AFTER_SECONDS,
+    MOST_TRIES,
+    OperationsReport,
+    backlog,
+    claim_next,
+    settle,
+)
+from holdfast_service.background.round import locked_row
 from holdfast_service.context import ServiceContext
-from holdfast_service.controllers.find import locked_row
+from holdfast_service.db.tables.operations import AuditEvent, Operation
 from holdfast_service.errors import ProblemError
-from holdfast_service.operation_kinds import OPERATION_KINDS
-from holdfast_service.operations import claim
-from holdfast_service.operations import tick as operations
-from holdfast_service.operations.claim import MOST_TRIES, backlog, claim_next
-from holdfast_service.operations.settle import AGAIN_AFTER_SECONDS, settle
-from holdfast_service.operations.tick import OperationsReport
 from holdfast_service.stores.base import StoreUnavailable
+from holdfast_service.work import operations as operation_run
+from holdfast_service.work.operations import Handler, LeaseLost, OperationRun, start_operation
 from tests.service.conftest import Clock
 from tests.support.interleave import Gate, hold_before, in_background, overlap, refused
 from tests.support.rank import answer

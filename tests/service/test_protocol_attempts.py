@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import update
 
 from holdfast_protocol.states import Scope
-from holdfast_service.catalog import writing
-from holdfast_service.catalog.tables import Checkpoint
+from holdfast_service.db.tables.core import Checkpoint
+from holdfast_service.training import fencing as writing
 from tests.support.interleave import hold_before, in_background, refused, until_blocked_or_done
 from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService

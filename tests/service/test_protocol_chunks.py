@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-import holdfast_service.database
-import holdfast_service.uploads.reserve
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.tables import Chunk, Copy, ShardChunk, Store
-from holdfast_service.database import Database
+import holdfast_service.db.engine
+import holdfast_service.training.negotiate
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Chunk, Copy, ShardChunk, Store
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, in_background, overlap, refused
 from tests.support.rank import Job, Save, answer, digest_of
@@ -223,7 +223,7 @@ def test_a_chunk_that_two_ranks_offer_at_the_same_moment_is_one_chunk(
     save = job.begin(1)
     for rank in (0, 1):
         save.negotiate(rank, [b"own %d" % rank])
-    gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "_decisions")
+    gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "_decisions")
     # Inserted, and not committed.
     one, other = overlap(service, gate, lambda: save.negotiate(0, [b"shared"]), lambda: save.negotiate(1, [b"shared"]))
     assert statuses(one.result()) == statuses(other.result()) == ["upload"]
@@ -250,7 +250,7 @@ def test_a_retry_that_overtakes_its_first_call_gets_the_same_copy(
     save = job.begin(1)
     save.negotiate(0)
     save.negotiate(1, [b"weights"])  # the chunk has its row: inserting it holds nobody up
-    gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "_refer")
+    gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "_refer")
     first, retry = overlap(
         service, gate, lambda: save.negotiate(0, [b"weights"]), lambda: save.negotiate(0, [b"weights"])
     )
@@ -434,7 +434,7 @@ def test_two_ranks_at_the_same_moment_cannot_both_have_the_last_bytes(
     save = Job(service.http(), "small/run", world_size=2).begin(1)
     for rank in (0, 1):
         save.negotiate(rank, [])
-    gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "refuse_over_quota")
+    gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "refuse_over_quota")
     one, other = overlap(service, gate, lambda: save.negotiate(0, [b"x" * 60]), lambda: save.negotiate(1, [b"y" * 60]))
     assert statuses(one.result()) == ["upload"]
     with refused("quota_exceeded"):

@@ -12,14 +12,13 @@ import pytest
 import zstandard
 from sqlalchemy import func, select
 
-import holdfast_service.scrub.prove
-from holdfast_protocol.codecs import Codec
-from holdfast_protocol.encoding import encode
-from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy, ShardChunk
+import holdfast_service.scrub.verify
+from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION
+from holdfast_protocol.codecs import Codec, encode
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, ShardChunk
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.support.interleave import refused
 from tests.support.rank import Job, Save, answer, digest_of
 from tests.support.seaweedfs import SeaweedFS
@@ -182,7 +181,7 @@ def test_a_store_s_checksum_of_encoded_bytes_proves_no_chunk(any_service: Runnin
     commit(save)
     again = Job(any_service.http(), "demo/first", after=1).begin(2)
     assert status(again, asking(), asking(b"index")) == ["absent", "present"]
-    assert holdfast_service.scrub.prove.tick(any_service.context).good == 1
+    assert holdfast_service.scrub.verify.tick(any_service.context).good == 1
     assert forms(any_service) == [("verified", "read", "zstd-shuffle4")]
     other = Job(any_service.http(), "demo/other").begin(1)
     assert status(other, asking()) == ["present"]
@@ -216,7 +215,7 @@ def test_what_does_not_decode_to_the_chunk_spoils_its_own_checkpoint_and_no_othe
     commit(save)
     later = Job(service.http(), after=1).begin(2)
     assert status(later, asking()) == ["absent"]
-    found = holdfast_service.scrub.prove.tick(service.context)
+    found = holdfast_service.scrub.verify.tick(service.context)
     assert (found.bad, found.corrupt_checkpoints) == (1, (save.id,))
     assert found.read_bytes <= len(stored) + len(b"index")
     assert [state for state, _, _ in forms(service)] == ["bad"]

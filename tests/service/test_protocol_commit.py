@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
-from holdfast_service.catalog.tables import Copy
+from holdfast_service.db.tables.core import Copy
 from tests.support.interleave import refused
 from tests.support.rank import Job, digest_of
 from tests.support.service import RunningService

@@ -9,10 +9,10 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-import holdfast_service.attempts.open
-import holdfast_service.commit.begin
-import holdfast_service.commit.seal
-import holdfast_service.uploads.negotiate
+import holdfast_service.training.attempts
+import holdfast_service.training.begin
+import holdfast_service.training.negotiate
+import holdfast_service.training.seal
 from tests.support.interleave import hold_after, hold_before, in_background, overlap, refused
 from tests.support.rank import Job
 from tests.support.service import RunningService
@@ -26,7 +26,7 @@ def test_a_new_attempt_is_never_told_an_older_step_than_one_that_then_commits(
     first.save(800)
     save = first.begin(1000)
     save.upload(0, [b"w", b"i"])
-    gate = hold_after(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
+    gate = hold_after(monkeypatch, holdfast_service.training.seal, "complete_if_whole")
     # 1000 is committed in a transaction that has not ended.
     sealing, opening = overlap(service, gate, lambda: save.seal(0, [b"w", b"i"]), lambda: Job(service.http(), after=1))
     assert sealing.result()["state"] == "committed"
@@ -41,7 +41,7 @@ def test_nothing_of_a_fenced_attempt_commits_once_the_restore_point_is_chosen(
     first.save(800)
     save = first.begin(1000)
     save.upload(0, [b"w", b"i"])
-    gate = hold_after(monkeypatch, holdfast_service.attempts.open, "choose_restore_point")
+    gate = hold_after(monkeypatch, holdfast_service.training.attempts, "choose_restore_point")
     opening, sealing = overlap(service, gate, lambda: Job(service.http(), after=1), lambda: save.seal(0, [b"w", b"i"]))
     assert opening.result().opened["restore_point"]["step"] == 800
     with refused("stale_attempt"):
@@ -55,7 +55,7 @@ def test_a_begin_that_overlaps_the_fence_leaves_nothing_uploading(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Job(service.http())
-    gate = hold_after(monkeypatch, holdfast_service.commit.begin, "insert_absent")
+    gate = hold_after(monkeypatch, holdfast_service.training.begin, "insert_absent")
     beginning, opening = overlap(service, gate, lambda: first.begin(100), lambda: Job(service.http(), after=1))
     save = beginning.result()
     opening.result()
@@ -70,7 +70,7 @@ def test_of_two_last_seals_at_the_same_moment_one_commits(
     save = job.begin(100)
     for rank in (0, 1):
         save.upload(rank, [b"w%d" % rank, b"i"])
-    gate = hold_after(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
+    gate = hold_after(monkeypatch, holdfast_service.training.seal, "complete_if_whole")
     # Rank 0 has counted one seal and has not committed its own.
     one, other = overlap(service, gate, lambda: save.seal(0, [b"w0", b"i"]), lambda: save.seal(1, [b"w1", b"i"]))
     assert one.result()["state"] == "uploading"
@@ -125,7 +125,7 @@ def test_a_late_negotiation_adds_nothing_to_a_shard_that_is_being_sealed(
     job = Job(service.http(), world_size=2)
     save = job.begin(100)
     save.upload(0, [b"w", b"i"])
-    gate = hold_before(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
+    gate = hold_before(monkeypatch, holdfast_service.training.seal, "complete_if_whole")
     sealing, late = overlap(service, gate, lambda: save.seal(0, [b"w", b"i"]), lambda: save.negotiate(0, [b"more"]))
     sealing.result()
     with refused("shard_sealed"):
@@ -138,7 +138,7 @@ def test_a_seal_that_is_sent_again_while_its_first_try_commits_is_told_so(
     save = Job(service.http()).begin(1000)
     save.upload(0, [b"w", b"i"])
     # The second try has found the shard open; what was negotiated goes when the first one seals.
-    gate = hold_after(monkeypatch, holdfast_service.commit.seal, "refuse_unless_uploading")
+    gate = hold_after(monkeypatch, holdfast_service.training.seal, "refuse_unless_uploading")
     again, first = overlap(service, gate, lambda: save.seal(0, [b"w", b"i"]), lambda: save.seal(0, [b"w", b"i"]))
     assert first.result()["state"] == "committed"
     assert again.result()["state"] == "committed"

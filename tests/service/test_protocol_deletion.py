@@ -10,22 +10,20 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-import holdfast_service.retention.delete_project
-import holdfast_service.retention.delete_run
-import holdfast_service.retention.forget_deleted
+import holdfast_service.retention.delete
+import holdfast_service.retention.forget
 import holdfast_service.retention.purge
-import holdfast_service.retention.undelete_run
 from holdfast_protocol.states import AttemptOutcome, Scope
 from holdfast_protocol.stores import CheckFinding
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.every_table import Table
-from holdfast_service.catalog.operations import start_operation
-from holdfast_service.catalog.record_tables import RecordSubject
-from holdfast_service.catalog.tables import Attempt, Checkpoint, Run
-from holdfast_service.clock import database_now
-from holdfast_service.collect.tick import tick as collect
-from holdfast_service.metrics.catalog_numbers import _read as numbers
+from holdfast_service.collect.controller import tick as collect
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables import Table
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
+from holdfast_service.db.tables.operations import AuditEvent
+from holdfast_service.db.tables.records import RecordSubject
+from holdfast_service.runs.metrics import _read as numbers
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.work.operations import start_operation
 from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.interleave import hold_after, overlap, refused
@@ -189,7 +187,7 @@ def test_scopes_and_other_projects_are_refused(service: RunningService) -> None:
 
 def test_of_two_at_once_one_deletes(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(service)
-    gate = hold_after(monkeypatch, holdfast_service.retention.delete_run, "mark_deleted")
+    gate = hold_after(monkeypatch, holdfast_service.retention.delete, "mark_deleted")
     first, second = overlap(service, gate, lambda: delete(service), lambda: delete(service))
     assert first.result()["in_trash"] == second.result()["in_trash"]
     assert len(audited(service, "run.delete")) == 1
@@ -199,7 +197,7 @@ def test_an_attempt_that_comes_while_it_is_deleted_is_refused(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(service)
-    gate = hold_after(monkeypatch, holdfast_service.retention.delete_run, "mark_deleted")
+    gate = hold_after(monkeypatch, holdfast_service.retention.delete, "mark_deleted")
     first, second = overlap(service, gate, lambda: delete(service), lambda: Job(service.http(), after=1))
     assert first.result()["checkpoints"] == 3
     with refused("run_not_found"):
@@ -225,14 +223,14 @@ def test_one_that_is_held_at_that_very_moment_leaves_all_as_it_was(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(service)
-    real: Callable[..., Any] = holdfast_service.retention.delete_run.read_facts
+    real: Callable[..., Any] = holdfast_service.retention.delete.read_facts
 
     def read_and_then(*args: Any, **kwargs: Any) -> Any:
         facts = real(*args, **kwargs)
         kept = facts.facts[0]
         return type(facts)([type(kept)(**{**fields(kept), "version": kept.version - 1}), *facts.facts[1:]], None)
 
-    monkeypatch.setattr(holdfast_service.retention.delete_run, "read_facts", read_and_then)
+    monkeypatch.setattr(holdfast_service.retention.delete, "read_facts", read_and_then)
     with refused("edit_conflict"):
         delete(service)
     assert set(states(service).values()) == {"committed"}
@@ -449,7 +447,7 @@ def test_a_purge_that_dies_anywhere_is_gone_on_with(
     delete(service)
     for dies_in in ("record_event", "_purge_run", "forget_checkpoints", "_free_names"):
         with monkeypatch.context() as dying:
-            died = kill(dying, holdfast_service.retention.forget_deleted, dies_in, after=True)
+            died = kill(dying, holdfast_service.retention.forget, dies_in, after=True)
             with suppress(Killed):
                 purge_all(service, clock)
             assert died(), dies_in
@@ -581,7 +579,7 @@ def test_a_run_that_is_taken_back_while_its_project_is_deleted_is_in_no_deleted_
 ) -> None:
     saved(service)
     delete(service)
-    gate = hold_after(monkeypatch, holdfast_service.retention.undelete_run, "refuse_if_deleted")
+    gate = hold_after(monkeypatch, holdfast_service.retention.delete, "refuse_if_deleted")
     first, second = overlap(service, gate, lambda: take_back(service), lambda: delete(service, PROJECT))
     assert first.result()["checkpoints"] == 3
     with refused("checkpoint_protected"):
@@ -592,7 +590,7 @@ def test_a_run_that_is_made_while_its_project_is_deleted_is_in_no_deleted_projec
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.make_project("demo")
-    gate = hold_after(monkeypatch, holdfast_service.retention.delete_project, "mark_deleted")
+    gate = hold_after(monkeypatch, holdfast_service.retention.delete, "mark_deleted")
     first, second = overlap(service, gate, lambda: delete(service, PROJECT), lambda: answer(service.http().put(RUN)))
     assert first.result()["in_trash"] is not None
     with refused("project_not_found"):

@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import delete, select, update
 
 import holdfast_service
+import holdfast_service.collect.controller
 import holdfast_service.collect.mark
-import holdfast_service.collect.tick
-import holdfast_service.holds.place
+import holdfast_service.holds.holds
 import holdfast_service.retention.purge
 import holdfast_service.retention.trash
 from holdfast_protocol.states import CheckpointState
-from holdfast_service.catalog.custody_tables import Controller
-from holdfast_service.catalog.tables import Checkpoint, Copy
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.db.tables.operations import Controller
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, in_background, overlap, refused
@@ -35,14 +35,13 @@ TAKES_AWAY = {
     ("retention/purge.py", "CheckpointState.DELETING"): "asks for holds under the checkpoint's lock",
     ("retention/purge.py", "CheckpointState.DELETED"): "only after deleting, which cannot be held",
     ("collect/mark.py", "CopyState.DELETING"): "only of chunks that nothing committed, trashed or held needs",
-    ("collect/delete.py", "CopyState.GONE"): "only what was marked",
-    ("collect/delete.py", "store.delete"): "only what was marked",
+    ("collect/mark.py", "CopyState.GONE"): "only what was marked",
+    ("collect/mark.py", "store.delete"): "only what was marked",
     ("collect/sweep.py", "store.delete"): "only objects that no row of the catalog knows",
-    ("tiers/retire.py", "CopyState.DELETING"): "only beside a colder copy, and never what the store was told to hold",
-    ("catalog/commit_records.py", "store.delete_named"): "the record of a checkpoint that is deleting",
-    ("catalog/record_writing.py", "store.delete_named"): "an older version of a record, beside the newer one",
-    ("catalog/kept_memory.py", "store.delete_named"): "what an earlier process remembered, and no data",
-    ("samples/sample.py", "store.delete"): "samples of holdfast doctor, which are no chunks",
+    ("tiers/cool.py", "CopyState.DELETING"): "only beside a colder copy, and never what the store was told to hold",
+    ("records/writing.py", "store.delete_named"): "the record of a checkpoint that is deleting; an older version",
+    ("records/history.py", "store.delete_named"): "what an earlier process remembered, and no data",
+    ("attached_stores/samples.py", "store.delete"): "samples of holdfast doctor, which are no chunks",
 }
 
 
@@ -113,8 +112,8 @@ def purge(service: RunningService) -> None:
 def collect(service: RunningService, clock: Clock) -> None:
     """After every ticket's end, whatever it is that may go."""
     clock.advance(service.context.settings.ticket_seconds + service.context.settings.longest_upload_seconds + 1)
-    holdfast_service.collect.tick.tick(service.context)
-    holdfast_service.collect.tick.tick(service.context)
+    holdfast_service.collect.controller.tick(service.context)
+    holdfast_service.collect.controller.tick(service.context)
 
 
 @pytest.fixture
@@ -197,7 +196,7 @@ def outcome_of(call: Callable[[], Any]) -> str:
 def test_a_hold_that_comes_first_keeps_the_checkpoint_from_the_trash(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = hold_after(monkeypatch, holdfast_service.holds.place, "locked_checkpoint")
+    gate = hold_after(monkeypatch, holdfast_service.holds.holds, "locked_checkpoint")
     placing, pruning = overlap(
         service, gate, lambda: place(service, saved["id"]), lambda: outcome_of(lambda: prune(service, saved["id"]))
     )
@@ -256,7 +255,10 @@ def test_a_hold_that_comes_while_the_collector_looks_keeps_every_chunk(
     clock.advance(service.context.settings.ticket_seconds + service.context.settings.longest_upload_seconds + 1)
     gate = hold_after(monkeypatch, holdfast_service.collect.mark, "_due_candidates")
     collecting, placing = overlap(
-        service, gate, lambda: holdfast_service.collect.tick.tick(service.context), lambda: place(service, saved["id"])
+        service,
+        gate,
+        lambda: holdfast_service.collect.controller.tick(service.context),
+        lambda: place(service, saved["id"]),
     )
     collecting.result()
     assert placing.result()["in_force"]

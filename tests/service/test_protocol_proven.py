@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 import holdfast_service.retention.purge
 from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
+from holdfast_service.retention.controller import tick as retain
 from holdfast_service.retention.purge import PurgeReport
-from holdfast_service.retention.tick import tick as retain
-from holdfast_service.scrub.prove import tick as prove
-from holdfast_service.scrub.rescrub import tick as scrub
+from holdfast_service.scrub.controller import tick as scrub
+from holdfast_service.scrub.verify import tick as prove
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, in_background, refused
 from tests.support.rank import Job, answer

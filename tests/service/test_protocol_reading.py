@@ -15,17 +15,17 @@ import pytest
 from sqlalchemy import select, update
 
 import holdfast_service.restore.report_chunk as report_module
-import holdfast_service.scrub.heal
-import holdfast_service.scrub.prove
+import holdfast_service.scrub.repair
+import holdfast_service.scrub.verify
 from holdfast_protocol.states import CopyState, Proof, Scope
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.reread import Claim, Finding, claim, read_back, settle
-from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy, ReadLease
-from holdfast_service.clock import database_now
+from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.copies.read_back import Claim, Finding, claim, read_back, settle
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, ReadLease
 from holdfast_service.stores.base import StoreUnavailable
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
 from tests.support.rank import Job, Refused, Save, answer, digest_of
 from tests.support.service import RunningService
@@ -275,12 +275,12 @@ def test_the_prover_reads_what_nobody_has_hashed(service: RunningService, job: J
     good, bad = job.save(100, content=b"good bytes"), job.save(200, content=CONTENT)
     make_unproven(service)
     flip_a_byte(object_file(service, CONTENT))
-    found = holdfast_service.scrub.prove.tick(service.context)
+    found = holdfast_service.scrub.verify.tick(service.context)
     assert (found.good, found.bad, found.corrupt_checkpoints) == (3, 1, (bad["id"],))
     assert copies_of(service, b"good bytes") == [(CopyState.VERIFIED, Proof.READ)]
     assert copies_of(service, CONTENT) == [(CopyState.BAD, Proof.UNPROVEN)]
     assert health_of(service, good["id"])[0] == "ok"
-    assert holdfast_service.scrub.prove.tick(service.context) == holdfast_service.scrub.prove.ProveReport()
+    assert holdfast_service.scrub.verify.tick(service.context) == holdfast_service.scrub.verify.ProveReport()
 
 
 @pytest.mark.rule("protocol-14")
@@ -290,7 +290,7 @@ def test_another_attempt_relies_on_a_copy_only_after_the_service_has_read_it(
     make_unproven(service)
     later = Job(service.http(), after=1).begin(200)
     assert later.negotiate(0, [CONTENT])["chunks"][0]["status"] == "upload"
-    holdfast_service.scrub.prove.tick(service.context)
+    holdfast_service.scrub.verify.tick(service.context)
     newest = Job(service.http(), after=2).begin(300)
     assert newest.negotiate(0, [CONTENT])["chunks"][0]["status"] == "present"
     assert saved["state"] == "committed"
@@ -310,11 +310,11 @@ def test_the_prover_puts_off_what_the_store_cannot_give(
         return real(key)
 
     monkeypatch.setattr(service.context.store, "open_read", first_one_fails)
-    put_off = holdfast_service.scrub.prove.tick(service.context)
+    put_off = holdfast_service.scrub.verify.tick(service.context)
     assert (put_off.done, put_off.failed, put_off.error) == (0, 1, "primary store: no answer")
-    assert holdfast_service.scrub.prove.tick(service.context).good == 1, "the other one is not held up"
+    assert holdfast_service.scrub.verify.tick(service.context).good == 1, "the other one is not held up"
     clock.advance(31)
-    assert holdfast_service.scrub.prove.tick(service.context).good == 1
+    assert holdfast_service.scrub.verify.tick(service.context).good == 1
 
 
 def test_a_corrupt_checkpoint_is_healed_by_the_same_bytes_sent_anew(service: RunningService, job: Job) -> None:
@@ -322,9 +322,9 @@ def test_a_corrupt_checkpoint_is_healed_by_the_same_bytes_sent_anew(service: Run
     object_file(service, CONTENT).unlink()
     report(service, lost["id"], CONTENT, "missing")
     assert health_of(service, lost["id"])[0] == "corrupt"
-    assert holdfast_service.scrub.heal.tick(service.context).healed_checkpoints == ()
+    assert holdfast_service.scrub.repair.tick(service.context).healed_checkpoints == ()
     assert job.save(200, content=CONTENT)["state"] == "committed"
-    assert holdfast_service.scrub.heal.tick(service.context).healed_checkpoints == (lost["id"],)
+    assert holdfast_service.scrub.repair.tick(service.context).healed_checkpoints == (lost["id"],)
     assert health_of(service, lost["id"]) == ("ok", None)
     assert reads(service, lost["id"], CONTENT)["chunks"][0]["kind"] == "http"
 
@@ -337,7 +337,7 @@ def test_what_was_in_quarantine_goes_back_there_when_it_is_whole_again(service: 
     object_file(service, CONTENT).unlink()
     assert report(service, lost["id"], CONTENT, "missing")["corrupt_checkpoints"] == [lost["id"]]
     job.save(200, content=CONTENT)
-    holdfast_service.scrub.heal.tick(service.context)
+    holdfast_service.scrub.repair.tick(service.context)
     assert health_of(service, lost["id"]) == ("quarantined", "loss spike (see #12)")
 
 

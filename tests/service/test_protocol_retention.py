@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
-import holdfast_service.attempts.resumed_from
-import holdfast_service.retention.apply
+import holdfast_service.retention.prune
 import holdfast_service.retention.trash
+import holdfast_service.training.attempts
 from holdfast_protocol.states import CheckpointState, Scope
-from holdfast_service.catalog.custody_tables import AuditEvent, Policy, RetentionMark
-from holdfast_service.catalog.tables import Checkpoint
-from holdfast_service.retention.tick import RetentionReport, backlog, tick
+from holdfast_service.db.tables.core import Checkpoint
+from holdfast_service.db.tables.operations import AuditEvent, Policy, RetentionMark
+from holdfast_service.retention.controller import RetentionReport, backlog, tick
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, in_background, overlap, refused, until_blocked_or_done
 from tests.support.rank import Job, Refused, answer, digest_of
@@ -110,7 +110,7 @@ def test_what_comes_between_the_plan_and_the_checkpoints_lock_is_seen(
     ids = saved(job, 1, 2, 3)
     put_policy(service, keep_last=2, keep_labels=["milestone"])
     shown = plan(service)
-    gate = hold_after(monkeypatch, holdfast_service.retention.apply, "make_plan")
+    gate = hold_after(monkeypatch, holdfast_service.retention.prune, "make_plan")
 
     def come() -> Any:
         if what == "reader":
@@ -144,7 +144,7 @@ def test_what_an_attempt_just_says_that_it_resumed_from_is_waited_for_and_stays(
     put_policy(service, keep_last=2)
     shown = plan(service)
     second = Job(service.http(), after=1)
-    gate = hold_after(monkeypatch, holdfast_service.attempts.resumed_from, "_is_own")
+    gate = hold_after(monkeypatch, holdfast_service.training.attempts, "_is_own")
     saying, applying = overlap(
         service, gate, lambda: second.resumed_from(ids[1], rollback=True), lambda: apply(service, shown)
     )
@@ -236,8 +236,8 @@ def test_a_run_is_looked_at_by_one_process_and_taken_over_from_one_that_died(
     put_policy(service, keep_last=2)
     with service.context.database.transaction() as session:
         run_id = session.scalars(select(Checkpoint.run_id)).first()
-    assert holdfast_service.retention.tick._claim(service.context, str(run_id)) is not None
-    assert holdfast_service.retention.tick._claim(service.context, str(run_id)) is None
+    assert holdfast_service.retention.controller._claim(service.context, str(run_id)) is not None
+    assert holdfast_service.retention.controller._claim(service.context, str(run_id)) is None
     assert tick(service.context) == RetentionReport()
     clock.advance(service.context.settings.lease_seconds + 1)
     assert tick(service.context) == RetentionReport(done=1, expired=1)

@@ -14,11 +14,11 @@ import pytest
 from alembic import command
 from sqlalchemy import text
 
-import holdfast_service.commit.begin
-from holdfast_protocol.selectors import Latest
-from holdfast_service.catalog.restore_choice import choose_restore_point
-from holdfast_service.migrate import alembic_config, exclusive_connection, upgrade
-from holdfast_service.reap.tick import ReapReport, tick
+import holdfast_service.training.begin
+from holdfast_protocol.runs import Latest
+from holdfast_service.db.migrate import alembic_config, exclusive_connection, upgrade
+from holdfast_service.lineage.restore_choice import choose_restore_point
+from holdfast_service.liveness.abandoned_uploads import ReapReport, tick
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
@@ -179,7 +179,7 @@ def test_a_branch_does_not_keep_a_later_attempt_from_adopting_the_step(
 ) -> None:
     numbers = itertools.count()  # ids that rise: by them alone the branch would come first
     ids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{next(numbers):032x}"))
-    monkeypatch.setattr(holdfast_service.commit.begin, "uuid", ids)
+    monkeypatch.setattr(holdfast_service.training.begin, "uuid", ids)
     second.begin(110)
     done = push(second, first, 200, allow_off_line=True)
     under_way = begin_late(second, first, 300, allow_off_line=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import holdfast_service.attempts.open
-import holdfast_service.commit.begin
-import holdfast_service.commit.seal
+import holdfast_service.training.attempts
+import holdfast_service.training.begin
+import holdfast_service.training.seal
 from tests.support.interleave import hold_after, in_background, overlap, refused
 from tests.support.rank import Job, Save, answer
 from tests.support.service import RunningService
@@ -36,7 +36,7 @@ def begin_late(pusher: Job, **changes: bool) -> Save:
 def test_an_adoption_that_overlaps_a_newer_attempt_leaves_nothing_uploading(
     service: RunningService, second: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = hold_after(monkeypatch, holdfast_service.commit.begin, "insert_absent")
+    gate = hold_after(monkeypatch, holdfast_service.training.begin, "insert_absent")
     adopting, opening = overlap(service, gate, lambda: begin_late(second), lambda: Job(service.http(), after=2))
     save, third = adopting.result(), opening.result()
     assert save.now()["abort_reason"] == "fenced by attempt 3"
@@ -49,7 +49,7 @@ def test_a_newer_attempt_is_told_of_an_adoption_that_commits_before_it(
 ) -> None:
     save = begin_late(second)
     save.upload(0, CHUNKS)
-    gate = hold_after(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
+    gate = hold_after(monkeypatch, holdfast_service.training.seal, "complete_if_whole")
     sealing, opening = overlap(service, gate, lambda: save.seal(0, CHUNKS), lambda: Job(service.http(), after=2))
     assert sealing.result()["state"] == "committed"
     assert opening.result().opened["restore_point"]["step"] == 200
@@ -59,7 +59,7 @@ def test_a_newer_attempt_is_told_of_an_adoption_that_commits_before_it(
 def test_no_adoption_begins_once_a_newer_attempt_has_its_restore_point(
     service: RunningService, second: Job, monkeypatch: pytest.MonkeyPatch, *, allow_off_line: bool
 ) -> None:
-    gate = hold_after(monkeypatch, holdfast_service.attempts.open, "choose_restore_point")
+    gate = hold_after(monkeypatch, holdfast_service.training.attempts, "choose_restore_point")
     opening, adopting = overlap(
         service, gate, lambda: Job(service.http(), after=2), lambda: begin_late(second, allow_off_line=allow_off_line)
     )
@@ -77,7 +77,7 @@ def test_no_adoption_begins_once_a_newer_attempt_has_its_restore_point(
 def test_the_newest_attempts_own_step_stands_over_a_save_adopted_at_the_same_moment(
     service: RunningService, second: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = hold_after(monkeypatch, holdfast_service.commit.begin, "place_late_save")
+    gate = hold_after(monkeypatch, holdfast_service.training.begin, "place_late_save")
     # It may be adopted, and its row is not there yet.
     adopting, beginning = overlap(service, gate, lambda: begin_late(second), lambda: second.begin(110))
     late, own = adopting.result(), beginning.result()
@@ -92,7 +92,7 @@ def test_the_newest_attempts_own_step_stands_over_a_save_adopted_at_the_same_mom
 def test_an_adoption_beside_the_newest_attempts_first_begin_comes_before_or_is_refused(
     service: RunningService, second: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = hold_after(monkeypatch, holdfast_service.commit.begin, "insert_absent")
+    gate = hold_after(monkeypatch, holdfast_service.training.begin, "insert_absent")
     # The row is there and nobody else can see it.
     beginning, adopting = overlap(service, gate, lambda: second.begin(110), lambda: begin_late(second))
     own = beginning.result()

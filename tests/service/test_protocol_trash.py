@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-import holdfast_service.commit.begin
-import holdfast_service.retention.pressure
 import holdfast_service.retention.purge
-from holdfast_service.catalog.tables import Checkpoint, Project
-from holdfast_service.collect.tick import tick as collect
+import holdfast_service.training.begin
+from holdfast_service.collect.controller import tick as collect
+from holdfast_service.db.tables.core import Checkpoint, Project
 from holdfast_service.retention.purge import PurgeReport
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
@@ -134,9 +133,9 @@ def test_where_room_is_short_only_what_a_policy_expired_goes_early(
         with service.context.database.transaction() as session:
             session.execute(update(Project).values(quota_bytes=int(stored_bytes(service) * 1.05)))
     else:
-        usage = holdfast_service.retention.pressure.shutil.disk_usage(Path("/"))
+        usage = holdfast_service.retention.purge.shutil.disk_usage(Path("/"))
         full = usage._replace(used=95, free=5, total=100)
-        monkeypatch.setattr(holdfast_service.retention.pressure.shutil, "disk_usage", lambda _: full)
+        monkeypatch.setattr(holdfast_service.retention.purge.shutil, "disk_usage", lambda _: full)
     assert purge(service) == PurgeReport(done=1)
     assert states(service) == {1: "deleted", 2: "trashed", 3: "committed", 4: "committed"}
 
@@ -249,7 +248,7 @@ def test_a_step_that_was_saved_anew_is_not_taken_back_beside_it(
     job = Job(service.http())
     ids = [job.save(step)["id"] for step in (1, 2, 3)]
     prune(service, checkpoint_ids=[ids[0]])
-    gate = hold_after(monkeypatch, holdfast_service.commit.begin, "_insert")
+    gate = hold_after(monkeypatch, holdfast_service.training.begin, "_insert")
     beginning, coming = overlap(service, gate, lambda: job.begin(1), lambda: undelete(service, ids[0]))
     anew = beginning.result()
     with refused("checkpoint_conflict"):

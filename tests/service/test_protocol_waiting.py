@@ -14,8 +14,8 @@ from sqlalchemy import select, text
 from sqlalchemy.pool import QueuePool
 
 from holdfast_protocol.states import CopyState
-from holdfast_service.catalog.tables import Chunk, Copy
-from holdfast_service.clock import database_now
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.stores.base import ObjectKey
 from tests.support.rank import Job, Save, digest_of
 from tests.support.service import RunningService, running_service

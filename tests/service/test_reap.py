@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_service.catalog.attachments import attached_here
-from holdfast_service.catalog.processes import ProcessKind, say_alive
-from holdfast_service.catalog.writing import DRAIN_SECONDS
-from holdfast_service.reap.tick import ReapReport, tick
+from holdfast_service.liveness.abandoned_uploads import ReapReport, tick
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.training.fencing import DRAIN_SECONDS
+from holdfast_service.work.processes import ProcessKind, attached_here, say_alive
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer

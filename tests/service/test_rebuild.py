@@ -11,20 +11,20 @@ from pydantic import SecretStr
 from sqlalchemy import select
 
 from holdfast_protocol.stores import FindingKind
-from holdfast_service.catalog.epoch import NotCheckedError
-from holdfast_service.catalog.record_documents import ManifestRecord, decode
-from holdfast_service.catalog.record_scan import scan_records
-from holdfast_service.catalog.store_row import deletes_are_allowed
-from holdfast_service.catalog.tables import Checkpoint
-from holdfast_service.collect.tick import tick as collect
-from holdfast_service.database import Database
+from holdfast_service.attached_stores.epoch import NotCheckedError
+from holdfast_service.attached_stores.ownership import deletes_are_allowed
+from holdfast_service.collect.controller import tick as collect
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.rebuild.sources import RebuildRefusedError
-from holdfast_service.replicate.tick import tick as replicate
-from holdfast_service.scrub.heal import tick as heal
-from holdfast_service.scrub.prove import tick as prove
+from holdfast_service.records.documents import ManifestRecord, decode
+from holdfast_service.records.scanning import scan_records
+from holdfast_service.replicate.controller import tick as replicate
+from holdfast_service.scrub.repair import tick as heal
+from holdfast_service.scrub.verify import tick as prove
 from holdfast_service.service import open_service
 from holdfast_service.settings import ServiceSettings, SettingsError
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
 from tests.support.death import Killed
 from tests.support.rank import Job, Refused, answer, digest_of

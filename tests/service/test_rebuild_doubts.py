@@ -11,19 +11,25 @@ from sqlalchemy import select
 
 from holdfast_protocol.states import Scope
 from holdfast_protocol.stores import FindingKind
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.epoch import NotCheckedError
-from holdfast_service.catalog.record_documents import CheckpointRecord, ManifestRecord, ProjectRecord, decode, encode
-from holdfast_service.catalog.record_names import RecordKind
-from holdfast_service.catalog.record_scan import FoundRecord, scan_records
-from holdfast_service.catalog.store_row import MARKER_NAME, Marker, read_marker, write_marker
-from holdfast_service.catalog.tables import CatalogIdentity
-from holdfast_service.database import Database
+from holdfast_service.attached_stores.epoch import NotCheckedError
+from holdfast_service.attached_stores.ownership import MARKER_NAME, Marker, read_marker, write_marker
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.run import rebuild
 from holdfast_service.rebuild.sources import RebuildRefusedError
+from holdfast_service.records.documents import (
+    CheckpointRecord,
+    ManifestRecord,
+    ProjectRecord,
+    RecordKind,
+    decode,
+    encode,
+)
+from holdfast_service.records.scanning import FoundRecord, scan_records
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
 from holdfast_service.stores.registry import open_store
 from tests.support.databases import SqliteCatalogs
 from tests.support.rank import Job, Refused, answer

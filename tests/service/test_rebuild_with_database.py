@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import select, text, update
 
 from holdfast_protocol.states import CheckpointState
-from holdfast_service.catalog.commit_records import forget_removed
-from holdfast_service.catalog.custody_tables import Hold
-from holdfast_service.catalog.tables import CatalogIdentity, Checkpoint
-from holdfast_service.collect.tick import tick as collect
-from holdfast_service.database import Database
+from holdfast_service.collect.controller import tick as collect
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint
+from holdfast_service.db.tables.operations import Hold
 from holdfast_service.rebuild.sources import RebuildRefusedError
+from holdfast_service.records.writing import forget_removed
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.databases import SqliteCatalogs

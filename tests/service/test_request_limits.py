@@ -14,16 +14,23 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from holdfast_protocol.base import Request
-from holdfast_protocol.checkpoints import MAX_CHUNKS_PER_SHARD, IndexOrdinals, SealShard
-from holdfast_protocol.chunks import MAX_BATCH, MAX_CHUNK_BYTES, ChunkOffer, MountProof, NegotiateChunks
+from holdfast_protocol.checkpoints import (
+    MAX_BATCH,
+    MAX_CHUNK_BYTES,
+    MAX_CHUNKS_PER_SHARD,
+    ChunkOffer,
+    IndexOrdinals,
+    MountProof,
+    NegotiateChunks,
+    ReadChunks,
+    SealShard,
+)
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import MAX_AT_ONCE, ApplyRetention, PruneCheckpoints
-from holdfast_protocol.restore import ReadChunks
 from holdfast_protocol.states import Scope
-from holdfast_service.auth.failed_calls import BURST, SECONDS_PER_FAILURE, FailedCalls
-from holdfast_service.auth.make_token import new_token_text
-from holdfast_service.auth.principal import Principal
+from holdfast_service.auth.authenticate import BURST, SECONDS_PER_FAILURE, FailedCalls
+from holdfast_service.auth.principal import Principal, new_token_text
 from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.web import guarded_route

@@ -8,13 +8,13 @@ import sqlite3
 import pytest
 from sqlalchemy import make_url
 
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.commit_records import remove_record
-from holdfast_service.catalog.epoch import raise_epoch
+from holdfast_service.attached_stores.epoch import raise_epoch
+from holdfast_service.audit.record import Actor
+from holdfast_service.collect.controller import tick as collect
 from holdfast_service.collect.sweep import sweep_store
-from holdfast_service.collect.sweep_tick import tick as sweep
-from holdfast_service.collect.tick import tick as collect
+from holdfast_service.collect.sweep_controller import tick as sweep
 from holdfast_service.errors import ProblemError
+from holdfast_service.records.writing import remove_record
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreNotOurs

@@ -21,8 +21,8 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.retention import PRESETS
-from holdfast_service.catalog.custody_tables import Hold
-from holdfast_service.catalog.tables import (
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import (
     Attempt,
     Checkpoint,
     Chunk,
@@ -36,7 +36,7 @@ from holdfast_service.catalog.tables import (
     Store,
     Table,
 )
-from holdfast_service.clock import database_now
+from holdfast_service.db.tables.operations import Hold
 from tests.support.rank import answer
 from tests.support.service import RunningService
 

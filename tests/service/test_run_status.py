@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import holdfast_service.attend.tick as attend
-import holdfast_service.reap.tick as reap
+import holdfast_service.liveness.abandoned_uploads as reap
+import holdfast_service.liveness.silent_attempts as attend
 from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
-from holdfast_service.goodput import numbers as run_numbers
+from holdfast_service.insights import metrics as run_numbers
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer

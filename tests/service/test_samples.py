@@ -1,4 +1,4 @@
-"""A sample object shows the way to the store, and nothing of it stays (holdfast_protocol.samples)."""
+"""A sample object shows the way to the store, and nothing of it stays (holdfast_protocol.stores)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks.upload import put_chunk
-from holdfast_client.cli.doctor.round_trip import round_trip
-from holdfast_protocol.samples import MakeSample
+from holdfast_client.cli.doctor import round_trip
 from holdfast_protocol.states import Scope
+from holdfast_protocol.stores import MakeSample
 from tests.support.service import RunningService
 
 BODY = b"a sample"

@@ -12,18 +12,18 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.pool import QueuePool
 
-import holdfast_service.collect.tick
-import holdfast_service.scrub.prove
+import holdfast_service.collect.controller
+import holdfast_service.scrub.verify
 from holdfast_protocol.states import CopyState
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.epoch import NotCheckedError, raise_epoch
-from holdfast_service.catalog.store_row import MARKER_NAME
-from holdfast_service.catalog.tables import Copy
-from holdfast_service.catalog.tables import Store as StoreRow
-from holdfast_service.database import Database, DatabaseConfigurationError, filesystem_kind
+from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
+from holdfast_service.attached_stores.ownership import MARKER_NAME
+from holdfast_service.audit.record import Actor
+from holdfast_service.db.engine import Database, DatabaseConfigurationError, filesystem_kind
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.support.databases import SqliteCatalogs
 from tests.support.rank import Job, Refused, answer
 from tests.support.rebuilt import adopt_all, check_all
@@ -160,8 +160,8 @@ def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and
         later = Job(service.http(), after=1)
         assert later.fence["epoch"] == 2
         assert later.begin(300).negotiate(0, [b"frozen"])["chunks"][0]["status"] == "upload"
-        assert holdfast_service.collect.tick.tick(service.context).done == 0
-        holdfast_service.scrub.prove.tick(service.context)
+        assert holdfast_service.collect.controller.tick(service.context).done == 0
+        holdfast_service.scrub.verify.tick(service.context)
         with pytest.raises(NotCheckedError):
             adopt_all(service.context)
         check_all(service.context)
@@ -177,7 +177,7 @@ def test_sqlite_is_refused_on_a_network_filesystem(kind: str, tmp_path: Path, mo
     mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/export {tmp_path} {kind} rw 0 0\n")
     assert filesystem_kind(tmp_path / "catalog.db", mounts) == kind
     assert filesystem_kind(Path("/somewhere/else"), mounts) == "ext4"
-    monkeypatch.setattr("holdfast_service.database.filesystem_kind", lambda path: filesystem_kind(path, mounts))
+    monkeypatch.setattr("holdfast_service.db.engine.filesystem_kind", lambda path: filesystem_kind(path, mounts))
     with pytest.raises(DatabaseConfigurationError, match=f"HOLDFAST_DATABASE_URL.*{kind}"):
         Database(f"sqlite:///{tmp_path / 'catalog.db'}")
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast_client import Client, ClientSettings
-from holdfast_client.cli.doctor.checks import check_ready, check_store_clocks
-from holdfast_client.cli.doctor.finding import Verdict
+from holdfast_client.cli.doctor import Verdict, check_ready, check_store_clocks
 from holdfast_protocol.states import Scope
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
@@ -118,10 +117,8 @@ def test_doctor_names_the_command_that_shows_what_it_warns_of(
 ) -> None:
     readiness = service.http().get("/readyz").json()
     assert (readiness["warnings"], readiness["weaknesses"]) == ([], [])
-    monkeypatch.setattr("holdfast_service.browse.health.weaknesses_of", lambda _: ["HOLDFAST_STORE: It compares none."])
-    monkeypatch.setattr(
-        "holdfast_service.browse.health.what_differs", lambda *_: ["Another process has another store."]
-    )
+    monkeypatch.setattr("holdfast_service.web.health.weaknesses_of", lambda _: ["HOLDFAST_STORE: It compares none."])
+    monkeypatch.setattr("holdfast_service.web.health.what_differs", lambda *_: ["Another process has another store."])
     with Client(ClientSettings(url=service.url, token=service.token(Scope.READ), retry_seconds=0)) as client:
         warned = {found.detail: found.remedy for found in check_ready(client) if found.verdict is Verdict.WARNING}
     assert "`holdfast store list`" in warned["HOLDFAST_STORE: It compares none."]

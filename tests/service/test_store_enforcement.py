@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select
 
-import holdfast_service.store_watch
+import holdfast_service.attached_stores.attached
 import tests.support.s3_fake.server
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.tables import Store as StoreRow
 from holdfast_service.cli import _say_where
+from holdfast_service.db.tables.core import Store as StoreRow
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.stores.s3 import S3Store
+from holdfast_service.stores.s3.s3_store import S3Store
 from tests.support.rank import Job, answer
 from tests.support.s3_fake.server import S3Fake, s3_fake
 from tests.support.service import RunningService, running_service
@@ -73,7 +73,7 @@ def test_a_store_that_enforces_less_than_before_is_found_out_and_said_everywhere
             assert kept["sha256_enforced"] is False, "for the next process"
     watch.tick()
     assert not service.context.store.capabilities.sha256_enforced, "not before its time"
-    monkeypatch.setattr(holdfast_service.store_watch, "PROBE_EVERY_SECONDS", -1.0)
+    monkeypatch.setattr(holdfast_service.attached_stores.attached, "PROBE_EVERY_SECONDS", -1.0)
     watch.tick()
     (again,) = answer(http.get("/v1/stores"))["items"]
     assert again["weaknesses"] == []

@@ -11,10 +11,10 @@ from sqlalchemy import select, text, update
 
 from holdfast_protocol.states import CheckpointState, CopyState, Scope
 from holdfast_protocol.usage import DEFAULT_PRICES, GIB
-from holdfast_service.catalog.custody_tables import StoreCare
-from holdfast_service.catalog.tables import Checkpoint, Copy
-from holdfast_service.clock import database_now
-from holdfast_service.metrics import byte_numbers
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.db.tables.operations import StoreCare
+from holdfast_service.usage import metrics as byte_numbers
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer, digest_of
 from tests.support.service import RunningService

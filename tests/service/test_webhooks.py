@@ -18,18 +18,17 @@ import pytest
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-import holdfast_service.attend.tick as attend
-import holdfast_service.webhooks.tick as webhooks
+import holdfast_service.liveness.silent_attempts as attend
+import holdfast_service.webhooks.controller as webhooks
 from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
-from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.webhook_tables import Webhook, WebhookDelivery
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.db.tables.operations import AuditEvent
+from holdfast_service.db.tables.webhooks import Webhook, WebhookDelivery
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.webhooks.call import Answer, call
-from holdfast_service.webhooks.retries import MOST_TRIES
+from holdfast_service.webhooks.call import MOST_TRIES, Answer, call
+from holdfast_service.webhooks.controller import WebhooksReport, tick
 from holdfast_service.webhooks.target import RefusedTargetError, Target, find_target
-from holdfast_service.webhooks.tick import WebhooksReport, tick
 from tests.service.conftest import Clock
 from tests.support.interleave import in_background
 from tests.support.rank import Job, answer
@@ -160,7 +159,7 @@ def test_a_call_is_made_again_with_the_same_id_until_it_arrives_or_is_given_up(
         assert session.scalars(select(Webhook.secret)).all() == [b""]
     assert len(deliveries(service, hook)) == 3
     clock.advance(31 * 86400)
-    monkeypatch.setattr("holdfast_service.webhooks.forget._AT_ONCE", 2)
+    monkeypatch.setattr("holdfast_service.webhooks.controller._AT_ONCE", 2)
     tick(service.context)
     with service.context.database.read() as session:
         assert session.scalars(select(WebhookDelivery.id)).all() == session.scalars(select(Webhook.id)).all() == []

@@ -9,8 +9,8 @@ from sqlalchemy import select
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError
 from holdfast_protocol.states import Health
-from holdfast_service.catalog.tables import Checkpoint
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.tables.core import Checkpoint
 from tests.soak.compare import DifferentError, compare
 from tests.soak.ledger import Ledger
 from tests.soak.quiet import KEPT, Quiet

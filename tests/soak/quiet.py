@@ -11,11 +11,11 @@ from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session
 
 from holdfast_client.client import Client
-from holdfast_protocol.collection import StartSweep, SweepReport
 from holdfast_protocol.states import CheckpointState, CopyState
-from holdfast_service.catalog.custody_tables import Operation
-from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Project, ReadLease, Shard
+from holdfast_protocol.stores import StartSweep, SweepReport
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, ReadLease, Shard
+from holdfast_service.db.tables.operations import Operation
 
 _POLL_SECONDS = 1.0
 KEPT = (CheckpointState.COMMITTED, CheckpointState.TRASHED)

@@ -23,12 +23,12 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import select
 
-import holdfast_service.clock
-import holdfast_service.collect.tick
-import holdfast_service.reap.tick
+import holdfast_service.collect.controller
+import holdfast_service.db.dialect
+import holdfast_service.liveness.abandoned_uploads
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
-from holdfast_service.catalog.copies import is_usable_by, object_key
-from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from holdfast_service.copies.predicates import is_usable_by, object_key
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 from tests.stateful.conftest import PROFILE
 from tests.stateful.faults import Fault, FaultyDatabase, faults
 from tests.stateful.model import RANKS, RunModel, SaveModel, ShardModel
@@ -261,14 +261,14 @@ class CommitMachine(RuleBasedStateMachine):
     @rule(hours=strategies.sampled_from([1, 3]))
     def collect(self, hours: int) -> None:
         _ahead[0] += timedelta(hours=hours)
-        holdfast_service.collect.tick.tick(self.service.context)
+        holdfast_service.collect.controller.tick(self.service.context)
         self.changed = True
 
     @rule()
     def the_service_was_away(self) -> None:
         """The reaper finds a gap and leaves it out: nothing is given up."""
         _ahead[0] += timedelta(hours=2)
-        assert holdfast_service.reap.tick.tick(self.service.context).aborted == ()
+        assert holdfast_service.liveness.abandoned_uploads.tick(self.service.context).aborted == ()
 
     # What must always hold.
 
@@ -338,9 +338,9 @@ _ahead = [timedelta()]
 
 @contextmanager
 def movable_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    real = holdfast_service.clock._read_clock
+    real = holdfast_service.db.dialect._read_clock
     _ahead[0] = timedelta()
-    monkeypatch.setattr(holdfast_service.clock, "_read_clock", lambda session: real(session) + _ahead[0])
+    monkeypatch.setattr(holdfast_service.db.dialect, "_read_clock", lambda session: real(session) + _ahead[0])
     yield
 
 
@@ -350,5 +350,5 @@ def test_every_committed_checkpoint_is_fully_readable_whatever_happens(
 ) -> None:
     with movable_clock(monkeypatch):
         # As at a service's start: what was before the first round of all is no downtime.
-        holdfast_service.reap.tick.tick(service.context)
+        holdfast_service.liveness.abandoned_uploads.tick(service.context)
         run_state_machine_as_test(lambda: CommitMachine(service), settings=PROFILE)

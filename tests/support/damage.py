@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.source import CheckpointSource
+from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
 
 
 def flip(path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sqlalchemy import NullPool, create_engine, text
 
-from holdfast_service.catalog.every_table import Table
-from holdfast_service.database import Database
-from holdfast_service.migrate import upgrade
+from holdfast_service.db.engine import Database
+from holdfast_service.db.migrate import upgrade
+from holdfast_service.db.tables import Table
 from tests.support.postgres import PostgresServer
 
 

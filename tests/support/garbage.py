@@ -6,8 +6,8 @@ import os
 import secrets
 import time
 
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.tables import Copy
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.tables.core import Copy
 from holdfast_service.stores.base import ObjectKey, ObjectMissing
 from tests.support.rank import Job, Save, digest_of
 from tests.support.service import RunningService

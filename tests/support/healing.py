@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.tables import Checkpoint
+from holdfast_service.db.tables.core import Checkpoint
+from holdfast_service.db.tables.operations import AuditEvent
 from tests.support.service import RunningService
 
 DAY = 86400

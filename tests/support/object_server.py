@@ -15,9 +15,9 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast_service.stores.endpoints import SignedStore, object_router
-from holdfast_service.stores.posix import PosixStore
-from holdfast_service.stores.signed_urls import UrlSigner
+from holdfast_service.stores.posix.endpoints import SignedStore, object_router
+from holdfast_service.stores.posix.posix_store import PosixStore
+from holdfast_service.stores.posix.signed_urls import UrlSigner
 from holdfast_service.web.problem_reply import install_problem_replies
 from tests.support.ports import free_ports
 from tests.support.processes import ServerProcess

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.support.service import RunningService
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import event
 
-from holdfast_service.database import Database
+from holdfast_service.db.engine import Database
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-import holdfast_service.records.tick
+import holdfast_service.records.controller
 from holdfast_protocol.stores import CatalogCheck
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.epoch import adopt_store
-from holdfast_service.compare.check import check_catalog
+from holdfast_service.attached_stores.epoch import adopt_store
+from holdfast_service.audit.record import Actor
+from holdfast_service.catalog_check.check import check_catalog
 from holdfast_service.context import ServiceContext
-from holdfast_service.database import Database
+from holdfast_service.db.engine import Database
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.run import rebuild
 from holdfast_service.settings import ServiceSettings
@@ -32,7 +32,7 @@ def record_all(context: ServiceContext) -> int:
     """Rounds of the outbox until nothing is due; how many versions were written."""
     written = 0
     while True:
-        report = holdfast_service.records.tick.tick(context)
+        report = holdfast_service.records.controller.tick(context)
         assert report.failed == 0, report.error
         if report.done == 0:
             return written

@@ -7,14 +7,14 @@ from typing import Any
 
 from sqlalchemy import select
 
-import holdfast_service.replicate.tick
+import holdfast_service.replicate.controller
 from holdfast_protocol.states import StoreRole
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.copying import CopyTask, begin_copy
-from holdfast_service.catalog.tables import Chunk, Copy
-from holdfast_service.replicate.tick import ReplicateReport
+from holdfast_service.copies.copy_chunk import CopyTask, begin_copy
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.tables.core import Chunk, Copy
+from holdfast_service.replicate.controller import ReplicateReport
 from holdfast_service.stores.base import ObjectKey
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.support.rank import answer, digest_of
 from tests.support.rot import attached
 from tests.support.service import RunningService
@@ -29,7 +29,7 @@ def put_policy(service: RunningService, **document: Any) -> None:
 
 
 def replicate(service: RunningService) -> ReplicateReport:
-    return holdfast_service.replicate.tick.tick(service.context)
+    return holdfast_service.replicate.controller.tick(service.context)
 
 
 def begin(service: RunningService, content: bytes) -> CopyTask | None:

@@ -8,9 +8,9 @@ from sqlalchemy import func, select, update
 
 import holdfast_service.retention.purge
 from holdfast_protocol.states import CopyState
-from holdfast_service.catalog.custody_tables import AuditEvent, Controller
-from holdfast_service.catalog.tables import Checkpoint, Copy
-from holdfast_service.clock import database_now
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.db.tables.operations import AuditEvent, Controller
 from holdfast_service.retention.purge import PurgeReport
 from tests.support.rank import answer
 from tests.support.service import RunningService

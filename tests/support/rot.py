@@ -7,13 +7,13 @@ from collections.abc import Callable
 from sqlalchemy import select
 
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_service.attached_store import AttachedStore
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.copying import begin_copy, copy_now
-from holdfast_service.catalog.tables import Chunk, Copy
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.copies.copy_chunk import begin_copy, copy_now
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.stores.base import ObjectKey, Store
-from holdfast_service.stores.posix import PosixStore
-from holdfast_service.stores.s3 import S3Store
+from holdfast_service.stores.posix.posix_store import PosixStore
+from holdfast_service.stores.s3.s3_store import S3Store
 from tests.support.rank import digest_of
 from tests.support.service import RunningService
 

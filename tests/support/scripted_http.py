@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION
 from holdfast_protocol.problems import PROBLEM_KINDS, ProblemCode
-from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION
 
 
 @dataclass

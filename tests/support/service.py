@@ -16,14 +16,14 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy import select
 
+from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION
 from holdfast_protocol.states import Scope
-from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION
 from holdfast_service.app import create_app
-from holdfast_service.auth.make_token import insert_token, new_token_text
-from holdfast_service.auth.principal import Principal
-from holdfast_service.catalog.tables import Project
-from holdfast_service.clock import database_now
+from holdfast_service.auth.principal import Principal, new_token_text
+from holdfast_service.auth.tokens import insert_token
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Project
 from holdfast_service.serve import http_config
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings

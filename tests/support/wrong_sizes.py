@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import update
 
-from holdfast_service.catalog.tables import Copy
+from holdfast_service.db.tables.core import Copy
 from tests.support.rank import Job, Save, digest_of
 from tests.support.service import RunningService
 

@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
-from holdfast.layout.reshard import plan_reads
-from holdfast.layout.scatter import scatter
+from holdfast.layout.reshard import plan_reads, scatter
 from holdfast.staging import StagingArea
 from holdfast.state.capture import capture
 from holdfast.state.components import Declarations
-from holdfast.state.load import LoadOptions, LoadReport, plan_load
-from holdfast.state.stored import StoredState
+from holdfast.state.load import LoadOptions, LoadReport, StoredState, plan_load
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 
 

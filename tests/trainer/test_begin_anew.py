@@ -14,14 +14,15 @@ from tests.support.service import RunningService, running_service
 from tests.support.training import Job
 
 import holdfast
-from holdfast import commit_watch, errors
-from holdfast.begin_anew import BEGINS, worth_another_begin
+from holdfast import errors
+from holdfast.save import outcome as commit_watch
+from holdfast.save.job import BEGINS, worth_another_begin
 from holdfast_client.client import Client
 from holdfast_client.errors import IncompleteCheckpoint
 from holdfast_protocol.states import AbortCause
-from holdfast_service.catalog.tables import Checkpoint, Copy
-from holdfast_service.clock import database_now
-from holdfast_service.reap.tick import tick
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.liveness.abandoned_uploads import tick
 from holdfast_service.settings import ServiceSettings
 
 

@@ -12,7 +12,7 @@ import torch
 import holdfast
 from holdfast import errors
 from holdfast.export.pull import Format, pull
-from holdfast_protocol.selectors import Latest, parse_run
+from holdfast_protocol.runs import Latest, parse_run
 
 
 @pytest.fixture

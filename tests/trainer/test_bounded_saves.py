@@ -19,8 +19,8 @@ from holdfast.layout.plan import ChunkSizes
 from holdfast.settings import TrainerSettings
 from holdfast.staging import WindowedShard
 from holdfast_client.chunks import uploader
-from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.local.chunk_folder import ChunkFolder
+from holdfast_client.transport import check_stop
 
 KIB = 1024
 SIZES = ChunkSizes(4 * KIB, 16 * KIB, 8 * KIB)

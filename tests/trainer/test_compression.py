@@ -15,12 +15,10 @@ import holdfast
 from holdfast import errors
 from holdfast.export.pull import Format, pull
 from holdfast_client.chunks import uploader
-from holdfast_client.chunks.open_chunk import encode_chunk
+from holdfast_client.chunks.encoding import encode_chunk
 from holdfast_protocol.attempts import OpenAttempt
-from holdfast_protocol.checkpoints import BeginCheckpoint
-from holdfast_protocol.chunks import ChunkOffer, NegotiateChunks
-from holdfast_protocol.restore import ReadChunks
-from holdfast_protocol.selectors import Latest, parse_run
+from holdfast_protocol.checkpoints import BeginCheckpoint, ChunkOffer, NegotiateChunks, ReadChunks
+from holdfast_protocol.runs import Latest, parse_run
 from holdfast_protocol.states import Health
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)

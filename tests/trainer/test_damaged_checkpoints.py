@@ -16,12 +16,12 @@ from tests.support.training import Job, train, values
 import holdfast
 from holdfast import errors
 from holdfast.export.pull import Format, pull
-from holdfast.source import CheckpointSource
-from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast.restore.checkpoint_reader import CheckpointSource
+from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.checkpoints import Component
 from holdfast_protocol.digests import chunk_digest
-from holdfast_protocol.selectors import Latest, RunName
+from holdfast_protocol.runs import Latest, RunName
 from holdfast_protocol.states import CheckpointKind, Health
 
 

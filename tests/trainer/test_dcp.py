@@ -36,14 +36,14 @@ from torch.distributed.fsdp import fully_shard
 
 import holdfast
 from holdfast import errors
-from holdfast.agreement import Outlook
 from holdfast.dcp.reader import ROUND_BYTES
 from holdfast.dcp.writer import HoldfastWriter
+from holdfast.distributed.agreement import Outlook
 from holdfast.export.pull import Format, pull
-from holdfast.source import CheckpointSource
-from holdfast.state.tree_tags import TAGS_BY_TYPE
+from holdfast.restore.checkpoint_reader import CheckpointSource
+from holdfast.state.tree import TAGS_BY_TYPE
 from holdfast_client.shard_writer import ShardWriter
-from holdfast_protocol.selectors import Latest, RunName
+from holdfast_protocol.runs import Latest, RunName
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

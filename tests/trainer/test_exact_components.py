@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from holdfast.state.rng import capture_rng, restore_rng
+from holdfast.state.components import capture_rng, restore_rng
 from holdfast.verify.fingerprints import flat
 
 STEPS = 9

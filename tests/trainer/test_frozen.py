@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 import holdfast
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
-from holdfast.staging import frozen
-from holdfast.staging.bits import same_bits
+from holdfast.staging import copy as frozen
+from holdfast.staging.copy import same_bits
 from holdfast_client.shard_writer import ShardWriter
 
 SIZES = ChunkSizes(1024, 4096, 2048)

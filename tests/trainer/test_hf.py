@@ -27,8 +27,8 @@ from transformers import (
 
 import holdfast
 from holdfast.errors import HoldfastError, SaveDeclined, SaveFailed
-from holdfast.handle import SaveHandle
 from holdfast.integrations.hf import HoldfastTrainer, HoldfastTrainerMixin, beyond_limit
+from holdfast.save.job import SaveHandle
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 STEPS = 12

@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from holdfast.layout.pieces import PieceSpec
-from holdfast.layout.plan import build_local_plan, global_layout
+from holdfast.layout.plan import PieceSpec, build_local_plan, global_layout
 from holdfast.state import tensors
 from holdfast.state.capture import capture
 from holdfast.state.components import Declarations

@@ -21,7 +21,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from holdfast.errors import ConfigurationError, HoldfastError, Preempted, SaveDeclined, SaveFailed, StaleAttempt
-from holdfast.handle import SaveHandle
 from holdfast.integrations.lightning import (
     HoldfastCallback,
     HoldfastCheckpointIO,
@@ -30,6 +29,7 @@ from holdfast.integrations.lightning import (
 )
 from holdfast.integrations.lightning.named_run import NamedRun
 from holdfast.integrations.lightning.names import step_of
+from holdfast.save.job import SaveHandle
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 EPOCHS = 4
@@ -206,8 +206,9 @@ def test_a_fit_that_is_told_to_leave_saves_the_step_and_goes_on_after_it(
         assert (emergency.kind, emergency.attempt) == (CheckpointKind.EMERGENCY, attempt)
         assert emergency.step >= step
     io = HoldfastCheckpointIO(run)
-    resumed = fitted(trainer_of(tmp_path, plugins=[io], max_epochs=2), ckpt_path=io.last())
-    assert len(resumed.seen) == 8 - emergency.step, "no step is run again"
+    epochs = emergency.step // 4 + 1  # a busy machine may hear of it some steps later
+    resumed = fitted(trainer_of(tmp_path, plugins=[io], max_epochs=epochs), ckpt_path=io.last())
+    assert len(resumed.seen) == 4 * epochs - emergency.step, "no step is run again"
 
 
 STRATEGIES: dict[str, Any] = {

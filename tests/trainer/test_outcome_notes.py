@@ -10,12 +10,11 @@ import pytest
 from tests.support.training import Job
 
 import holdfast
-from holdfast_client.cli.run.outcome import catalog_of, outcome_of_launch
+from holdfast_client.cli.run import catalog_of, outcome_of_launch
 from holdfast_client.errors import ServiceUnavailable
-from holdfast_client.launch import open_attempt
-from holdfast_client.outcome_notes import read_notes
+from holdfast_client.launch import open_attempt, read_notes
 from holdfast_protocol.attempts import EndAttempt
-from holdfast_protocol.selectors import parse_run
+from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import AttemptOutcome
 
 NEVER = holdfast.Every(steps=10**9)

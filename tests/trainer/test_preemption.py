@@ -14,13 +14,13 @@ import pytest
 from tests.support.training import Job
 
 import holdfast
-from holdfast.agreement import Outlook
+from holdfast.distributed.agreement import Outlook
+from holdfast.distributed.ranks import Ranks
 from holdfast.preemption.notice import Notice
 from holdfast.preemption.watch import PreemptionWatch
-from holdfast.ranks import Ranks
 from holdfast.settings import TrainerSettings
 from holdfast_client.chunks import uploader
-from holdfast_client.chunks.stopping import check_stop
+from holdfast_client.transport import check_stop
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 PATIENCE_SECONDS = 30

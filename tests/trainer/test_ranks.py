@@ -11,8 +11,8 @@ from gloo import run_ranks
 from tests.support.training import Job, train
 
 import holdfast
+from holdfast.distributed.ranks import Ballot, Ranks
 from holdfast.errors import RankLost
-from holdfast.ranks import Ballot, Ranks
 from holdfast_client.errors import ChunkLost
 
 DIGEST = "ab" * 32

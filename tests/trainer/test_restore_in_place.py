@@ -14,7 +14,7 @@ from tests.support.training import Job, values
 import holdfast
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
-from holdfast.state import arrivals
+from holdfast.state import destinations as arrivals
 from holdfast.state.load import LoadPlan
 from holdfast.state.on_device import OnDevice
 

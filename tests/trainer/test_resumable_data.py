@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Seque
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.data import ResumableLoader, ResumableSampler, SeededDataset
-from holdfast.state.errors import StateMismatchError
+from holdfast.errors import StateMismatchError
 
 
 class Augmented:

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import holdfast
-from holdfast import host_sharing
 from holdfast.layout.plan import ChunkSizes
+from holdfast.restore import checkpoint_reader as host_sharing
 from holdfast_client.local.chunk_folder import ChunkFolder
 
 SIZES = ChunkSizes(own_chunk_bytes=4096, cut_bytes=8192, pack_bytes=4096)

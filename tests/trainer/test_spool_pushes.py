@@ -9,24 +9,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.distributed.ranks import Ranks
 from holdfast.local.adoption import Adoption
-from holdfast.ranks import Ranks
-from holdfast.stats import SaveStats
-from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast.save.job import SaveStats
+from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import ManifestConflict, QuotaExceeded, StoreFull
 from holdfast_client.launch import open_attempt
 from holdfast_client.local.chunk_folder import ChunkFolder
-from holdfast_client.local.keep import keep_shard
-from holdfast_client.local.push import push_late
-from holdfast_client.local.push_saves import SavePusher
-from holdfast_client.local.saves import saves_of
-from holdfast_client.local.spool_record import SpoolRecord, record_name
-from holdfast_client.local.tier import LocalTier
+from holdfast_client.local.push import SavePusher, push_late
+from holdfast_client.local.spool import SpoolRecord, record_name, saves_of
+from holdfast_client.local.tier import LocalTier, keep_shard
 from holdfast_client.shard_writer import ShardWriter
+from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import BeginCheckpoint, Component, IndexOrdinals
-from holdfast_protocol.fencing import Fence
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointKind, CheckpointState
 
 pytestmark = pytest.mark.rule("protocol-4")

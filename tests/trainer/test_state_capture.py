@@ -9,9 +9,9 @@ import torch
 from roundtrip import load, save
 from torch import nn
 
+from holdfast.errors import TreeFormatError
 from holdfast.state.capture import capture
-from holdfast.state.errors import TreeFormatError
-from holdfast.state.rng import capture_rng, derive_rng, restore_rng
+from holdfast.state.components import capture_rng, derive_rng, restore_rng
 
 
 class Net(nn.Module):

@@ -6,9 +6,9 @@ from roundtrip import load, save
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from holdfast.errors import StateError, StateMismatchError, UnsupportedStateError
 from holdfast.state.capture import capture
 from holdfast.state.components import Declarations
-from holdfast.state.errors import StateError, StateMismatchError, UnsupportedStateError
 from holdfast.state.load import LoadOptions
 
 

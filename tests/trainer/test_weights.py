@@ -14,7 +14,7 @@ import holdfast
 from holdfast import errors
 from holdfast.export.pull import Format, pull
 from holdfast_client.client import Client
-from holdfast_protocol.selectors import Latest, RunName
+from holdfast_protocol.runs import Latest, RunName
 from holdfast_service.settings import ServiceSettings
 
 

@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.layout.plan import ChunkSizes, global_layout
-from holdfast.layout.reshard import Read, WantedPiece, plan_reads
-from holdfast.layout.scatter import scatter
-from holdfast.state import arrivals
-from holdfast.state.arrivals import Arrivals, in_place
-from holdfast.state.memory import bytes_of, fresh
+from holdfast.layout.reshard import Read, WantedPiece, plan_reads, scatter
+from holdfast.state import destinations as arrivals
+from holdfast.state.destinations import Arrivals, in_place
 from holdfast.state.on_device import OnDevice
-from holdfast.state.tensors import dtype_name
+from holdfast.state.tensors import bytes_of, dtype_name, fresh
 from tests.support.staged import staged, tensors
 
 HOST = torch.device("cpu")

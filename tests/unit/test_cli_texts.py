@@ -10,17 +10,15 @@ import pytest
 import typer.core
 from typer.main import get_command
 
-from holdfast_client.cli import show
-from holdfast_client.cli.arguments import first
+from holdfast_client.cli import output as show
+from holdfast_client.cli.arguments import first, read_duration
 from holdfast_client.cli.checkpoints import lateness
-from holdfast_client.cli.commands import ENTRIES
-from holdfast_client.cli.main import app
+from holdfast_client.cli.main import ENTRIES, app
+from holdfast_client.cli.output import as_bytes, as_metric, as_time, show_facts, show_table
 from holdfast_client.cli.projects import read_size
 from holdfast_client.cli.say import show_line, show_note
-from holdfast_client.cli.show import as_bytes, as_metric, as_time, show_facts, show_table
-from holdfast_client.cli.tokens import read_duration
 from holdfast_protocol.checkpoints import CheckpointView, MetricValue
-from holdfast_protocol.counted import counted
+from holdfast_protocol.text import counted
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_the_table_of_commands_is_what_its_modules_bring():
     group = get_command(app)
     assert all(group.get_command(None, name) is not None for name in ENTRIES)
     brought = {name for name in group.commands if name not in ENTRIES}
-    assert not brought, "commands.py lists every command"
+    assert not brought, "cli/main.py lists every command"
 
 
 @pytest.mark.parametrize(
@@ -214,4 +212,4 @@ def test_there_is_one_place_that_prints():
     folder = Path(show.__file__).parent
     prints = re.compile(r"\bprint\(|sys\.std(out|err)\.write|\becho\(")
     found = {path.name for path in folder.rglob("*.py") if prints.search(path.read_text())}
-    assert found == {"say.py", "show.py"}
+    assert found == {"say.py", "output.py"}

@@ -10,14 +10,12 @@ import threading
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks import open_chunk
+from holdfast_client.chunks import encoding as open_chunk
 from holdfast_client.chunks import uploader as uploader_module
-from holdfast_client.chunks.open_chunk import EncodingQueue, OpenChunk, WireForm, encode_chunk
-from holdfast_client.chunks.outgoing import HashedChunk, OutgoingChunk
+from holdfast_client.chunks.encoding import EncodingQueue, HashedChunk, OpenChunk, OutgoingChunk, WireForm, encode_chunk
 from holdfast_client.chunks.uploader import ShardUploader
-from holdfast_protocol.codecs import Codec
-from holdfast_protocol.decoding import decode
-from holdfast_protocol.fencing import Fence
+from holdfast_protocol.base import Fence
+from holdfast_protocol.codecs import Codec, decode
 from tests.support.scripted_http import Reply, ScriptedServer, as_json
 
 KIB = 1024

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.launch import open_attempt
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
 from tests.support.scripted_http import DROP, as_json, problem, scripted
 
 RUN = "/v1/projects/demo/runs/gpt"

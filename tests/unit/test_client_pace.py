@@ -11,17 +11,20 @@ import time
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.backoff import Backoff
-from holdfast_client.chunks import pace as pace_module
-from holdfast_client.chunks.byte_rate import BURST_SECONDS, ByteRate
+from holdfast_client.chunks import rate_limit as pace_module
 from holdfast_client.chunks.download import get_chunk
-from holdfast_client.chunks.jobs import Jobs
-from holdfast_client.chunks.pace import Pace
+from holdfast_client.chunks.rate_limit import (
+    BURST_SECONDS,
+    LONGEST_HOLD_SECONDS,
+    PROBE_STRETCHES,
+    ByteRate,
+    Pace,
+    TransferWindow,
+)
 from holdfast_client.chunks.upload import put_chunk
-from holdfast_client.chunks.window import LONGEST_HOLD_SECONDS, PROBE_STRETCHES, TransferWindow
-from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_protocol.chunks import UploadTicket
-from holdfast_protocol.restore import ReadTicket
+from holdfast_client.chunks.workers import Jobs, TransferWorkers
+from holdfast_client.transport import Backoff
+from holdfast_protocol.checkpoints import ReadTicket, UploadTicket
 from tests.support.scripted_http import Reply, scripted
 
 

@@ -12,8 +12,8 @@ import pytest
 from holdfast_client import Client, ClientSettings
 from holdfast_client.chunks import fetcher as fetcher_module
 from holdfast_client.chunks.fetcher import ShardFetcher
-from holdfast_client.chunks.mount import MountAccess
-from holdfast_protocol.chunks import MountProofOffer
+from holdfast_client.chunks.mounted_files import MountAccess
+from holdfast_protocol.checkpoints import MountProofOffer
 from holdfast_protocol.states import StoreRole
 from tests.support.scripted_http import Reply, ScriptedServer, as_json
 

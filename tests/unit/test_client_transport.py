@@ -11,9 +11,9 @@ import pytest
 
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.errors import HoldfastError
+from holdfast_protocol.base import PROTOCOL_VERSION
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.tokens import CreateToken
-from holdfast_protocol.version import PROTOCOL_VERSION
+from holdfast_protocol.service import CreateToken
 from tests.support.scripted_http import DROP, Reply, as_json, in_turn, problem, scripted
 
 SERVER = {

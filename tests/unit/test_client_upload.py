@@ -11,9 +11,9 @@ import threading
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks import direct_files
+from holdfast_client.chunks import mounted_files as direct_files
 from holdfast_client.chunks.upload import put_chunk
-from holdfast_protocol.chunks import UploadTicket
+from holdfast_protocol.checkpoints import UploadTicket
 from tests.support.scripted_http import DROP, Reply, in_turn, problem, scripted
 
 BODY = os.urandom(3 * 1024 * 1024 + 17)

@@ -15,9 +15,16 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_protocol.codecs import MAX_WINDOW_BYTES, PLANE_BYTES, Codec, codecs_of_minor, zstd_codec
-from holdfast_protocol.decoding import DecodeError, decode
-from holdfast_protocol.encoding import encode
+from holdfast_protocol.codecs import (
+    MAX_WINDOW_BYTES,
+    PLANE_BYTES,
+    Codec,
+    DecodeError,
+    codecs_of_minor,
+    decode,
+    encode,
+    zstd_codec,
+)
 
 ENCODED = [codec for codec in Codec if codec is not Codec.RAW]
 NO_LIMIT = 2**40

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
+from holdfast_protocol.checkpoints import ReadChunks
 from holdfast_protocol.copies import CopyPolicy
-from holdfast_protocol.coverage import tiles
-from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardLayout, TensorEntry
+from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardLayout, TensorEntry, tiles
 from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
-from holdfast_protocol.restore import ReadChunks
 from holdfast_protocol.retention import KeepBest
 from holdfast_protocol.states import CheckpointKind, StoreRole
-from holdfast_service.catalog.best import best_of
-from holdfast_service.replicate.wanted import Facts, wants
+from holdfast_service.lineage.lineage import best_of
+from holdfast_service.replicate.policy import Facts, wants
 
 
 def facts(name: str, step: int = 7, kind: str = "periodic", loss: Any = None, labels: tuple[str, ...] = ()) -> Facts:

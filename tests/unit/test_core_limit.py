@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from holdfast_client.chunks import core_limit
-from holdfast_client.chunks.core_limit import CoreLimit
+from holdfast_client.chunks import workers as core_limit
+from holdfast_client.chunks.workers import CoreLimit
 
 
 def test_no_more_at_once_than_the_limit_and_everybody_gets_through():

@@ -10,7 +10,7 @@ import pytest
 import holdfast.errors
 import holdfast_client.errors
 from holdfast_protocol.states import AttemptOutcome
-from holdfast_service.attempts.crash_loop import FEW_STEPS, Tried, crash_loop
+from holdfast_service.training.crash_loop import FEW_STEPS, Tried, crash_loop
 
 FAILED, LOST, FENCED = AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.FENCED
 OPENED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,7 +44,7 @@ def tried(*ends: Any) -> list[Tried]:
         ([FAILED, FAILED, {"committed": True}, FAILED], None),
         ([FAILED, FAILED, {"last_step": 100 + FEW_STEPS}], (1, 2, 3)),
         ([FAILED, FAILED, {"last_step": 101 + FEW_STEPS}], None),
-        ([FAILED, FAILED, {"error_type": "holdfast.state.errors.StateMismatchError"}], None),
+        ([FAILED, FAILED, {"error_type": "holdfast.errors.StateMismatchError"}], None),
         ([FAILED, FAILED, {"error_type": "torch.OutOfMemoryError"}, FAILED], (1, 2, 4)),
         ([FAILED, FAILED, {"point": "ck_w"}, FAILED], (1, 2, 4)),
         ([FAILED, FAILED, {"outcome": None}], None),

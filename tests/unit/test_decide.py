@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from holdfast_protocol.chunks import ChunkOffer
+from holdfast_protocol.checkpoints import ChunkOffer
 from holdfast_protocol.codecs import Codec
-from holdfast_service.catalog.tables import Copy
-from holdfast_service.uploads.decide import decide
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.training.offers import decide
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ME, OTHER = 1, 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.environment import commit_of, differences
+from holdfast.session.environment import commit_of, differences
 
 COMMIT, OTHER = "a" * 40, "b" * 64
 

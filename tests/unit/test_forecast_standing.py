@@ -9,8 +9,7 @@ import pytest
 from holdfast_protocol.retention import PRESETS, RetentionPolicy
 from holdfast_protocol.states import CheckpointKind
 from holdfast_protocol.tiers import StorageClass, TierPolicy, TierRule
-from holdfast_service.forecast.rhythm import Rhythm, Save
-from holdfast_service.forecast.standing import standing
+from holdfast_service.usage.cost_forecast import Rhythm, Save, standing
 
 HOUR = 3600.0
 

@@ -12,12 +12,10 @@ from google.auth.crypt import RSASigner
 from google.cloud.storage._signing import generate_signed_url_v4
 from google.oauth2 import service_account
 
-from holdfast_service.stores.base import ObjectKey, StoreRefused
-from holdfast_service.stores.gcs import GcsStore
-from holdfast_service.stores.gcs_location import parse_gcs_url
-from holdfast_service.stores.gcs_signers import IamSigner, KeySigner
-from holdfast_service.stores.gcs_signing import presign
-from holdfast_service.stores.make_tickets import make_tickets
+from holdfast_service.stores.base import ObjectKey, StoreRefused, make_tickets
+from holdfast_service.stores.gcs.gcs_store import GcsStore
+from holdfast_service.stores.gcs.gcs_url import parse_gcs_url
+from holdfast_service.stores.gcs.identity import IamSigner, KeySigner, presign
 
 _EMAIL = "holdfast+odd@tests.iam.gserviceaccount.com"
 _AT = datetime(2026, 3, 1, 23, 59, 59, tzinfo=UTC)

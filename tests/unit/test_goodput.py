@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_protocol.goodput import AttemptGoodput, Goodput, SpentTime
+from holdfast_protocol.runs import AttemptGoodput, Goodput, SpentTime
 from holdfast_protocol.states import AttemptOutcome
-from holdfast_service.catalog.attempt_time import AttemptHistory, goodput_of
+from holdfast_service.insights.goodput import AttemptHistory, goodput_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -12,12 +12,12 @@ import torch
 from holdfast.errors import ConfigurationError
 from holdfast.health.loss_spike import LossSpike
 from holdfast.health.rule import HealthJudge, losses_are_finite
-from holdfast.saving import _first_reasons
+from holdfast.save.saver import _first_reasons
 from holdfast.state.capture import capture
 from holdfast.state.components import Declarations
 from holdfast.state.finite import FiniteCheck
 from holdfast_protocol.checkpoints import MetricValue
-from holdfast_service.commit.merge import diverged_reason
+from holdfast_service.training.commit import diverged_reason
 
 NAN, INF = math.nan, math.inf
 

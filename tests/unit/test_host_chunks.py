@@ -15,7 +15,7 @@ from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks.fetcher import ShardFetcher
 from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.local.chunk_folder import ChunkFolder
-from holdfast_client.local.job_folder import job_folder_in_use, new_job_folder
+from holdfast_client.local.private_folder import job_folder_in_use, new_job_folder
 from tests.support.scripted_http import Reply, ScriptedServer, as_json
 
 spawn = multiprocessing.get_context("spawn")

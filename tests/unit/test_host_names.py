@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.web.host_check import HostCheck
+from holdfast_service.web.frame import HostCheck
 
 pytestmark = pytest.mark.rule("protocol-43")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.layout.host_shares import share_out, wanted_bits
+from holdfast.layout.reshard import share_out, wanted_bits
 
 
 def shares(universe, wants, window=4):

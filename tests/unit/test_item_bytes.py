@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.layout.pieces import PieceSpec, whole
-from holdfast.layout.plan import ChunkSizes, build_local_plan
+from holdfast.layout.plan import ChunkSizes, PieceSpec, build_local_plan, whole
 
 SIZES = ChunkSizes(own_chunk_bytes=1024, cut_bytes=2048, pack_bytes=1024)
 

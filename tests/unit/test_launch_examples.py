@@ -11,9 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from holdfast_client.cli.exit_codes import ExitCode
 from holdfast_client.cli.main import app
-from holdfast_client.cli.run.launcher import is_torchrun
+from holdfast_client.cli.output import ExitCode
+from holdfast_client.cli.run import is_torchrun
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SBATCH = EXAMPLES / "slurm" / "train.sbatch"

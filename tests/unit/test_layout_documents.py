@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_protocol.canonical_json import DocumentError, canonical_bytes, compress, decompress, parse
+from holdfast_protocol.digests import DocumentError, canonical_bytes, compress, decompress, parse
 from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
 
 SAVED_AS = SavedAs("demo/gpt", 20, 4)

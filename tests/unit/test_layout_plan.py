@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.layout.pieces import LayoutError, PieceSpec, whole
-from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
+from holdfast.layout.plan import ChunkSizes, LayoutError, PieceSpec, build_local_plan, global_layout, whole
 from holdfast_protocol.index_documents import ITEM_BYTES, Layout
 
 MIB = 1024 * 1024

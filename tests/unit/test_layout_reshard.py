@@ -12,11 +12,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from holdfast.layout import reshard
-from holdfast.layout.pieces import LayoutError, PieceSpec, whole
-from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
-from holdfast.layout.reshard import Read, StoredPieces, WantedPiece, linear_range_boxes, plan_reads
-from holdfast.layout.scatter import scatter
-from holdfast.layout.straight import straight
+from holdfast.layout.plan import ChunkSizes, LayoutError, PieceSpec, build_local_plan, global_layout, whole
+from holdfast.layout.reshard import Read, StoredPieces, WantedPiece, linear_range_boxes, plan_reads, scatter, straight
 
 pytestmark = pytest.mark.rule("training-7")
 

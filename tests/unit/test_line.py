@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_service.catalog.line import AttemptNode, Segment, line_of_descent
+from holdfast_service.lineage.lineage import AttemptNode, Segment, line_of_descent
 
 CASES = {
     "no attempt": ([], []),

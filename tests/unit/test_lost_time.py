@@ -14,9 +14,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from holdfast_protocol.advice import AdviceBound, AdviceSource
-from holdfast_service.catalog.lost_time import SaveCost, Uptime, best_interval, lost_share
-from holdfast_service.catalog.save_interval import STORE_TIMES, Bounds, Measured, Pool, recommend
+from holdfast_protocol.runs import AdviceBound, AdviceSource
+from holdfast_service.insights.save_interval import (
+    STORE_TIMES,
+    Bounds,
+    Measured,
+    Pool,
+    SaveCost,
+    Uptime,
+    best_interval,
+    lost_share,
+    recommend,
+)
 
 YEAR = 365 * 86400.0
 HOUR = 3600.0

@@ -13,9 +13,9 @@ from holdfast_protocol.attempts import EndAttempt, OpenAttempt
 from holdfast_protocol.base import Request, body_for, text_to_keep
 from holdfast_protocol.checkpoints import MAX_COMPONENTS, MAX_METRICS, FailShard, SealShard
 from holdfast_protocol.runs import EditProject
+from holdfast_protocol.service import CreateToken
 from holdfast_protocol.text import printable
-from holdfast_protocol.tokens import CreateToken
-from holdfast_service.web.examples import EXAMPLES
+from holdfast_service.web.openapi import EXAMPLES
 
 pytestmark = pytest.mark.rule("protocol-43")
 FENCE: dict[str, Any] = {"epoch": 1, "attempt": 1}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast_protocol.selectors import Best, Latest
+from holdfast_protocol.runs import Best, Latest
 from holdfast_protocol.states import CheckpointState, Health, Tier
-from holdfast_service.catalog.line import Line, Segment
-from holdfast_service.catalog.restore_choice import PASSED_OVER_SHOWN, Candidate, choose, not_restorable
+from holdfast_service.lineage.lineage import Line, Segment
+from holdfast_service.lineage.restore_choice import PASSED_OVER_SHOWN, Candidate, choose, not_restorable
 
 LINE = Line([Segment(2, None), Segment(1, 500)])
 

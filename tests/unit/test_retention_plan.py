@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
-from holdfast_protocol.retention import PRESETS, RetentionPolicy
-from holdfast_protocol.spans import parse_span
+from holdfast_protocol.retention import PRESETS, RetentionPolicy, parse_span
 from holdfast_protocol.states import CheckpointState, Health
-from holdfast_service.retention.facts import Fact, RunFacts
-from holdfast_service.retention.plan import Decision, make_plan, only_for_want_of_a_metric
+from holdfast_service.retention.plan import Decision, Fact, RunFacts, make_plan, only_for_want_of_a_metric
 
 # A Sunday, so that a week ends between two of the hours below.
 START = datetime(2026, 3, 1, 21, 30, tzinfo=UTC)

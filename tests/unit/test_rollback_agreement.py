@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.distributed.ranks import Ranks
 from holdfast.errors import ConfigurationError, RanksDisagree
 from holdfast.health.rollback import Rollback
-from holdfast.ranks import Ranks
 
 Asked = dict[str, Any]
 ASKED: Asked = {"steps": None, "before": None, "keep": frozenset(), "skip_data": False}

@@ -7,11 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast_client.cli.run.ending import ending_of
-from holdfast_client.cli.run.launcher import environment_of_child, is_preemption, is_torchrun, signal_for_child
-from holdfast_client.cli.run.outcome import Outcome, notes_from_catalog, outcome_of_launch
-from holdfast_client.outcome_notes import OutcomeNote, read_notes, write_note
-from holdfast_protocol.selectors import RunName
+from holdfast_client.cli.run import (
+    Outcome,
+    ending_of,
+    environment_of_child,
+    is_preemption,
+    is_torchrun,
+    notes_from_catalog,
+    outcome_of_launch,
+    signal_for_child,
+)
+from holdfast_client.launch import OutcomeNote, read_notes, write_note
+from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import AttemptOutcome
 
 RUN = RunName("demo", "gpt")

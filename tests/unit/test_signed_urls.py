@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_service.stores.base import ObjectKey
-from holdfast_service.stores.signed_urls import Grant, SignatureInvalid, TicketExpired, UrlSigner
+from holdfast_service.stores.posix.signed_urls import Grant, SignatureInvalid, TicketExpired, UrlSigner
 
 _GRANT = Grant("PUT", ObjectKey("p1", "ab" * 32, "0" * 32), 12, "cd" * 32)
 

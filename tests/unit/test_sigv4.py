@@ -13,11 +13,10 @@ from botocore.awsrequest import AWSRequest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast_service.stores.canonical_request import encoded_query
-from holdfast_service.stores.credentials import FixedCredentials
-from holdfast_service.stores.s3 import S3Store
-from holdfast_service.stores.s3_location import parse_s3_url
-from holdfast_service.stores.sigv4 import EMPTY_SHA256, Credentials, SigV4Signer
+from holdfast_service.stores.bucket.canonical_request import encoded_query
+from holdfast_service.stores.s3.s3_store import S3Store
+from holdfast_service.stores.s3.s3_url import FixedCredentials, parse_s3_url
+from holdfast_service.stores.s3.signer import EMPTY_SHA256, Credentials, SigV4Signer
 from tests.support.stores import chunk_key
 
 _TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), max_size=12)

@@ -11,18 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import ChunkCorrupt, ConfigurationError, LocalReadFailed
-from holdfast_client.local.keep import NoRoom, keep_shard
 from holdfast_client.local.push import spooled_chunks
 from holdfast_client.local.room import Room
-from holdfast_client.local.saves import SaveKey, pushers, saves_of
-from holdfast_client.local.spool import FOLDER
-from holdfast_client.local.spool_record import SpooledChunk, SpoolRecord, decode_record, record_name
-from holdfast_client.local.tier import LocalTier
-from holdfast_protocol.canonical_json import DocumentError
+from holdfast_client.local.spool import (
+    FOLDER,
+    SaveKey,
+    SpooledChunk,
+    SpoolRecord,
+    decode_record,
+    pushers,
+    record_name,
+    saves_of,
+)
+from holdfast_client.local.tier import LocalTier, NoRoom, keep_shard
 from holdfast_protocol.checkpoints import Component, IndexOrdinals, MetricValue
+from holdfast_protocol.digests import DocumentError
 from holdfast_protocol.states import CheckpointKind
 
 LIMIT = 1_000_000

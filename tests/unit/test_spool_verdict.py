@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast import errors
-from holdfast.local.verdict import Verdict, verdict_of
+from holdfast.local.adoption import Verdict, verdict_of
 from holdfast_client.errors import (
     CheckpointConflict,
     LocalReadFailed,

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
-from holdfast.layout.reshard import WantedPiece, plan_reads
-from holdfast.layout.scatter import scatter
+from holdfast.layout.reshard import WantedPiece, plan_reads, scatter
 from holdfast.staging import StagingArea, StagingBusyError
-from holdfast.staging.host_copy import Copy, HostCopy
+from holdfast.staging.copy import Copy, HostCopy
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.digests import chunk_digest
 from tests.support.staged import pieces_of, staged, tensors

@@ -176,7 +176,7 @@ def test_a_copy_that_fails_leaves_nothing_that_is_taken_for_staged(monkeypatch):
         raise RuntimeError("the device is gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr("holdfast.staging.bits.Copier.start", fails)
+        broken.setattr("holdfast.staging.copy.Copier.start", fails)
         with pytest.raises(RuntimeError, match="device is gone"):
             job.save()
     chunks, known = job.save()

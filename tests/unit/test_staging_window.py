@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from holdfast.layout.plan import ChunkSizes, build_local_plan
 from holdfast.staging import StagingArea, WindowedShard
-from holdfast.staging.slab import PAGE_BYTES
-from holdfast.staging.window import Room
+from holdfast.staging.copy import PAGE_BYTES
+from holdfast.staging.shard import Room
 from holdfast_client.errors import TransferStopped
 from tests.support.staged import pieces_of, staged, tensors
 

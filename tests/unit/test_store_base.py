@@ -17,7 +17,7 @@ from holdfast_service.stores.base import (
     StoreUnavailable,
     validated_name,
 )
-from holdfast_service.stores.posix_files import store_errors
+from holdfast_service.stores.posix.files import store_errors
 from holdfast_service.stores.problems import store_problem
 
 _DIGEST = "ab" * 32

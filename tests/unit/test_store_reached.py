@@ -8,7 +8,7 @@ import pytest
 
 from holdfast_service.stores.base import StoreRefused, StoreUnavailable
 from holdfast_service.stores.registry import open_store
-from holdfast_service.stores.sigv4 import Credentials
+from holdfast_service.stores.s3.signer import Credentials
 from tests.support.scripted_http import Reply, ScriptedServer, scripted
 from tests.support.tls import self_signed
 

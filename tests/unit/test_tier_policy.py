@@ -10,8 +10,8 @@ import pytest
 from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
 from holdfast_protocol.states import CheckpointKind, Health
 from holdfast_protocol.tiers import TierPolicy, TierRule
-from holdfast_service.catalog.cold_words import takes_words
-from holdfast_service.tiers.wanted import Subject, moves_at, next_move, wishes
+from holdfast_service.copies.cold import takes_words
+from holdfast_service.tiers.rules import Subject, moves_at, next_move, wishes
 
 NOW = datetime(2026, 3, 31, 12, tzinfo=UTC)
 POLICY = TierPolicy.model_validate(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import holdfast.account
-from holdfast.account import TrainingAccount
+import holdfast.session.heartbeat
+from holdfast.session.heartbeat import TrainingAccount
 
 
 class Watch:
@@ -21,7 +21,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch()
-    monkeypatch.setattr(holdfast.account, "time", watch)
+    monkeypatch.setattr(holdfast.session.heartbeat, "time", watch)
     return watch
 
 

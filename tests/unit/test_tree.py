@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.state.errors import TreeFormatError, UnsupportedStateError
+from holdfast.errors import TreeFormatError, UnsupportedStateError
 from holdfast.state.tree import TensorRef, decode_tree, encode_tree, tensor_refs
-from holdfast_protocol.canonical_json import canonical_bytes
+from holdfast_protocol.digests import canonical_bytes
 
 pytestmark = pytest.mark.rule("training-2")
 

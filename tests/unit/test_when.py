@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.distributed.ranks import Question
 from holdfast.errors import ConfigurationError, SaveDeclined, SaveFailed
-from holdfast.handle import SaveHandle
-from holdfast.ranks import Question
-from holdfast.when.policies import Policy, policy_of
-from holdfast.when.schedule import Due, Schedule
+from holdfast.save.job import SaveHandle
+from holdfast.schedule.save_policy import Policy, policy_of
+from holdfast.schedule.schedule import Due, Schedule
 
 
 class Ranks:

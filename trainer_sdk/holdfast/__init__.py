@@ -6,7 +6,8 @@
             loss = train_step()
             ckpt.step(step, state, metrics={"loss": loss})
 
-Walk a save from checkpointer.py by saving.py to pipeline.py, a restore from checkpointer.py by restore.py to source.py.
+Walk a save from checkpointer.py by save/saver.py to save/pipeline.py, and a restore from checkpointer.py by
+restore/restorer.py to restore/checkpoint_reader.py.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ if TYPE_CHECKING:
     from holdfast import data, errors
     from holdfast.checkpointer import Checkpointer
     from holdfast.errors import Preempted
-    from holdfast.handle import SaveHandle
     from holdfast.health.loss_spike import LossSpike
     from holdfast.layout.plan import ChunkSizes
     from holdfast.progress import Progress
+    from holdfast.restore.partial import load_weights
+    from holdfast.save.job import SaveHandle, SaveStats
+    from holdfast.schedule.save_policy import Auto, Best, Every, OnPreemption
     from holdfast.state.load import LoadReport
-    from holdfast.stats import SaveStats
-    from holdfast.weights import load_weights
-    from holdfast.when.policies import Auto, Best, Every, OnPreemption
 
 __all__ = [
     "Auto",
@@ -47,21 +47,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Auto": "holdfast.when.policies",
-    "Best": "holdfast.when.policies",
+    "Auto": "holdfast.schedule.save_policy",
+    "Best": "holdfast.schedule.save_policy",
     "Checkpointer": "holdfast.checkpointer",
     "ChunkSizes": "holdfast.layout.plan",
-    "Every": "holdfast.when.policies",
+    "Every": "holdfast.schedule.save_policy",
     "LossSpike": "holdfast.health.loss_spike",
     "LoadReport": "holdfast.state.load",
-    "OnPreemption": "holdfast.when.policies",
+    "OnPreemption": "holdfast.schedule.save_policy",
     "Preempted": "holdfast.errors",
     "Progress": "holdfast.progress",
-    "SaveHandle": "holdfast.handle",
-    "SaveStats": "holdfast.stats",
+    "SaveHandle": "holdfast.save.job",
+    "SaveStats": "holdfast.save.job",
     "data": "holdfast.data",
     "errors": "holdfast.errors",
-    "load_weights": "holdfast.weights",
+    "load_weights": "holdfast.restore.partial",
 }
 
 

@@ -18,37 +18,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast.agreement import Ask
+from holdfast.dcp.own_saves import OwnSaves
+from holdfast.distributed.agreement import Ask
+from holdfast.distributed.ranks import Ranks
 from holdfast.errors import HoldfastError, Preempted
-from holdfast.handle import SaveHandle
 from holdfast.health.components import Completeness
 from holdfast.health.rollback import Rollback
 from holdfast.health.rule import HealthJudge, HealthRule
-from holdfast.host_sharing import HostSharing
 from holdfast.layout.plan import ChunkSizes
-from holdfast.loading import Loading
 from holdfast.local.adoption import Adoption
-from holdfast.local.opening import open_local_tier
-from holdfast.log import speak_up
-from holdfast.metric_values import Metrics
-from holdfast.outcome_file import OutcomeFile
-from holdfast.own_saves import OwnSaves
-from holdfast.pipeline import SavePipeline
+from holdfast.local.keep import open_local_tier
 from holdfast.preemption.cover import cover_of
 from holdfast.preemption.emergency import EmergencySave
 from holdfast.preemption.watch import PreemptionWatch
-from holdfast.progress import Progress, ProgressBoard
-from holdfast.ranks import Ranks
-from holdfast.restore import Restorer
-from holdfast.saving import Saver, window_bytes
-from holdfast.session import Session
+from holdfast.progress import Progress, ProgressBoard, speak_up
+from holdfast.restore.checkpoint_reader import HostSharing
+from holdfast.restore.loading import Loading
+from holdfast.restore.restorer import Restorer
+from holdfast.save.job import SaveHandle, SaveStats
+from holdfast.save.pipeline import SavePipeline
+from holdfast.save.saver import Metrics, Saver, window_bytes
+from holdfast.schedule.save_policy import Policy, policy_of
+from holdfast.schedule.schedule import Due, Schedule, known_best
+from holdfast.session.heartbeat import OutcomeFile
+from holdfast.session.session import Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import Declarations
-from holdfast.stats import SaveStats
 from holdfast.verify.following import follow
-from holdfast.when.best import known_best
-from holdfast.when.policies import Policy, policy_of
-from holdfast.when.schedule import Due, Schedule
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings

@@ -1,27 +1,10 @@
-# ruff: noqa: N818  (the names are what a reader says aloud)
-"""Every exception that a training script can see, importable from one place. The message ends with the remedy.
-
-HoldfastError (holdfast_client.errors draws the whole tree)
-├── SaveFailed        a save was not committed; with strict=True it is raised at the next call
-│   └── SaveSpooled   this job did not commit it, and its bytes are safe on the node's disk; never raised, only told
-│   └── SaveSuperseded given up for a newer state that could still be saved in time
-├── Preempted         the job was told to leave, and has saved what it could: raised on all ranks by step()
-├── SaveDeclined      all ranks together left this save out, for one of them was still busy with an earlier one
-├── MissingComponent  with strict=True: the state lacks what the run's first checkpoint has
-├── NotRestored       a save was asked for before restore() in a run that has checkpoints
-├── IntegrityError
-│   └── TreeFormatError   a document of the checkpoint is malformed
-├── RankLost          a rank has ended, hangs, or cannot be reached
-└── RanksDisagree     the ranks did not call the same thing in the same order
-StateError (holdfast.state.errors)
-├── UnsupportedStateError, StateMismatchError
-LayoutError           the ranks' tensors do not make one checkpoint
-"""
+"""Every exception that a training script can see, importable from one place."""
 
 from __future__ import annotations
 
-from holdfast.layout.pieces import LayoutError
-from holdfast.state.errors import StateError, StateMismatchError, TreeFormatError, UnsupportedStateError
+from typing import Any
+
+from holdfast.layout.plan import LayoutError
 from holdfast_client.errors import (
     CheckpointAborted,
     CheckpointNotFound,
@@ -43,7 +26,62 @@ from holdfast_client.errors import (
     StoreRefused,
     TokenProblem,
     Unauthenticated,
+    rebuild_error,
 )
+
+# What can be wrong with a training state, by what the user does about it. Below every other file of state/.
+
+
+class StateError(ValueError):
+    """Something is wrong with the state that was given or with how it fits the checkpoint."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_error, (type(self), self.args, vars(self))
+
+
+class UnsupportedStateError(StateError):
+    """The state holds something that cannot be saved exactly. Names the key, says what to give instead."""
+
+    def __init__(self, path: str, what: str, remedy: str) -> None:
+        super().__init__(f"{path or 'the state'} cannot be saved: {what}; {remedy}")
+        self.path = path
+
+
+class StateMismatchError(StateError):
+    """The checkpoint does not fit the state it is loaded into. Names the key, says what to change."""
+
+    def __init__(self, path: str, what: str, remedy: str) -> None:
+        super().__init__(f"{path} cannot be loaded: {what}; {remedy}")
+        self.path = path
+
+
+class TreeFormatError(IntegrityError):
+    """An encoded typed tree is malformed: a damaged or hostile index, or one from a newer version. The checkpoint is at
+    fault and not the state that is given, so a restore goes on to the point before."""
+
+    code = "tree_format"
+
+
+# Every exception that a training script can see, importable from one place. The message ends with the remedy.
+#
+# HoldfastError (holdfast_client.errors draws the whole tree)
+# ├── SaveFailed        a save was not committed; with strict=True it is raised at the next call
+# │   └── SaveSpooled   this job did not commit it, and its bytes are safe on the node's disk; never raised, only told
+# │   └── SaveSuperseded given up for a newer state that could still be saved in time
+# ├── Preempted         the job was told to leave, and has saved what it could: raised on all ranks by step()
+# ├── SaveDeclined      all ranks together left this save out, for one of them was still busy with an earlier one
+# ├── MissingComponent  with strict=True: the state lacks what the run's first checkpoint has
+# ├── NotRestored       a save was asked for before restore() in a run that has checkpoints
+# ├── IntegrityError
+# │   └── TreeFormatError   a document of the checkpoint is malformed
+# ├── RankLost          a rank has ended, hangs, or cannot be reached
+# └── RanksDisagree     the ranks did not call the same thing in the same order
+# StateError (holdfast.errors)
+# ├── UnsupportedStateError, StateMismatchError
+# LayoutError           the ranks' tensors do not make one checkpoint
+
+# ruff: noqa: N818  (the names are what a reader says aloud)
+
 
 __all__ = [
     "CheckpointAborted",

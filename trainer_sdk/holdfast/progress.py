@@ -1,12 +1,8 @@
-"""How far a restore or a save of this process is: bytes, rate, time left. Fed by the transfers, read by anyone.
-
-    source.read, pipeline -> ProgressMeter.advance      ckpt.progress, the log's lines -> ProgressMeter.read
-
-A value to ask for and not a callback: no user code runs on transfer threads, and nothing that it raises can end one.
-"""
+"""How far a restore or a save of this process is, and what people read of it."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,6 +10,41 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+
+# What people read: one line per restore and per commit. Python shows INFO to nobody unless somebody asks; we do, where
+# the training script does not set logging up itself.
+
+
+def speak_up() -> None:
+    """Makes the lines of `holdfast` visible on stderr, for as long as the root logger has no handler. Once."""
+    logger = logging.getLogger("holdfast")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s holdfast: %(message)s", datefmt="%H:%M:%S"))
+        handler.addFilter(lambda _: not logging.getLogger().handlers)
+        logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+# Numbers as the lines for people show them.
+
+
+def readable_bytes(count: int) -> str:
+    """`1.5 GB`; powers of 1000, as disks and networks are sold."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} PB"
+
+
+# How far a restore or a save of this process is: bytes, rate, time left. Fed by the transfers, read by anyone.
+#
+#     source.read, pipeline -> ProgressMeter.advance      ckpt.progress, the log's lines -> ProgressMeter.read
+#
+# A value to ask for and not a callback: no user code runs on transfer threads, and nothing that it raises can end one.
 
 RATE_OVER_SECONDS = 20.0
 FIRST_REPORT_SECONDS = 10.0

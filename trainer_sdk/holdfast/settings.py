@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast.errors import ConfigurationError
-from holdfast_protocol.selectors import RunName, SelectorError, parse_run
+from holdfast_protocol.runs import RunName, SelectorError, parse_run
 
 
 class TrainerSettings(BaseSettings):

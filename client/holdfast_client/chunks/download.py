@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
-from holdfast_client.backoff import Backoff, retry_after_seconds
-from holdfast_client.chunks.direct_files import read_file
-from holdfast_client.chunks.pool import TransferPool
-from holdfast_client.chunks.receive import Receiver
-from holdfast_client.chunks.receive_encoded import receiver_for
-from holdfast_client.chunks.replies import LONGEST_BODY_BYTES, refusal
-from holdfast_client.chunks.stopping import check_stop
+from holdfast_client.chunks.connections import LONGEST_BODY_BYTES, TransferPool, refusal
+from holdfast_client.chunks.mounted_files import read_file
+from holdfast_client.chunks.receive import Receiver, receiver_for
 from holdfast_client.errors import ChunkCorrupt, ChunkGone, ChunkNotFound, HoldfastError, ServiceUnavailable
-from holdfast_protocol.restore import ReadTicket
+from holdfast_client.transport import Backoff, check_stop, retry_after_seconds
+from holdfast_protocol.checkpoints import ReadTicket
 
 
 def get_chunk(

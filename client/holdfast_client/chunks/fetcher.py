@@ -1,15 +1,4 @@
-"""Fetches chunks of a checkpoint, several at once, each proven by its SHA-256 before anyone gets to see it.
-
-    digest -> [ticket, under a lease] -> [GET on a thread] -> bytes that are proven
-                 ^-- expired ticket -----------'  '--> corrupt: [report] -> readable: once more, over HTTP
-                                                                         -> not readable: ChunkLost
-
-Memory is taken for a chunk only if the size that its ticket names is what the checkpoint's layout says.
-A few tickets are asked for at a time: signed all up front, the last ones would be dead when their turn comes. Where a
-store does not answer and another has the chunk, the next tickets are for that one. What the host has already
-(host_chunks.py) needs no ticket. A file of a mounted store is read where it is: the host's processes share it, and the
-kernel's copy of it, without our doing.
-"""
+"""Fetches chunks of a checkpoint, several at once, each proven by its SHA-256 before anyone sees it."""
 
 from __future__ import annotations
 
@@ -19,16 +8,14 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from holdfast_client.chunks.download import get_chunk
 from holdfast_client.chunks.host_chunks import HostChunks
-from holdfast_client.chunks.jobs import Done, Jobs
-from holdfast_client.chunks.stopping import check_stop
-from holdfast_client.chunks.ticket_life import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
-from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.chunks.workers import Done, Jobs, TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
     ChunkCorrupt,
@@ -38,14 +25,60 @@ from holdfast_client.errors import (
     IntegrityError,
     ServiceUnavailable,
     StoreRefused,
+    TicketExpired,
     TicketProblem,
     TransferStopped,
     UnexpectedReply,
 )
+from holdfast_client.transport import check_stop
 from holdfast_protocol.base import text_to_keep
-from holdfast_protocol.chunks import MAX_CHUNK_BYTES
-from holdfast_protocol.restore import ReadChunks, ReadTicket, ReportChunk
+from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ReadChunks, ReadTicket, ReportChunk
 from holdfast_protocol.states import StoreRole
+
+# How long a ticket may be used, counted on this machine's monotonic clock (protocol rule 31).
+
+USED_PART = 0.9
+"""A transfer that begins in the last tenth of a ticket's life could end after it."""
+
+WAITS_PER_CHUNK = 20
+"""How often a chunk may miss its turn. More often, and the tickets are dead when they come."""
+
+
+class TicketWaitedTooLong(TicketExpired):
+    """Its turn came too late. Nobody has refused anything, so this is no reason to give up."""
+
+
+class TicketLife:
+    def __init__(self, expires_in_seconds: int) -> None:
+        self._ends = time.monotonic() + expires_in_seconds * USED_PART
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Around a transfer. Raises TicketWaitedTooLong if it begins or is refused when the time is over; in a store
+        that is slow or away a ticket dies between two tries, and that says nothing against the next one."""
+        self._check()
+        try:
+            yield
+        except TicketProblem:
+            self._check()
+            raise
+
+    def _check(self) -> None:
+        if time.monotonic() >= self._ends:
+            raise TicketWaitedTooLong("The ticket's time was over before its turn came")
+
+
+# Fetches chunks of a checkpoint, several at once, each proven by its SHA-256 before anyone gets to see it.
+#
+#     digest -> [ticket, under a lease] -> [GET on a thread] -> bytes that are proven
+#                  ^-- expired ticket -----------'  '--> corrupt: [report] -> readable: once more, over HTTP
+#                                                                          -> not readable: ChunkLost
+#
+# Memory is taken for a chunk only if the size that its ticket names is what the checkpoint's layout says. A few tickets
+# are asked for at a time: signed all up front, the last ones would be dead when their turn comes. Where a store does
+# not answer and another has the chunk, the next tickets are for that one. What the host has already (host_chunks.py)
+# needs no ticket. A file of a mounted store is read where it is: the host's processes share it, and the kernel's copy
+# of it, without our doing.
 
 log = logging.getLogger("holdfast.client")
 

@@ -1,4 +1,4 @@
-"""Sends one chunk as its ticket says: a PUT with exactly the ticket's headers, or a file. `uploader` decides which."""
+"""Sends one chunk as its ticket says: a PUT with exactly the ticket's headers, or a file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 
-from holdfast_client.backoff import Backoff, retry_after_seconds
-from holdfast_client.chunks.direct_files import write_incoming
-from holdfast_client.chunks.pace import Pace
-from holdfast_client.chunks.pool import TransferPool
-from holdfast_client.chunks.replies import LONGEST_BODY_BYTES, refusal
-from holdfast_client.chunks.stopping import check_stop
+from holdfast_client.chunks.connections import LONGEST_BODY_BYTES, TransferPool, refusal
+from holdfast_client.chunks.mounted_files import write_incoming
+from holdfast_client.chunks.rate_limit import Pace
 from holdfast_client.errors import ChecksumMismatch, HoldfastError, ServiceUnavailable
-from holdfast_protocol.chunks import UploadTicket
+from holdfast_client.transport import Backoff, check_stop, retry_after_seconds
+from holdfast_protocol.checkpoints import UploadTicket
+
+# Sends one chunk as its ticket says: a PUT with exactly the ticket's headers, or a file. `uploader` decides which.
 
 SLICE_BYTES = 1024 * 1024
 _CHECKSUM_TRIES = 2

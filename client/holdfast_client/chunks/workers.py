@@ -1,22 +1,62 @@
-"""The threads that move and hash bytes. Plain and started at once: an executor refuses work when the interpreter is
-ending, which is when an emergency save comes."""
+"""The threads that move and hash bytes, and the jobs that run on them."""
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
-from holdfast_client.chunks.core_limit import usable_cores
+from holdfast_client.transport import check_stop
+
+# Hashing, encoding and writing into a file: as many threads at once as there are cores.
+#
+# More of them would gain nothing, and make a thread wait for a core while it holds the interpreter's lock; training
+# waits for that lock (docs/adr/0036).
+
+LONGEST_WAIT_SECONDS = 0.5
+"""What takes longer waits for a disk and not for a core: whoever is next goes on beside it. So a filesystem that
+hangs holds up nobody but who writes to it."""
+
+T = TypeVar("T")
+
+
+class CoreLimit:
+    def __init__(self, count: int) -> None:
+        self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(count):
+            self._free.put(None)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Carries `work` out, which lets go of the interpreter's lock for most of its time. From any thread, and never
+        within another `run`."""
+        try:
+            self._free.get(timeout=LONGEST_WAIT_SECONDS)
+        except queue.Empty:
+            return work()
+        try:
+            return work()
+        finally:
+            self._free.put(None)
+
+
+def usable_cores() -> int:
+    # A launcher may have bound this rank to some of the cores; macOS cannot say.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# The threads that move and hash bytes. Plain and started at once: an executor refuses work when the interpreter is
+# ending, which is when an emergency save comes.
 
 DEFAULT_COUNT = 4
 MOST_HASHING = 4
 
 
 class WorkerThreads:
-    """`count` threads with one queue. A job must catch its own exceptions; jobs.py turns them into results."""
+    """`count` threads with one queue. A job must catch its own exceptions; workers.py turns them into results."""
 
     def __init__(self, count: int, name: str) -> None:
         self.count = count
@@ -69,3 +109,58 @@ class TransferWorkers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+# Work of one uploader or fetcher that runs on shared threads: its results come back to the calling thread.
+#
+# The calling thread alone holds state and talks to the service; the jobs only move and hash bytes. `drain` returns when
+# no thread touches the caller's memory any more, which is what makes it safe to reuse.
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Done(Generic[K, R]):
+    """The job `key` has ended: with `result`, or with `error`."""
+
+    key: K
+    result: R | None
+    error: BaseException | None
+
+
+class Jobs(Generic[K, R]):
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._results: queue.SimpleQueue[Done[K, R]] = queue.SimpleQueue()
+        self.running = 0
+
+    def start(self, threads: WorkerThreads, key: K, work: Callable[[], R]) -> None:
+        self.running += 1
+
+        def job() -> None:
+            result: R | None = None
+            error: BaseException | None = None
+            try:
+                check_stop(self._stop)
+                result = work()
+            except BaseException as caught:  # the calling thread raises it again
+                error = caught
+            self._results.put(Done(key, result, error))
+
+        threads.submit(job)
+
+    def next(self, timeout_seconds: float | None = None) -> Done[K, R] | None:
+        """The next result; None if there is none within the time (None: wait for it, 0: do not wait)."""
+        try:
+            done = self._results.get(timeout=timeout_seconds) if timeout_seconds != 0 else self._results.get_nowait()
+        except queue.Empty:
+            return None
+        self.running -= 1
+        return done
+
+    def drain(self) -> None:
+        """Stops what runs and waits for it."""
+        self._stop.set()
+        while self.running:
+            self.next()

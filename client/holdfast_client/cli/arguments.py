@@ -1,14 +1,48 @@
-"""The arguments that several commands share, and how their text is read."""
+"""The arguments that several commands share, and the client that they use."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
 import typer
 
-from holdfast_protocol.selectors import Point, RunName, SelectorError, parse_run, parse_selector
+from holdfast_client.cli.say import show_note
+from holdfast_client.client import Client
+from holdfast_client.errors import HoldfastError
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.runs import Point, RunName, SelectorError, parse_run, parse_selector
+from holdfast_protocol.text import counted
+
+# The client of a command. A person waits for it: it gives up sooner than a trainer, and says at once that it waits.
+
+LONGEST_RETRY_SECONDS = 5.0
+
+
+def connect() -> Client:
+    settings = ClientSettings()
+    patience = min(settings.retry_seconds, LONGEST_RETRY_SECONDS)
+    client = Client(settings.model_copy(update={"retry_seconds": patience}))
+    client.transport.on_retry = _SayOnce(patience)
+    return client
+
+
+class _SayOnce:
+    """Else a command that waits for a service that is down looks as if it hung."""
+
+    def __init__(self, patience_seconds: float) -> None:
+        self._seconds = patience_seconds
+        self._said = False
+
+    def __call__(self, failure: HoldfastError) -> None:
+        if not self._said:
+            self._said = True
+            show_note(f"holdfast: {failure} Retrying for {counted(round(self._seconds), 'second')}...")
+
+
+# The arguments that several commands share, and how their text is read.
 
 RunArgument = Annotated[str, typer.Argument(metavar="PROJECT/RUN", help="For example demo/gpt.")]
 SelectorArgument = Annotated[
@@ -44,3 +78,16 @@ def read_selector(text: str) -> tuple[RunName, Point]:
         return parse_selector(text)
     except SelectorError as error:
         raise typer.BadParameter(f"{error}.") from None
+
+
+_UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def read_duration(text: str) -> int | None:
+    """`12h`, `90d` -> seconds; `never` -> None."""
+    if text.strip().lower() == "never":
+        return None
+    match = re.fullmatch(r"(\d{1,6})([mhdw])", text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a time; write for example 30m, 12h, 90d, 4w or never.")
+    return int(match[1]) * _UNIT_SECONDS[match[2]]

@@ -1,4 +1,4 @@
-"""`holdfast catalog check`, `doubts` and `confirm`; and `rebuild`, which the service's own command line brings."""
+"""`holdfast store` and `holdfast catalog`: the stores, whose they are, and how they compare with the catalog."""
 
 from __future__ import annotations
 
@@ -8,16 +8,87 @@ import typer
 import typer.core
 from pydantic import ValidationError
 
-from holdfast_client.cli.arguments import JsonOption
-from holdfast_client.cli.connect import connect
-from holdfast_client.cli.exit_codes import ExitCode
+from holdfast_client.cli.arguments import JsonOption, LimitOption, connect, first
+from holdfast_client.cli.main import load_plugin
 from holdfast_client.cli.operations import exit_unless_done, follow
-from holdfast_client.cli.plugins import load_plugin
+from holdfast_client.cli.output import NOTHING, ExitCode, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.say import show_line
-from holdfast_client.cli.show import show_json
-from holdfast_protocol.counted import counted
 from holdfast_protocol.states import StoreRole
-from holdfast_protocol.stores import CatalogCheck, CheckCatalog, ConfirmCommits
+from holdfast_protocol.stores import AdoptStore, CatalogCheck, CheckCatalog, ConfirmCommits, StoreView
+from holdfast_protocol.text import counted
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        help="Where the bytes are, and whose the stores are.", no_args_is_help=True, rich_markup_mode=None
+    )
+    group.command("list")(list_stores)
+    group.command("adopt")(adopt)
+    app.add_typer(group, name="store")
+    group = typer.Typer(
+        cls=CatalogGroup,
+        help="Compare the catalog with its stores, or get it back from one.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    group.command("check")(check)
+    group.command("doubts")(doubts)
+    group.command("confirm")(confirm)
+    app.add_typer(group, name="catalog")
+
+
+# `holdfast store list | adopt`.
+
+
+def list_stores(*, limit: LimitOption = None, json: JsonOption = False) -> None:
+    """List the attached stores: whether each is this catalog's, and when it was last checked."""
+    with connect() as client:
+        found = first(client.stores(), limit)
+    if json:
+        show_json(found)
+        return
+    _show_stores(found)
+
+
+def adopt(
+    store: Annotated[StoreRole | None, typer.Option(help="Only the store of this role; without it: every one.")] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Give up what the check found that the catalog does not know.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """After a restore, a rebuild or a clone, and a check: take the stores for this catalog's; deleting goes on."""
+    with connect() as client:
+        roles = [each.role for each in client.stores()] if store is None else [store]
+        adopted = [client.adopt_store(role, AdoptStore(accept_loss=accept_loss)) for role in roles]
+    if json:
+        show_json(adopted)
+        return
+    _show_stores(adopted)
+
+
+def _show_stores(stores: list[StoreView]) -> None:
+    show_table(
+        ["store", "kind", "URL", "this catalog's", "checked (UTC)", "whole", "probed (UTC)", "changed (UTC)"],
+        (
+            (
+                each.role.value,
+                each.kind,
+                each.url,
+                "yes" if each.adopted else f"no: {each.problem}",
+                as_time(each.checked_at),
+                NOTHING if each.checked_whole is None else ("yes" if each.checked_whole else "no"),
+                as_time(each.probed_at),
+                as_time(each.changed_at),
+            )
+            for each in stores
+        ),
+        nothing="There are no stores.",
+    )
+    show_facts([(f"{each.role.value} store", told) for each in stores for told in each.weaknesses])
+
+
+# `holdfast catalog check`, `doubts` and `confirm`; and `rebuild`, which the service's own command line brings.
 
 _SERVICE = "serve"
 
@@ -38,19 +109,6 @@ class CatalogGroup(typer.core.TyperGroup):
         theirs: Any = typer.main.get_group(load_plugin(_SERVICE)).commands.get("catalog")
         for name, command in getattr(theirs, "commands", {}).items():
             self.commands.setdefault(name, command)
-
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        cls=CatalogGroup,
-        help="Compare the catalog with its stores, or get it back from one.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    group.command("check")(check)
-    group.command("doubts")(doubts)
-    group.command("confirm")(confirm)
-    app.add_typer(group, name="catalog")
 
 
 def check(

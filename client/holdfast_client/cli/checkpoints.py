@@ -1,7 +1,8 @@
-"""`holdfast checkpoints PROJECT/RUN` lists, `holdfast show PROJECT/RUN@WHICH` tells everything about one."""
+"""Checkpoints: `holdfast checkpoints`, `show`, `health`."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -11,22 +12,27 @@ from holdfast_client.cli.arguments import (
     LimitOption,
     RunArgument,
     SelectorArgument,
+    connect,
     first,
     read_run,
     read_selector,
 )
-from holdfast_client.cli.connect import connect
-from holdfast_client.cli.holds import hold_in_words
-from holdfast_client.cli.show import NOTHING, as_bytes, as_metric, as_time, show_facts, show_json, show_table
-from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.counted import counted
+from holdfast_client.cli.output import NOTHING, as_bytes, as_metric, as_time, show_facts, show_json, show_table
+from holdfast_client.cli.policies import hold_in_words
+from holdfast_client.cli.say import show_line
+from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint
 from holdfast_protocol.runs import RunView
 from holdfast_protocol.states import CheckpointState, Health
+from holdfast_protocol.text import counted
 
 
 def register(app: typer.Typer) -> None:
     app.command("checkpoints")(checkpoints)
     app.command("show")(show)
+    app.command("health")(health)
+
+
+# `holdfast checkpoints PROJECT/RUN` lists, `holdfast show PROJECT/RUN@WHICH` tells everything about one.
 
 
 def checkpoints(
@@ -182,3 +188,34 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("lacks", ", ".join(one.missing_components)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+# `holdfast health PROJECT/RUN@WHICH ok`, or `diverged`, `quarantined`: a person says whether to resume from it.
+
+
+class Said(StrEnum):
+    """`corrupt` is missing: only the service finds that, and takes it back."""
+
+    OK = "ok"
+    DIVERGED = "diverged"
+    QUARANTINED = "quarantined"
+
+
+def health(
+    selector: SelectorArgument,
+    said: Annotated[Said, typer.Argument(metavar="ok|diverged|quarantined", help="What it is.", show_default=False)],
+    *,
+    reason: Annotated[str | None, typer.Option(help="Others read it; needed for all but ok.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say whether a checkpoint may be resumed from; `ok` releases one from quarantine."""
+    name, point = read_selector(selector)
+    with connect() as client:
+        found = client.selected_checkpoint(name.project, name.run, str(point))
+        request = EditCheckpoint.model_validate({"health": said.value, "health_reason": reason})
+        edited = client.edit_checkpoint(found.id, request, found.etag)
+    if json:
+        show_json(edited)
+        return
+    before = "" if found.health == edited.health else f", and was {found.health}"
+    show_line(f"{name}@{edited.step}#{edited.attempt} is {edited.health}{before}.")

@@ -1,24 +1,32 @@
-"""`holdfast copies` tells how far the second store is behind; `holdfast drill` restores from it alone."""
+"""Copies and their proof: `holdfast copies`, `drill`, `scrub`, `impact`, `bad-copies`."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, LimitOption, first, read_run, read_selector
-from holdfast_client.cli.connect import connect
+from holdfast_client.cli.arguments import JsonOption, LimitOption, connect, first, read_run, read_selector
 from holdfast_client.cli.operations import exit_unless_done, follow
+from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.say import show_line
-from holdfast_client.cli.show import NOTHING, as_bytes, show_facts, show_json, show_table
-from holdfast_protocol.copies import DrillResult, RunCopies
-from holdfast_protocol.counted import counted
+from holdfast_client.client import Client
+from holdfast_protocol.copies import CopyView, DrillResult, GoodStep, Impact, RunCopies, ScrubMode, ScrubResult
+from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import StoreRole
+from holdfast_protocol.text import counted
 
 
 def register(app: typer.Typer) -> None:
     app.command("copies")(copies)
     app.command("drill")(drill)
+    app.command("scrub")(scrub)
+    app.command("impact")(impact)
+    app.command("bad-copies")(bad_copies)
+
+
+# `holdfast copies` tells how far the second store is behind; `holdfast drill` restores from it alone.
 
 
 def copies(
@@ -138,3 +146,193 @@ def _duration(seconds: float) -> str:
     if whole < 120:
         return f"{whole} s"
     return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
+
+
+# `holdfast scrub` reads stored bytes again; `holdfast impact` and `holdfast bad-copies` tell what is bad, for whom.
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def scrub(
+    selector: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROJECT/RUN[@WHICH]",
+            help="A whole run; with @ one checkpoint of it: latest, a step (1200), a step of an attempt (1200#3), "
+            "best:METRIC[:max], or an id (ck_...).",
+        ),
+    ],
+    *,
+    metadata: Annotated[
+        bool, typer.Option("--metadata", help="Only compare sizes and checksums that the stores report: cheap.")
+    ] = False,
+    wait: Annotated[bool, typer.Option(help="Wait for the result, with progress on stderr.")] = True,
+    json: JsonOption = False,
+) -> None:
+    """Read stored bytes again, in every store, heal what is bad, and tell what is lost.
+
+    Exit code 6 if a chunk is lost or a store could not be read.
+    """
+    with connect() as client:
+        started = _start(client, selector, ScrubMode.METADATA if metadata else ScrubMode.READ)
+        if not wait:
+            _show_started(started, json=json)
+            return
+        ended = follow(client, started)
+    if json:
+        show_json(ended)
+    exit_unless_done(ended)
+    result = ScrubResult.model_validate(ended.result)
+    if not json:
+        show_facts(_facts(result))
+    if result.lost or result.unread or result.marked:
+        raise typer.Exit(ExitCode.INTEGRITY)
+
+
+def impact(
+    what: Annotated[
+        str, typer.Argument(metavar="DIGEST|PROJECT/RUN[@WHICH]", help="A chunk's SHA-256, or a checkpoint.")
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Tell what a bad chunk means: its copies, who needs it, what is lost, and the nearest good steps."""
+    with connect() as client:
+        if _DIGEST.fullmatch(what):
+            found = client.impact_of_chunk(what)
+        else:
+            name, point = read_selector(what)
+            chosen = client.selected_checkpoint(name.project, name.run, str(point))
+            found = client.impact_of_checkpoint(chosen.id)
+    if json:
+        show_json(found)
+    elif not found.chunks:
+        show_line("Nothing is known to be bad: every chunk of it has a good copy and no bad one.")
+    else:
+        _show_impact(found)
+
+
+def bad_copies(
+    project: Annotated[str, typer.Argument(metavar="PROJECT")],
+    *,
+    limit: LimitOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the copies that are bad or suspect, those found first at the top."""
+    with connect() as client:
+        found = first(client.all_bad_copies(project), limit)
+    if json:
+        show_json(found)
+        return
+    show_table(
+        ["chunk", "store", "state", "found", ">size", ">checkpoints", "lost"],
+        (
+            (
+                one.digest[:12],
+                _store(one),
+                one.state.value,
+                one.finding or NOTHING,
+                as_bytes(one.bytes),
+                str(one.checkpoints),
+                "lost" if one.lost else NOTHING,
+            )
+            for one in found
+        ),
+        nothing=f"Nothing in {project} is known to be bad.",
+    )
+
+
+def _start(client: Client, selector: str, mode: ScrubMode) -> OperationView:
+    if "@" not in selector:
+        run = read_run(selector)
+        return client.scrub_run(run.project, run.run, mode)
+    name, point = read_selector(selector)
+    return client.scrub_checkpoint(client.selected_checkpoint(name.project, name.run, str(point)).id, mode)
+
+
+def _show_started(started: OperationView, *, json: bool) -> None:
+    if json:
+        show_json(started)
+    else:
+        show_facts([("operation", started.id), ("to wait", f"holdfast operations wait {started.id}")])
+
+
+def _facts(result: ScrubResult) -> list[tuple[str, str]]:
+    counted = [
+        ("copies", result.copies),
+        ("good", result.good),
+        ("bad", result.bad),
+        ("missing", result.missing),
+        ("healed", result.healed),
+        ("cold, left out", result.cold),
+        ("not read", result.unread),
+        ("chunks lost", result.lost),
+    ]
+    facts = [(name, str(count)) for name, count in counted if count or name in ("copies", "good", "chunks lost")]
+    facts.insert(1, ("read", as_bytes(result.read_bytes)))
+    facts += [(f"{role} store", why) for role, why in result.problems.items()]
+    return [*facts, *(("corrupt", name) for name in result.marked)]
+
+
+def _show_impact(found: Impact) -> None:
+    show_table(
+        ["chunk", ">size", "store", "state", "found", "last proven (UTC)"],
+        (
+            (chunk.digest[:12], as_bytes(chunk.bytes), _store(copy), copy.state.value, _finding(copy), _proven(copy))
+            for chunk in found.chunks
+            for copy in chunk.copies
+        ),
+        nothing="No copy of it is left.",
+    )
+    lost = [chunk.digest[:12] for chunk in found.chunks if chunk.lost]
+    show_line("")
+    show_facts([("lost", ", ".join(lost) or "nothing, another store keeps it")])
+    show_line("")
+    show_table(
+        ["run", ">checkpoints", ">lost", ">good step before", ">good step after"],
+        (
+            (
+                f"{run.project}/{run.run}",
+                str(run.checkpoints),
+                str(run.lost_checkpoints),
+                _good_step(run.good_before),
+                _good_step(run.good_after),
+            )
+            for run in found.runs
+        ),
+        nothing="No checkpoint needs it.",
+    )
+    if found.checkpoints:
+        show_line("")
+        show_table(
+            ["checkpoint", "state", "health", "lost", ">good before", ">good after"],
+            (
+                (
+                    f"{one.project}/{one.run}@{one.step}#{one.attempt}",
+                    one.state.value,
+                    one.health.value,
+                    "lost" if one.lost else NOTHING,
+                    _good_step(one.good_before),
+                    _good_step(one.good_after),
+                )
+                for one in found.checkpoints
+            ),
+            nothing="",
+        )
+    if found.left_off:
+        show_line(f"and {found.left_off} more checkpoints")
+
+
+def _store(copy: CopyView) -> str:
+    return "not attached" if copy.store is None else copy.store.value
+
+
+def _finding(copy: CopyView) -> str:
+    return f"{copy.finding}, healed" if copy.healed_at is not None else copy.finding or NOTHING
+
+
+def _proven(copy: CopyView) -> str:
+    return as_time(copy.verified_at)
+
+
+def _good_step(good: GoodStep | None) -> str:
+    return NOTHING if good is None else f"{good.step}#{good.attempt}"

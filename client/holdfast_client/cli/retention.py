@@ -2,25 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
 
-from holdfast_client.cli.arguments import JsonOption, RunArgument, read_run
-from holdfast_client.cli.connect import connect
-from holdfast_client.cli.exit_codes import ExitCode
+from holdfast_client.cli.arguments import JsonOption, RunArgument, connect, read_run
+from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_json, show_table
 from holdfast_client.cli.policies import TargetArgument, checked_policy, own_policy, put_own, read_target, show_policy
-from holdfast_client.cli.rule_options import with_rules
 from holdfast_client.cli.say import show_line, show_note
-from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_table
 from holdfast_client.errors import PolicyNotFound
-from holdfast_protocol.counted import counted
 from holdfast_protocol.policies import PolicyKind
 from holdfast_protocol.pruning import PlannedCheckpoint, Pruned, RetentionPlan
-from holdfast_protocol.retention import PRESETS, Reason
+from holdfast_protocol.retention import PRESETS, Reason, RetentionPolicy
+from holdfast_protocol.text import counted
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="What stays of a run, and why.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("plan")(with_rules(plan))
+    group.command("apply")(apply)
+    group.command("policy")(with_rules(policy))
+    group.command("presets")(presets)
+    app.add_typer(group, name="retention")
+
+
+# The rules of a retention policy as options of a command: `--keep-last 3 --keep-within-daily 7d --keep-best loss:3`.
+#
+# They are made of the model, so that a rule is described in one place.
+
+_SEVERAL = ("keep_best", "keep_labels")
+_OPTIONS = {"keep_labels": "--keep-label"}
+_METAVARS = {"keep_best": "METRIC[:max][:N]", "keep_labels": "LABEL"}
+
+
+def with_rules(command: Callable[..., None]) -> Callable[..., None]:
+    """`command(rules=…)`, as typer sees it: an option per rule instead of `rules`, a document with those given."""
+
+    def run(**given: Any) -> None:
+        rules = {name: _value(name, given.pop(name)) for name in RetentionPolicy.model_fields}
+        command(rules={name: value for name, value in rules.items() if value is not None}, **given)
+
+    own = inspect.signature(command, eval_str=True)
+    parameters = [each for each in own.parameters.values() if each.name != "rules"]
+    parameters += [_parameter(name) for name in RetentionPolicy.model_fields]
+    run.__signature__ = own.replace(parameters=[_by_keyword(each) for each in parameters])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__doc__ = command.__doc__
+    run.__name__ = command.__name__
+    return run
+
+
+def _by_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    field = RetentionPolicy.model_fields[name]
+    option = typer.Option(
+        _OPTIONS.get(name, "--" + name.replace("_", "-")),
+        help=field.description,
+        metavar=_METAVARS.get(name, "SPAN" if "within" in name else "N"),
+        show_default=False,
+    )
+    kind = list[str] | None if name in _SEVERAL else str | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind, option],
+    )
+
+
+def _value(name: str, text: Any) -> Any:
+    """As the document has it. What is no number is left to the model, which says what it must be."""
+    if text is None or text == []:
+        return None
+    if name == "keep_best":
+        return [_best(each) for each in text]
+    if isinstance(text, str) and text.isdecimal():
+        return int(text)
+    return text
+
+
+def _best(text: str) -> dict[str, Any]:
+    metric, *rest = text.split(":")
+    best: dict[str, Any] = {"metric": metric}
+    for part in rest:
+        best["n" if part.isdecimal() else "mode"] = int(part) if part.isdecimal() else part
+    return best
+
+
+# `holdfast retention plan | apply | policy | presets`: what stays of a run, and why.
 
 Preset = StrEnum("Preset", {name.replace("-", "_").upper(): name for name in PRESETS})  # type: ignore[misc]
 PresetOption = Annotated[
@@ -41,15 +117,6 @@ class Show(StrEnum):
 
 
 ShowOption = Annotated[Show, typer.Option(help="Which checkpoints are listed.")]
-
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="What stays of a run, and why.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("plan")(with_rules(plan))
-    group.command("apply")(apply)
-    group.command("policy")(with_rules(policy))
-    group.command("presets")(presets)
-    app.add_typer(group, name="retention")
 
 
 def plan(

@@ -1,4 +1,4 @@
-"""`holdfast runs [PROJECT]`: the runs, each with what could be restored now."""
+"""Runs and their attempts: `holdfast runs`, `attempts`, `restore-point`, `goodput`, `advise`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,35 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, LimitOption, first
-from holdfast_client.cli.connect import connect
-from holdfast_client.cli.deleting import show_deleted
-from holdfast_client.cli.show import NOTHING, as_time, show_json, show_table
+from holdfast_client.cli.arguments import (
+    JsonOption,
+    LimitOption,
+    RunArgument,
+    SelectorArgument,
+    connect,
+    first,
+    read_run,
+    read_selector,
+)
+from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_facts, show_json, show_table
+from holdfast_client.cli.projects import show_deleted
+from holdfast_client.cli.say import show_line, show_note
+from holdfast_protocol.attempts import AttemptView
+from holdfast_protocol.checkpoints import PassedOver
+from holdfast_protocol.runs import AdviceView, SpentTime
 from holdfast_protocol.states import RunStatus
+from holdfast_protocol.text import counted
 
 
 def register(app: typer.Typer) -> None:
     app.command("runs")(runs)
+    app.command("attempts")(attempts)
+    app.command("restore-point")(restore_point)
+    app.command("goodput")(goodput)
+    app.command("advise")(advise)
+
+
+# `holdfast runs [PROJECT]`: the runs, each with what could be restored now.
 
 
 def runs(
@@ -58,3 +78,172 @@ def runs(
         if status
         else "There are no runs yet. A training job makes one when it starts.",
     )
+
+
+# `holdfast attempts PROJECT/RUN`: every launch of a run, and why it ended.
+
+_SHOWN_LETTERS = 200
+
+
+def attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
+    """List the attempts of a run, the newest first.
+
+    A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
+    """
+    name = read_run(run)
+    with connect() as client:
+        found = first(client.all_attempts(name.project, name.run), limit)
+    if json:
+        show_json(found)
+        return
+    show_table(
+        [">attempt", "last heard (UTC)", ">step", "outcome", "host", "why"],
+        (
+            (
+                str(attempt.number),
+                as_time(attempt.heartbeat_at or attempt.opened_at),
+                NOTHING if attempt.last_step is None else str(attempt.last_step),
+                _outcome(attempt),
+                attempt.host or NOTHING,
+                _why(attempt),
+            )
+            for attempt in found
+        ),
+        nothing=f"{name} has no attempts yet.",
+    )
+
+
+def _outcome(attempt: AttemptView) -> str:
+    if attempt.outcome is not None:
+        return attempt.outcome.value
+    if attempt.stalled_at is not None:
+        return "stalled"
+    return attempt.doing.value if attempt.doing else "open"
+
+
+def _why(attempt: AttemptView) -> str:
+    if attempt.notice is not None:
+        return " ".join(part for part in (attempt.notice.source, attempt.notice.reason) if part)
+    if attempt.outcome is None and attempt.stalled_at is not None:
+        return f"no progress since {as_time(attempt.stalled_at)}"
+    told = (attempt.outcome_detail or NOTHING).partition("\n")[0][:_SHOWN_LETTERS]
+    return told if attempt.error_rank is None else f"rank {attempt.error_rank}: {told}"
+
+
+# `holdfast restore-point PROJECT/RUN`: what a relaunch would resume from, and why not from something newer.
+
+
+def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
+    """Tell which checkpoint would be restored, and which newer ones are passed over, and why.
+
+    Exit code 3 if there is none.
+    """
+    name, point = read_selector(selector)
+    with connect() as client:
+        decision = client.restore_point(name.project, name.run, str(point))
+    found = decision.restore_point
+    if decision.note and not json:
+        show_note(f"holdfast: {decision.note}")
+    if json:
+        show_json(decision)
+    elif found is not None:
+        show_facts(
+            [
+                ("restore point", f"{name}@{found.step}#{found.attempt}"),
+                ("checkpoint", found.checkpoint_id),
+                ("world size", str(found.world_size)),
+                ("size", as_bytes(found.logical_bytes)),
+                ("committed", f"{as_time(found.committed_at)} UTC"),
+                ("digest", found.digest),
+            ]
+        )
+        _show_passed_over(decision.passed_over)
+    else:
+        _show_passed_over(decision.passed_over)
+        why = "none of its checkpoints can be restored now" if decision.ever_committed else "nothing was ever committed"
+        show_note(f"holdfast: {name} has no restore point at {point}: {why}.")
+    if found is None:
+        raise typer.Exit(ExitCode.NOT_FOUND)
+
+
+def _show_passed_over(passed_over: list[PassedOver]) -> None:
+    if passed_over:
+        show_line("\npassed over:")
+        show_table(
+            [">step", ">attempt", "reason", "detail"],
+            ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in passed_over),
+            nothing="",
+        )
+
+
+# `holdfast goodput PROJECT/RUN`: where a run's time and its steps went.
+
+
+def goodput(run: RunArgument, json: JsonOption = False) -> None:
+    """Show how much of a run's time went into steps that it still has, and where the rest went."""
+    name = read_run(run)
+    with connect() as client:
+        found = client.goodput(name.project, name.run)
+    if json:
+        show_json(found)
+        return
+    show_table(
+        [">attempt", "outcome", ">steps", ">lost", ">wall", ">kept", ">lost s", ">save", ">restore", ">start", ">idle"],
+        (
+            *(_row(str(one.attempt), one.outcome.value if one.outcome else "open", one) for one in found.attempts),
+            *([_row("all", "", found)] if found.attempts else []),
+        ),
+        nothing=f"{name} has no attempts yet.",
+    )
+    if found.attempts:
+        share = NOTHING if found.goodput is None else f"{found.goodput:.1%}"
+        show_line(f"Goodput: {share} of the time went into steps that the run still has. From `wall` on: seconds.")
+
+
+def _row(attempt: str, outcome: str, spent: SpentTime) -> list[str]:
+    return [
+        attempt,
+        outcome,
+        str(spent.steps_run),
+        str(spent.steps_lost),
+        *(
+            f"{seconds:.0f}"
+            for seconds in (
+                spent.wall_seconds,
+                spent.productive_seconds,
+                spent.lost_seconds,
+                spent.saving_seconds,
+                spent.restoring_seconds,
+                spent.restarting_seconds,
+                spent.idle_seconds,
+            )
+        ),
+    ]
+
+
+# `holdfast advise`: how often a run should save, and why.
+
+
+def advise(run: RunArgument, json: JsonOption = False) -> None:
+    """Say how often a run should save, and why."""
+    name = read_run(run)
+    with connect() as client:
+        found = client.advice(name.project, name.run)
+    if json:
+        show_json(found)
+    else:
+        _show(found)
+
+
+def _show(found: AdviceView) -> None:
+    steps = "" if found.steps is None else f" (about {counted(found.steps, 'step')} at its rate)"
+    show_line(f"{found.project}/{found.run}: save every {_minutes(found.interval_seconds)}{steps}")
+    for reason in found.reasons:
+        show_line(f"  {reason}")
+    if len(found.outlook) == 3:
+        half, at, twice = (f"{100 * each.lost_share:.2g}%" for each in found.outlook)
+        show_line(f"  Lost to saves and to work done again: {at} of training; {half} at half of it, {twice} at twice.")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"

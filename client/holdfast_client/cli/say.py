@@ -1,5 +1,8 @@
-"""The one way of words to the screen. They may come from a job, a store or another person, and a terminal obeys escape
-sequences: what is no text is shown as a mark. `show.py` prints tables and JSON the same way; nothing else prints."""
+"""The one way of words to the screen, apart from tables and JSON (`output.py`): nothing else prints.
+
+Words may come from a job, a store or another person, and a terminal obeys escape sequences: what is no text is shown as
+a mark. The help of the command line needs no more than this file, so it imports nothing that is slow to load.
+"""
 
 from __future__ import annotations
 

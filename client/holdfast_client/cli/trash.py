@@ -6,20 +6,26 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, LimitOption, SelectorArgument, first, read_run, read_selector
-from holdfast_client.cli.connect import connect
-from holdfast_client.cli.exit_codes import ExitCode
+from holdfast_client.cli.arguments import (
+    JsonOption,
+    LimitOption,
+    SelectorArgument,
+    connect,
+    first,
+    read_duration,
+    read_run,
+    read_selector,
+)
+from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_json, show_table
 from holdfast_client.cli.policies import read_target
 from holdfast_client.cli.retention import show_pruned
 from holdfast_client.cli.say import show_line, show_note
-from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_json, show_table
-from holdfast_client.cli.tokens import read_duration
 from holdfast_client.client import Client
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.counted import counted
 from holdfast_protocol.pruning import MAX_AT_ONCE, FreedBytes, PruneCheckpoints, Pruned, PruneFilter
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState, Health
+from holdfast_protocol.text import counted
 
 
 def register(app: typer.Typer) -> None:

@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, LimitOption, first, read_run
-from holdfast_client.cli.connect import connect
+from holdfast_client.cli.arguments import JsonOption, LimitOption, connect, first, read_run
+from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.policies import checked_policy, read_document
 from holdfast_client.cli.say import show_line
-from holdfast_client.cli.show import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
-from holdfast_protocol.counted import counted
 from holdfast_protocol.policies import PolicyKind
 from holdfast_protocol.retention import PRESETS
+from holdfast_protocol.text import counted
 from holdfast_protocol.usage import CostView, ForecastCost, PriceList, PriceListView, StoreBytes, UsageView
 
 WhatArgument = Annotated[str, typer.Argument(metavar="PROJECT[/RUN]", help="For example demo or demo/gpt.")]

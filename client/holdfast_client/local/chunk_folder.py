@@ -2,7 +2,7 @@
 
 <2 hex>/<digest>    a chunk, whole: it was written under `incoming` and renamed
 incoming/           being written; each file is locked by its writer, so one without a lock is a dead one's
-holds/<name>        what must stay (holds.py)
+holds/<name>        what must stay (room.py)
 fetching/<digest>   who is fetching it (single_flight.py)
 ledger              the folder's lock, and in it the bytes used (room.py)
 """
@@ -18,11 +18,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from holdfast_client.chunks.stopping import check_stop
 from holdfast_client.local import single_flight
-from holdfast_client.local.holds import Hold, hold_names
 from holdfast_client.local.private_folder import PrivateFolder, open_file, unlock
-from holdfast_client.local.room import Room, Slot
+from holdfast_client.local.room import Hold, Room, Slot, hold_names
+from holdfast_client.transport import check_stop
 from holdfast_protocol.digests import DIGEST_PATTERN
 
 _DIGEST = re.compile(DIGEST_PATTERN)

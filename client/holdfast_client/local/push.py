@@ -1,7 +1,4 @@
-"""Spool -> store: the chunks of one record, each verified as it is read, and its seal. No collectives.
-
-The job itself does it behind its saves, the next attempt before it restores, or a person by `holdfast spool push`.
-"""
+"""Spool -> store: a job's launch or a person pushes the saves that lie on this machine."""
 
 from __future__ import annotations
 
@@ -9,27 +6,38 @@ import functools
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from holdfast_client.chunks.outgoing import OutgoingChunk
-from holdfast_client.chunks.stopping import check_stop
+from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
     ChunkCorrupt,
+    HoldfastError,
     IntegrityError,
     LocalReadFailed,
     NotFound,
+    OffLineBranch,
     QuotaExceeded,
+    ServiceUnavailable,
     ShardSealed,
     StoreProblem,
+    TokenProblem,
 )
 from holdfast_client.local.chunk_folder import ChunkFolder
-from holdfast_client.local.saves import SaveKey
-from holdfast_client.local.spool_record import SpooledChunk, SpoolRecord
+from holdfast_client.local.spool import SaveKey, SpooledChunk, SpooledSave, SpoolRecord
+from holdfast_client.local.tier import LocalTier
 from holdfast_client.shard_writer import ShardWriter
+from holdfast_client.transport import check_stop
+from holdfast_protocol.attempts import AttemptView
+from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
-from holdfast_protocol.fencing import Fence
 from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.text import counted
+
+# Spool -> store: the chunks of one record, each verified as it is read, and its seal. No collectives.
+#
+# The job itself does it behind its saves, the next attempt before it restores, or a person by `holdfast spool push`.
 
 log = logging.getLogger("holdfast.client")
 
@@ -167,3 +175,74 @@ class _ReadAhead:
         with self._changed:
             self._used -= count
             self._changed.notify_all()
+
+
+# What a person does with the spool of one machine when no job does it: push its saves, each as far as it is here.
+#
+# The pusher is the run's newest attempt, whoever that is: the service keeps what it pushes on the line of descent only
+# while that attempt has not begun to save.
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one save, in a few words."""
+
+    committed: bool
+    told: str
+
+
+class SavePusher:
+    def __init__(self, client: Client, tier: LocalTier, *, allow_off_line: bool) -> None:
+        self._client = client
+        self._tier = tier
+        self._allow_off_line = allow_off_line
+        self._epoch = client.server_info().epoch
+
+    def push(self, save: SpooledSave) -> Outcome:
+        """Raises ServiceUnavailable and TokenProblem, which would meet the next save too; all else is the outcome."""
+        try:
+            if not belongs_here(self._client, save.key):
+                return Outcome(False, "left: this service does not know the attempt that saved it")
+            views = self._push_shards(save)
+        except OffLineBranch as error:
+            return Outcome(False, f"left: {error} `holdfast spool push --off-line` does so.")
+        except (ServiceUnavailable, TokenProblem):
+            raise
+        except HoldfastError as error:
+            return Outcome(False, f"left: {error}")
+        return self._outcome(save, views[-1])
+
+    def _push_shards(self, save: SpooledSave) -> list[CheckpointView]:
+        newest = self._newest_attempt(save.key)
+        fence = Fence(epoch=self._epoch, attempt=newest.number, launch_id=newest.launch_id)
+        with TransferWorkers() as workers:
+            return [
+                push_late(
+                    self._client,
+                    self._tier.folder,
+                    record,
+                    fence,
+                    workers=workers,
+                    allow_off_line=self._allow_off_line,
+                )
+                for record in save.records
+            ]
+
+    def _newest_attempt(self, key: SaveKey) -> AttemptView:
+        newest_first = self._client.attempts(key.project, key.run, limit=1).items
+        if not newest_first:
+            raise NotFound(f"{key.run_name} has no attempts")
+        return newest_first[0]
+
+    def _outcome(self, save: SpooledSave, view: CheckpointView) -> Outcome:
+        if view.state is not CheckpointState.COMMITTED:
+            missing = ", ".join(map(str, view.missing_ranks))
+            return Outcome(
+                False,
+                f"sealed {view.sealed_ranks} of {counted(view.world_size, 'rank')}; push those of rank {missing} too, "
+                "where they "
+                "are, and this once more",
+            )
+        for record in save.records:
+            self._tier.spool.forget(record.name)
+        return Outcome(True, "committed, off the line" if view.off_line else "committed")

@@ -1,24 +1,125 @@
-"""The spool: saves that are whole on this machine's disk and not known to be committed. Records beside a chunk folder.
-
-spool/<name>.json   a record: every chunk that it names is in the folder, held by the hold of the same name
-spool/<name>.new    the claim of a save that is being written, locked by its writer; becomes the record
-
-The order makes a kill at any point harmless: claim, hold, chunks, record; and at the end: record away, hold away. What
-a dead process left of a claim, or a hold without its record, goes when the spool is opened next.
-"""
+"""The spool: saves that are whole on this machine's disk and not known to be committed."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from holdfast_client.local.chunk_folder import ChunkFolder
-from holdfast_client.local.holds import Hold
 from holdfast_client.local.private_folder import PrivateFolder, open_file, try_lock, unlock
-from holdfast_client.local.spool_record import SpoolRecord, decode_record
-from holdfast_protocol.canonical_json import DocumentError
+from holdfast_client.local.room import Hold
+from holdfast_protocol.base import Digest, LaunchId, Name
+from holdfast_protocol.checkpoints import Component, ComponentName, HealthVerdict, IndexOrdinals, Metrics, Step
+from holdfast_protocol.digests import DocumentError, canonical_bytes, parse
+from holdfast_protocol.runs import RunName
+from holdfast_protocol.states import CheckpointKind
+
+# What the spool keeps of one rank's save beside its chunks: all that begin and seal need. Pure.
+#
+# A record is a JSON document that carries its own SHA-256: one that a dying disk or a loss of power has torn is told
+# from one that is whole, and nothing of a torn one is ever pushed.
+
+VERSION: Literal[1] = 1
+
+
+class SpooledChunk(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    digest: Digest
+    bytes: int = Field(ge=0)
+    item_bytes: int = Field(default=1, ge=1, description="Of its floating-point numbers; where it is compressed.")
+
+
+class SpoolRecord(BaseModel):
+    """One rank's shard of one save, as the attempt that staged it would have sealed it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1] = VERSION
+    project: Name
+    run: Name
+    epoch: int = Field(ge=1)
+    attempt: int = Field(ge=1)
+    launch_id: LaunchId = Field(description="Of the attempt: tells it from one of the same number elsewhere.")
+    number: int = Field(ge=1, description="Counts the saves of the attempt, alike on all ranks.")
+    step: Step
+    kind: CheckpointKind
+    world_size: int = Field(ge=1)
+    rank: int = Field(ge=0)
+    chunks: list[SpooledChunk] = Field(min_length=1, description="By ordinal; the documents among them.")
+    index: IndexOrdinals
+    components: dict[str, Component]
+    finite: bool
+    metrics: Metrics | None
+    verdict: HealthVerdict | None = None
+    dropped_components: list[ComponentName] = Field(default_factory=list)
+    blocked_seconds: float | None = Field(default=None, ge=0)
+    host: str
+    created_at: datetime
+
+    @property
+    def name(self) -> str:
+        """Its file's and its hold's: no other save of any rank has it."""
+        return record_name(self.launch_id, self.number, self.rank)
+
+    @property
+    def run_name(self) -> RunName:
+        return RunName(self.project, self.run)
+
+    @property
+    def logical_bytes(self) -> int:
+        return sum(component.logical_bytes for component in self.components.values())
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Of its distinct chunks."""
+        return sum({chunk.digest: chunk.bytes for chunk in self.chunks}.values())
+
+    def encode(self) -> bytes:
+        """The inverse of decode_record."""
+        body = self.model_dump(mode="json")
+        return canonical_bytes({"record": body, "sha256": _digest_of(body)})
+
+
+def record_name(launch_id: str, number: int, rank: int) -> str:
+    return f"spool-{hashlib.sha256(launch_id.encode()).hexdigest()[:32]}-{number}-{rank}"
+
+
+def decode_record(document: bytes) -> SpoolRecord:
+    """Raises DocumentError for what is torn, altered, or from a newer version."""
+    outer = parse(document)
+    if not isinstance(outer, dict) or set(outer) != {"record", "sha256"} or not isinstance(outer["record"], dict):
+        raise DocumentError("this is not a record of the spool")
+    if not hmac.compare_digest(_digest_of(outer["record"]), str(outer["sha256"])):
+        raise DocumentError("this record of the spool was torn or altered")
+    if outer["record"].get("version") != VERSION:
+        raise DocumentError("a newer version of holdfast has written this record; push it with that one")
+    try:
+        return SpoolRecord.model_validate(outer["record"])
+    except ValidationError as error:
+        raise DocumentError(f"this record of the spool has {error.error_count()} fields that do not fit") from None
+
+
+def _digest_of(body: object) -> str:
+    return hashlib.sha256(canonical_bytes(body)).hexdigest()
+
+
+# The spool: saves that are whole on this machine's disk and not known to be committed. Records beside a chunk folder.
+#
+# spool/<name>.json   a record: every chunk that it names is in the folder, held by the hold of the same name
+# spool/<name>.new    the claim of a save that is being written, locked by its writer; becomes the record
+#
+# The order makes a kill at any point harmless: claim, hold, chunks, record; and at the end: record away, hold away.
+# What a dead process left of a claim, or a hold without its record, goes when the spool is opened next.
 
 FOLDER = "spool"
 
@@ -174,3 +275,66 @@ class Spool:
         with suppress(FileNotFoundError):
             os.unlink(file, dir_fd=self._root.descriptor)
             os.fsync(self._root.descriptor)
+
+
+# Which records of the spool are one save, and which of its ranks are there. Pure; for the next attempt and the CLI.
+
+
+@dataclass(frozen=True, order=True)
+class SaveKey:
+    """One save of one attempt, alike on all its ranks. Sorts by when it was staged."""
+
+    project: str
+    run: str
+    attempt: int
+    number: int
+    step: int
+    kind: CheckpointKind
+    world_size: int
+    launch_id: str
+
+    @classmethod
+    def of(cls, record: SpoolRecord) -> SaveKey:
+        return cls(
+            record.project,
+            record.run,
+            record.attempt,
+            record.number,
+            record.step,
+            record.kind,
+            record.world_size,
+            record.launch_id,
+        )
+
+    @property
+    def run_name(self) -> RunName:
+        return RunName(self.project, self.run)
+
+    def missing(self, ranks: Iterable[int]) -> list[int]:
+        """The ranks of the save that are not among these."""
+        return sorted(set(range(self.world_size)).difference(ranks))
+
+
+@dataclass(frozen=True)
+class SpooledSave:
+    key: SaveKey
+    records: tuple[SpoolRecord, ...]
+    """In rank order; maybe not of every rank, for the others may be on other machines."""
+
+
+def saves_of(records: Iterable[SpoolRecord]) -> list[SpooledSave]:
+    """In the order in which they were staged, run by run."""
+    found: dict[SaveKey, dict[int, SpoolRecord]] = defaultdict(dict)
+    for record in records:
+        found[SaveKey.of(record)][record.rank] = record
+    return [
+        SpooledSave(key, tuple(by_rank[rank] for rank in sorted(by_rank))) for key, by_rank in sorted(found.items())
+    ]
+
+
+def pushers(holding: Iterable[tuple[int, SaveKey, int]]) -> dict[SaveKey, dict[int, int]]:
+    """(who, save, rank of the save) of all who hold shards -> per save, in order: rank -> the lowest who holds it."""
+    found: dict[SaveKey, dict[int, int]] = defaultdict(dict)
+    for who, key, rank in holding:
+        found[key][rank] = min(who, found[key].get(rank, who))
+    return dict(sorted(found.items()))

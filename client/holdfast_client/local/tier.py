@@ -1,15 +1,90 @@
-"""The local tier of this node, opened as the settings say: the chunk folder, and the spool in it."""
+"""The local tier of this node: opened as the settings say, and saves kept in it."""
 
 from __future__ import annotations
 
+import functools
 import shutil
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self
 
+from holdfast_client.chunks.encoding import HashedChunk, OutgoingChunk, hash_chunk
+from holdfast_client.chunks.workers import Jobs, TransferWorkers
 from holdfast_client.errors import ConfigurationError
 from holdfast_client.local.chunk_folder import ChunkFolder
-from holdfast_client.local.spool import Spool
+from holdfast_client.local.room import Hold
+from holdfast_client.local.spool import Spool, SpooledChunk, SpoolRecord
 from holdfast_client.settings import ClientSettings
+
+# Staged bytes -> chunks in the folder, held, -> a record in the spool: from then on the save outlives its process.
+#
+# Hashing and writing run on the hashing threads, several chunks at once; a disk waits for the last byte to be safe, and
+# meanwhile the next chunk is hashed.
+
+
+class NoRoom(Exception):  # noqa: N818  (said aloud, it is what happened)
+    """Neither limit nor disk has room for the save, with all evicted that may go."""
+
+
+def keep_shard(
+    spool: Spool,
+    name: str,
+    chunks: Iterable[OutgoingChunk],
+    record: Callable[[list[SpooledChunk]], SpoolRecord],
+    *,
+    workers: TransferWorkers,
+) -> SpoolRecord:
+    """The save is durable on this machine when this returns. When it returns or raises, no thread reads the chunks.
+
+    `record` makes the record out of the chunks, by ordinal. Raises NoRoom, OSError and what a chunk's load raises;
+    nothing of the save stays in the folder then.
+    """
+    with spool.claim(name) as claim:
+        kept = record(_keep_chunks(spool.folder, claim.hold, chunks, workers))
+        claim.keep(kept)
+    return kept
+
+
+def _keep_chunks(
+    folder: ChunkFolder, hold: Hold, chunks: Iterable[OutgoingChunk], workers: TransferWorkers
+) -> list[SpooledChunk]:
+    # An event of its own: a save that finds no room stops those of its jobs that wait for a chunk, and no other save.
+    jobs: Jobs[int, SpooledChunk] = Jobs(own := threading.Event())
+    found: dict[int, SpooledChunk] = {}
+
+    def settle() -> None:
+        if (done := jobs.next()) is None:
+            return
+        if done.error is not None:
+            raise done.error
+        assert done.result is not None  # a job without an error has one
+        found[done.key] = done.result
+
+    try:
+        for ordinal, chunk in enumerate(chunks):
+            while jobs.running >= workers.hashing.count:
+                settle()
+            jobs.start(workers.hashing, ordinal, functools.partial(_keep, folder, hold, chunk, own))
+        while jobs.running:
+            settle()
+    finally:
+        own.set()
+        jobs.drain()
+    return [found[ordinal] for ordinal in range(len(found))]
+
+
+def _keep(folder: ChunkFolder, hold: Hold, chunk: OutgoingChunk, stop: threading.Event) -> SpooledChunk:
+    hashed: HashedChunk = hash_chunk(chunk, stop, with_md5=False)
+    hold.add([hashed.digest])
+    if not folder.add(hashed.digest, hashed.body, durable=True):
+        raise NoRoom
+    if hashed.release is not None:
+        hashed.release()
+    return SpooledChunk(digest=hashed.digest, bytes=hashed.body.nbytes, item_bytes=hashed.item_bytes)
+
+
+# The local tier of this node, opened as the settings say: the chunk folder, and the spool in it.
 
 
 class LocalTier:

@@ -1,1 +1,1 @@
-"""Reading the audit events. Each is written by whoever makes the change, in its transaction (`catalog/audit.py`)."""
+"""Reading the audit events. Each is written by whoever makes the change, in its transaction (`audit/record.py`)."""

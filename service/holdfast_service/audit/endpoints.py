@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query
 from pydantic import AwareDatetime
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.events import ActorKind, EventView
+from holdfast_protocol.service import ActorKind, EventView
 from holdfast_protocol.states import Scope
 from holdfast_service.audit.list_events import EventFilter, list_events
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
-from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
+from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.web.guarded_route import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute, tags=["events"])

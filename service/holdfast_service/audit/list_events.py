@@ -11,15 +11,15 @@ from sqlalchemy import ColumnElement, Select, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.events import ActorKind, EventView
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.service import ActorKind, EventView
 from holdfast_service.auth.principal import Principal
-from holdfast_service.catalog.cursors import cut_page, decode_cursor
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.resolve import checkpoint_by_id, project_named, run_named
-from holdfast_service.catalog.tables import Checkpoint, Project, Run
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.pages import cut_page, decode_cursor
+from holdfast_service.db.tables.core import Checkpoint, Project, Run
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.errors import ProblemError
+from holdfast_service.runs.find import checkpoint_by_id, project_named, run_named
 
 _CURSOR = "events"
 

@@ -7,15 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from holdfast_protocol.base import Page
+from holdfast_protocol.service import CreateToken, TokenCreated, TokenView
 from holdfast_protocol.states import Scope
-from holdfast_protocol.tokens import CreateToken, TokenCreated, TokenView
-from holdfast_service.auth.create_token import create_token
-from holdfast_service.auth.list_tokens import list_tokens
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
-from holdfast_service.auth.revoke_token import revoke_token
-from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.auth.tokens import create_token, list_tokens, revoke_token
 from holdfast_service.context import Context
+from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.web.guarded_route import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute, tags=["tokens"])

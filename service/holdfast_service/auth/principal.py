@@ -1,7 +1,10 @@
-"""The caller, as its token says."""
+"""The caller, as its token says, and the text of a token: shown once, and nowhere afterwards. A hash of it is kept."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+import secrets
 from dataclasses import dataclass
 
 from holdfast_protocol.problems import ProblemCode
@@ -48,3 +51,38 @@ class Principal:
                 "Correct the project's name, or use a token of that project.",
                 project=project,
             )
+
+
+_TOKEN = re.compile(r"^hold_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})\Z")
+
+
+# A random secret of 64 hex digits has about 14 of the 16 digits many times; typed-in ones and repetitions do not.
+_LEAST_DISTINCT_DIGITS = 10
+
+
+_LEAST_DISTINCT_PAIRS = 32
+
+
+def new_token_text() -> str:
+    """`hold_<id>_<secret>`: 64 and 256 random bits."""
+    return f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
+
+
+def parse_token(text: str) -> tuple[str, str]:
+    """(id, SHA-256 of the secret). Raises ValueError for anything that is not a token; it does not repeat the text."""
+    match = _TOKEN.match(text)
+    if match is None:
+        raise ValueError("a token is hold_, 16 lower-case hex digits, _ and 64 lower-case hex digits")
+    return match["id"], hashlib.sha256(match["secret"].encode()).hexdigest()
+
+
+def check_entropy(text: str) -> None:
+    """Raises ValueError for a token that a person made up. Only for tokens that come from outside."""
+    parse_token(text)
+    secret = text.rpartition("_")[2]
+    pairs = {secret[at : at + 2] for at in range(len(secret) - 1)}
+    if len(set(secret)) < _LEAST_DISTINCT_DIGITS or len(pairs) < _LEAST_DISTINCT_PAIRS:
+        raise ValueError(
+            "its secret is not random; make one with `python -c 'import secrets; "
+            'print(f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}")\'`'
+        )

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter
 
-from holdfast_protocol.collection import CollectionPlan, StartSweep, SweepReport
-from holdfast_protocol.operations import OperationView
+from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import Scope
+from holdfast_protocol.stores import CollectionPlan, StartSweep, SweepReport
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
-from holdfast_service.collect import operations
+from holdfast_service.collect import on_demand as operations
 from holdfast_service.collect.plan import plan_collection
 from holdfast_service.context import Context
 from holdfast_service.web.guarded_route import GuardedRoute

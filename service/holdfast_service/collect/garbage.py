@@ -1,12 +1,8 @@
-"""Which copies may go (protocol rules 24, 25, 28 and 29). Asked twice: to find candidates, and again under the chunk's
-lock.
-
-A copy may go when no PUT into it can land any more, no upload relies on it, nobody is at work on its chunk, the store
-was told of no hold on it, and either nothing needs its chunk or another copy in the same store serves everybody.
-"""
+"""Which copies may go, and from which stores."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,11 +11,23 @@ from sqlalchemy import ColumnElement, and_, exists, or_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from holdfast_protocol.states import CheckpointState, CopyState, Proof
-from holdfast_service.catalog.copies import PROVEN
-from holdfast_service.catalog.held import is_held, store_lets_go
-from holdfast_service.catalog.tables import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk
-from holdfast_service.clock import database_now
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.attached_stores.ownership import ForeignStoreError, deletes_are_allowed
 from holdfast_service.context import ServiceContext
+from holdfast_service.copies.predicates import PROVEN
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk
+from holdfast_service.errors import WentBackError
+from holdfast_service.holds.held import is_held, store_lets_go
+from holdfast_service.records.history import settle_history
+from holdfast_service.records.writing import remove_due_records
+from holdfast_service.stores.base import StoreError, StoreNotOurs
+
+# Which copies may go (protocol rules 24, 25, 28 and 29). Asked twice: to find candidates, and again under the chunk's
+# lock.
+#
+# A copy may go when no PUT into it can land any more, no upload relies on it, nobody is at work on its chunk, the store
+# was told of no hold on it, and either nothing needs its chunk or another copy in the same store serves everybody.
 
 # What is in the trash can come back, so its chunks stay; and until a purge has removed the checkpoint's record from
 # every store, a catalog that is rebuilt from one of them would promise the chunks again (protocol rule 30).
@@ -113,3 +121,61 @@ def another_serves_everybody() -> ColumnElement[bool]:
 def _read_since(other: type[Copy]) -> ColumnElement[bool]:
     """And healing has said so (`healed_at`, with an event), which it could not once the bad one is gone."""
     return and_(Copy.healed_at.is_not(None), other.proof == Proof.READ, other.read_after >= Copy.damage)
+
+
+# From which stores anything may be deleted now: those that say, when they are asked, that they are this catalog's in
+# this epoch (protocol rule 5). One that is away or foreign blocks only itself.
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """`skipped`: a sentence for each store that is left alone."""
+
+    stores: tuple[AttachedStore, ...]
+    skipped: tuple[str, ...]
+
+    @property
+    def store_ids(self) -> set[int]:
+        return {attached.store_id for attached in self.stores}
+
+
+def ready_stores(context: ServiceContext) -> Ready:
+    stores, skipped = [], []
+    for attached in context.stores:
+        why = why_not(context, attached) or _why_older(attached)
+        if why is None:
+            stores.append(attached)
+        else:
+            skipped.append(f"Nothing is deleted from the {attached.role.value} store: {why}")
+            _log.warning("nothing is deleted from the %s store: %s", attached.role.value, why)
+    return Ready(tuple(stores), tuple(skipped))
+
+
+def why_not(context: ServiceContext, attached: AttachedStore) -> str | None:
+    """Why nothing may be deleted from it now; None if it may."""
+    try:
+        settle_history(context)
+        allowed = deletes_are_allowed(attached.store, context.catalog_id, context.epoch)
+        if allowed:
+            remove_due_records(context, attached)  # before any chunk (rule 30); it may have been away until now
+    except WentBackError as error:
+        return error.detail
+    except (ForeignStoreError, StoreNotOurs) as error:
+        return str(error)
+    except StoreError as error:
+        return f"it does not answer ({error})."
+    if allowed:
+        return None
+    return "it does not say that it belongs to this catalog in this epoch. Adopt it, if it is to be this catalog's."
+
+
+def _why_older(attached: AttachedStore) -> str | None:
+    try:
+        attached.watch.newer_records.refuse()
+    except StoreNotOurs as error:
+        return str(error)
+    except StoreError as error:
+        return f"it does not answer ({error})."
+    return None

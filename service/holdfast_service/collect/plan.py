@@ -11,22 +11,22 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, case, func, literal, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from holdfast_protocol.collection import CollectionPlan, StoreCollection, Waiting, WaitsFor
 from holdfast_protocol.states import CopyState
-from holdfast_service.attached_store import AttachedStore
+from holdfast_protocol.stores import CollectionPlan, StoreCollection, Waiting, WaitsFor
+from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.auth.principal import Principal
-from holdfast_service.catalog.held import store_lets_go
-from holdfast_service.catalog.resolve import project_named
-from holdfast_service.catalog.tables import Copy
 from holdfast_service.collect.garbage import (
     THERE,
     UNWRITTEN,
     Question,
     another_serves_everybody,
     relied_on_by_an_upload,
+    why_not,
 )
-from holdfast_service.collect.ready import why_not
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.holds.held import store_lets_go
+from holdfast_service.runs.find import project_named
 
 _GOES = "goes"
 

@@ -14,18 +14,11 @@ from functools import partial
 from sqlalchemy import delete, exists, or_, select, text, update
 from sqlalchemy.orm import Session
 
-from holdfast_service.catalog.candidates import leave_selected
-from holdfast_service.catalog.held import is_held
-from holdfast_service.catalog.tables import (
-    TO_FORGET,
-    Checkpoint,
-    ChunkList,
-    ChunkListEntry,
-    Shard,
-    ShardChunk,
-)
-from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
+from holdfast_service.copies.predicates import leave_selected
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import TO_FORGET, Checkpoint, ChunkList, ChunkListEntry, Shard, ShardChunk
+from holdfast_service.holds.held import is_held
 
 _CHECKPOINTS = 200
 _SHARDS = 50

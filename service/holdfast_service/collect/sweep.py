@@ -1,40 +1,249 @@
-"""The sweep of one store: its listing against the catalog, orphans deleted, missing objects handed over.
-
-1. list      every project, wholly: any error ends the sweep, for what is not listed looks missing or deletable
-2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (protocol rule 25)
-3. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
-             of the store or of a project (breaker.py)
-4. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
-
-Nothing can come to need an orphan: generations are random and never used again, a copy's row is there before its first
-ticket, and only a rebuilt catalog takes over what is in a store, in an epoch of its own, which step 4 notices. Asking
-again in step 4 is for whatever else may write rows.
-"""
+"""The sweep of one store: its listing against the catalog, orphans deleted, missing objects reported."""
 
 from __future__ import annotations
 
 import itertools
+import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import structlog
-from sqlalchemy import select
+from sqlalchemy import or_, select, update
+from sqlalchemy.orm import Session
 
-from holdfast_protocol.collection import ProjectSweep, StoreSweep
 from holdfast_protocol.problems import ProblemCode
-from holdfast_service.attached_store import AttachedStore
-from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.tables import Project
-from holdfast_service.clock import database_now
-from holdfast_service.collect.breaker import Amount, why_stop
-from holdfast_service.collect.listing import Inventory, find_missing, make_suspect, take_inventory, unknown_of
-from holdfast_service.collect.ready import why_not
-from holdfast_service.collect.sweep_lease import SweepLease
+from holdfast_protocol.states import CopyState
+from holdfast_protocol.stores import ProjectSweep, StoreSweep
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.collect.garbage import why_not
 from holdfast_service.context import ServiceContext
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.tables.core import Chunk, Copy, Project
+from holdfast_service.db.tables.operations import StoreCare
 from holdfast_service.errors import ProblemError
-from holdfast_service.stores.base import MountedStore, StoredObject, StoreRefused
+from holdfast_service.stores.base import MountedStore, ObjectKey, ObjectMissing, StoredObject, StoreRefused
+
+# When a sweep must not delete: what looks like very many orphans is more likely a catalog that has lost rows. Pure.
+
+_FLOOR_OBJECTS = 20
+_FLOOR_BYTES = 1024**3
+
+
+class Amount(NamedTuple):
+    objects: int = 0
+    bytes: int = 0
+
+
+def why_stop(whose: str, there: Amount, due: Amount, most_percent: float) -> str | None:
+    """A sentence if `due` is more than the set share of what is `there`, by number or by bytes; else None. Below the
+    floors it always goes: of a tiny store any orphan is a large share."""
+    share = most_percent / 100
+    many = due.objects > max(_FLOOR_OBJECTS, share * there.objects)
+    large = due.bytes > max(_FLOOR_BYTES, share * there.bytes)
+    if not many and not large:
+        return None
+    return (
+        f"{due.objects} of {there.objects} objects ({due.bytes} of {there.bytes} bytes) of {whose} are orphans, more "
+        f"than {most_percent:g} %, so nothing was deleted. See with `holdfast catalog check` whether the catalog "
+        "has lost rows; if they are really nobody's, an administrator may sweep with --force."
+    )
+
+
+# What is in a store of one project, compared with the catalog, both ways.
+#
+# The order is the guard: first the object is listed, and the catalog is asked afterwards. A copy's row is committed
+# before its first ticket is handed out, and stays until its last PUT can no longer land; so an object whose row is not
+# there after it was seen has none. The other way round, a row is only called missing if it was verified before the
+# listing began and the store says of this very object that it is not there.
+
+BATCH = 1000
+_EXPECTED = (CopyState.VERIFIED, CopyState.COLD)
+
+
+@dataclass
+class Inventory:
+    there: Amount = field(default_factory=Amount)
+    orphans: list[StoredObject] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set, repr=False)
+    """The first half of each generation: 64 random bits tell a project's objects apart, and are small enough to keep
+    for millions."""
+
+
+def take_inventory(
+    context: ServiceContext, attached: AttachedStore, project_id: str, on_listed: Callable[[int], object]
+) -> Inventory:
+    """Raises StoreError: a listing that is not whole proves nothing."""
+    inventory = Inventory()
+    listed = attached.store.list_objects(project_id)
+    while batch := list(itertools.islice(listed, BATCH)):
+        inventory.there = Amount(
+            inventory.there.objects + len(batch), inventory.there.bytes + sum(each.bytes for each in batch)
+        )
+        inventory.seen.update(_short(each.key.generation) for each in batch)
+        inventory.orphans += unknown_of(context, attached.store_id, batch)
+        on_listed(len(batch))
+    return inventory
+
+
+def unknown_of(context: ServiceContext, store_id: int, objects: Sequence[StoredObject]) -> list[StoredObject]:
+    """Those of the objects, of one project, that have no row at this moment. A row that says `gone` is none: what is
+    there nevertheless came later than everybody could expect."""
+    if not objects:
+        return []
+    with context.database.read() as session:
+        rows = session.execute(
+            select(Chunk.digest, Copy.generation)
+            .join(Copy, Copy.chunk_id == Chunk.id)
+            .where(
+                Chunk.project_id == objects[0].key.project_id,
+                Chunk.digest.in_({each.key.digest for each in objects}),
+                Copy.store_id == store_id,
+                Copy.state != CopyState.GONE,
+            )
+        )
+        known = {(row.digest, row.generation) for row in rows}
+    return [each for each in objects if (each.key.digest, each.key.generation) not in known]
+
+
+def find_missing(
+    context: ServiceContext, attached: AttachedStore, project_id: str, inventory: Inventory, began_at: datetime
+) -> Iterator[list[int]]:
+    """Ids of copies whose object the store does not have, batch by batch. Raises StoreError."""
+    after = 0
+    while True:
+        with context.database.read() as session:
+            rows = session.execute(
+                select(Copy, Chunk.digest)
+                .join(Chunk, Chunk.id == Copy.chunk_id)
+                .where(
+                    Copy.project_id == project_id,
+                    Copy.store_id == attached.store_id,
+                    Copy.state.in_(_EXPECTED),
+                    Copy.verified_at < began_at,
+                    Copy.id > after,
+                )
+                .order_by(Copy.id)
+                .limit(BATCH)
+            ).all()
+        if not rows:
+            return
+        after = rows[-1].Copy.id
+        unseen = [row for row in rows if _short(row.Copy.generation) not in inventory.seen]
+        yield [row.Copy.id for row in unseen if _is_missing(attached, object_key(project_id, row.digest, row.Copy))]
+
+
+def make_suspect(context: ServiceContext, copy_ids: Sequence[int]) -> int:
+    """Hands them over to those who read copies again and mark what is lost. How many."""
+    if not copy_ids:
+        return 0
+    with context.database.transaction() as session:
+        changed = session.scalars(
+            update(Copy)
+            .where(Copy.id.in_(copy_ids), Copy.state.in_(_EXPECTED))
+            .values(state=CopyState.SUSPECT, leased_until=None)
+            .returning(Copy.id),
+            execution_options={"synchronize_session": False},
+        )
+        return len(changed.all())
+
+
+def _is_missing(attached: AttachedStore, key: ObjectKey) -> bool:
+    try:
+        attached.store.head(key)
+    except ObjectMissing:
+        return True
+    return False
+
+
+def _short(generation: str) -> int:
+    return int(generation[:16], 16)
+
+
+# One sweep of a store at a time: a second one would list it for nothing. It is no guard of what is deleted; two that
+# overlap after a hang delete the same objects.
+
+_UNSYNCHRONIZED = {"synchronize_session": False}
+
+
+class SweepLease:
+    """A context manager. Entering raises `busy`; `renew` does as well once another process has it."""
+
+    def __init__(self, context: ServiceContext, attached: AttachedStore) -> None:
+        self._context = context
+        self._attached = attached
+        self._token = uuid.uuid4().hex
+        self._seconds = context.settings.lease_seconds
+        self._renewed_at = float("-inf")
+
+    def __enter__(self) -> SweepLease:
+        with self._context.database.transaction() as session:
+            insert_absent(session, StoreCare, [{"store_id": self._attached.store_id}])
+            free = or_(StoreCare.sweep_leased_until.is_(None), StoreCare.sweep_leased_until < database_now(session))
+            self._hold(session, free)
+        return self
+
+    def renew(self) -> None:
+        """Between two steps; it writes only now and then."""
+        if time.monotonic() - self._renewed_at < self._seconds / 4:
+            return
+        with self._context.database.transaction() as session:
+            self._hold(session, StoreCare.sweep_token == self._token)
+
+    def settle(self, session: Session, sweep: dict[str, Any]) -> None:
+        session.execute(
+            update(StoreCare)
+            .where(StoreCare.store_id == self._attached.store_id)
+            .values(swept_at=database_now(session), sweep=sweep),
+            execution_options=_UNSYNCHRONIZED,
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._context.database.transaction() as session:
+            session.execute(
+                update(StoreCare)
+                .where(StoreCare.store_id == self._attached.store_id, StoreCare.sweep_token == self._token)
+                .values(sweep_token=None, sweep_leased_until=None),
+                execution_options=_UNSYNCHRONIZED,
+            )
+
+    def _hold(self, session: Session, condition: Any) -> None:
+        held = session.scalar(
+            update(StoreCare)
+            .where(StoreCare.store_id == self._attached.store_id, condition)
+            .values(
+                sweep_token=self._token, sweep_leased_until=database_now(session) + timedelta(seconds=self._seconds)
+            )
+            .returning(StoreCare.store_id),
+            execution_options=_UNSYNCHRONIZED,
+        )
+        if held is None:
+            raise ProblemError(
+                ProblemCode.BUSY,
+                f"The {self._attached.role.value} store is being swept by another process. Wait until it is done.",
+            )
+        self._renewed_at = time.monotonic()
+
+
+# The sweep of one store: its listing against the catalog, orphans deleted, missing objects handed over.
+#
+# 1. list      every project, wholly: any error ends the sweep, for what is not listed looks missing or deletable
+# 2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (protocol rule 25)
+# 3. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
+#              of the store or of a project (sweep.py)
+# 4. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
+#
+# Nothing can come to need an orphan: generations are random and never used again, a copy's row is there before its
+# first ticket, and only a rebuilt catalog takes over what is in a store, in an epoch of its own, which step 4 notices.
+# Asking again in step 4 is for whatever else may write rows.
 
 _DELETE_BATCH = 100
 

@@ -1,7 +1,6 @@
 """Holds on checkpoints (protocol rule 29), and their mirror in the store's Object Lock.
 
-place.py, extend.py, release.py   what people do
-list_holds.py, view.py            what they see
-mirror.py                         a controller: tells the stores which copies are held
-locks.py                          which copies are to be locked or unlocked (queries)
+held.py        what keeps a checkpoint: asked by whoever takes anything away
+holds.py       what people do, and what they see
+controller.py  tells the stores which copies are held
 """

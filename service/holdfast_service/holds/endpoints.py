@@ -7,16 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.holds import ExtendHold, HoldView, PlaceHold, ReleaseHold
+from holdfast_protocol.pruning import ExtendHold, HoldView, PlaceHold, ReleaseHold
 from holdfast_protocol.states import Scope
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
-from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
-from holdfast_service.holds.extend import extend_hold
-from holdfast_service.holds.list_holds import list_holds
-from holdfast_service.holds.place import place_hold
-from holdfast_service.holds.release import release_hold
+from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.holds.holds import extend_hold, list_holds, place_hold, release_hold
 from holdfast_service.web.guarded_route import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute, tags=["holds"])

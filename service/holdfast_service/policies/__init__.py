@@ -1,1 +1,1 @@
-"""Policies of any kind: put, show, delete. Which one holds for a run is decided in catalog.policies."""
+"""Policies of any kind: put, show, delete, and which one holds for a run."""

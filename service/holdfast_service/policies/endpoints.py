@@ -8,13 +8,10 @@ from fastapi import APIRouter, Header, Response
 
 from holdfast_protocol.policies import PolicyKind, PolicyView, PutPolicy
 from holdfast_protocol.states import Scope
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
 from holdfast_service.context import Context
-from holdfast_service.policies.put import put_policy
-from holdfast_service.policies.remove import remove_policy
-from holdfast_service.policies.show import show_policy
-from holdfast_service.policies.target import PolicyName
+from holdfast_service.policies.policies import PolicyName, put_policy, remove_policy, show_policy
 from holdfast_service.web.guarded_route import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects/{project}", tags=["policies"])

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from sqlalchemy import delete, exists, func, select, text
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.redaction import without_secrets
-from holdfast_service.catalog.place import place_of
-from holdfast_service.catalog.tables import CatalogIdentity, Chunk, Project
-from holdfast_service.catalog.tables import Store as StoreRow
-from holdfast_service.clock import database_now
-from holdfast_service.database import Database
+from holdfast_protocol.text import without_secrets
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.engine import Database
+from holdfast_service.db.place import place_of
+from holdfast_service.db.tables.core import CatalogIdentity, Chunk, Project
+from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.rebuild.sources import RebuildRefusedError, SourceStore
 
 _ONLY_ROW = 1

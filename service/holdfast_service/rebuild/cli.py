@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from holdfast_service.database import Database
+from holdfast_service.db.engine import Database
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.run import rebuild
 from holdfast_service.service import open_database

@@ -13,20 +13,14 @@ from typing import Any
 from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
-from holdfast_protocol.counted import counted
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Tier
+from holdfast_protocol.text import counted
 from holdfast_protocol.tiers import coldness
-from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.corruption import corrupt_reason
-from holdfast_service.catalog.custody_tables import Hold
-from holdfast_service.catalog.doubts import EVERY
-from holdfast_service.catalog.held import is_held
-from holdfast_service.catalog.insert import insert_absent
-from holdfast_service.catalog.record_documents import AttemptFacts
-from holdfast_service.catalog.record_names import RecordKind
-from holdfast_service.catalog.record_outbox import subject_changed
-from holdfast_service.catalog.record_tables import FoundEncoding
-from holdfast_service.catalog.tables import (
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.copies.corruption import corrupt_reason
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import (
     Attempt,
     CatalogIdentity,
     Checkpoint,
@@ -37,11 +31,15 @@ from holdfast_service.catalog.tables import (
     Run,
     Shard,
 )
-from holdfast_service.clock import database_now
-from holdfast_service.database import Database
+from holdfast_service.db.tables.operations import Hold
+from holdfast_service.db.tables.records import FoundEncoding
+from holdfast_service.holds.held import is_held
+from holdfast_service.lineage.restore_choice import EVERY
 from holdfast_service.rebuild.begin import refuse_unless_rebuilding
-from holdfast_service.rebuild.doubts import put_doubts
+from holdfast_service.rebuild.endpoints import put_doubts
 from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.records.documents import AttemptFacts, RecordKind
+from holdfast_service.records.outbox import subject_changed
 
 TIME_TO_LOOK = timedelta(days=3)
 _THERE = (CopyState.SUSPECT, CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING)

@@ -16,15 +16,13 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.codecs import Codec
-from holdfast_protocol.decoding import DecodeError, decode
+from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_protocol.tiers import ARCHIVED
-from holdfast_service.catalog.insert import insert_absent
-from holdfast_service.catalog.record_tables import FoundEncoding
-from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
-from holdfast_service.clock import database_now
-from holdfast_service.database import Database
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from holdfast_service.db.tables.records import FoundEncoding
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.sources import SourceStore
 from holdfast_service.stores.base import ObjectArchived, ObjectMissing, Store, StoredObject

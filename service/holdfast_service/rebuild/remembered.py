@@ -19,32 +19,33 @@ from typing import Any, cast
 from sqlalchemy import literal, select
 
 from holdfast_protocol.states import CheckpointState
-from holdfast_service.catalog.record_content import (
+from holdfast_service.attached_stores.ownership import ForeignStoreError, read_marker
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint, ChunkList, Run, Shard
+from holdfast_service.db.tables.core import Store as StoreRow
+from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
+from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.rebuild.sources import RebuildRefusedError
+from holdfast_service.records.content import (
     checkpoint_record,
     list_record,
     manifest_record,
     project_record,
     run_record,
 )
-from holdfast_service.catalog.record_documents import (
+from holdfast_service.records.documents import (
     CheckpointRecord,
     DamagedRecordError,
     Document,
     ProjectRecord,
     Record,
+    RecordKind,
     RunRecord,
+    Subject,
     encode,
 )
-from holdfast_service.catalog.record_names import RecordKind, Subject
-from holdfast_service.catalog.record_scan import FoundRecord, FoundRecords, read_record
-from holdfast_service.catalog.record_tables import RecordSubject, WrittenRecord
-from holdfast_service.catalog.record_writing import RECORDED_STATES
-from holdfast_service.catalog.store_row import ForeignStoreError, read_marker
-from holdfast_service.catalog.tables import CatalogIdentity, Checkpoint, ChunkList, Run, Shard
-from holdfast_service.catalog.tables import Store as StoreRow
-from holdfast_service.database import Database
-from holdfast_service.rebuild.report import RebuildReport
-from holdfast_service.rebuild.sources import RebuildRefusedError
+from holdfast_service.records.scanning import FoundRecord, FoundRecords, read_record
+from holdfast_service.records.writing import RECORDED_STATES
 from holdfast_service.stores.base import ObjectMissing, Store
 
 _PIN = ("pinned_at", "pinned_by", "pin_reason", "pinned_until")

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from holdfast_protocol.redaction import without_secrets
-from holdfast_service.catalog.record_documents import DamagedRecordError, ProjectRecord, RunRecord
-from holdfast_service.catalog.record_names import RecordKind
-from holdfast_service.catalog.record_scan import FoundRecord, read_record, scan_records
-from holdfast_service.database import Database
+from holdfast_protocol.text import without_secrets
+from holdfast_service.db.engine import Database
 from holdfast_service.rebuild.begin import begin, refuse_unless_rebuilding
-from holdfast_service.rebuild.checkpoints import ReadCheckpoint, put_checkpoint, read_checkpoint
+from holdfast_service.rebuild.checkpoint_rows import ReadCheckpoint, put_checkpoint, read_checkpoint
 from holdfast_service.rebuild.finish import (
     Parent,
     finish,
@@ -32,6 +29,8 @@ from holdfast_service.rebuild.sources import (
     usable_sources,
 )
 from holdfast_service.rebuild.subjects import put_project, put_run
+from holdfast_service.records.documents import DamagedRecordError, ProjectRecord, RecordKind, RunRecord
+from holdfast_service.records.scanning import FoundRecord, read_record, scan_records
 from holdfast_service.stores.base import Store
 
 # What is done, and how much of it there is where that is known.

@@ -10,18 +10,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast_protocol.redaction import without_secrets
-from holdfast_service.catalog.record_documents import (
+from holdfast_protocol.text import without_secrets
+from holdfast_service.attached_stores.ownership import ForeignStoreError, Marker, read_marker, write_marker
+from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.records.documents import (
     CheckpointRecord,
     DamagedRecordError,
     ManifestRecord,
     ProjectRecord,
+    RecordKind,
     RunRecord,
 )
-from holdfast_service.catalog.record_names import RecordKind
-from holdfast_service.catalog.record_scan import FoundRecord, FoundRecords, read_record
-from holdfast_service.catalog.store_row import ForeignStoreError, Marker, read_marker, write_marker
-from holdfast_service.rebuild.report import RebuildReport
+from holdfast_service.records.scanning import FoundRecord, FoundRecords, read_record
 from holdfast_service.stores.base import ObjectMissing, Store, StoreError
 
 _SHOWN = 5

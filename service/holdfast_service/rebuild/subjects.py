@@ -9,20 +9,20 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from holdfast_service.catalog.custody_tables import Policy
-from holdfast_service.catalog.insert import insert_absent
-from holdfast_service.catalog.record_documents import (
+from holdfast_service.db.dialect import insert_absent
+from holdfast_service.db.tables.core import Attempt, Project, Run
+from holdfast_service.db.tables.operations import Policy
+from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
+from holdfast_service.records.documents import (
     AttemptFacts,
     DamagedRecordError,
     DeletionFacts,
     ProjectFacts,
     ProjectRecord,
+    RecordKind,
     RunFacts,
     RunRecord,
 )
-from holdfast_service.catalog.record_names import RecordKind
-from holdfast_service.catalog.record_tables import RecordSubject, WrittenRecord
-from holdfast_service.catalog.tables import Attempt, Project, Run
 
 _ATTEMPTS_PER_STATEMENT = 500
 

@@ -1,5 +1,1 @@
-"""Commit records beside the data: the outbox that keeps them as new as the catalog (protocol rule 30).
-
-due.py    which projects, runs and checkpoints have a record that is older than they are
-tick.py   one round: claims, writes, settles
-"""
+"""What lies beside the data, so that a catalog can be rebuilt from the bucket alone (protocol rule 30)."""

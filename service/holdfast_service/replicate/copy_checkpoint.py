@@ -1,24 +1,21 @@
-"""One checkpoint's missing chunks go to a second store, chunk by chunk under leases: any number of workers share it.
-
-The checkpoint is whole there when the catalog says so of each of its chunks, asked again after the last one: what this
-process believes to have written counts for nothing.
-"""
+"""One checkpoint's missing chunks go to a second store, chunk by chunk under leases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import structlog
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, exists, func, or_, select, text
+from sqlalchemy.orm import Session, aliased
 
-from holdfast_protocol.states import CheckpointState, StoreRole
-from holdfast_service.attached_store import AttachedStore
-from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.copying import (
+from holdfast_protocol.states import CheckpointState, CopyState, Health, StoreRole
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.copy_chunk import (
     LeaseOverError,
     SourceBadError,
     StoreFailedError,
@@ -26,12 +23,68 @@ from holdfast_service.catalog.copying import (
     begin_copy,
     copy_now,
 )
-from holdfast_service.catalog.custody_tables import CheckpointCopy
-from holdfast_service.catalog.record_outbox import record_in_store
-from holdfast_service.catalog.tables import Checkpoint, Run
-from holdfast_service.clock import database_now
-from holdfast_service.context import ServiceContext
-from holdfast_service.replicate.missing import chunks_to_take, missing_bytes
+from holdfast_service.copies.predicates import is_in
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Run, Shard
+from holdfast_service.db.tables.operations import TO_COPY, CheckpointCopy
+from holdfast_service.records.outbox import record_in_store
+
+# What is due, and which chunks of a checkpoint a store lacks.
+
+
+def due(store_id: int, now: datetime) -> Select[CheckpointCopy, Checkpoint]:
+    """Newest commit first, so that what would be lost shrinks fastest. A corrupt one has nothing to copy from."""
+    return (
+        select(CheckpointCopy, Checkpoint)
+        .join(Checkpoint, Checkpoint.id == CheckpointCopy.checkpoint_id)
+        .where(
+            CheckpointCopy.store_id == store_id,
+            text(f"({TO_COPY})"),
+            or_(CheckpointCopy.retry_at.is_(None), CheckpointCopy.retry_at <= now),
+            Checkpoint.state == CheckpointState.COMMITTED,
+            Checkpoint.health != Health.CORRUPT,
+        )
+        .order_by(Checkpoint.committed_at.desc(), Checkpoint.id)
+    )
+
+
+def chunks_to_take(
+    session: Session, checkpoint_id: str, store_id: int, now: datetime, *, passed: Collection[int], most: int
+) -> Sequence[int]:
+    """Ids of chunks that the store lacks and nobody is copying there, by digest; not those in `passed`."""
+    taken = aliased(Copy)
+    at_work = exists().where(
+        taken.chunk_id == Chunk.id,
+        taken.store_id == store_id,
+        taken.state == CopyState.COPYING,
+        taken.leased_until > now,
+    )
+    return session.scalars(
+        _lacking(checkpoint_id, store_id)
+        .with_only_columns(Chunk.id)
+        .where(~at_work, Chunk.id.not_in(passed))
+        .order_by(Chunk.digest)
+        .limit(most)
+    ).all()
+
+
+def missing_bytes(session: Session, checkpoint_id: str, store_id: int) -> tuple[int, int]:
+    """How many distinct chunks of the checkpoint the store lacks, and their bytes."""
+    lacking = _lacking(checkpoint_id, store_id).with_only_columns(Chunk.id, Chunk.bytes).subquery()
+    count, size = session.execute(select(func.count(), func.sum(lacking.c.bytes)).select_from(lacking)).one()
+    return int(count), int(size or 0)
+
+
+def _lacking(checkpoint_id: str, store_id: int) -> Select[int]:
+    lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
+    needed = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
+    return select(Chunk.id).where(Chunk.id.in_(needed), ~is_in(store_id, Chunk.id))
+
+
+# One checkpoint's missing chunks go to a second store, chunk by chunk under leases: any number of workers share it.
+#
+# The checkpoint is whole there when the catalog says so of each of its chunks, asked again after the last one: what
+# this process believes to have written counts for nothing.
 
 _CHUNKS_AT_ONCE = 64
 # Each holds a stored chunk in memory.

@@ -1,29 +1,287 @@
-"""The operation behind `holdfast drill`: restores a checkpoint from one store alone, and verifies every byte of it.
-
-    choose, as a trainer's restore would if only this store were there -> a read lease
-      -> each distinct chunk: read from that store, decoded, hashed; the index documents are kept
-      -> the hash tree up to the checkpoint's digest, and the layout, which covers every element of every tensor
-      -> how long it took (RTO), and how far behind the newest committed checkpoint it is (RPO)
-
-No other store is asked for anything, so it tells the same whether they answer or not. It may be begun again at any
-point. A chunk that is not what it should be fails the drill by name, and becomes suspect.
-"""
+"""The operation behind `holdfast drill`: restores a checkpoint from one store alone, and verifies it."""
 
 from __future__ import annotations
 
+import hashlib
 import time
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
-from holdfast_protocol.canonical_json import DocumentError
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.checkpoints import PassedOver, RestorePoint
+from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.copies import DrillResult, StartDrill
-from holdfast_protocol.digests import checkpoint_digest, shard_digest
+from holdfast_protocol.digests import DocumentError, checkpoint_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.problems import ProblemCode
-from holdfast_service.catalog.operation_run import OperationRun
+from holdfast_protocol.service import OperationView
+from holdfast_protocol.states import CheckpointState, CopyState
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
+from holdfast_service.copies.predicates import PROVEN, is_readable, object_key
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, ReadLease, Run, Shard
 from holdfast_service.errors import ProblemError
-from holdfast_service.replicate.drill_plan import DrillPlan, end_lease, plan_drill
-from holdfast_service.replicate.drill_read import read_all
+from holdfast_service.lineage.restore_choice import Reach, choose_restore_point, point_of
+from holdfast_service.runs.find import run_named
+from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store
+from holdfast_service.work.operations import OperationRun, start_operation
+
+# What a drill reads: the checkpoint that one store alone gives back, its shards, its copies there, under a lease.
+
+
+@dataclass(frozen=True)
+class StoredChunk:
+    """A chunk's copy in the store, by its row."""
+
+    copy_id: int
+    digest: str
+    bytes: int
+    key: ObjectKey
+    codec: Codec
+    stored_bytes: int
+
+
+@dataclass(frozen=True)
+class SealedShard:
+    """One rank's shard: the digests of its chunks, by ordinal."""
+
+    rank: int
+    digest: str
+    chunks: list[str]
+    index: str
+    layout: str | None
+
+
+@dataclass(frozen=True)
+class DrillPlan:
+    project: str
+    run: str
+    point: RestorePoint
+    passed_over: list[PassedOver]
+    shards: list[SealedShard]
+    copies: dict[str, StoredChunk]
+    newest_step: int
+    newest_committed_at: datetime
+    lease_id: str
+
+
+def plan_drill(
+    session: Session, context: ServiceContext, attached: AttachedStore, run: OperationRun, request: StartDrill
+) -> DrillPlan:
+    project, found = session.execute(
+        select(Project, Run).join(Run, Run.project_id == Project.id).where(Run.id == run.run_id)
+    ).one()
+    reach = Reach((attached.store_id,), f"Only the {attached.role.value} store is read.")
+    decision = choose_restore_point(session, found.id, point_of(request.selector), reach=reach, strictly=True)
+    if decision.restore_point is None:
+        reasons = " ".join(each.detail for each in decision.passed_over[:3])
+        raise ProblemError(
+            ProblemCode.NO_RESTORE_POINT,
+            f"{project.name}/{found.name} has nothing that can be restored as {request.selector} from the "
+            f"{attached.role.value} store alone. {reasons} `holdfast copies {project.name}/{found.name}` tells how far "
+            "it is behind.",
+        )
+    point = decision.restore_point
+    checkpoint = session.execute(
+        select(Checkpoint).where(Checkpoint.id == point.checkpoint_id).with_for_update(read=True, key_share=True)
+    ).scalar_one()
+    shards = _shards(session, checkpoint.id)
+    newest = session.execute(
+        select(Checkpoint.step, Checkpoint.committed_at)
+        .where(Checkpoint.run_id == found.id, Checkpoint.state == CheckpointState.COMMITTED)
+        .order_by(Checkpoint.committed_at.desc(), Checkpoint.step.desc())
+        .limit(1)
+    ).one()
+    return DrillPlan(
+        project=project.name,
+        run=found.name,
+        point=point,
+        passed_over=decision.passed_over,
+        shards=shards,
+        copies=_copies(session, attached, checkpoint, {digest for shard in shards for digest in shard.chunks}),
+        newest_step=newest.step,
+        newest_committed_at=newest.committed_at,
+        lease_id=_take_lease(session, context, run, checkpoint.id),
+    )
+
+
+def _shards(session: Session, checkpoint_id: str) -> list[SealedShard]:
+    rows = session.execute(
+        select(Shard, Chunk.digest)
+        .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
+        .join(Chunk, Chunk.id == ChunkListEntry.chunk_id)
+        .where(Shard.checkpoint_id == checkpoint_id)
+        .order_by(Shard.rank, ChunkListEntry.ordinal)
+    )
+    chunks: dict[int, tuple[Shard, list[str]]] = {}
+    for shard, digest in rows:
+        chunks.setdefault(shard.rank, (shard, []))[1].append(digest)
+    sealed = []
+    for rank, (shard, digests) in sorted(chunks.items()):
+        layout = None if shard.layout_ordinal is None else digests[shard.layout_ordinal]
+        sealed.append(SealedShard(rank, shard.digest or "", digests, digests[shard.index_ordinal or 0], layout))
+    return sealed
+
+
+def _copies(
+    session: Session, attached: AttachedStore, checkpoint: Checkpoint, digests: set[str]
+) -> dict[str, StoredChunk]:
+    rows = session.execute(
+        select(Copy, Chunk)
+        .join(Chunk, Chunk.id == Copy.chunk_id)
+        .join(ChunkListEntry, ChunkListEntry.chunk_id == Chunk.id)
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .where(
+            Shard.checkpoint_id == checkpoint.id,
+            Copy.state != CopyState.SUSPECT,
+            is_readable((attached.store_id,), checkpoint.attempt_id, until=database_now(session)),
+        )
+        .order_by(Copy.proof.in_(PROVEN), Copy.id.desc())
+    )
+    found = {
+        chunk.digest: StoredChunk(
+            copy.id,
+            chunk.digest,
+            chunk.bytes,
+            object_key(copy.project_id, chunk.digest, copy),
+            Codec(copy.codec),
+            copy.stored_bytes,
+        )
+        for copy, chunk in rows
+    }
+    if missing := sorted(digests - found.keys()):
+        raise ProblemError(
+            ProblemCode.CHUNK_GONE,
+            f"Step {checkpoint.step} is not whole in the {attached.role.value} store: {len(missing)} of its "
+            f"{len(digests)} chunks are not there, {missing[0][:12]} among them. Wait for the copy, or drill `latest`.",
+        )
+    return found
+
+
+def _take_lease(session: Session, context: ServiceContext, run: OperationRun, checkpoint_id: str) -> str:
+    """As any reader's (rule 21): nothing of it is purged meanwhile."""
+    now = database_now(session)
+    lease = ReadLease(
+        id=uuid.uuid4().hex,
+        checkpoint_id=checkpoint_id,
+        token_id=f"operation {run.id}",
+        created_at=now,
+        expires_at=now + timedelta(seconds=context.settings.read_lease_seconds),
+    )
+    session.add(lease)
+    session.flush()
+    return lease.id
+
+
+def renew_lease(context: ServiceContext, lease_id: str) -> None:
+    with context.database.transaction() as session:
+        expires_at = database_now(session) + timedelta(seconds=context.settings.read_lease_seconds)
+        session.execute(update(ReadLease).where(ReadLease.id == lease_id).values(expires_at=expires_at))
+
+
+def end_lease(context: ServiceContext, lease_id: str) -> None:
+    with context.database.transaction() as session:
+        session.execute(delete(ReadLease).where(ReadLease.id == lease_id))
+
+
+# Reads every chunk of a drill's checkpoint from its store: decoded as a reader would, and hashed.
+
+_THREADS = 4
+_RENEW_EVERY_SECONDS = 60
+
+
+class BadChunkError(Exception):
+    def __init__(self, stored: StoredChunk, why: str) -> None:
+        super().__init__(why)
+        self.stored = stored
+
+
+def read_all(context: ServiceContext, attached: AttachedStore, plan: DrillPlan, run: OperationRun) -> dict[str, bytes]:
+    """Every chunk; gives the index documents back."""
+    documents = {shard.index for shard in plan.shards} | {shard.layout for shard in plan.shards if shard.layout}
+    kept: dict[str, bytes] = {}
+    done, renewed_at = 0, time.monotonic()
+    total = sum(stored.bytes for stored in plan.copies.values())
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-drill")
+    try:
+        reading = {
+            threads.submit(_read, attached.store, stored, stored.digest in documents): stored
+            for stored in plan.copies.values()
+        }
+        for future in as_completed(reading):
+            stored = reading[future]
+            kept[stored.digest] = future.result()
+            done += stored.bytes
+            if time.monotonic() - renewed_at > _RENEW_EVERY_SECONDS:
+                renew_lease(context, plan.lease_id)
+                renewed_at = time.monotonic()
+            run.progress(done=done, total=total, note=f"reads step {plan.point.step}")
+    except BadChunkError as error:
+        _suspect(context, error.stored)
+        raise ProblemError(
+            ProblemCode.CHUNK_GONE,
+            f"The {attached.role.value} store alone does not give back step {plan.point.step} of {plan.project}/"
+            f"{plan.run}: its chunk {error.stored.digest[:12]} {error}. It is read again and healed; drill once more "
+            "then.",
+        ) from error
+    finally:
+        threads.shutdown(wait=True, cancel_futures=True)
+    return {digest: data for digest, data in kept.items() if digest in documents}
+
+
+def _read(store: Store, stored: StoredChunk, keep: bool) -> bytes:
+    digest, size, data = hashlib.sha256(), 0, bytearray()
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal size
+        for piece in store.open_read(stored.key):
+            size += len(piece)
+            yield piece
+
+    incoming = pieces()
+    raw = stored.codec is Codec.RAW
+    try:
+        for block in incoming if raw else decode(stored.codec, stored.bytes, incoming):
+            digest.update(block)
+            if keep:
+                data += block
+        deque(incoming, maxlen=0)
+    except ObjectMissing:
+        raise BadChunkError(stored, "is not there") from None
+    except (ObjectMismatch, DecodeError) as error:
+        raise BadChunkError(stored, f"is not what was stored ({error})") from None
+    if size != stored.stored_bytes or digest.hexdigest() != stored.digest:
+        raise BadChunkError(stored, "has other bytes")
+    return bytes(data)
+
+
+def _suspect(context: ServiceContext, stored: StoredChunk) -> None:
+    with context.database.transaction() as session:
+        session.execute(
+            update(Copy)
+            .where(Copy.id == stored.copy_id, Copy.state == CopyState.VERIFIED)
+            .values(state=CopyState.SUSPECT)
+        )
+
+
+# The operation behind `holdfast drill`: restores a checkpoint from one store alone, and verifies every byte of it.
+#
+#     choose, as a trainer's restore would if only this store were there -> a read lease
+#       -> each distinct chunk: read from that store, decoded, hashed; the index documents are kept
+#       -> the hash tree up to the checkpoint's digest, and the layout, which covers every element of every tensor
+#       -> how long it took (RTO), and how far behind the newest committed checkpoint it is (RPO)
+#
+# No other store is asked for anything, so it tells the same whether they answer or not. It may be begun again at any
+# point. A chunk that is not what it should be fails the drill by name, and becomes suspect.
 
 
 def run_drill(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
@@ -90,3 +348,27 @@ def _check_documents(plan: DrillPlan, documents: dict[str, bytes]) -> Layout:
             "Keep the checkpoint and report this.",
         ) from error
     return layout
+
+
+# Starts a drill: an operation, which any worker carries out.
+
+KIND = "drill"
+
+
+def start_drill(
+    context: ServiceContext, caller: Principal, project: str, run: str, request: StartDrill
+) -> OperationView:
+    """Raises `forbidden`, `project_not_found`, `run_not_found`, and `invalid_request` for a selector that is none and a
+    store that the service does not have."""
+    point_of(request.selector)
+    if context.attached(request.store) is None:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"This service has no {request.store} store. Set HOLDFAST_{request.store.upper()}_STORE, or drill another.",
+            store=request.store.value,
+        )
+    with context.database.transaction() as session:
+        owner, found = run_named(session, caller, project, run)
+        return start_operation(
+            session, caller, KIND, project_id=owner.id, run_id=found.id, arguments=request.model_dump(mode="json")
+        )

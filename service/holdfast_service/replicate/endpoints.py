@@ -8,14 +8,14 @@ from fastapi import APIRouter, Query
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.copies import RunCopies, StartDrill
-from holdfast_protocol.operations import OperationView
+from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import Scope
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
-from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
-from holdfast_service.replicate.show import copies_of_project, copies_of_run
-from holdfast_service.replicate.start_drill import start_drill
+from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.replicate.drill import start_drill
+from holdfast_service.replicate.lag import copies_of_project, copies_of_run
 from holdfast_service.web.guarded_route import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute, tags=["copies"])

@@ -1,23 +1,32 @@
-"""How far a second store is behind, by run: from the rows, so that it is cheap and the same in every process.
-
-For how long: since the oldest commit that is newer than the newest checkpoint which is whole there. That is what would
-be lost with the first store (RPO). A checkpoint that nobody has judged yet counts as wanted, so that a controller that
-stands still is seen.
-"""
+"""How far a second store is behind, by run."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Subquery, and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.base import Page
+from holdfast_protocol.copies import RunCopies
 from holdfast_protocol.policies import PolicyKind
-from holdfast_protocol.states import CheckpointState, Health
-from holdfast_service.catalog.custody_tables import CheckpointCopy, Policy
-from holdfast_service.catalog.tables import Checkpoint, Run
+from holdfast_protocol.states import CheckpointState, Health, StoreRole
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.pages import cut_page, decode_cursor
+from holdfast_service.db.tables.core import Checkpoint, Project, Run
+from holdfast_service.db.tables.operations import CheckpointCopy, Policy
+from holdfast_service.policies.policies import effective_policy
+from holdfast_service.runs.find import project_named, run_named
+
+# How far a second store is behind, by run: from the rows, so that it is cheap and the same in every process.
+#
+# For how long: since the oldest commit that is newer than the newest checkpoint which is whole there. That is what
+# would be lost with the first store (RPO). A checkpoint that nobody has judged yet counts as wanted, so that a
+# controller that stands still is seen.
 
 
 @dataclass(frozen=True)
@@ -134,3 +143,58 @@ def _behind_since(session: Session, rows: Subquery) -> dict[str, datetime]:
         .group_by(rows.c.run_id)
     )
     return {row[0]: row[1] for row in found}
+
+
+# How far the second store is behind, for people.
+
+_CURSOR = "copies"
+
+
+def copies_of_run(context: ServiceContext, caller: Principal, project: str, run: str) -> RunCopies:
+    """Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    with context.database.read() as session:
+        owner, found = run_named(session, caller, project, run)
+        return _views(session, context, owner, [found])[0]
+
+
+def copies_of_project(
+    context: ServiceContext, caller: Principal, project: str, *, cursor: str | None, limit: int
+) -> Page[RunCopies]:
+    """Every run of it, by name. Raises `forbidden`, `project_not_found` and `invalid_request`."""
+    query = select(Run).order_by(Run.name).limit(limit + 1)
+    if cursor is not None:
+        (after,) = decode_cursor(_CURSOR, cursor, str)
+        query = query.where(Run.name > after)
+    with context.database.read() as session:
+        owner = project_named(session, caller, project)
+        found = session.scalars(query.where(Run.project_id == owner.id, Run.deleted_at.is_(None))).all()
+        rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (row.name,))
+        return Page(items=_views(session, context, owner, rows), next_cursor=next_cursor)
+
+
+def _views(session: Session, context: ServiceContext, project: Project, runs: Sequence[Run]) -> list[RunCopies]:
+    second = context.attached(StoreRole.SECOND)
+    lags = {} if second is None else lag_of(session, second.store_id, [run.id for run in runs])
+    now = database_now(session)
+    views = []
+    for run in runs:
+        lag = lags.get(run.id, RunLag())
+        views.append(
+            RunCopies(
+                project=project.name,
+                run=run.name,
+                store=None if second is None else StoreRole.SECOND,
+                policy=effective_policy(session, PolicyKind.COPIES, project.id, run.id) is not None,
+                newest_step=lag.newest_step,
+                newest_committed_at=lag.newest_committed_at,
+                copied_step=lag.copied_step,
+                copied_committed_at=lag.copied_committed_at,
+                lag_seconds=lag.seconds(now),
+                lag_steps=lag.steps,
+                lag_bytes=lag.missing_bytes,
+                waiting=lag.waiting,
+                copied=lag.copied,
+                error=lag.error,
+            )
+        )
+    return views

@@ -1,4 +1,4 @@
-"""Routes of the way back. The bytes themselves are read from the store, or through `/v1/objects`."""
+"""Routes of the way back: the restore point, tickets to read, reports of bad chunks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,50 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 
-from holdfast_protocol.checkpoints import Step
-from holdfast_protocol.restore import ChunkReads, ChunkVerdict, ReadChunks, ReportChunk, RestoreDecision
+from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, minor_of
+from holdfast_protocol.checkpoints import ChunkReads, ChunkVerdict, ReadChunks, ReportChunk, RestoreDecision, Step
+from holdfast_protocol.runs import Best, Latest
 from holdfast_protocol.states import Scope
-from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION, minor_of
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
-from holdfast_service.catalog.restore_choice import known_to
-from holdfast_service.context import Context
-from holdfast_service.restore.read_chunks import read_chunks
-from holdfast_service.restore.release_lease import release_lease
+from holdfast_service.context import Context, ServiceContext
+from holdfast_service.lineage.restore_choice import choose_restore_point, known_to, point_of, reach_of, without_doubt
+from holdfast_service.records.history import settle_history
+from holdfast_service.restore.read_tickets import read_chunks, release_lease
 from holdfast_service.restore.report_chunk import report_chunk
-from holdfast_service.restore.restore_point import find_restore_point
+from holdfast_service.runs.find import run_named
 from holdfast_service.web.guarded_route import GuardedRoute
+
+# Which checkpoint would be restored now, and why not a newer one. The choice itself is in `lineage/restore_choice.py`.
+
+
+def find_restore_point(
+    context: ServiceContext,
+    caller: Principal,
+    project: str,
+    run: str,
+    *,
+    selector: str,
+    before_step: int | None,
+    diverged: bool,
+) -> RestoreDecision:
+    """Raises `forbidden`, `project_not_found`, `run_not_found`, `invalid_request`; for a step or an id that was named,
+    `checkpoint_not_found` and `no_restore_point`; for another, `catalog_went_back`; `commits_unknown` as
+    opening an attempt does.
+    """
+    point = point_of(selector)
+    if isinstance(point, Latest | Best):  # a step that a person names can be read all the same
+        settle_history(context)
+    reach = reach_of(context)
+    with context.database.read() as session:
+        _, found = run_named(session, caller, project, run)
+        decision = choose_restore_point(
+            session, found.id, point, before_step=before_step, reach=reach, diverged=diverged
+        )
+        return without_doubt(session, project, run, decision)
+
+
+# Routes of the way back. The bytes themselves are read from the store, or through `/v1/objects`.
 
 router = APIRouter(route_class=GuardedRoute, tags=["restore"])
 

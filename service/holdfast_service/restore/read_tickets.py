@@ -1,20 +1,152 @@
-"""How to read a chunk: a signed URL, or a path where the reader sees the store's own mount. No transaction is open."""
+"""Tickets to read a checkpoint's chunks, each for the best copy, under a lease that keeps the checkpoint."""
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
 
-from holdfast_protocol.codecs import Codec
-from holdfast_protocol.restore import ReadChunks, ReadTicket
-from holdfast_service.attached_store import AttachedStore
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.tables import Chunk
+from sqlalchemy import delete, exists, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.base import PROTOCOL_MAJOR, PROTOCOL_VERSION
+from holdfast_protocol.checkpoints import ChunkReads, ReadChunks, ReadTicket
+from holdfast_protocol.codecs import Codec, codecs_of_minor
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import CopyState
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
-from holdfast_service.restore.choose_copies import ChosenCopy
-from holdfast_service.stores.base import MountedStore, StoreError
-from holdfast_service.stores.make_tickets import make_tickets
+from holdfast_service.copies.cold import cold_problem
+from holdfast_service.copies.predicates import PROVEN, is_readable, may_keep, object_key
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, ReadLease, Shard
+from holdfast_service.errors import ProblemError
+from holdfast_service.lineage.restore_choice import ask_stores, refuse_unless_whole
+from holdfast_service.runs.find import checkpoint_by_id
+from holdfast_service.stores.base import MountedStore, StoreError, make_tickets
+
+# The chunks that a reader asks for: only those of this checkpoint, whatever digests it knows.
+
+_SHOWN_DIGESTS = 20
+
+
+def chunks_of_checkpoint(
+    session: Session, project_id: str, checkpoint: Checkpoint, digests: Sequence[str]
+) -> dict[str, Chunk]:
+    """By digest. Raises `chunk_not_found` for one that does not belong to the checkpoint: no existence oracle."""
+    used = (
+        exists()
+        .where(ChunkListEntry.chunk_id == Chunk.id)
+        .where(ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
+        .where(Shard.checkpoint_id == checkpoint.id)
+    )
+    rows = session.scalars(select(Chunk).where(Chunk.project_id == project_id, Chunk.digest.in_(digests), used))
+    chunks = {chunk.digest: chunk for chunk in rows}
+    unknown = [digest for digest in digests if digest not in chunks]
+    if unknown:
+        raise ProblemError(
+            ProblemCode.CHUNK_NOT_FOUND,
+            f"The checkpoint {checkpoint.id} has no chunk {unknown[0]}. Read its shards for those that it has.",
+            digests=unknown[:_SHOWN_DIGESTS],
+            count=len(unknown),
+        )
+    return chunks
+
+
+# Which copy of each chunk a reader is sent to: of all that can be read now, in any attached store.
+
+_Rank = tuple[bool, bool, bool, bool, int]
+
+
+@dataclass(frozen=True)
+class ChosenCopy:
+    """`elsewhere`: another store that may answer has the chunk too."""
+
+    copy: Copy
+    attached: AttachedStore
+    elsewhere: bool
+
+
+def choose_copies(
+    session: Session,
+    context: ServiceContext,
+    checkpoint: Checkpoint,
+    chunks: Sequence[Chunk],
+    request: ReadChunks,
+    *,
+    protocol_minor: int,
+) -> dict[int, ChosenCopy]:
+    """By chunk id. First what lies in a store that the reader does not avoid and that answers; then verified before
+    suspect, proven before unproven, and the primary store before the others. No I/O: what is known of the stores must
+    be fresh.
+
+    A reader checks every byte, so a suspect copy does no harm, while a wrong report must not stop a restore. Raises
+    `unsupported_protocol` where the client could decode no copy of a chunk, and `checkpoint_cold` where one has to be
+    thawed first.
+    """
+    stores = {attached.store_id: (place, attached) for place, attached in enumerate(context.stores)}
+    decodable = codecs_of_minor(protocol_minor)
+    until = database_now(session) + timedelta(seconds=context.settings.ticket_seconds)
+    rows = session.scalars(
+        select(Copy)
+        .where(
+            Copy.chunk_id.in_([chunk.id for chunk in chunks]),
+            is_readable(context.store_ids, checkpoint.attempt_id, until=until),
+        )
+        .order_by(Copy.id)
+    )
+    encoded: set[int] = set()
+    found: dict[int, list[tuple[_Rank, Copy]]] = {}
+    for copy in rows:
+        if Codec(copy.codec) not in decodable:
+            encoded.add(copy.chunk_id)
+            continue
+        place, attached = stores[copy.store_id]
+        rank = (
+            attached.role not in request.avoid_stores,
+            not attached.watch.away,
+            copy.state != CopyState.SUSPECT,
+            copy.proof in PROVEN,
+            -place,
+        )
+        found.setdefault(copy.chunk_id, []).append((rank, copy))
+    if encoded - found.keys():
+        raise _too_old(protocol_minor)
+    _refuse_cold(session, context, checkpoint, {chunk.id for chunk in chunks} - found.keys())
+    return {chunk_id: _best(ranked, stores) for chunk_id, ranked in found.items()}
+
+
+def _refuse_cold(session: Session, context: ServiceContext, checkpoint: Checkpoint, chunk_ids: set[int]) -> None:
+    """What is there and cannot be read now is not gone: no other restore point has to be taken for ever."""
+    cold = select(Copy.id).where(
+        Copy.chunk_id.in_(chunk_ids), Copy.store_id.in_(context.store_ids), may_keep(checkpoint.attempt_id)
+    )
+    if chunk_ids and session.scalar(cold.limit(1)) is not None:
+        raise cold_problem(session, checkpoint)
+
+
+def _best(ranked: list[tuple[_Rank, Copy]], stores: dict[int, tuple[int, AttachedStore]]) -> ChosenCopy:
+    best = max(ranked, key=lambda each: each[0])[1]
+    elsewhere = any(rank[0] and rank[1] and copy.store_id != best.store_id for rank, copy in ranked)
+    return ChosenCopy(best, stores[best.store_id][1], elsewhere)
+
+
+def _too_old(protocol_minor: int) -> ProblemError:
+    theirs = f"{PROTOCOL_MAJOR}.{protocol_minor}"
+    return ProblemError(
+        ProblemCode.UNSUPPORTED_PROTOCOL,
+        f"This checkpoint was saved with compression, which the client's protocol {theirs} does not know and this "
+        f"service's {PROTOCOL_VERSION} does. Install a client of the service's version to read it.",
+        client=theirs,
+        service=PROTOCOL_VERSION,
+    )
+
+
+# How to read a chunk: a signed URL, or a path where the reader sees the store's own mount. No transaction is open.
 
 
 def read_tickets(
@@ -81,3 +213,131 @@ def _sees_mount(store: MountedStore, attached: AttachedStore, request: ReadChunk
             store.check_mount_proof(proof.proof_id, proof.content) for proof in (*proofs, *request.other_mount_proofs)
         )
     return False
+
+
+# Tickets to read a checkpoint's chunks, under a lease that keeps it from being purged meanwhile (protocol rule 21).
+#
+# Where the catalog cannot be written (a standby that was not promoted, a full disk) there is no lease, and the reply
+# says what that may cost (docs/adr/0045).
+
+_WHAT_IT_COSTS = (
+    "So no lease keeps this checkpoint while it is read: if another service can still write the catalog, it may purge "
+    "it meanwhile, and reading then fails. Every byte is verified all the same."
+)
+
+
+def read_chunks(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, request: ReadChunks, protocol_minor: int
+) -> ChunkReads:
+    """One ticket for each digest, in their order; `gone` for a chunk that has no copy to read.
+
+    Raises `checkpoint_not_found`, `chunk_not_found`, what refuse_unless_whole raises, and `unsupported_protocol` for a
+    client of an older minor version where it could decode no copy of a chunk.
+    """
+    _note_silent_stores(context, request)
+    lease_seconds = context.settings.ticket_seconds + context.settings.read_lease_seconds
+    try:
+        with context.database.transaction() as session:
+            reading = _Reading.of(
+                session, context, caller, checkpoint_id, request, protocol_minor=protocol_minor, locked=True
+            )
+            lease_id = _take_lease(session, caller, checkpoint_id, request.lease_id, lease_seconds)
+        unprotected = None
+    except ProblemError as error:
+        if error.code is not ProblemCode.CATALOG_READ_ONLY:
+            raise
+        with context.database.read() as session:
+            reading = _Reading.of(
+                session, context, caller, checkpoint_id, request, protocol_minor=protocol_minor, locked=False
+            )
+        lease_id, unprotected = uuid.uuid4().hex, f"{error.detail} {_WHAT_IT_COSTS}"
+    return ChunkReads(
+        lease_id=lease_id,
+        lease_expires_in_seconds=lease_seconds,
+        unprotected=unprotected,
+        chunks=read_tickets(context, reading.project_id, request, reading.chunks, reading.chosen),
+    )
+
+
+@dataclass(frozen=True)
+class _Reading:
+    project_id: str
+    chunks: dict[str, Chunk]
+    chosen: dict[int, ChosenCopy]
+
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        context: ServiceContext,
+        caller: Principal,
+        checkpoint_id: str,
+        request: ReadChunks,
+        *,
+        protocol_minor: int,
+        locked: bool,
+    ) -> _Reading:
+        project, _, _ = checkpoint_by_id(session, caller, checkpoint_id)
+        query = select(Checkpoint).where(Checkpoint.id == checkpoint_id)
+        if locked:
+            # FOR KEY SHARE: whoever purges takes the row FOR UPDATE, and afterwards either sees the lease or is seen.
+            query = query.with_for_update(read=True, key_share=True)
+        checkpoint = session.execute(query, execution_options={"populate_existing": True}).scalar_one()
+        refuse_unless_whole(checkpoint)
+        chunks = chunks_of_checkpoint(session, project.id, checkpoint, request.digests)
+        chosen = choose_copies(
+            session, context, checkpoint, list(chunks.values()), request, protocol_minor=protocol_minor
+        )
+        return cls(project.id, chunks, chosen)
+
+
+def _note_silent_stores(context: ServiceContext, request: ReadChunks) -> None:
+    """What a reader gets no answer from is asked again by the service, and else what is not known for certain."""
+    for attached in context.stores:
+        if attached.role in request.avoid_stores:
+            attached.watch.doubt()
+    ask_stores(context)
+
+
+def _take_lease(session: Session, caller: Principal, checkpoint_id: str, lease_id: str | None, seconds: int) -> str:
+    """Renews the caller's lease, or opens one: an unknown or expired lease is no reason to refuse a reader."""
+    now = database_now(session)
+    expires_at = now + timedelta(seconds=seconds)
+    if lease_id is not None:
+        renewed = session.scalar(
+            update(ReadLease)
+            .where(
+                ReadLease.id == lease_id,
+                ReadLease.checkpoint_id == checkpoint_id,
+                ReadLease.token_id == caller.token_id,
+            )
+            .values(expires_at=expires_at)
+            .returning(ReadLease.id)
+        )
+        if renewed is not None:
+            return lease_id
+    session.execute(delete(ReadLease).where(ReadLease.checkpoint_id == checkpoint_id, ReadLease.expires_at <= now))
+    lease = ReadLease(
+        id=uuid.uuid4().hex,
+        checkpoint_id=checkpoint_id,
+        token_id=caller.token_id,
+        created_at=now,
+        expires_at=expires_at,
+    )
+    session.add(lease)
+    session.flush()
+    return lease.id
+
+
+# Ends a read lease before its time. Its absence is fine: it may have run out.
+
+
+def release_lease(context: ServiceContext, caller: Principal, lease_id: str) -> None:
+    """Only the caller's own; another's stays, and nothing tells whether there is one."""
+    try:
+        with context.database.transaction() as session:
+            session.execute(delete(ReadLease).where(ReadLease.id == lease_id, ReadLease.token_id == caller.token_id))
+    except ProblemError as error:
+        # None could be taken either; one from before runs out.
+        if error.code is not ProblemCode.CATALOG_READ_ONLY:
+            raise

@@ -8,15 +8,14 @@ import structlog
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.checkpoints import ChunkVerdict, ReportChunk
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.restore import ChunkVerdict, ReportChunk
 from holdfast_protocol.states import CopyState
+from holdfast_service.audit.record import Actor
 from holdfast_service.auth.principal import Principal
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.corruption import lock_users, mark_users
-from holdfast_service.catalog.reach import ask_stores
-from holdfast_service.catalog.readable import refuse_unless_whole
-from holdfast_service.catalog.reread import (
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.corruption import lock_users, mark_users
+from holdfast_service.copies.read_back import (
     READABLE,
     Claim,
     Finding,
@@ -27,12 +26,12 @@ from holdfast_service.catalog.reread import (
     read_back,
     settle,
 )
-from holdfast_service.catalog.resolve import checkpoint_by_id
-from holdfast_service.catalog.tables import Copy
-from holdfast_service.clock import database_now
-from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Copy
 from holdfast_service.errors import ProblemError
-from holdfast_service.restore.chunks_of_checkpoint import chunks_of_checkpoint
+from holdfast_service.lineage.restore_choice import ask_stores, refuse_unless_whole
+from holdfast_service.restore.read_tickets import chunks_of_checkpoint
+from holdfast_service.runs.find import checkpoint_by_id
 from holdfast_service.stores.base import StoreError
 
 _log = structlog.get_logger("holdfast.reports")

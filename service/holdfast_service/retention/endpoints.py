@@ -7,29 +7,29 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.deletion import DeleteAll, Deletion, TakenBack
 from holdfast_protocol.pruning import (
     ApplyRetention,
+    DeleteAll,
+    Deletion,
     PinCheckpoint,
     PlanRetention,
     PruneCheckpoints,
     Pruned,
     RetentionPlan,
+    TakenBack,
     UndeleteCheckpoint,
 )
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import Scope
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
 from holdfast_service.context import Context
-from holdfast_service.retention import apply as applying
+from holdfast_service.retention import prune as applying
 from holdfast_service.retention import prune as pruning
-from holdfast_service.retention.delete_project import delete_project
-from holdfast_service.retention.delete_run import delete_run
-from holdfast_service.retention.pin import pin_checkpoint, unpin_checkpoint
+from holdfast_service.retention.delete import delete_project, delete_run, undelete_project, undelete_run
+from holdfast_service.retention.pins import pin_checkpoint, unpin_checkpoint
 from holdfast_service.retention.show_plan import show_plan
-from holdfast_service.retention.undelete import undelete_checkpoint
-from holdfast_service.retention.undelete_run import undelete_project, undelete_run
+from holdfast_service.retention.trash import undelete_checkpoint
 from holdfast_service.web.guarded_route import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute, prefix="/v1", tags=["retention"])

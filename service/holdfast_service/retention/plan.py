@@ -1,24 +1,284 @@
-"""Keep or expire, for each checkpoint of a run, with every reason. Pure: the same facts give the same plan.
-
-A mark of corruption is taken back when the bytes turn up whole, so by a mark alone nothing expires: what would stay if
-it were whole, stays.
-
-Time comes in only by the facts (the moments of the commits) and never from a clock: whoever plans twice sees the same.
-"""
+"""Keep or expire, for each checkpoint of a run, with every reason. Pure."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
 
-from holdfast_protocol.canonical_json import canonical_bytes
-from holdfast_protocol.retention import Reason, ReasonKind, RetentionPolicy
-from holdfast_protocol.states import Health
-from holdfast_service.catalog.policies import StoredPolicy
-from holdfast_service.retention.facts import Fact, RunFacts, newest_first
-from holdfast_service.retention.protect import protected
-from holdfast_service.retention.rules import kept_by_rules
+from holdfast_protocol.digests import canonical_bytes
+from holdfast_protocol.retention import KeepBest, Reason, ReasonKind, RetentionPolicy, parse_span
+from holdfast_protocol.states import CheckpointState, Health
+from holdfast_service.lineage.lineage import PROVEN_POINTS, best_of, finite_value
+from holdfast_service.policies.policies import StoredPolicy
+
+# What a decision about a checkpoint rests on. Pure; `read_facts` fills it from the catalog.
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One checkpoint that is committed or uploading.
+
+    `at`: when it was committed; of one that uploads, when it was begun. `metrics` as the catalog keeps them. `version`
+    is the row's: whoever acts on the fact later sees by it whether it still holds. `held`, `pin`, `read_until` and
+    `resumed_by` are what is in force now. `copied_to`: the stores beside the primary that have all of it.
+    `proven`: every byte was hashed by a store or the service; it is looked up for the newest healthy points, until two
+    are found.
+    """
+
+    id: str
+    step: int
+    attempt: int
+    at: datetime
+    state: CheckpointState = CheckpointState.COMMITTED
+    health: Health = Health.OK
+    on_line: bool = True
+    labels: Sequence[str] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    logical_bytes: int = 0
+    version: int = 1
+    held: Sequence[str] = ()
+    pin: str | None = None
+    read_until: datetime | None = None
+    resumed_by: Sequence[int] = ()
+    copied_to: Sequence[int] = ()
+    proven: bool = True
+
+    @property
+    def committed(self) -> bool:
+        return self.state is CheckpointState.COMMITTED
+
+    @property
+    def healthy(self) -> bool:
+        return self.committed and self.health is Health.OK
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """`running`: an attempt has not ended. `restore_point`: the id of what a launch would resume from now."""
+
+    facts: Sequence[Fact]
+    restore_point: str | None
+    running: bool = False
+
+
+def newest_first(facts: Sequence[Fact]) -> list[Fact]:
+    """By the moment of the commit, as restic orders snapshots; of the same moment the larger step first."""
+    return sorted(facts, key=lambda fact: (fact.at, fact.step, fact.attempt, fact.id), reverse=True)
+
+
+# What each rule of a policy keeps, and in which words. Pure; the rules are those of restic's `forget`.
+#
+# A checkpoint that is not healthy is judged by the same rules, but never takes a healthy one's place: with keep_last 3
+# the newest three healthy ones stay, and beside them what is unhealthy among the newest three of all. So a spell of
+# diverged saves neither pushes good ones out nor is lost to those who look into it.
+
+Kept = Iterator[tuple[Fact, Reason]]
+
+
+def kept_by_rules(policy: RetentionPolicy, committed: Sequence[Fact]) -> dict[str, list[Reason]]:
+    """By id, each reason for which a rule keeps it. `committed` is newest first (facts.newest_first)."""
+    reasons: dict[str, list[Reason]] = {}
+    healthy = [fact for fact in committed if fact.healthy]
+    for fact, reason in _selected(policy, healthy):
+        reasons.setdefault(fact.id, []).append(reason)
+    if len(healthy) < len(committed):
+        for fact, reason in _selected(policy, committed):
+            if not fact.healthy:
+                reasons.setdefault(fact.id, []).append(reason)
+    for best in policy.keep_best:
+        for fact in committed:
+            if finite_value(fact.metrics, best.metric) is None:
+                what = (fact.metrics.get(best.metric) or {}).get("nonfinite") or "missing"
+                reasons.setdefault(fact.id, []).append(Reason(ReasonKind.METRIC_MISSING, f"{best.metric} is {what}"))
+    return reasons
+
+
+def _selected(policy: RetentionPolicy, judged: Sequence[Fact]) -> Kept:
+    if not judged:
+        return
+    newest = judged[0].at
+    yield from _last(policy, judged)
+    if policy.keep_within is not None:
+        start = parse_span(policy.keep_within).before(newest)
+        for fact in judged:
+            if fact.at <= start:
+                break
+            yield fact, Reason(ReasonKind.KEEP_WITHIN, f"newer than {policy.keep_within} before the newest")
+    for kind, count, span, period in _periods(policy):
+        after = None if span is None else parse_span(span).before(newest)
+        yield from _one_of_each(kind, period, judged, most=count, after=after)
+    if policy.keep_every_steps is not None:
+        for fact in judged:
+            if fact.step % policy.keep_every_steps == 0:
+                yield fact, Reason(ReasonKind.KEEP_EVERY_STEPS, f"a multiple of {policy.keep_every_steps}")
+    for best in policy.keep_best:
+        yield from _best(best, judged)
+    wanted = set(policy.keep_labels)
+    for fact in judged if wanted else ():
+        if found := sorted(wanted.intersection(fact.labels)):
+            yield fact, Reason(ReasonKind.KEEP_LABELS, f"has the label {', '.join(found)}")
+
+
+def _last(policy: RetentionPolicy, judged: Sequence[Fact]) -> Kept:
+    if policy.keep_last is None:
+        return
+    most = _number(policy.keep_last)
+    for position, fact in enumerate(judged, 1):
+        if most is not None and position > most:
+            break
+        yield fact, Reason(ReasonKind.KEEP_LAST, f"number {position} of the newest {policy.keep_last}")
+
+
+def _one_of_each(
+    kind: ReasonKind,
+    period: Callable[[datetime], str],
+    judged: Sequence[Fact],
+    *,
+    most: int | None,
+    after: datetime | None,
+) -> Kept:
+    """The newest of each period, as restic: periods without any checkpoint do not count."""
+    seen, last = 0, None
+    for fact in judged:
+        if (after is not None and fact.at <= after) or (most is not None and seen == most):
+            break
+        name = period(fact.at.astimezone(UTC))
+        if name != last:
+            last, seen = name, seen + 1
+            yield fact, Reason(kind, f"the newest of {name}")
+
+
+def _best(best: KeepBest, judged: Sequence[Fact]) -> Kept:
+    for position, fact in enumerate(best_of(judged, best, best.n), 1):
+        value = finite_value(fact.metrics, best.metric)
+        text = f"number {position} of the best {best.n} by {best.metric} ({best.mode}): {value:.6g}"
+        yield fact, Reason(ReasonKind.KEEP_BEST, text)
+
+
+def _periods(
+    policy: RetentionPolicy,
+) -> Iterator[tuple[ReasonKind, int | None, str | None, Callable[[datetime], str]]]:
+    for unit, period in _UNITS.items():
+        count, span = getattr(policy, f"keep_{unit}"), getattr(policy, f"keep_within_{unit}")
+        if count is not None:
+            yield ReasonKind(f"keep_{unit}"), _number(count), None, period
+        if span is not None:
+            yield ReasonKind(f"keep_within_{unit}"), None, span, period
+
+
+def _number(count: int | str) -> int | None:
+    return count if isinstance(count, int) else None
+
+
+def _week(at: datetime) -> str:
+    year, week, _ = at.isocalendar()
+    return f"week {year}-W{week:02}"
+
+
+_UNITS: dict[str, Callable[[datetime], str]] = {
+    "hourly": lambda at: f"{at:%Y-%m-%d %H}h",
+    "daily": lambda at: f"{at:%Y-%m-%d}",
+    "weekly": _week,
+    "monthly": lambda at: f"{at:%Y-%m}",
+    "yearly": lambda at: f"{at.year:04}",
+}
+
+
+# What no policy expires, whatever its rules say, and what no person deletes. Pure (protocol rules 21, 26, 29, 39).
+#
+# Two healthy points of a run stay, and they count only when they are proven: one whose bytes nobody but its client has
+# hashed may turn out to be worthless. So while a run has fewer than two proven points, each healthy one stays.
+
+HEALTHY_POINTS = 2
+# What a person may delete of a run that has ended, if they say that they mean all of it.
+FOR_THE_RUN_TO_GO_ON = frozenset(
+    {
+        ReasonKind.RESTORE_POINT,
+        ReasonKind.NEWEST_HEALTHY,
+        ReasonKind.NEWEST_PROVEN,
+        ReasonKind.UNPROVEN,
+        ReasonKind.NEWEST_COPIED,
+        ReasonKind.RESUMED_FROM,
+    }
+)
+
+
+def protected(run: RunFacts) -> dict[str, list[Reason]]:
+    """By id, each reason for which it must stay."""
+    reasons: dict[str, list[Reason]] = {}
+    healthy = healthy_first(run.facts)
+    newest = {fact.id for fact in healthy[:HEALTHY_POINTS]}
+    proven = [fact.id for fact in healthy if fact.proven][:PROVEN_POINTS]
+    copied = newest_copied(run)
+    for fact in run.facts:
+        found = list(_protecting_reasons(fact, run))
+        if fact.id in newest:
+            found.append(Reason(ReasonKind.NEWEST_HEALTHY, "one of the two newest healthy points"))
+        elif fact.id in proven:
+            which = "the newest proven point" if fact.id == proven[0] else "one of the two newest proven points"
+            found.append(Reason(ReasonKind.NEWEST_PROVEN, which))
+        elif fact.healthy and len(proven) < PROVEN_POINTS:
+            found.append(
+                Reason(
+                    ReasonKind.UNPROVEN, f"not proven yet, and {len(proven)} of {PROVEN_POINTS} points of the run are"
+                )
+            )
+        if fact.id in copied:
+            found.append(Reason(ReasonKind.NEWEST_COPIED, "the newest healthy point that is whole in another store"))
+        if found:
+            reasons[fact.id] = found
+    return reasons
+
+
+def healthy_first(facts: Sequence[Fact]) -> list[Fact]:
+    """The healthy points, the newest first: those on the line of descent, then those beside it. Where the line has
+    fewer than must stay, what is beside it counts: a run that has two healthy points never has fewer by our doing."""
+    healthy = [fact for fact in facts if fact.healthy]
+    on_line = sorted(
+        (fact for fact in healthy if fact.on_line), key=lambda fact: (fact.step, fact.attempt, fact.at), reverse=True
+    )
+    beside = newest_first([fact for fact in healthy if not fact.on_line])
+    return [*on_line, *beside]
+
+
+def newest_copied(run: RunFacts) -> set[str]:
+    """Of each store beside the primary, what a launch would resume from while the primary is away: copies lag behind,
+    and the newest points may all be missing there."""
+    newest: dict[int, Fact] = {}
+    for fact in run.facts:
+        for store_id in fact.copied_to if fact.healthy and fact.on_line else ():
+            if store_id not in newest or (fact.step, fact.attempt) > (newest[store_id].step, newest[store_id].attempt):
+                newest[store_id] = fact
+    return {fact.id for fact in newest.values()}
+
+
+def _protecting_reasons(fact: Fact, run: RunFacts) -> list[Reason]:
+    reasons = []
+    if not fact.committed:
+        reasons.append(Reason(ReasonKind.UPLOADING, "it is still uploading"))
+    if fact.id == run.restore_point:
+        reasons.append(Reason(ReasonKind.RESTORE_POINT, "the restore point"))
+    if fact.resumed_by:
+        attempts = ", ".join(map(str, sorted(fact.resumed_by)))
+        reasons.append(Reason(ReasonKind.RESUMED_FROM, f"attempt {attempts} resumed from it"))
+    if fact.read_until is not None:
+        reasons.append(Reason(ReasonKind.BEING_READ, f"being read, until {fact.read_until:%Y-%m-%d %H:%M} UTC at most"))
+    if fact.pin is not None:
+        reasons.append(Reason(ReasonKind.PINNED, f"pinned {fact.pin}"))
+    reasons.extend(Reason(ReasonKind.HELD, f"held {why}") for why in fact.held)
+    return reasons
+
+
+# Keep or expire, for each checkpoint of a run, with every reason. Pure: the same facts give the same plan.
+#
+# A mark of corruption is taken back when the bytes turn up whole, so by a mark alone nothing expires: what would stay
+# if it were whole, stays.
+#
+# Time comes in only by the facts (the moments of the commits) and never from a clock: whoever plans twice sees the
+# same.
 
 _NO_RULE = (Reason(ReasonKind.NO_RULE, "no rule keeps it"),)
 _NO_POLICY = Reason(ReasonKind.NO_POLICY, "there is no policy, so nothing expires")

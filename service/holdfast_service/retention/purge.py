@@ -1,21 +1,10 @@
-"""The controller `purge`: trashed and due -> deleting -> deleted (protocol rules 21, 26, 29, 30 and 39).
-
-    under the checkpoint's lock, in a later statement: due, not held, not pinned, nobody reads it,
-    and its run has two other points that are healthy and proven at this moment                     -> deleting
-    the commit record beside the data goes, from every store
-    -> deleted, and only now may the collector take the chunks
-
-A crash between two steps leaves `deleting`, which the next round goes on with; every step may run twice. From
-`deleting` on nobody can take it back.
-
-A jump of the clock, or a time in which no round was, is no time in which anybody could have looked into the trash: then
-each end in it moves by the gap (protocol rule 31).
-"""
+"""The controller `purge`: trashed and due -> deleting -> deleted."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import structlog
@@ -23,24 +12,77 @@ from sqlalchemy import ColumnElement, and_, func, or_, select, true, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState
-from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.commit_records import remove_record
-from holdfast_service.catalog.custody_tables import Controller
-from holdfast_service.catalog.history import settle_history
-from holdfast_service.catalog.insert import insert_absent
-from holdfast_service.catalog.proven import PROVEN_POINTS
-from holdfast_service.catalog.rounds import Backlog, RoundReport
-from holdfast_service.catalog.tables import Checkpoint, Project, Run
-from holdfast_service.catalog.went_back import refuse_if_went_back
-from holdfast_service.clock import database_now
+from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
-from holdfast_service.retention.forget_deleted import forget_deleted
-from holdfast_service.retention.forget_old import forget_old
-from holdfast_service.retention.in_force import must_stay
-from holdfast_service.retention.last_points import is_spare, lock_points, proven_points, still_proven
-from holdfast_service.retention.pressure import Pressure, pressure_now
+from holdfast_service.copies.stored_bytes import bytes_against_quota
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.memory import refuse_if_went_back
+from holdfast_service.db.tables.core import Checkpoint, Project, Run
+from holdfast_service.db.tables.operations import Controller
+from holdfast_service.lineage.lineage import PROVEN_POINTS
+from holdfast_service.records.history import settle_history
+from holdfast_service.records.writing import remove_record
+from holdfast_service.retention.forget import forget_deleted, forget_old
+from holdfast_service.retention.trash import is_spare, lock_points, must_stay, proven_points, still_proven
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
+from holdfast_service.stores.posix.posix_store import PosixStore
+from holdfast_service.work.report import Backlog, RoundReport
+
+# Whether room is so short that what a policy expired is purged before its time (protocol rule 26).
+#
+# What a person deleted keeps its time: nobody but them knows whether they meant it.
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """`disk`: a store's disk is fuller than HOLDFAST_TRASH_DISK_PERCENT, which concerns every project; `projects`: ids
+    of those that use more of their quota than HOLDFAST_TRASH_QUOTA_PERCENT."""
+
+    disk: bool = False
+    projects: frozenset[str] = field(default_factory=frozenset)
+
+    def early(self) -> ColumnElement[bool]:
+        """Over `checkpoints` joined to `runs`: it goes now, whatever its `purge_at` says."""
+        by_policy: ColumnElement[bool] = Checkpoint.trashed_by == "policy"
+        return by_policy & (true() if self.disk else Run.project_id.in_(self.projects))
+
+
+def pressure_now(session: Session, context: ServiceContext) -> Pressure:
+    quotas = {row.id: row.quota_bytes for row in session.execute(select(Project.id, Project.quota_bytes))}
+    limited = {project_id: quota for project_id, quota in quotas.items() if quota is not None}
+    used = bytes_against_quota(session, context, limited) if limited else {}
+    share = context.settings.trash_quota_percent / 100
+    return Pressure(
+        disk=any(_is_full(attached.store, context) for attached in context.stores),
+        projects=frozenset(project_id for project_id, quota in limited.items() if used[project_id] > quota * share),
+    )
+
+
+def _is_full(store: object, context: ServiceContext) -> bool:
+    """A bucket has no end, and a mount that is away says nothing."""
+    if not isinstance(store, PosixStore):
+        return False
+    try:
+        usage = shutil.disk_usage(store.root)
+    except OSError:
+        return False
+    # As df counts: what only root may use is not free to us.
+    return usage.used > (usage.used + usage.free) * context.settings.trash_disk_percent / 100
+
+
+# The controller `purge`: trashed and due -> deleting -> deleted (protocol rules 21, 26, 29, 30 and 39).
+#
+#     under the checkpoint's lock, in a later statement: due, not held, not pinned, nobody reads it,
+#     and its run has two other points that are healthy and proven at this moment                     -> deleting
+#     the commit record beside the data goes, from every store
+#     -> deleted, and only now may the collector take the chunks
+#
+# A crash between two steps leaves `deleting`, which the next round goes on with; every step may run twice. From
+# `deleting` on nobody can take it back.
+#
+# A jump of the clock, or a time in which no round was, is no time in which anybody could have looked into the trash:
+# then each end in it moves by the gap (protocol rule 31).
 
 NAME = "purge"
 # Rounds of the controllers' pause between two of this one: the trash is no hurry.

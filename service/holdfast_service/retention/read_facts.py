@@ -11,17 +11,16 @@ from sqlalchemy import func, literal, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.retention import RetentionPolicy
-from holdfast_protocol.selectors import Latest
+from holdfast_protocol.runs import Latest
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health
-from holdfast_service.catalog.custody_tables import CheckpointCopy
-from holdfast_service.catalog.held import hold_reasons, is_held
-from holdfast_service.catalog.proven import newest_proven
-from holdfast_service.catalog.restore_choice import choose_restore_point, line_of_run
-from holdfast_service.catalog.tables import Attempt, Checkpoint, ReadLease, Run
-from holdfast_service.clock import database_now
-from holdfast_service.retention.facts import Fact, RunFacts
-from holdfast_service.retention.in_force import is_pinned
-from holdfast_service.retention.protect import healthy_first
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Attempt, Checkpoint, ReadLease, Run
+from holdfast_service.db.tables.operations import CheckpointCopy
+from holdfast_service.holds.held import hold_reasons, is_held
+from holdfast_service.lineage.lineage import newest_proven
+from holdfast_service.lineage.restore_choice import choose_restore_point, line_of_run
+from holdfast_service.retention.plan import Fact, RunFacts, healthy_first
+from holdfast_service.retention.trash import is_pinned
 
 _LIVE = (CheckpointState.COMMITTED, CheckpointState.UPLOADING)
 

@@ -1,9 +1,4 @@
-"""Committed -> trashed: the one way in which a checkpoint expires, for policies and for people (protocol rule 26).
-
-The caller holds the run's row FOR UPDATE, so no commit, no new attempt and no "resumed from" changes what it has
-decided. What has its own lock is looked at again here: the checkpoints' rows are locked, in order, and a LATER
-statement leaves out each that was changed since (its version says so), is held or pinned by now, or has a reader.
-"""
+"""Committed -> trashed, the one way in which a checkpoint expires; and back again."""
 
 from __future__ import annotations
 
@@ -12,17 +7,100 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from sqlalchemy import select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, exists, or_, select, update
+from sqlalchemy.orm import Session, aliased
 
+from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.pruning import UndeleteCheckpoint
 from holdfast_protocol.retention import Reason
-from holdfast_protocol.states import CheckpointState
-from holdfast_service.catalog.audit import Actor, record_event
-from holdfast_service.catalog.tables import Checkpoint, Run
-from holdfast_service.clock import database_now
+from holdfast_protocol.states import CheckpointState, Health
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
-from holdfast_service.retention.facts import Fact
-from holdfast_service.retention.in_force import must_stay
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, ReadLease, Run
+from holdfast_service.errors import ProblemError
+from holdfast_service.holds.held import is_held, pin_in_force
+from holdfast_service.lineage.lineage import PROVEN_POINTS, newest_proven, proven_among
+from holdfast_service.retention.pins import pinned_now, set_pin
+from holdfast_service.retention.plan import Fact
+from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint, refuse_if_deleted
+from holdfast_service.runs.views import current_checkpoint_view
+
+# What keeps a checkpoint where it is, as conditions of a query; asked anew under the checkpoint's lock, in a later
+# statement than the one that took it.
+
+
+def is_pinned(session: Session) -> ColumnElement[bool]:
+    """Over `checkpoints`: a pin whose end has not come by the database's clock."""
+    return pin_in_force(database_now(session))
+
+
+def is_being_read(session: Session) -> ColumnElement[bool]:
+    """Over `checkpoints`: a lease that has not run out. It outlives every ticket given under it (protocol rule 21)."""
+    return exists().where(ReadLease.checkpoint_id == Checkpoint.id, ReadLease.expires_at > database_now(session))
+
+
+def must_stay(session: Session) -> ColumnElement[bool]:
+    """Over `checkpoints`: somebody holds, has pinned or reads it."""
+    return or_(is_held(session), is_pinned(session), is_being_read(session))
+
+
+# Whether a run can spare what is in its trash: it has two other points that are proven, now (protocol rule 39).
+#
+# The plan counted them when it was made. By the time of the purge one may have been found bad, and what is in the trash
+# is what the run has left.
+
+_COUNTS = and_(Checkpoint.state == CheckpointState.COMMITTED, Checkpoint.health == Health.OK)
+
+
+def proven_points(session: Session, run_id: str) -> list[str]:
+    """The ids of the two newest committed points that are healthy and proven; fewer if the run has fewer."""
+    newest_first = session.scalars(
+        select(Checkpoint.id)
+        .where(Checkpoint.run_id == run_id, _COUNTS)
+        .order_by(Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.id)
+    ).all()
+    return newest_proven(session, newest_first)
+
+
+def lock_points(session: Session, points: Sequence[str]) -> bool:
+    """Whether they are all ours to look at. Who finds a chunk bad locks each checkpoint that needs it, so while these
+    are locked none of them gets worse. It waits for nobody: another order of locks would deadlock."""
+    locked = session.scalars(
+        select(Checkpoint.id).where(Checkpoint.id.in_(points)).with_for_update(read=True, skip_locked=True)
+    ).all()
+    return len(locked) == len(points)
+
+
+def still_proven(session: Session, points: Collection[str]) -> bool:
+    """Whether there are two of them yet, and each is as it was. Called after `lock_points`, in a later statement."""
+    healthy = session.scalars(select(Checkpoint.id).where(Checkpoint.id.in_(points), _COUNTS)).all()
+    return len(proven_among(session, healthy)) >= PROVEN_POINTS
+
+
+def is_spare(session: Session) -> ColumnElement[bool]:
+    """Over `checkpoints` in the trash, where the run has fewer than two proven points: it may go nevertheless.
+
+    What is diverged or in quarantine is no point. And nothing has to be kept for a run of which a person has deleted
+    everything that they could.
+    """
+    other = aliased(Checkpoint)
+    committed = and_(other.run_id == Checkpoint.run_id, other.state == CheckpointState.COMMITTED)
+    free = and_(~is_held(session, other), ~pin_in_force(database_now(session), other))
+    return or_(
+        Checkpoint.health.not_in((Health.OK, Health.CORRUPT)),
+        ~exists().where(committed),
+        and_(Checkpoint.trashed_by == "person", ~exists().where(committed, free)),
+    )
+
+
+# Committed -> trashed: the one way in which a checkpoint expires, for policies and for people (protocol rule 26).
+#
+# The caller holds the run's row FOR UPDATE, so no commit, no new attempt and no "resumed from" changes what it has
+# decided. What has its own lock is looked at again here: the checkpoints' rows are locked, in order, and a LATER
+# statement leaves out each that was changed since (its version says so), is held or pinned by now, or has a reader.
 
 TrashedBy = Literal["policy", "person", "run"]
 
@@ -108,3 +186,97 @@ def _free(session: Session, versions: Mapping[str, int]) -> set[str]:
         )
     )
     return {row.id for row in rows if row.version == versions[row.id]}
+
+
+# Trashed -> committed, until the purge begins (protocol rule 26).
+#
+# What a policy expired it would expire again in minutes, so it is pinned for a while unless the caller says otherwise.
+
+_PIN_REASON = "taken back from the trash"
+_LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED)
+
+
+def undelete_checkpoint(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, request: UndeleteCheckpoint
+) -> CheckpointView:
+    """Of one that is committed nothing changes: twice is fine. Raises `checkpoint_not_found`, `run_not_found` where the
+    whole run was deleted, `chunk_gone` once its purge has begun, and `checkpoint_conflict` if the same step was saved
+    anew or it was never in the trash."""
+    with context.database.transaction() as session:
+        project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
+        # Whoever begins the same step anew passes the fence, which waits for this.
+        refuse_if_deleted(project, lock_run(session, run.id))
+        checkpoint = locked_checkpoint(session, checkpoint_id)
+        if checkpoint.state != CheckpointState.COMMITTED:
+            _refuse_unless_in_trash(checkpoint)
+            _refuse_if_saved_anew(session, checkpoint)
+            _take_back(session, context, caller, checkpoint, request)
+            record_event(
+                session,
+                Actor.person(caller),
+                "checkpoint.undelete",
+                project_id=project.id,
+                run_id=run.id,
+                checkpoint_id=checkpoint_id,
+                before={"state": CheckpointState.TRASHED.value},
+                after={"state": CheckpointState.COMMITTED.value, "pinned": pinned_now(session, checkpoint)},
+            )
+        session.flush()
+        return current_checkpoint_view(session, project.name, run.name, checkpoint)
+
+
+def _take_back(
+    session: Session, context: ServiceContext, caller: Principal, checkpoint: Checkpoint, request: UndeleteCheckpoint
+) -> None:
+    pin = checkpoint.trashed_by == "policy" if request.pin is None else request.pin
+    if pin and not pinned_now(session, checkpoint):
+        now = database_now(session)
+        # As long as a person's own deletion can be thought over.
+        until = now + timedelta(seconds=context.settings.trash_person_seconds)
+        set_pin(checkpoint, caller.name, _PIN_REASON, now, until)
+    out_of_trash(checkpoint)
+
+
+def out_of_trash(checkpoint: Checkpoint) -> None:
+    """The caller has its lock, and has seen it in the trash."""
+    checkpoint.state = CheckpointState.COMMITTED
+    checkpoint.trashed_at = checkpoint.trashed_by = checkpoint.trash_reason = checkpoint.purge_at = None
+    checkpoint.version += 1
+
+
+def _refuse_unless_in_trash(checkpoint: Checkpoint) -> None:
+    if checkpoint.state == CheckpointState.TRASHED:
+        return
+    if checkpoint.state in (CheckpointState.DELETING, CheckpointState.DELETED):
+        raise ProblemError(
+            ProblemCode.CHUNK_GONE,
+            f"The purge of step {checkpoint.step} has begun, and its bytes are going. It cannot be taken back.",
+            checkpoint_id=checkpoint.id,
+            state=checkpoint.state,
+        )
+    raise ProblemError(
+        ProblemCode.CHECKPOINT_CONFLICT,
+        f"Step {checkpoint.step} is {checkpoint.state} and not in the trash. `holdfast trash list` shows what is.",
+        checkpoint_id=checkpoint.id,
+        state=checkpoint.state,
+    )
+
+
+def _refuse_if_saved_anew(session: Session, checkpoint: Checkpoint) -> None:
+    anew = session.scalar(
+        select(Checkpoint.id).where(
+            Checkpoint.run_id == checkpoint.run_id,
+            Checkpoint.attempt_number == checkpoint.attempt_number,
+            Checkpoint.step == checkpoint.step,
+            Checkpoint.off_line == checkpoint.off_line,
+            Checkpoint.state.in_(_LIVE),
+        )
+    )
+    if anew is not None:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_CONFLICT,
+            f"Attempt {checkpoint.attempt_number} has saved step {checkpoint.step} anew as {anew}. Delete that one "
+            "first, if this one is the better.",
+            checkpoint_id=checkpoint.id,
+            saved_anew=anew,
+        )

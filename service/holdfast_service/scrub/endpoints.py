@@ -7,16 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from holdfast_protocol.base import Digest, Page
-from holdfast_protocol.operations import OperationView
-from holdfast_protocol.scrub import BadCopy, Impact, StartScrub
+from holdfast_protocol.copies import BadCopy, Impact, StartScrub
+from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import Scope
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
-from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
-from holdfast_service.scrub.bad_copies import list_bad_copies
-from holdfast_service.scrub.impact import impact_of_checkpoint, impact_of_chunk
-from holdfast_service.scrub.start_scrub import scrub_checkpoint, scrub_run
+from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.scrub.impact import impact_of_checkpoint, impact_of_chunk, list_bad_copies
+from holdfast_service.scrub.on_demand import scrub_checkpoint, scrub_run
 from holdfast_service.web.guarded_route import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute, tags=["scrub"])

@@ -1,25 +1,75 @@
-"""What a bad chunk means: its copies, who needs it (checkpoints and runs), what is lost, and the nearest good steps."""
+"""What a bad chunk means: its copies, who needs it, what is lost, and everything that is bad in a project."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
+from holdfast_protocol.base import Page
+from holdfast_protocol.copies import AffectedCheckpoint, AffectedRun, BadCopy, ChunkImpact, CopyView, GoodStep, Impact
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.scrub import AffectedCheckpoint, AffectedRun, ChunkImpact, GoodStep, Impact
-from holdfast_protocol.states import CheckpointState, Health
+from holdfast_protocol.states import CheckpointState, CopyState, Health, Proof
 from holdfast_service.auth.principal import Principal
-from holdfast_service.catalog.copies import KEPT, keeps_whole
-from holdfast_service.catalog.readable import WHOLE
-from holdfast_service.catalog.resolve import checkpoint_by_id
-from holdfast_service.catalog.restore_choice import line_of_run
-from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.context import ServiceContext
+from holdfast_service.copies.predicates import KEPT, keeps_whole
+from holdfast_service.db.pages import cut_page, decode_cursor
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.errors import ProblemError
-from holdfast_service.scrub.copy_views import copies_by_chunk, is_bad, is_kept
+from holdfast_service.lineage.restore_choice import WHOLE, line_of_run
+from holdfast_service.runs.find import checkpoint_by_id, project_named
+
+# A chunk's copies as the wire shows them, and what counts as bad or as kept.
+
+
+def is_bad() -> ColumnElement[bool]:
+    """Over `copies`: suspect, or found bad and not healed. An upload that never arrived as announced is neither."""
+    return or_(
+        Copy.state == CopyState.SUSPECT,
+        and_(Copy.state == CopyState.BAD, Copy.bad_at.is_not(None), Copy.healed_at.is_(None)),
+    )
+
+
+def is_kept(store_ids: Collection[int]) -> ColumnElement[bool]:
+    """Over `chunks`: an attached store has a copy that is not known to be bad."""
+    kept = aliased(Copy)
+    return exists().where(kept.chunk_id == Chunk.id, kept.store_id.in_(store_ids), kept.state.in_(KEPT))
+
+
+def view_of(context: ServiceContext, copy: Copy) -> CopyView:
+    return CopyView(**copy_fields(context, copy))
+
+
+def copy_fields(context: ServiceContext, copy: Copy) -> dict[str, Any]:
+    role = next((attached.role for attached in context.stores if attached.store_id == copy.store_id), None)
+    return {
+        "store": role,
+        "state": CopyState(copy.state),
+        "proof": None if copy.proof is None else Proof(copy.proof),
+        "codec": copy.codec,
+        "stored_bytes": copy.stored_bytes,
+        "storage_class": copy.storage_class,
+        "verified_at": copy.verified_at,
+        "bad_at": copy.bad_at,
+        "finding": copy.finding,
+        "healed_at": copy.healed_at,
+    }
+
+
+def copies_by_chunk(session: Session, context: ServiceContext, chunk_ids: Collection[int]) -> dict[int, list[CopyView]]:
+    """What is gone is left out."""
+    found: dict[int, list[CopyView]] = {chunk_id: [] for chunk_id in chunk_ids}
+    for copy in session.scalars(
+        select(Copy).where(Copy.chunk_id.in_(chunk_ids), Copy.state != CopyState.GONE).order_by(Copy.id)
+    ):
+        found[copy.chunk_id].append(view_of(context, copy))
+    return found
+
+
+# What a bad chunk means: its copies, who needs it (checkpoints and runs), what is lost, and the nearest good steps.
 
 SHOWN_CHECKPOINTS = 500
 _SHOWN_CHUNKS = 500
@@ -195,3 +245,45 @@ def _before(good: Sequence[GoodStep], step: int) -> GoodStep | None:
 def _after(good: Sequence[GoodStep], step: int) -> GoodStep | None:
     position = bisect_right(good, step, key=lambda one: one.step)
     return good[position] if position < len(good) else None
+
+
+# Everything that is bad or suspect in a project: a page of copies, those found first at the top.
+
+_CURSOR = "bad-copies"
+
+
+def list_bad_copies(
+    context: ServiceContext, caller: Principal, project: str, *, cursor: str | None, limit: int
+) -> Page[BadCopy]:
+    """Raises `forbidden` and `project_not_found`."""
+    needing = (
+        select(func.count(Checkpoint.id.distinct()))
+        .join(Shard, Shard.checkpoint_id == Checkpoint.id)
+        .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
+        .where(ChunkListEntry.chunk_id == Copy.chunk_id, Checkpoint.state.in_(WHOLE))
+        .correlate(Copy)
+        .scalar_subquery()
+    )
+    query = select(Copy, Chunk, is_kept(context.store_ids).label("kept"), needing.label("checkpoints"))
+    query = query.join(Chunk, Chunk.id == Copy.chunk_id).where(is_bad()).order_by(Copy.id).limit(limit + 1)
+    if cursor is not None:
+        (after,) = decode_cursor(_CURSOR, cursor, int)
+        query = query.where(Copy.id > after)
+    with context.database.read() as session:
+        owner = project_named(session, caller, project)
+        found = session.execute(query.where(Copy.project_id == owner.id)).all()
+        rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (row.Copy.id,))
+        return Page(
+            items=[
+                BadCopy(
+                    **copy_fields(context, row.Copy),
+                    project=owner.name,
+                    digest=row.Chunk.digest,
+                    bytes=row.Chunk.bytes,
+                    lost=not row.kept,
+                    checkpoints=row.checkpoints,
+                )
+                for row in rows
+            ],
+            next_cursor=next_cursor,
+        )

@@ -1,13 +1,9 @@
-"""Claims the copies that are due, reads them back and settles them, store by store: proving and scrubbing are this.
-
-A copy is claimed with a lease, so any number of processes share the work, and a killed one's copies come due again. A
-store that is away, or not this catalog's, proves nothing and stops only its own part of the round.
-"""
+"""Claims the copies that are due, reads them back and settles them, store by store."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -15,16 +11,95 @@ import structlog
 from sqlalchemy import ColumnElement, TextClause, and_, func, or_, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from holdfast_service.attached_store import AttachedStore
-from holdfast_service.catalog.archived import note_archived
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.reread import Claim, Finding, claim, is_free, read_back, settle
-from holdfast_service.catalog.rounds import Backlog
-from holdfast_service.catalog.tables import Chunk, Copy
-from holdfast_service.clock import database_now
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
-from holdfast_service.scrub.tally import Tally, keep_totals
-from holdfast_service.stores.base import ObjectArchived, StoreError
+from holdfast_service.copies.cold import note_archived
+from holdfast_service.copies.read_back import Claim, Finding, claim, is_free, read_back, settle, store_of_copy
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Chunk, Copy
+from holdfast_service.db.tables.operations import ScrubTotal
+from holdfast_service.stores.base import ObjectArchived, ObjectMismatch, ObjectMissing, StoreError
+from holdfast_service.work.report import Backlog
+
+# The cheap look: sizes and checksums that the store reports, without reading.
+#
+# It finds what is missing or cut, and rot only where the store itself computes checksums. What does not seem fine is
+# read back, and only that decides; and what seems fine is not read by it, so a scrub comes no later.
+
+
+def seems_fine(context: ServiceContext, claimed: Claim) -> bool:
+    """Raises StoreError if the store cannot tell."""
+    try:
+        facts = store_of_copy(context, claimed).head(claimed.key)
+    except (ObjectMissing, ObjectMismatch):
+        return False
+    return facts.bytes == claimed.stored_bytes and facts.sha256 in (None, claimed.stored_digest)
+
+
+# What came of reading copies, store by store; and the totals of the catalog, for the metrics.
+
+
+@dataclass
+class Tally:
+    """Of one round or one operation. `marked`: ids of the checkpoints that are corrupt by it."""
+
+    good: int = 0
+    bad: int = 0
+    missing: int = 0
+    read_bytes: int = 0
+    healed: int = 0
+    marked: set[str] = field(default_factory=set)
+
+    @property
+    def settled(self) -> int:
+        return self.good + self.bad + self.missing
+
+    def note(self, finding: Finding) -> None:
+        if finding is Finding.GOOD:
+            self.good += 1
+        elif finding is Finding.MISSING:
+            self.missing += 1
+        else:
+            self.bad += 1
+
+    def add(self, other: Tally) -> None:
+        self.good, self.bad, self.missing = self.good + other.good, self.bad + other.bad, self.missing + other.missing
+        self.read_bytes, self.healed = self.read_bytes + other.read_bytes, self.healed + other.healed
+        self.marked |= other.marked
+
+
+def total_of(by_store: Mapping[int, Tally]) -> Tally:
+    total = Tally()
+    for tally in by_store.values():
+        total.add(tally)
+    return total
+
+
+def keep_totals(database: Database, by_store: Mapping[int, Tally]) -> None:
+    """Adds them to the catalog's: at the end of a round, for these rows are everybody's."""
+    for store_id, tally in sorted(by_store.items()):
+        if not (tally.settled or tally.read_bytes or tally.healed):
+            continue
+        with database.transaction() as session:
+            insert_absent(session, ScrubTotal, [{"store_id": store_id}])
+            session.execute(
+                update(ScrubTotal)
+                .where(ScrubTotal.store_id == store_id)
+                .values(
+                    read_copies=ScrubTotal.read_copies + tally.settled,
+                    read_bytes=ScrubTotal.read_bytes + tally.read_bytes,
+                    bad_copies=ScrubTotal.bad_copies + tally.bad + tally.missing,
+                    healed_copies=ScrubTotal.healed_copies + tally.healed,
+                )
+            )
+
+
+# Claims the copies that are due, reads them back and settles them, store by store: proving and scrubbing are this.
+#
+# A copy is claimed with a lease, so any number of processes share the work, and a killed one's copies come due again. A
+# store that is away, or not this catalog's, proves nothing and stops only its own part of the round.
 
 BATCH = 8
 # A copy that the store could not give is not the first one again in the next round, or it would hold up the others.

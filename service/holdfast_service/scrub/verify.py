@@ -1,20 +1,58 @@
-"""The cheap look: sizes and checksums that the store reports, without reading.
+"""A round of proving: reads the copies that nobody but their client has hashed, and those that were left suspect
+(protocol rule 14).
 
-It finds what is missing or cut, and rot only where the store itself computes checksums. What does not seem fine is read
-back, and only that decides; and what seems fine is not read by it, so a scrub comes no later.
+Afterwards a copy is `read`, and other attempts may rely on it; or it is bad, and the checkpoints that need it and have
+no other are marked. Where a ticket could still overwrite the copy it is only `read_early`: what went wrong is known at
+once, and it is read again when that time is over (protocol rule 37).
 """
 
 from __future__ import annotations
 
-from holdfast_service.catalog.reread import Claim, store_of_copy
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, or_, text
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
-from holdfast_service.stores.base import ObjectMismatch, ObjectMissing
+from holdfast_service.db.tables.core import COPY_TO_READ, Copy
+from holdfast_service.scrub.read_copies import Due, backlog_of, read_due, total_of
+from holdfast_service.work.report import Backlog, RoundReport
 
 
-def seems_fine(context: ServiceContext, claimed: Claim) -> bool:
-    """Raises StoreError if the store cannot tell."""
-    try:
-        facts = store_of_copy(context, claimed).head(claimed.key)
-    except (ObjectMissing, ObjectMismatch):
-        return False
-    return facts.bytes == claimed.stored_bytes and facts.sha256 in (None, claimed.stored_digest)
+def _is_due(now: datetime, _attached: AttachedStore) -> ColumnElement[bool]:
+    early = and_(Copy.state == CopyState.VERIFIED, Copy.proof == Proof.READ_EARLY)
+    # The text of the partial index, so that it is used.
+    return and_(text(f"({COPY_TO_READ})"), or_(~early, Copy.overwritable_until <= now))
+
+
+_DUE = Due(_is_due, Copy.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProveReport(RoundReport):
+    good: int = 0
+    bad: int = 0
+    read_bytes: int = 0
+    corrupt_checkpoints: tuple[str, ...] = ()
+
+
+def tick(context: ServiceContext) -> ProveReport:
+    reading = read_due(context, Actor.controller("prove"), _DUE, context.reading_pace.spend)
+    total = total_of(reading.by_store)
+    return ProveReport(
+        done=total.settled,
+        failed=reading.failed,
+        error=reading.error,
+        good=total.good,
+        bad=total.bad + total.missing,
+        read_bytes=total.read_bytes,
+        corrupt_checkpoints=tuple(sorted(total.marked)),
+    )
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    return backlog_of(session, context, _DUE)

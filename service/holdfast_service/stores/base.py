@@ -1,26 +1,30 @@
-"""The Store contract: what the service needs of the place where chunks live, whatever that place is.
-
-Order of calls for one chunk: presign_put -> (the client sends the bytes) -> head -> ... presign_get ... -> delete.
-Every error that leaves a store is one of:
-
-    StoreError
-      ObjectMissing       there is no such object, and the store itself is there
-      ObjectMismatch      the object's bytes are not those that were announced
-      ObjectArchived      it is there and has to be thawed before it can be read
-      StoreUnavailable    no answer, or "later": retry
-      StoreFull           no room, or over its quota: an operator must act
-      StoreRefused        credentials, permissions or configuration: an operator must act
-      StoreNotOurs        it does not say that it is this catalog's, in this epoch: nothing in it is changed
-"""
+"""The Store contract: what the service needs of the place where chunks live, whatever that place is."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
+
+from holdfast_protocol.tiers import StorageClass, ThawSpeed
+
+# The Store contract: what the service needs of the place where chunks live, whatever that place is.
+#
+# Order of calls for one chunk: presign_put -> (the client sends the bytes) -> head -> ... presign_get ... -> delete.
+# Every error that leaves a store is one of:
+#
+#     StoreError
+#       ObjectMissing       there is no such object, and the store itself is there
+#       ObjectMismatch      the object's bytes are not those that were announced
+#       ObjectArchived      it is there and has to be thawed before it can be read
+#       StoreUnavailable    no answer, or "later": retry
+#       StoreFull           no room, or over its quota: an operator must act
+#       StoreRefused        credentials, permissions or configuration: an operator must act
+#       StoreNotOurs        it does not say that it is this catalog's, in this epoch: nothing in it is changed
 
 _PROJECT_ID = re.compile(r"[0-9a-z](?:[0-9a-z-]{0,62}[0-9a-z])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -289,6 +293,83 @@ class MountedStore(Protocol):
 
 @runtime_checkable
 class RemotelySignedStore(Protocol):
-    """A store whose tickets may each be signed by a request to somebody else; make_tickets.py waits for several."""
+    """A store whose tickets may each be signed by a request to somebody else; base.py waits for several."""
 
     tickets_at_once: int
+
+
+# What a store with storage classes offers beside the Store contract: copies in another class, and thawing them.
+#
+#     copy_object (server-side, into a class) -> class_facts ... restore_object -> class_facts until it is readable
+#
+# GLACIER and DEEP_ARCHIVE have to be thawed before anybody can read them; the other classes are readable at once.
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFacts:
+    """What the store says of an object and its class. `storage_class` is None for the store's default one.
+
+    `thawing`: a restore request is under way. `readable_until`: the end of a thawed object's time; None for one that
+    is not thawed, or needs no thaw.
+    """
+
+    facts: ObjectFacts
+    storage_class: str | None
+    thawing: bool
+    readable_until: datetime | None
+
+
+@runtime_checkable
+class ClassedStore(Protocol):
+    """A store whose objects have storage classes. Raises StoreError as a Store does."""
+
+    def check_storage_class(self, storage_class: StorageClass) -> None:
+        """Finds out by trying, with a small object that is gone afterwards. StoreRefused if the store does not keep it
+        in that class, or would let everybody read at once what it calls archived."""
+
+    def copy_object(self, source: ObjectKey, target: ObjectKey, storage_class: StorageClass) -> ClassFacts:
+        """Has the store copy an object of its own, hashing it on the way; what it says of the result. Repeatable.
+        ObjectArchived if the source has to be thawed first."""
+
+    def class_facts(self, key: ObjectKey) -> ClassFacts:
+        """What the store says; ObjectMissing only if the store is there and the object is not."""
+
+    def restore_object(self, key: ObjectKey, days: int, speed: ThawSpeed) -> None:
+        """Asks for a readable copy for `days` days from its completion, or from now on if there is one. One that is on
+        its way is fine."""
+
+
+# What a store offers that can hold objects by itself (S3 Object Lock): a legal hold, put on and taken off at any time.
+#
+# Only the legal hold, and no retention until a date: it needs no permission to bypass anything, is taken off when the
+# last hold on the chunk is released, and a wrong date cannot lock bytes for a century
+# (docs/adr/0017-a-mirrored-hold-is-a-legal-hold.md).
+
+
+@runtime_checkable
+class LockingStore(Protocol):
+    """A Store that may be able to; whether its bucket is, it has to be asked. Raises StoreError."""
+
+    def has_object_lock(self) -> bool:
+        """Asks the bucket."""
+
+    def set_legal_hold(self, key: ObjectKey, version_id: str | None, *, on: bool) -> None:
+        """On exactly this version, or the current one if the store has no versions of it. Twice is fine.
+        ObjectMissing if it is not there."""
+
+
+# Makes the tickets of one call: one after the other, or several at once where each waits for a remote signature.
+#
+# A batch has up to a thousand chunks, and a signature over the network takes tens of milliseconds.
+
+_Item = TypeVar("_Item")
+_Ticket = TypeVar("_Ticket")
+
+
+def make_tickets(store: Store, make: Callable[[_Item], _Ticket], items: Sequence[_Item]) -> list[_Ticket]:
+    """`make(item)` for each, in their order. Raises what the first failing one raises."""
+    at_once = store.tickets_at_once if isinstance(store, RemotelySignedStore) else 1
+    if at_once == 1 or len(items) < 2:
+        return [make(item) for item in items]
+    with ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="holdfast-sign") as threads:
+        return list(threads.map(make, items))

@@ -9,18 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from holdfast_service.stores import gcs_location, s3_location
 from holdfast_service.stores.base import Capabilities, StoreUnavailable
-from holdfast_service.stores.credentials import DefaultChainCredentials, FixedCredentials
-from holdfast_service.stores.gcs import GcsStore
-from holdfast_service.stores.gcs_credentials import default_identity
-from holdfast_service.stores.gcs_signers import signer_for
-from holdfast_service.stores.gcs_wire import GcsWire
-from holdfast_service.stores.pool import StorePool
-from holdfast_service.stores.posix import PosixStore
-from holdfast_service.stores.s3 import S3Store
-from holdfast_service.stores.signed_urls import UrlSigner
-from holdfast_service.stores.sigv4 import Credentials
+from holdfast_service.stores.bucket.wire import StorePool
+from holdfast_service.stores.gcs import gcs_url as gcs_location
+from holdfast_service.stores.gcs.gcs_store import GcsStore
+from holdfast_service.stores.gcs.identity import GcsWire, default_identity, signer_for
+from holdfast_service.stores.posix.posix_store import PosixStore
+from holdfast_service.stores.posix.signed_urls import UrlSigner
+from holdfast_service.stores.s3 import s3_url as s3_location
+from holdfast_service.stores.s3.s3_store import S3Store
+from holdfast_service.stores.s3.s3_url import DefaultChainCredentials, FixedCredentials
+from holdfast_service.stores.s3.signer import Credentials
 
 _POSIX_EXAMPLE = "posix:///var/lib/holdfast/store"
 

@@ -1,11 +1,8 @@
-"""Goes through a due checkpoint's chunks, a portion at a time: each gets a copy in the colder place, and what has one
-loses its hot copy. A checkpoint that was gone through is looked at again a day later: what kept a chunk hot may have
-ended.
-"""
+"""A due checkpoint's chunks get a copy in the colder place; the hot ones go once that is settled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,21 +11,258 @@ import structlog
 from sqlalchemy import exists, or_, select, text, update
 from sqlalchemy.orm import Session
 
-from holdfast_service.catalog.copying import (
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_service.audit.record import Actor
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.cold import note_archived, note_class, store_says
+from holdfast_service.copies.copy_chunk import (
     CopyFailure,
+    CopyTask,
     LeaseOverError,
+    Moved,
     SourceBadError,
     StoreFailedError,
     TargetBadError,
+    begin_copy,
+    give_up_copy,
+    move_bytes,
+    settle_copy,
 )
-from holdfast_service.catalog.tables import TO_COOL, Checkpoint, Chunk, Copy
-from holdfast_service.clock import database_now
-from holdfast_service.context import ServiceContext
-from holdfast_service.stores.base import StoreError
-from holdfast_service.tiers.look import could_go, still_there
-from holdfast_service.tiers.movable import Place, hotter_copy, in_use, needed_by, place_of, wanted_hotter
-from holdfast_service.tiers.move import Made, move_chunk
-from holdfast_service.tiers.retire import retire
+from holdfast_service.copies.corruption import lock_users, mark_cold
+from holdfast_service.copies.predicates import PROVEN
+from holdfast_service.copies.read_back import Claim, Finding, claim, let_go, read_back, settle
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.memory import note_change
+from holdfast_service.db.tables.core import TO_COOL, Checkpoint, Chunk, Copy
+from holdfast_service.stores.base import ClassedStore, ObjectArchived, ObjectMismatch, ObjectMissing, StoreError
+from holdfast_service.tiers.movable import (
+    Place,
+    classed_store,
+    hotter_copy,
+    in_use,
+    may_be_left,
+    needed_by,
+    not_kept_back,
+    place_of,
+    wanted_hotter,
+)
+
+# Looks again at a copy in the colder place that was not made just now, before the hot one goes in favour of it: nobody
+# may have looked at it for months, and what is hot may be all that is good.
+#
+#     claim its row (it stays what it is) -> the store's own class, size and SHA-256, or else read and hash it
+#       -> good, or marked bad, and the hot one stays
+
+CONTROLLER = Actor.controller("tiers")
+
+
+def could_go(session: Session, context: ServiceContext, chunk_ids: Collection[int], place: Place) -> Sequence[int]:
+    """Those of the chunks whose hot copy nothing keeps, if only the place has a good one."""
+    kept_back = not_kept_back(database_now(session))
+    statement = select(Copy.chunk_id).where(Copy.chunk_id.in_(chunk_ids), hotter_copy(context, place), kept_back)
+    return session.scalars(statement.distinct().order_by(Copy.chunk_id)).all()
+
+
+def still_there(context: ServiceContext, chunk_id: int, place: Place, on_bytes: Callable[[int], None]) -> int | None:
+    """The chunk's copy in the place, if it was found good now; None also while somebody else is at work on it. Raises
+    StoreError if the store cannot tell."""
+    claimed = context.database.run(lambda session: _claim(session, context, chunk_id, place))
+    if claimed is None:
+        return None
+    try:
+        good = _is_good(context, claimed, place, on_bytes)
+    except StoreError:
+        let_go(context, claimed)
+        raise
+    return claimed.copy_id if good else None
+
+
+def _claim(session: Session, context: ServiceContext, chunk_id: int, place: Place) -> Claim | None:
+    now = database_now(session)
+    row = session.execute(
+        select(Copy, Chunk)
+        .join(Chunk, Chunk.id == Copy.chunk_id)
+        .where(
+            Copy.chunk_id == chunk_id,
+            place.holds(Copy),
+            or_(Copy.leased_until.is_(None), Copy.leased_until <= now),
+        )
+        .order_by(Copy.id)
+        .limit(1)
+        .with_for_update(of=Copy, skip_locked=True)
+    ).one_or_none()
+    until = now + timedelta(seconds=context.settings.chunk_lease_seconds)
+    return None if row is None else claim(session, row.Chunk, row.Copy, until, suspect=False)
+
+
+def _is_good(context: ServiceContext, claimed: Claim, place: Place, on_bytes: Callable[[int], None]) -> bool:
+    says = store_says(context, claimed)
+    finding = None if says is None else says.finding
+    # Whatever class the cold store keeps it in is its own affair.
+    moved = says is not None and place.storage_class not in (None, says.storage_class)
+    if says is not None and moved and finding in (None, Finding.GOOD):
+        note_class(context, claimed, says.storage_class, CONTROLLER)
+        return False
+    if finding is Finding.GOOD:
+        let_go(context, claimed)  # nobody has read it
+        return True
+    if finding is None:
+        try:
+            finding = read_back(context, claimed, on_bytes)
+        except ObjectArchived:
+            finding = note_archived(context, claimed, CONTROLLER)
+    if finding is not None:
+        settle(context, claimed, finding, CONTROLLER)
+    return finding is Finding.GOOD
+
+
+# Gives a chunk a settled, proven copy in a colder place. The hot one stays (see `retire`).
+#
+# Within a bucket the store copies by itself (CopyObject); from folder to folder, and where the store does not hash what
+# it copies, the bytes go through this process. Either way the row comes first and is settled by its lease (protocol
+# rule 28): a process that dies in between leaves a `copying` row, which the next one takes up or the collector deletes.
+
+
+@dataclass(frozen=True)
+class _Task:
+    """`stored_digest` is set where the source is proven, so that the store may copy it unread."""
+
+    copy: CopyTask
+    stored_digest: str | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A copy that this process has just made."""
+
+    copy_id: int
+    chunk_id: int
+    bytes: int
+
+
+def move_chunk(context: ServiceContext, chunk_id: int, place: Place, on_bytes: Callable[[int], None]) -> Made | None:
+    """What was made; None if there was nothing to do, or somebody else does it. Raises what `move_bytes`
+    does, with the lease given back."""
+    task = context.database.run(lambda session: _begin(session, context, chunk_id, place))
+    if task is None:
+        return None
+    try:
+        moved = _copy(context, task, place, on_bytes)
+    except BaseException as failure:
+        give_up_copy(context, task.copy, failure)
+        raise
+    made = Made(task.copy.copy_id, chunk_id, task.copy.stored_bytes)
+    return made if settle_copy(context, task.copy, moved) else None
+
+
+def _begin(session: Session, context: ServiceContext, chunk_id: int, place: Place) -> _Task | None:
+    copy = begin_copy(session, context, chunk_id, place.store_id, storage_class=place.storage_class)
+    if copy is None:
+        return None
+    source = session.get_one(Copy, copy.source_copy_id)
+    return _Task(copy, source.stored_digest if source.proof in PROVEN else None)
+
+
+def _copy(context: ServiceContext, task: _Task, place: Place, on_bytes: Callable[[int], None]) -> Moved:
+    store = classed_store(context, place.store_id)
+    within = place.storage_class is not None and task.copy.source_store_id == place.store_id
+    if store is not None and within and task.stored_digest is not None and _hashes(context, place):
+        return _copy_within(store, task.copy, place, task.stored_digest)
+    return move_bytes(context, task.copy, on_bytes)
+
+
+def _hashes(context: ServiceContext, place: Place) -> bool:
+    store = context.store_of(place.store_id)
+    found = None if store is None else store.capabilities
+    return found is not None and found.sha256_enforced and found.sha256_reported
+
+
+def _copy_within(store: ClassedStore, task: CopyTask, place: Place, stored_digest: str) -> Moved:
+    assert place.storage_class is not None
+    try:
+        try:
+            # Somebody who died may have done it: a bucket with versions would keep the second copy for ever.
+            told = store.class_facts(task.target_key)
+        except ObjectMissing:
+            told = store.copy_object(task.source_key, task.target_key, place.storage_class)
+    except ObjectMissing:
+        raise SourceBadError(f"the chunk {task.digest} is not where its copy should be") from None
+    except ObjectMismatch as error:
+        raise TargetBadError(str(error)) from error
+    except StoreError as error:
+        raise StoreFailedError(task.target_store_id, error) from error
+    found = (told.storage_class, told.facts.bytes, told.facts.sha256)
+    if found != (place.storage_class, task.stored_bytes, stored_digest):
+        raise TargetBadError(
+            f"the store says of its copy of the chunk {task.digest} in {place.target}: class {told.storage_class}, "
+            f"{told.facts.bytes} bytes, SHA-256 {told.facts.sha256}; that is not what was copied"
+        )
+    return Moved(stored_digest, Proof.STORE_SHA256, told.facts.version_id)
+
+
+# Takes the hot copies of chunks away that have a settled copy in a colder place (protocol rules 15, 21 and 28).
+#
+# The locks are the guard: all users of the chunks, then the chunks, which a negotiation excludes; only then, in later
+# statements, it is asked again who wants them hot. In the same transaction the copy becomes `deleting`, so that nobody
+# is told `present` or given a URL any more, and the checkpoints become cold, so that nobody is told to restore them.
+# Its bytes stay until the last issued URL has run out: `leased_until` is that moment, and the collector deletes what is
+# `deleting` and leased by nobody. A process that dies before the commit has changed nothing.
+
+
+@dataclass(frozen=True)
+class Retired:
+    copies: int = 0
+    bytes: int = 0
+    cold_checkpoints: tuple[str, ...] = ()
+
+
+def retire(context: ServiceContext, there: Mapping[int, int], place: Place) -> Retired:
+    """Of these chunks, what may go now. Each has the copy in the place that was made, or looked at, just now.
+    Repeatable."""
+    return context.database.run(lambda session: _retire(session, context, there, place))
+
+
+def _retire(session: Session, context: ServiceContext, there: Mapping[int, int], place: Place) -> Retired:
+    lock_users(session, *there)
+    locked = session.scalars(
+        select(Chunk.id).where(Chunk.id.in_(there.keys())).order_by(Chunk.digest).with_for_update()
+    ).all()
+    # The copies in the place as well: none is found bad between the look at it and the end of this.
+    session.execute(select(Copy.id).where(Copy.chunk_id.in_(locked)).order_by(Copy.id).with_for_update()).all()
+    now = database_now(session)
+    # A later statement: it sees what the others committed while this waited for the locks.
+    copies = session.scalars(
+        select(Copy)
+        .join(Chunk, Chunk.id == Copy.chunk_id)
+        .where(
+            Chunk.id.in_(locked),
+            hotter_copy(context, place),
+            may_be_left(place, now, tuple(there.values())),
+            ~wanted_hotter(place),
+            ~in_use(context, place, now),
+        )
+        .order_by(Copy.id)
+        .with_for_update(of=Copy),
+        execution_options={"populate_existing": True},
+    ).all()
+    # Whoever was given a URL for it just now may use it for so long.
+    outlived_at = now + timedelta(seconds=context.settings.ticket_seconds)
+    for copy in copies:
+        copy.state = CopyState.DELETING
+        copy.leased_until = outlived_at
+    if copies:
+        note_change(session, f"{len(copies)} copies were left for colder ones")
+    session.flush()
+    gone = {copy.chunk_id for copy in copies}
+    cold: list[str] = []
+    if gone and place.is_cold:
+        cold = mark_cold(session, gone, context.store_ids, actor=CONTROLLER, target=place.target)
+    return Retired(len(copies), sum(copy.stored_bytes for copy in copies), tuple(cold))
+
+
+# Goes through a due checkpoint's chunks, a portion at a time: each gets a copy in the colder place, and what has one
+# loses its hot copy. A checkpoint that was gone through is looked at again a day later: what kept a chunk hot may have
+# ended.
 
 _CHUNKS_AT_ONCE = 64
 # Each may hold a stored chunk in memory.

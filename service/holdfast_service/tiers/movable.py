@@ -14,12 +14,12 @@ from sqlalchemy.orm import aliased
 
 from holdfast_protocol.states import CheckpointState, CopyState, StoreRole
 from holdfast_protocol.tiers import COLD_STORE, StorageClass, coldness, must_be_thawed
-from holdfast_service.catalog.copies import KEPT, PROVEN
-from holdfast_service.catalog.custody_tables import CheckpointCopy
-from holdfast_service.catalog.held import store_lets_go
-from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkListEntry, Copy, ReadLease, Shard, ShardChunk
 from holdfast_service.context import ServiceContext
-from holdfast_service.stores.storage_classes import ClassedStore
+from holdfast_service.copies.predicates import KEPT, PROVEN
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, ReadLease, Shard, ShardChunk
+from holdfast_service.db.tables.operations import CheckpointCopy
+from holdfast_service.holds.held import store_lets_go
+from holdfast_service.stores.base import ClassedStore
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,1 @@
-"""What checkpoints take up and what that costs.
-
-show_usage.py   the figures of projects and runs
-prices.py       the price list: the defaults, or what an administrator has put
-cost.py         bytes times prices (pure)
-show_cost.py    what it costs now
-"""
+"""What checkpoints take up, what that costs, and what it would cost under another policy."""

@@ -1,10 +1,30 @@
-"""Bytes times prices. Pure."""
+"""Bytes times prices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast_protocol.usage import GIB, CostLine, CostView, PriceList, StoreBytes, UsageView
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.usage import (
+    DEFAULT_PRICES,
+    GIB,
+    CostLine,
+    CostView,
+    PriceList,
+    PriceListView,
+    StoreBytes,
+    UsageView,
+)
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.operations import PriceList as PriceRow
+from holdfast_service.usage.show_usage import show_usage
+
+# Bytes times prices. Pure.
 
 
 def price_of(prices: PriceList, store_kind: str, storage_class: str | None) -> float | None:
@@ -48,3 +68,52 @@ def cost_of(prices: PriceList, usage: UsageView) -> CostView:
 
 def total_of(lines: Iterable[CostLine]) -> float:
     return sum(line.per_month for line in lines)
+
+
+# The price list: the newest one that an administrator has put, else the defaults with their date and source.
+
+
+def show_prices(context: ServiceContext) -> PriceListView:
+    with context.database.read() as session:
+        return current_prices(session)
+
+
+def put_prices(context: ServiceContext, caller: Principal, wanted: PriceList) -> PriceListView:
+    """The same again is fine. Raises `forbidden` for a project's token: the list is everybody's."""
+    caller.check_every_project()
+    with context.database.transaction() as session:
+        before = current_prices(session)
+        if before.prices == wanted:
+            return before
+        now = database_now(session)
+        session.add(PriceRow(document=wanted.model_dump(mode="json"), updated_at=now, updated_by=caller.name))
+        record_event(
+            session,
+            Actor.person(caller),
+            "prices.put",
+            before=before.prices.model_dump(mode="json"),
+            after=wanted.model_dump(mode="json"),
+        )
+        session.flush()
+        return current_prices(session)
+
+
+def current_prices(session: Session) -> PriceListView:
+    row = session.scalar(select(PriceRow).order_by(PriceRow.id.desc()).limit(1))
+    if row is None:
+        return PriceListView(prices=DEFAULT_PRICES, is_default=True, updated_at=None, updated_by=None)
+    return PriceListView(
+        prices=PriceList.model_validate(row.document),
+        is_default=False,
+        updated_at=row.updated_at,
+        updated_by=row.updated_by,
+    )
+
+
+# What storing a project or a run costs a month, as it is now.
+
+
+def show_cost(context: ServiceContext, caller: Principal, project: str, run: str | None = None) -> CostView:
+    """Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    usage = show_usage(context, caller, project, run)
+    return cost_of(show_prices(context).prices, usage)

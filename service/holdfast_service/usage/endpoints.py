@@ -1,4 +1,4 @@
-"""Routes of usage, cost and prices."""
+"""Routes of usage, cost, prices and forecasts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from fastapi import APIRouter, Query
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.states import Scope
-from holdfast_protocol.usage import CostView, PriceList, PriceListView, UsageView
+from holdfast_protocol.usage import CostForecast, CostView, ForecastCost, PriceList, PriceListView, UsageView
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
-from holdfast_service.catalog.cursors import MAX_PAGE
 from holdfast_service.context import Context
-from holdfast_service.usage.prices import put_prices, show_prices
-from holdfast_service.usage.show_cost import show_cost
+from holdfast_service.db.pages import MAX_PAGE
+from holdfast_service.usage.cost import put_prices, show_cost, show_prices
+from holdfast_service.usage.cost_forecast import forecast_cost
 from holdfast_service.usage.show_usage import list_usage, show_usage
 from holdfast_service.web.guarded_route import GuardedRoute
+
+# Routes of usage, cost and prices.
 
 router = APIRouter(route_class=GuardedRoute, tags=["usage"])
 
@@ -65,3 +67,13 @@ def prices(context: Context, caller: Reader) -> PriceListView:
 @router.put("/v1/prices", summary="Replace the prices")
 def put(body: PriceList, context: Context, caller: Annotated[Principal, require(Scope.ADMIN)]) -> PriceListView:
     return put_prices(context, caller, body)
+
+
+# The route of forecasts.
+
+
+@router.post("/v1/projects/{project}/runs/{run}/cost-forecast", summary="What a run would cost a month under a policy")
+def forecast(
+    project: str, run: str, body: ForecastCost, context: Context, caller: Annotated[Principal, require(Scope.READ)]
+) -> CostForecast:
+    return forecast_cost(context, caller, project, run, body)

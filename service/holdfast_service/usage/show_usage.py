@@ -1,4 +1,4 @@
-"""The figures of projects and runs, each by itself (`catalog/byte_usage.py` says which add up)."""
+"""The figures of projects and runs, each by itself (`copies/stored_bytes.py` says which add up)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.collection import StoreSweep
 from holdfast_protocol.states import CheckpointState, StoreRole
+from holdfast_protocol.stores import StoreSweep
 from holdfast_protocol.usage import StoreBytes, UsageView
 from holdfast_service.auth.principal import Principal
-from holdfast_service.catalog.byte_usage import CountedBytes, KeptFor, count_bytes
-from holdfast_service.catalog.custody_tables import StoreCare
-from holdfast_service.catalog.resolve import page_of_projects, project_named, run_named
-from holdfast_service.catalog.stored_bytes import CommittedBytes, committed_bytes
-from holdfast_service.catalog.tables import Checkpoint, Project, Run, Store
-from holdfast_service.clock import database_now
 from holdfast_service.context import ServiceContext
+from holdfast_service.copies.stored_bytes import CommittedBytes, CountedBytes, KeptFor, committed_bytes, count_bytes
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Project, Run, Store
+from holdfast_service.db.tables.operations import StoreCare
+from holdfast_service.runs.find import page_of_projects, project_named, run_named
 
 _CURSOR = "usage"
 

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 
 from holdfast_protocol.base import Request
 from holdfast_protocol.problems import ProblemCode
-from holdfast_service.auth.require import RequireScope
+from holdfast_service.auth.authenticate import RequireScope
 from holdfast_service.errors import ProblemError
 
 # A body has half a minute, and a second more for each so many bytes that have come.

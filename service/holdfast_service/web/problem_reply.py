@@ -14,8 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION
 from holdfast_protocol.problems import PROBLEM_KINDS, Problem, ProblemCode
-from holdfast_protocol.version import PROTOCOL_HEADER, PROTOCOL_VERSION
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
 from holdfast_service.stores.problems import store_problem

@@ -1,8 +1,13 @@
-"""One call: to the address that was looked at, under the name that was given. No proxy, no redirect, no long answer."""
+"""One call of a webhook: signed, to the address that was looked at, and tried again later when it failed."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import http.client
+import random
+import secrets
 import socket
 import ssl
 import threading
@@ -11,6 +16,48 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from holdfast_service.webhooks.target import Target
+
+# What proves to the receiver that a call is ours, as the Standard Webhooks specification has it. Pure.
+
+SECRET_BYTES = 32
+_PREFIX = "whsec_"
+
+
+def new_secret() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def shown(secret: bytes) -> str:
+    """As libraries of the specification take it."""
+    return _PREFIX + base64.b64encode(secret).decode()
+
+
+def signature(secret: bytes, message_id: str, timestamp: int, body: bytes) -> str:
+    """The `webhook-signature` header. `timestamp` in seconds since 1970; it is signed, so that an old call cannot be
+    played again."""
+    signed = b".".join((message_id.encode(), str(timestamp).encode(), body))
+    return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
+
+
+# When a call that failed is made again. Pure.
+
+MOST_TRIES = 12
+_FIRST_SECONDS = 5.0
+_FACTOR = 4.0
+_LONGEST_SECONDS = 4 * 3600.0
+
+
+def pause_seconds(tries: int, jitter: float | None = None) -> float | None:
+    """After so many tries; None: it is given up, a day after the first. Each waits up to a fifth longer, or less:
+    what failed together should not come back together. `jitter`: from -1 to 1."""
+    if tries >= MOST_TRIES:
+        return None
+    if jitter is None:
+        jitter = random.uniform(-1, 1)  # noqa: S311
+    return min(_LONGEST_SECONDS, _FIRST_SECONDS * _FACTOR ** (tries - 1)) * (1 + jitter / 5)
+
+
+# One call: to the address that was looked at, under the name that was given. No proxy, no redirect, no long answer.
 
 CONNECT_SECONDS = 5.0
 WHOLE_SECONDS = 15.0

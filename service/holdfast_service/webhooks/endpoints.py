@@ -9,15 +9,12 @@ from fastapi import APIRouter, Query
 from holdfast_protocol.base import Page
 from holdfast_protocol.states import Scope
 from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookCreated, WebhookView
+from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
-from holdfast_service.auth.require import require
-from holdfast_service.catalog.cursors import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.context import Context
+from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.web.guarded_route import GuardedRoute
-from holdfast_service.webhooks.create import create_webhook
-from holdfast_service.webhooks.look import list_deliveries, list_webhooks
-from holdfast_service.webhooks.remove import delete_webhook
-from holdfast_service.webhooks.try_out import try_out
+from holdfast_service.webhooks.manage import create_webhook, delete_webhook, list_deliveries, list_webhooks, try_out
 
 router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects/{project}/webhooks", tags=["webhooks"])
 

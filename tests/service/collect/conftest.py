@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from holdfast_service.catalog.tables import Project
+from holdfast_service.db.tables.core import Project
 from holdfast_service.settings import ServiceSettings
 from tests.support.rank import Job
 from tests.support.service import RunningService

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-import holdfast_service.retention.undelete
-from holdfast_service.catalog.tables import Checkpoint, Copy
-from holdfast_service.collect.tick import CollectReport, backlog, collect, tick
+import holdfast_service.retention.trash
+from holdfast_service.collect.controller import CollectReport, backlog, collect, tick
+from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.stores.base import StoreRefused
 from tests.service.conftest import Clock
 from tests.support.garbage import bytes_of, given_up
@@ -34,7 +34,7 @@ def test_an_undelete_in_flight_has_its_chunks(
     job: Job, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint_id = in_the_trash(job, service, clock)
-    gate = hold_after(monkeypatch, holdfast_service.retention.undelete, "_take_back")
+    gate = hold_after(monkeypatch, holdfast_service.retention.trash, "_take_back")
     undeleting, collecting = overlap(
         service,
         gate,

@@ -8,14 +8,14 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
-import holdfast_service.commit.seal
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.custody_tables import CollectCandidate
-from holdfast_service.catalog.reread import Claim, Finding, claim, read_back, settle
-from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy
-from holdfast_service.clock import database_now
-from holdfast_service.collect.tick import collect, tick
+import holdfast_service.training.seal
+from holdfast_service.audit.record import Actor
+from holdfast_service.collect.controller import collect, tick
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.copies.read_back import Claim, Finding, claim, read_back, settle
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy
+from holdfast_service.db.tables.operations import CollectCandidate
 from tests.service.conftest import Clock
 from tests.support.damage import flip
 from tests.support.garbage import bytes_of
@@ -39,7 +39,7 @@ def test_a_seal_that_is_just_turning_references_into_a_list_keeps_its_chunks(
     save.upload(0, [b"weights", b"index"])
     clock.let_tickets_expire(service.context.settings)
     # The references are gone and the list is there, in a transaction that has not ended.
-    gate = hold_before(monkeypatch, holdfast_service.commit.seal, "complete_if_whole")
+    gate = hold_before(monkeypatch, holdfast_service.training.seal, "complete_if_whole")
     sealing, collecting = overlap(
         service, gate, lambda: save.seal(0, [b"weights", b"index"]), lambda: collect(service.context, whole=True)
     )

@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import func, select, update
 
 import holdfast_service.collect.mark
-import holdfast_service.uploads.reserve
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.store_row import Marker, write_marker
-from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkList, Copy, ShardChunk
-from holdfast_service.collect.tick import CollectReport, collect, tick
+import holdfast_service.training.negotiate
+from holdfast_service.attached_stores.ownership import Marker, write_marker
+from holdfast_service.collect.controller import CollectReport, collect, tick
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkList, Copy, ShardChunk
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectMissing, StoreUnavailable
 from tests.service.conftest import Clock
@@ -106,7 +106,7 @@ def test_a_chunk_that_a_writer_is_just_referring_to_is_left_alone(
     clock.let_tickets_expire(service.context.settings)
     save = job.begin(1)
     save.negotiate(0)
-    gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "_refer")
+    gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "_refer")
     # The reference is inserted in a transaction that has not ended.
     writing, collecting = overlap(
         service, gate, lambda: save.negotiate(0, [b"wanted again"]), lambda: tick(service.context)

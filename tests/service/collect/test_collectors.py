@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from sqlalchemy import event, func, select, update
 
-import holdfast_service.collect.delete
-import holdfast_service.collect.look
+import holdfast_service.collect.controller
+import holdfast_service.collect.full_scan
 import holdfast_service.collect.mark
 import holdfast_service.collect.references
-import holdfast_service.collect.tick
-from holdfast_service.catalog.custody_tables import CollectCandidate
-from holdfast_service.catalog.tables import Checkpoint, Chunk, ChunkList, ChunkListEntry, Copy, ShardChunk
-from holdfast_service.clock import database_now
-from holdfast_service.collect.tick import collect, tick
+from holdfast_service.collect.controller import collect, tick
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkList, ChunkListEntry, Copy, ShardChunk
+from holdfast_service.db.tables.operations import CollectCandidate
 from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.garbage import bytes_of, given_up
@@ -34,10 +33,10 @@ STEPS: dict[str, tuple[ModuleType, str, int]] = {
         "drop_unused_lists",
         1,
     ),
-    "lists were dropped, nothing is marked yet": (holdfast_service.collect.tick, "mark", 1),
-    "copies are marked, no bytes were deleted": (holdfast_service.collect.tick, "delete_marked", 1),
-    "a part of the bytes is deleted": (holdfast_service.collect.delete, "_delete", 2),
-    "bytes are deleted, nothing is settled": (holdfast_service.collect.delete, "_settle", 1),
+    "lists were dropped, nothing is marked yet": (holdfast_service.collect.controller, "mark", 1),
+    "copies are marked, no bytes were deleted": (holdfast_service.collect.controller, "delete_marked", 1),
+    "a part of the bytes is deleted": (holdfast_service.collect.mark, "_delete", 2),
+    "bytes are deleted, nothing is settled": (holdfast_service.collect.mark, "_settle", 1),
 }
 
 
@@ -115,7 +114,7 @@ def test_a_quiet_round_reads_no_table_of_copies_or_chunks_whole(
 def test_what_nobody_left_as_a_candidate_is_found_by_the_full_look(
     job: Job, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdfast_service.collect.look, "ROWS", 1)
+    monkeypatch.setattr(holdfast_service.collect.full_scan, "ROWS", 1)
     given_up(job, b"forgotten")
     job.save(1, content=b"weights")
     clock.let_tickets_expire(service.context.settings)

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import update
 
 from holdfast_protocol.states import Scope
-from holdfast_service.catalog.tables import Copy
-from holdfast_service.clock import database_now
-from holdfast_service.operation_kinds import OPERATION_KINDS
-from holdfast_service.operations.tick import tick as operations_tick
+from holdfast_service.background.operation_kinds import OPERATION_KINDS
+from holdfast_service.background.operations_controller import tick as operations_tick
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Copy
 from tests.service.conftest import Clock
 from tests.support.garbage import given_up, orphan
 from tests.support.rank import Job, Refused, answer

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from holdfast_protocol.states import StoreRole
-from holdfast_service.attached_store import AttachedStore
-from holdfast_service.catalog.copying import CopyTask, copy_now
-from holdfast_service.collect.tick import collect, tick
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.collect.controller import collect, tick
+from holdfast_service.copies.copy_chunk import CopyTask, copy_now
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
 from tests.support.garbage import given_up

@@ -11,22 +11,21 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-import holdfast_service.collect.breaker
 import holdfast_service.collect.sweep
-from holdfast_protocol.collection import StoreSweep
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import StoreRole
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.store_row import Marker, write_marker
-from holdfast_service.catalog.tables import Attempt, Checkpoint, Chunk, Copy
-from holdfast_service.clock import database_now
-from holdfast_service.collect import sweep_tick
+from holdfast_protocol.stores import StoreSweep
+from holdfast_service.attached_stores.ownership import Marker, write_marker
+from holdfast_service.audit.record import Actor
+from holdfast_service.collect import sweep_controller as sweep_tick
+from holdfast_service.collect.controller import tick as collect_tick
 from holdfast_service.collect.sweep import sweep_store
-from holdfast_service.collect.tick import tick as collect_tick
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Chunk, Copy
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.errors import ProblemError
-from holdfast_service.scrub.prove import tick as prove_tick
+from holdfast_service.scrub.verify import tick as prove_tick
 from holdfast_service.stores.base import ObjectKey, StoredObject, StoreUnavailable
 from tests.service.conftest import Clock
 from tests.support.garbage import age_it, listed, orphan
@@ -114,7 +113,7 @@ def stored_everywhere(listing: Callable[[str], Iterator[StoredObject]], projects
 def test_a_sweep_that_would_delete_more_than_its_share_deletes_nothing_unless_it_is_forced(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdfast_service.collect.breaker, "_FLOOR_OBJECTS", 2)
+    monkeypatch.setattr(holdfast_service.collect.sweep, "_FLOOR_OBJECTS", 2)
     keys = {orphan(service, project_id) for _ in range(3)}
     assert "3 of 5 objects" in str(sweep_tick.tick(service.context).error)
     assert keys <= listed(service, project_id)
@@ -135,7 +134,7 @@ def test_the_share_is_that_of_each_project_too(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A project whose rows were lost must not hide behind a large store."""
-    monkeypatch.setattr(holdfast_service.collect.breaker, "_FLOOR_OBJECTS", 1)
+    monkeypatch.setattr(holdfast_service.collect.sweep, "_FLOOR_OBJECTS", 1)
     Job(service.http(), "big/run").begin(1).write(0, [bytes([number]) * 30 for number in range(40)])
     keys = {orphan(service, project_id) for _ in range(2)}
     swept = sweep(service)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-import holdfast_service.catalog.copying as copying
-import holdfast_service.collect.tick
+import holdfast_service.collect.controller
+import holdfast_service.copies.copy_chunk as copying
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.custody_tables import CheckpointCopy
-from holdfast_service.catalog.tables import Copy
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.tables.operations import CheckpointCopy
 from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.interleave import hold_after, overlap
@@ -139,10 +139,10 @@ def test_what_a_dead_worker_left_is_collected_once_none_of_its_writes_can_land(
     put_policy(service, kinds=["final"])  # nobody takes it up
     settings = service.context.settings
     clock.advance(settings.chunk_lease_seconds + 60)
-    holdfast_service.collect.tick.tick(service.context)
+    holdfast_service.collect.controller.tick(service.context)
     assert len(objects_in(service, SECOND)) == 1, "a write of a worker that only slept may still land"
     clock.advance(settings.longest_upload_seconds + settings.ticket_seconds)
     for _ in range(3):
-        holdfast_service.collect.tick.tick(service.context)
+        holdfast_service.collect.controller.tick(service.context)
     assert not objects_in(service, SECOND)
     assert len(objects_in(service, StoreRole.PRIMARY)) == 2

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-import holdfast_service.catalog.copying as copying
+import holdfast_service.copies.copy_chunk as copying
+import holdfast_service.replicate.controller
 import holdfast_service.replicate.copy_checkpoint
-import holdfast_service.replicate.tick
 from holdfast_protocol.states import CheckpointState, CopyState, Proof, Scope
-from holdfast_service.catalog.custody_tables import AuditEvent, CheckpointCopy
-from holdfast_service.catalog.record_tables import WrittenRecord
-from holdfast_service.catalog.stored_bytes import bytes_against_quota
-from holdfast_service.catalog.tables import Checkpoint, Copy, Project
-from holdfast_service.clock import database_now
-from holdfast_service.replicate import rows
+from holdfast_service.copies.stored_bytes import bytes_against_quota
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Copy, Project
+from holdfast_service.db.tables.operations import AuditEvent, CheckpointCopy
+from holdfast_service.db.tables.records import WrittenRecord
+from holdfast_service.replicate import policy as rows
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
 from tests.support.replicated import CONTENT, SECOND, file_of, put_policy, replicate
@@ -88,13 +88,13 @@ def test_the_newest_checkpoint_goes_first_and_only_its_own_chunks_move(
 ) -> None:
     second = Job(service.http(), after=1).save(200, content=b"newer")
     order: list[str] = []
-    real = holdfast_service.replicate.tick.copy_checkpoint
+    real = holdfast_service.replicate.controller.copy_checkpoint
 
     def noted(context: Any, target: Any, checkpoint_id: str, **kwargs: Any) -> Any:
         order.append(checkpoint_id)
         return real(context, target, checkpoint_id, **kwargs)
 
-    monkeypatch.setattr(holdfast_service.replicate.tick, "copy_checkpoint", noted)
+    monkeypatch.setattr(holdfast_service.replicate.controller, "copy_checkpoint", noted)
     replicate(service)
     assert order == [second["id"], saved["id"]]
     assert replicate(service).idle

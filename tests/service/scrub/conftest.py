@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_service.scrub import heal, rescrub
+from holdfast_service.scrub import controller as rescrub
+from holdfast_service.scrub import repair as heal
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.healing import CONTENT, DAY

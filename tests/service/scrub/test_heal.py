@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-import holdfast_service.collect.tick
-import holdfast_service.scrub.mend_chunk
+import holdfast_service.collect.controller
+import holdfast_service.scrub.repair
 from holdfast_protocol.states import CopyState, Proof, StoreRole
-from holdfast_service.catalog.custody_tables import ScrubTotal
-from holdfast_service.catalog.tables import Checkpoint, Copy
-from holdfast_service.scrub import heal, rescrub
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.db.tables.operations import ScrubTotal
+from holdfast_service.scrub import controller as rescrub
+from holdfast_service.scrub import repair as heal
 from tests.service.conftest import Clock
 from tests.support.healing import CONTENT, DAY, actions, health_of
 from tests.support.rank import Job, answer
@@ -36,7 +37,7 @@ def test_a_rotten_copy_is_healed_from_the_other_store_in_a_generation_of_its_own
     assert actions(service) == ["copy.heal"]
     assert heal.tick(service.context).idle
     clock.let_tickets_expire(service.context.settings)
-    holdfast_service.collect.tick.tick(service.context)
+    holdfast_service.collect.controller.tick(service.context)
     assert CopyState.BAD not in states_of(service, CONTENT), "the collector takes what is rotten, once it is healed"
     assert stored(service.context.store, key_of(service, CONTENT)) == CONTENT
     with service.context.database.read() as session:
@@ -50,7 +51,7 @@ def test_a_new_copy_counts_only_once_it_was_read(
     service: RunningService, damaged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store has said that it took the bytes, with their checksum, and has other ones."""
-    real, spoiled = holdfast_service.scrub.mend_chunk.copy_now, []
+    real, spoiled = holdfast_service.scrub.repair.copy_now, []
 
     def takes_and_spoils(context: Any, task: Any, spend: Any) -> bool:
         copied = real(context, task, spend)
@@ -59,7 +60,7 @@ def test_a_new_copy_counts_only_once_it_was_read(
             flip(service.context.store, task.target_key)
         return copied
 
-    monkeypatch.setattr(holdfast_service.scrub.mend_chunk, "copy_now", takes_and_spoils)
+    monkeypatch.setattr(holdfast_service.scrub.repair, "copy_now", takes_and_spoils)
     assert heal.tick(service.context).healed_copies >= 1
     assert states_of(service, CONTENT)[0:2] == [CopyState.BAD, CopyState.BAD]
     assert stored(service.context.store, key_of(service, CONTENT)) == CONTENT

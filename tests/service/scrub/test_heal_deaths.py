@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-import holdfast_service.catalog.copying
-import holdfast_service.collect.tick
-import holdfast_service.scrub.mend_chunk
+import holdfast_service.collect.controller
+import holdfast_service.copies.copy_chunk
+import holdfast_service.scrub.repair
 from holdfast_protocol.states import CopyState, Proof
-from holdfast_service.scrub import heal, rescrub
+from holdfast_service.scrub import controller as rescrub
+from holdfast_service.scrub import repair as heal
 from tests.service.conftest import Clock
 from tests.support.death import Killed
 from tests.support.healing import CONTENT, DAY, actions, health_of
@@ -21,13 +22,13 @@ from tests.support.rot import copies_of, copy_to_second, flip, key_of, stored
 from tests.support.service import RunningService
 
 STEPS: dict[str, tuple[ModuleType, str]] = {
-    "the bad copy was claimed": (holdfast_service.scrub.mend_chunk, "claim_damaged"),
-    "a new copy was begun": (holdfast_service.scrub.mend_chunk, "_begin"),
-    "its bytes were written": (holdfast_service.catalog.copying, "move_bytes"),
-    "it was settled": (holdfast_service.scrub.mend_chunk, "copy_now"),
-    "it was claimed to be read": (holdfast_service.scrub.mend_chunk, "_claim_another"),
-    "it was read": (holdfast_service.scrub.mend_chunk, "_read"),
-    "the bad copy was settled": (holdfast_service.scrub.mend_chunk, "_settle_healed"),
+    "the bad copy was claimed": (holdfast_service.scrub.repair, "claim_damaged"),
+    "a new copy was begun": (holdfast_service.scrub.repair, "_begin"),
+    "its bytes were written": (holdfast_service.copies.copy_chunk, "move_bytes"),
+    "it was settled": (holdfast_service.scrub.repair, "copy_now"),
+    "it was claimed to be read": (holdfast_service.scrub.repair, "_claim_another"),
+    "it was read": (holdfast_service.scrub.repair, "_read"),
+    "the bad copy was settled": (holdfast_service.scrub.repair, "_settle_healed"),
 }
 
 
@@ -59,10 +60,10 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, service: RunningService, module:
         return result
 
     monkeypatch.setattr(module, name, then_dies)
-    monkeypatch.setattr(holdfast_service.scrub.heal, "claim_damaged", holdfast_service.scrub.mend_chunk.claim_damaged)
+    monkeypatch.setattr(holdfast_service.scrub.repair, "claim_damaged", holdfast_service.scrub.repair.claim_damaged)
     monkeypatch.setattr(service.context.database, "run", commits_and_dies)
     # What a killed process cannot do either.
-    monkeypatch.setattr(holdfast_service.catalog.copying, "give_up_copy", lambda *_: None)
+    monkeypatch.setattr(holdfast_service.copies.copy_chunk, "give_up_copy", lambda *_: None)
 
 
 @pytest.mark.rule("protocol-28")
@@ -88,7 +89,7 @@ def test_a_healer_that_is_killed_after_any_step_is_followed_by_another(
         assert stored(service.context.store, key_of(service, content)) == content
         assert health_of(service, saved["id"]) == ("ok", None)
     clock.let_tickets_expire(service.context.settings)
-    holdfast_service.collect.tick.tick(service.context)
+    holdfast_service.collect.controller.tick(service.context)
     listed = [each.key.digest for each in service.context.store.list_objects(good[0].project_id)]
     assert len(listed) == len(set(listed)) == 2 * len(STEPS), "nothing is left behind"
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-import holdfast_service.catalog.copying
-import holdfast_service.collect.tick
-import holdfast_service.uploads.reserve
+import holdfast_service.collect.controller
+import holdfast_service.copies.copy_chunk
+import holdfast_service.training.negotiate
 from holdfast_protocol.states import CopyState
-from holdfast_service.catalog.audit import Actor
-from holdfast_service.catalog.reread import Finding, claim, settle
-from holdfast_service.catalog.tables import Chunk, Copy
-from holdfast_service.clock import database_now
-from holdfast_service.scrub import heal
+from holdfast_service.audit.record import Actor
+from holdfast_service.copies.read_back import Finding, claim, settle
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Chunk, Copy
+from holdfast_service.scrub import repair as heal
 from tests.service.conftest import Clock
 from tests.support.healing import CONTENT, actions, health_of
 from tests.support.interleave import hold_after, in_background, overlap
@@ -27,7 +27,7 @@ from tests.support.service import RunningService
 def test_two_healers_at_once_make_one_copy(
     service: RunningService, damaged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = hold_after(monkeypatch, holdfast_service.catalog.copying, "move_bytes")
+    gate = hold_after(monkeypatch, holdfast_service.copies.copy_chunk, "move_bytes")
     with in_background(gate) as threads:
         first = threads.submit(heal.tick, service.context)
         gate.wait_until_reached()  # written and not settled
@@ -41,7 +41,7 @@ def test_two_healers_at_once_make_one_copy(
 def test_a_writer_that_comes_while_it_is_healed_sends_it_too_and_both_are_good(
     service: RunningService, job: Job, damaged: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = hold_after(monkeypatch, holdfast_service.catalog.copying, "move_bytes")
+    gate = hold_after(monkeypatch, holdfast_service.copies.copy_chunk, "move_bytes")
     with in_background(gate) as threads:
         healing = threads.submit(heal.tick, service.context)
         gate.wait_until_reached()
@@ -54,7 +54,7 @@ def test_a_writer_that_comes_while_it_is_healed_sends_it_too_and_both_are_good(
         assert healing.result().healed_copies == 1
     assert states_of(service, CONTENT).count(CopyState.VERIFIED) == 2
     clock.let_tickets_expire(service.context.settings)
-    holdfast_service.collect.tick.tick(service.context)
+    holdfast_service.collect.controller.tick(service.context)
     assert states_of(service, CONTENT).count(CopyState.VERIFIED) == 1
     assert stored(service.context.store, key_of(service, CONTENT)) == CONTENT
 
@@ -66,7 +66,7 @@ def test_a_negotiate_under_way_when_it_is_healed_relies_on_what_it_was_told(
     """It holds the chunk in share mode and has decided; the healer waits for it, or comes after it."""
     save = job.begin(200)
     save.negotiate(0)
-    gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "_refer")
+    gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "_refer")
     writing, healing = overlap(service, gate, lambda: save.negotiate(0, [CONTENT]), lambda: heal.tick(service.context))
     assert writing.result()["chunks"][0]["status"] == "upload"
     assert healing.result().healed_copies == 1
@@ -78,11 +78,11 @@ def test_a_collector_that_comes_while_it_is_healed_takes_nothing_of_it(
     service: RunningService, damaged: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock.let_tickets_expire(service.context.settings)
-    gate = hold_after(monkeypatch, holdfast_service.catalog.copying, "move_bytes")
+    gate = hold_after(monkeypatch, holdfast_service.copies.copy_chunk, "move_bytes")
     with in_background(gate) as threads:
         healing = threads.submit(heal.tick, service.context)
         gate.wait_until_reached()
-        holdfast_service.collect.tick.tick(service.context)
+        holdfast_service.collect.controller.tick(service.context)
         assert states_of(service, CONTENT) == [CopyState.BAD, CopyState.COPYING]
         gate.open()
         assert healing.result().healed_copies == 1

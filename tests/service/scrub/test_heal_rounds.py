@@ -11,8 +11,9 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
-from holdfast_service.catalog.tables import Copy
-from holdfast_service.scrub import heal, rescrub
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.scrub import controller as rescrub
+from holdfast_service.scrub import repair as heal
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.healing import DAY

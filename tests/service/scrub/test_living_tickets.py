@@ -9,9 +9,9 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.tables import Copy
-from holdfast_service.scrub import prove
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.scrub import verify as prove
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.rank import Job, Save, answer, digest_of

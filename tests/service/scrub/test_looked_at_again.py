@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-import holdfast_service.collect.tick
-import holdfast_service.operations.tick
+import holdfast_service.background.operations_controller
+import holdfast_service.collect.controller
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.reread import is_emptied, pause_before_look
-from holdfast_service.operation_kinds import OPERATION_KINDS
-from holdfast_service.scrub import heal, rescrub
+from holdfast_service.background.operation_kinds import OPERATION_KINDS
+from holdfast_service.copies.read_back import is_emptied, pause_before_look
+from holdfast_service.db.tables.operations import AuditEvent
+from holdfast_service.scrub import controller as rescrub
+from holdfast_service.scrub import repair as heal
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectKey, ObjectMissing, StoreUnavailable
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
 from tests.support.healing import CONTENT, DAY, health_of
 from tests.support.rank import Job, answer, digest_of
@@ -87,7 +88,7 @@ def actions(service: RunningService) -> list[str]:
 def scrub_on_demand(service: RunningService, checkpoint_id: str) -> Any:
     http = service.http()
     started = answer(http.post(f"/v1/checkpoints/{checkpoint_id}/scrub", json={"mode": "read"}))
-    holdfast_service.operations.tick.tick(service.context, kinds=OPERATION_KINDS)
+    holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
     ended = answer(http.get(f"/v1/operations/{started['id']}"))
     assert ended["error"] is None
     return ended["result"]
@@ -156,7 +157,7 @@ def test_what_is_lost_for_good_costs_ever_fewer_reads_and_is_told_once(service: 
     assert 5 <= lost.looks <= 10, "the first ones within a day, then once a month"
     assert actions(service) == ["copy.bad", "checkpoint.mark_corrupt"]
     clock.let_tickets_expire(service.context.settings)
-    holdfast_service.collect.tick.tick(service.context)
+    holdfast_service.collect.controller.tick(service.context)
     assert states_of(service, CONTENT) == [CopyState.BAD], "it is all that its checkpoint has"
 
 

@@ -16,13 +16,15 @@ import torch
 from sqlalchemy import select
 
 import holdfast
-import holdfast_service.replicate.tick
+import holdfast_service.replicate.controller
 from holdfast_client import ClientSettings
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.tables import Checkpoint, Chunk, Copy
-from holdfast_service.scrub import heal, prove, rescrub
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy
+from holdfast_service.db.tables.operations import AuditEvent
+from holdfast_service.scrub import controller as rescrub
+from holdfast_service.scrub import repair as heal
+from holdfast_service.scrub import verify as prove
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer, digest_of
@@ -114,7 +116,7 @@ def in_the_background(service: RunningService) -> Iterator[Callable[[], None]]:
     ended, failures = threading.Event(), []
 
     def one_round() -> None:
-        for controller in (holdfast_service.replicate.tick, prove, rescrub, heal):
+        for controller in (holdfast_service.replicate.controller, prove, rescrub, heal):
             controller.tick(service.context)
 
     def rounds() -> None:

@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-import holdfast_service.scrub.prove
 import holdfast_service.scrub.read_copies
-from holdfast_protocol.restore import ReportChunk
+import holdfast_service.scrub.verify
+from holdfast_protocol.checkpoints import ReportChunk
 from holdfast_protocol.states import CopyState, Proof, Scope, StoreRole
+from holdfast_service.attached_stores.ownership import MARKER_NAME
 from holdfast_service.auth.principal import Principal
-from holdfast_service.catalog.custody_tables import ScrubTotal
-from holdfast_service.catalog.store_row import MARKER_NAME
-from holdfast_service.catalog.tables import Checkpoint, Copy
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.db.tables.operations import ScrubTotal
 from holdfast_service.restore.report_chunk import report_chunk
-from holdfast_service.scrub import heal, rescrub
+from holdfast_service.scrub import controller as rescrub
+from holdfast_service.scrub import repair as heal
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.stores.posix import PosixStore
+from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
 from tests.support.healing import CONTENT, DAY, health_of
 from tests.support.interleave import hold_after, in_background
@@ -184,10 +185,10 @@ def test_while_a_copy_was_not_read_again_nothing_is_marked(service: RunningServi
     with service.context.database.transaction() as session:
         session.execute(update(Copy).values(state=CopyState.SUSPECT))
     second_first = replace(service.context, stores=(attached(service, StoreRole.SECOND),))
-    assert holdfast_service.scrub.prove.tick(second_first).bad == 2
+    assert holdfast_service.scrub.verify.tick(second_first).bad == 2
     assert [health_of(service, each["id"])[0] for each in (good, lost)] == ["ok", "ok"]
     # It comes with the last one.
-    assert holdfast_service.scrub.prove.tick(service.context).corrupt_checkpoints == (lost["id"],)
+    assert holdfast_service.scrub.verify.tick(service.context).corrupt_checkpoints == (lost["id"],)
     assert [health_of(service, each["id"])[0] for each in (good, lost)] == ["ok", "corrupt"]
 
 
@@ -237,7 +238,7 @@ def test_a_cold_copy_is_not_read(service: RunningService, job: Job, clock: Clock
         session.execute(update(Copy).values(state=CopyState.COLD))
     clock.advance(400 * DAY)
     assert rescrub.tick(service.context).idle
-    assert holdfast_service.scrub.prove.tick(service.context).idle
+    assert holdfast_service.scrub.verify.tick(service.context).idle
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -249,7 +250,7 @@ def test_copies_of_the_second_store_are_proven_there(service: RunningService, jo
         second = attached(service, StoreRole.SECOND).store_id
         session.execute(update(Copy).where(Copy.store_id == second).values(proof=Proof.UNPROVEN))
     remove(attached(service, StoreRole.SECOND).store, key_of(service, CONTENT, StoreRole.SECOND))
-    report = holdfast_service.scrub.prove.tick(service.context)
+    report = holdfast_service.scrub.verify.tick(service.context)
     assert (report.good, report.bad) == (1, 1)
     assert states_of(service, CONTENT) == [CopyState.VERIFIED], "read from its own store"
     assert states_of(service, CONTENT, StoreRole.SECOND) == [CopyState.BAD]

@@ -10,7 +10,7 @@ from sqlalchemy import update
 from typer.testing import CliRunner
 
 from holdfast_client.cli.main import app
-from holdfast_service.catalog.tables import Checkpoint
+from holdfast_service.db.tables.core import Checkpoint
 from tests.service.conftest import Clock
 from tests.support.databases import SqliteCatalogs
 from tests.support.interleave import refused

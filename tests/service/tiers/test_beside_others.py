@@ -8,16 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
-import holdfast_service.restore.read_chunks
+import holdfast_service.restore.read_tickets
 import holdfast_service.tiers.cool
-import holdfast_service.tiers.move
-import holdfast_service.tiers.retire
 import holdfast_service.tiers.thaw
-import holdfast_service.tiers.thaw_chunk
-import holdfast_service.uploads.reserve
-from holdfast_service.catalog.tables import Checkpoint, Copy, Project, ReadLease
-from holdfast_service.collect.tick import tick as collect_tick
-from holdfast_service.tiers.tick import tick
+import holdfast_service.training.negotiate
+from holdfast_service.collect.controller import tick as collect_tick
+from holdfast_service.db.tables.core import Checkpoint, Copy, Project, ReadLease
+from holdfast_service.tiers.controller import tick
 from tests.support.death import Killed, kill
 from tests.support.interleave import hold_after, overlap, refused
 from tests.support.rank import Job, answer, digest_of
@@ -58,16 +55,16 @@ def nothing_is_left_over(cold: Cold) -> None:
 def test_workers_that_die_between_any_two_steps_of_cooling_lose_nothing_and_leave_nothing(cold: Cold, due: Job) -> None:
     """One after the other: each gets a little further than the one before."""
     for owner, name, after in (
-        (holdfast_service.tiers.move, "_copy", False),
-        (holdfast_service.tiers.move, "_copy", True),  # copied, and not settled
-        (holdfast_service.tiers.move, "settle_copy", True),
+        (holdfast_service.tiers.cool, "_copy", False),
+        (holdfast_service.tiers.cool, "_copy", True),  # copied, and not settled
+        (holdfast_service.tiers.cool, "settle_copy", True),
         (holdfast_service.tiers.cool, "retire", False),
-        (holdfast_service.tiers.retire, "mark_cold", True),  # in the transaction that takes the hot copies
+        (holdfast_service.tiers.cool, "mark_cold", True),  # in the transaction that takes the hot copies
         (holdfast_service.tiers.cool, "retire", True),
     ):
         with pytest.MonkeyPatch.context() as patch:
             died = kill(patch, owner, name, after=after)
-            patch.setattr(holdfast_service.tiers.move, "give_up_copy", lambda *_: None)  # the dead give nothing back
+            patch.setattr(holdfast_service.tiers.cool, "give_up_copy", lambda *_: None)  # the dead give nothing back
             with pytest.raises(Killed):
                 tick(cold.context)
             assert died(), name
@@ -82,7 +79,7 @@ def test_workers_that_die_between_any_two_steps_of_cooling_lose_nothing_and_leav
 def test_workers_that_die_between_any_two_steps_of_a_thaw_lose_nothing_and_others_go_on(cold: Cold) -> None:
     cold.cooled()
     cold.thaw(1, days=2)
-    asking, copying = (holdfast_service.tiers.thaw_chunk, "_ask"), (holdfast_service.tiers.thaw_chunk, "copy_now")
+    asking, copying = (holdfast_service.tiers.thaw, "_ask"), (holdfast_service.tiers.thaw, "copy_now")
     step = copying if cold.fake is None else asking
     between = [(holdfast_service.tiers.thaw, "thaw_chunk", True)] if cold.fake is not None else []
     for owner, name, after in (
@@ -120,7 +117,7 @@ def test_a_negotiation_that_comes_while_a_hot_copy_is_taken_away_is_told_to_send
 ) -> None:
     save = due.begin(4)
     save.negotiate(0)
-    gate = hold_after(monkeypatch, holdfast_service.tiers.retire, "mark_cold")
+    gate = hold_after(monkeypatch, holdfast_service.tiers.cool, "mark_cold")
     # The hot copy is taken away in a transaction that has not ended.
     cooling, writing = overlap(cold.service, gate, lambda: tick(cold.context), lambda: save.negotiate(0, [weights(1)]))
     (told,) = writing.result()["chunks"]
@@ -137,7 +134,7 @@ def test_a_copy_that_a_negotiation_was_told_of_as_present_stays_hot(
 ) -> None:
     save = due.begin(4)
     save.negotiate(0)
-    gate = hold_after(monkeypatch, holdfast_service.uploads.reserve, "_decisions")
+    gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "_decisions")
     # It is decided, present, and not committed.
     writing, cooling = overlap(cold.service, gate, lambda: save.negotiate(0, [weights(1)]), lambda: tick(cold.context))
     (told,) = writing.result()["chunks"]
@@ -173,7 +170,7 @@ def test_a_thawed_copy_is_for_readers_and_not_present(cold: Cold, due: Job) -> N
 
 @pytest.mark.rule("protocol-21")
 def test_a_reader_that_comes_first_keeps_its_chunks_hot(cold: Cold, due: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = hold_after(monkeypatch, holdfast_service.restore.read_chunks, "choose_copies")
+    gate = hold_after(monkeypatch, holdfast_service.restore.read_tickets, "choose_copies")
     # The reader's lease is taken in a transaction that has not ended.
     reading, cooling = overlap(cold.service, gate, lambda: cold.tickets(1, weights(1)), lambda: tick(cold.context))
     (ticket,) = reading.result()

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import select, update
 
 from holdfast_protocol.states import Scope
-from holdfast_service.catalog.custody_tables import AuditEvent
-from holdfast_service.catalog.tables import Checkpoint, Project
+from holdfast_service.db.tables.core import Checkpoint, Project
+from holdfast_service.db.tables.operations import AuditEvent
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer
 from tests.support.tiers import DAY, HOUR, READ_LEASE_SECONDS, Cold, weights

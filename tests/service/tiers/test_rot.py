@@ -10,13 +10,15 @@ import pytest
 from sqlalchemy import update
 
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_service.catalog.copies import object_key
-from holdfast_service.catalog.tables import Copy
-from holdfast_service.collect.listing import make_suspect
-from holdfast_service.scrub import heal, prove, rescrub
+from holdfast_service.collect.sweep import make_suspect
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.scrub import controller as rescrub
+from holdfast_service.scrub import repair as heal
+from holdfast_service.scrub import verify as prove
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
-from holdfast_service.tiers.tick import tick
+from holdfast_service.tiers.controller import tick
 from tests.support.rank import Job, Refused, digest_of
 from tests.support.rot import attached, copies_of, copy_to_second, flip, stored
 from tests.support.tiers import DAY, IN_A_BUCKET, IN_A_FOLDER, Cold, weights

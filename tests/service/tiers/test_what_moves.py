@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
-from holdfast_service.catalog.custody_tables import CheckpointCopy
-from holdfast_service.catalog.tables import Checkpoint, Copy
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.db.tables.operations import CheckpointCopy
 from tests.support.rank import Job, answer
 from tests.support.tiers import DAY, HOUR, Cold, weights
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast_client.chunks.next_call import REPORT_SECONDS, NextCall
-from holdfast_protocol.chunks import MAX_BATCH
+from holdfast_client.chunks.uploader import REPORT_SECONDS, NextCall
+from holdfast_protocol.checkpoints import MAX_BATCH
 
 MOST = 1024
 RUNNING = {"all_hashed": False, "stuck": False}

@@ -11,10 +11,10 @@ import pytest
 
 from holdfast_client import errors
 from holdfast_client.chunks import uploader as uploader_module
-from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_protocol.fencing import Fence
+from holdfast_protocol.base import Fence
 from tests.support.transfers import Service, client_of, fetch, negotiations, outgoing, some_chunks, upload
 
 

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from holdfast.errors import TreeFormatError, UnsupportedStateError
 from holdfast.state.components import Kind
-from holdfast.state.errors import TreeFormatError, UnsupportedStateError
 from holdfast.state.tensors import torch_dtype
 from holdfast.state.tree import decode_tree, encode_tree
 from holdfast_protocol.index_documents import Layout, Piece, ShardIndex

@@ -19,14 +19,14 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from holdfast.dcp.metadata import dcp_metadata, decode_value, saved_dcp, values_of
-from holdfast.documents import read_documents
 from holdfast.errors import ConfigurationError
 from holdfast.layout.reshard import StoredPieces, WantedPiece
-from holdfast.session import Session
-from holdfast.source import CheckpointSource
-from holdfast.state.arrivals import Arrivals, in_place
+from holdfast.restore.checkpoint_reader import CheckpointSource
+from holdfast.restore.restorer import read_documents
+from holdfast.session.session import Session
+from holdfast.state.destinations import Arrivals, in_place
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_protocol.restore import RestorePoint
+from holdfast_protocol.checkpoints import RestorePoint
 
 ROUND_BYTES = 1024**3
 """Host memory that one round of reads may take."""

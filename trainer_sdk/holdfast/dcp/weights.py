@@ -11,9 +11,8 @@ import dataclasses
 import torch
 
 from holdfast.errors import ConfigurationError
-from holdfast.state.components import Kind, unwrap
-from holdfast.state.modules import module_tensors
-from holdfast.state.stored import StoredState
+from holdfast.state.components import Kind, module_tensors, unwrap
+from holdfast.state.load import StoredState
 from holdfast_protocol.index_documents import Layout, ShardLayout
 
 

@@ -26,16 +26,13 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from holdfast.dcp.metadata import COMPONENT, describe, encode_value, unpickled
-from holdfast.errors import CheckpointAborted, ConfigurationError, RanksDisagree
-from holdfast.layout.item_bytes import item_bytes_of_chunks
-from holdfast.layout.pieces import PieceSpec
-from holdfast.layout.plan import ChunkSizes, check_whole, place
-from holdfast.session import Session
-from holdfast.state.errors import UnsupportedStateError
+from holdfast.errors import CheckpointAborted, ConfigurationError, RanksDisagree, UnsupportedStateError
+from holdfast.layout.plan import ChunkSizes, PieceSpec, check_whole, item_bytes_of_chunks, place
+from holdfast.save.job import SaveStats
+from holdfast.session.session import Session
 from holdfast.state.finite import FiniteCheck
 from holdfast.state.tensors import dtype_name, refuse_unsupported
-from holdfast.stats import SaveStats
-from holdfast_client.chunks.outgoing import OutgoingChunk
+from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import Component, HealthVerdict

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.dcp.metadata import COMPONENT, is_dcp, whole_tree
-from holdfast.source import CheckpointSource, ChunkLists
+from holdfast.errors import TreeFormatError
+from holdfast.restore.checkpoint_reader import CheckpointSource, ChunkLists
+from holdfast.state.capture import open_optimizer
 from holdfast.state.components import Kind
-from holdfast.state.errors import TreeFormatError
-from holdfast.state.optimizers import open_optimizer
 from holdfast.state.tree import decode_tree, tensor_refs
 from holdfast_client.errors import IntegrityError
 from holdfast_protocol.checkpoints import CheckpointView

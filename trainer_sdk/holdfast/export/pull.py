@@ -19,14 +19,14 @@ from holdfast.export.safetensors_files import check_safetensors, write_safetenso
 from holdfast.export.state_dicts import state_dict_of
 from holdfast.export.tensors import bytes_to_read, read_tensors
 from holdfast.export.torch_files import write_torch_file
-from holdfast.readable import readable_bytes
-from holdfast.source import CheckpointSource
+from holdfast.progress import readable_bytes
+from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast.state.components import Kind
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError, HoldfastError, IntegrityError, NoRestorePoint
-from holdfast_protocol.restore import RestoreDecision, RestorePoint
-from holdfast_protocol.selectors import Point, RunName
+from holdfast_protocol.checkpoints import RestoreDecision, RestorePoint
+from holdfast_protocol.runs import Point, RunName
 from holdfast_protocol.states import StoreRole
 
 _REASONS_SHOWN = 3

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.export.contents import Contents
 from holdfast.layout.reshard import ReadPlan, plan_reads
-from holdfast.source import CheckpointSource, chunk_sizes
+from holdfast.restore.checkpoint_reader import CheckpointSource, chunk_sizes
 from holdfast.state.destinations import Filler, Wants
 
 CHUNKS_AT_ONCE = 16

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.errors import ConfigurationError, HoldfastError, RanksDisagree
-from holdfast.pipeline import SavePipeline
-from holdfast.restore import Restorer
-from holdfast.session import Session
+from holdfast.restore.restorer import Restorer
+from holdfast.save.pipeline import SavePipeline
+from holdfast.session.session import Session
 
 log = logging.getLogger("holdfast")
 

@@ -26,9 +26,9 @@ from transformers.trainer_utils import HubStrategy, get_last_checkpoint
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import ConfigurationError, IntegrityError, NotFound, Preempted, ServiceUnavailable, StoreProblem
 from holdfast.integrations.trash import Trash
-from holdfast.state.rng import capture_rng, restore_rng
-from holdfast.weights import load_weights
-from holdfast_protocol.selectors import parse_run
+from holdfast.restore.partial import load_weights
+from holdfast.state.components import capture_rng, restore_rng
+from holdfast_protocol.runs import parse_run
 
 log = logging.getLogger("holdfast")
 

@@ -24,11 +24,11 @@ from torchtitan.tools.logging import logger
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import ConfigurationError, NoRestorePoint
 from holdfast.integrations.trash import Trash
+from holdfast.restore.partial import load_weights
+from holdfast.schedule.save_policy import OnPreemption
 from holdfast.settings import TrainerSettings
-from holdfast.weights import load_weights
-from holdfast.when.policies import OnPreemption
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.selectors import parse_run
+from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import CheckpointKind
 
 SCHEME = "holdfast://"

@@ -16,7 +16,7 @@ from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.pruning import PruneCheckpoints, PruneFilter
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState
 
 log = logging.getLogger("holdfast")

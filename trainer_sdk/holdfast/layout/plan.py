@@ -1,23 +1,124 @@
-"""Pieces -> chunks: what this rank stores and where each byte lies. Pure, no torch, no communication.
+"""Pieces -> chunks: what this rank stores and where each byte lies. Pure, no torch, no communication."""
 
-Flow: capture -> **plan** -> stage -> hash -> upload. Planning is local; the ranks only compare LocalPlan.digest, and
-only when one of them changed do they exchange their LocalPlans and build the global Layout.
-A large tensor has chunks of its own, so that adding or removing its neighbours leaves its digests alone.
-"""
+from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
 from math import prod
 from operator import attrgetter
+from typing import Literal, NamedTuple
 
-from holdfast.layout.item_bytes import item_bytes_of_chunks
-from holdfast.layout.ownership import owns
-from holdfast.layout.pieces import LayoutError, PieceSpec
-from holdfast_protocol.canonical_json import canonical_bytes
-from holdfast_protocol.digests import chunk_digest
+from holdfast_protocol.digests import canonical_bytes, chunk_digest
 from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece, Segment, ShardLayout, TensorEntry
+
+# What the planner plans: a piece is the box of a tensor that one rank holds. Pure, no torch.
+#
+# state/tensors.py describes each tensor as a PieceSpec. `build_local_plan` says which rank stores it, in which chunk.
+
+PackGroup = Literal["declared", "frozen", "trainable", "buffer"]
+"""`declared`: the user says that it does not change. `frozen`: a parameter that asks for no gradient, which it may."""
+
+
+class LayoutError(ValueError):
+    """The ranks' pieces do not make one checkpoint: a disagreement, a gap, or a duplicate name. Names the tensor."""
+
+
+class PieceSpec(NamedTuple):
+    """One rank's box of one tensor, without its bytes. `offsets` and `shape` count elements of the global tensor."""
+
+    name: str
+    component: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    replicated: bool
+    """Every rank holds the whole tensor, so one of them stores it."""
+    pack: PackGroup = "trainable"
+    """Small tensors are packed only with their like: what does not change must not share a chunk with what does."""
+    owner: int | None = None
+    """The rank that stores it, when that is not up to the hash (buffers come from rank 0, as DDP does)."""
+    replicas: tuple[tuple[int, int], ...] = ()
+    """(coordinate, size) of each mesh dimension that holds copies of this box."""
+    alias_of: str | None = None
+    """The tensor that this one is tied to: nothing is stored here."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of this box."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def whole(name: str, component: str, dtype: str, shape: tuple[int, ...], *, replicated: bool) -> PieceSpec:
+    """The spec of a tensor that is not sharded."""
+    return PieceSpec(name, component, dtype, shape, (0,) * len(shape), shape, replicated)
+
+
+# How wide the numbers of each chunk are: what the compression of a chunk puts its bytes in planes by. Pure, no torch.
+#
+# Flow: plan -> **item sizes** -> OutgoingChunk -> holdfast_client, which compresses where that is asked for.
+
+_FLOAT_BYTES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 2,
+    "complex64": 4,
+    "complex128": 8,
+}
+"""Of one floating-point number; a complex one is two. Integers are often small or alike as they are, and 8-bit floats
+are bytes."""
+
+
+def item_bytes_of_chunks(shard: ShardLayout, dtypes: Mapping[str, str]) -> tuple[int, ...]:
+    """By ordinal, the size of the floating-point numbers that most of the chunk's bytes belong to; 1 where most of them
+    belong to none. `dtypes`: by the names of the shard's tensors."""
+    by_size: list[Counter[int]] = [Counter() for _ in shard.chunks]
+    for piece in shard.pieces:
+        size = _FLOAT_BYTES.get(dtypes[piece.tensor], 1)
+        for segment in piece.segments:
+            by_size[segment.ordinal][size] += segment.bytes
+    return tuple(max(sizes, key=lambda size: (sizes[size], size), default=1) for sizes in by_size)
+
+
+# Which rank stores a piece that several ranks hold. Pure and local: no rank asks another.
+#
+# Every rank computes the same answer from the tensor's name and its own coordinates.
+
+
+def owns(spec: PieceSpec, rank: int, world_size: int) -> bool:
+    """Whether `rank` stores this piece. Exactly one of the ranks that hold a box says yes.
+
+    Replicated tensors are spread by a hash of their name; copies along a mesh dimension likewise, by coordinate.
+    """
+    if spec.alias_of is not None:
+        return False
+    if spec.owner is not None:
+        return rank == spec.owner
+    if spec.replicas:
+        return all(
+            _spread(f"{dimension}:{spec.name}", size) == coordinate
+            for dimension, (coordinate, size) in enumerate(spec.replicas)
+        )
+    return not spec.replicated or _spread(spec.name, world_size) == rank
+
+
+def _spread(name: str, over: int) -> int:
+    # Python's own hash() is salted per process: the ranks would disagree.
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % over
+
+
+# Pieces -> chunks: what this rank stores and where each byte lies. Pure, no torch, no communication.
+#
+# Flow: capture -> **plan** -> stage -> hash -> upload. Planning is local; the ranks only compare LocalPlan.digest, and
+# only when one of them changed do they exchange their LocalPlans and build the global Layout.
+# A large tensor has chunks of its own, so that adding or removing its neighbours leaves its digests alone.
 
 _MIB = 1024 * 1024
 _WIDEST_ITEM_BYTES = max(ITEM_BYTES.values())
@@ -63,7 +164,7 @@ class LocalPlan:
 
     @cached_property
     def item_bytes(self) -> tuple[int, ...]:
-        """By chunk ordinal, the size of its floating-point numbers (layout/item_bytes.py)."""
+        """By chunk ordinal, the size of its floating-point numbers (layout/plan.py)."""
         return item_bytes_of_chunks(self.shard, {name: entry.dtype for name, entry in self.tensors.items()})
 
 

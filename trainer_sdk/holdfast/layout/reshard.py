@@ -1,19 +1,71 @@
-"""A Layout and the boxes that this rank wants -> the reads that fill them, from any sharding to any other. Pure.
+"""A Layout and the boxes that this rank wants -> the reads that fill them, from any sharding; carried out."""
 
-Flow of a restore: index -> wanted pieces -> **reads** -> fetch and verify each chunk -> scatter -> apply.
-A chunk holds a piece's bytes row-major, possibly cut in the middle of a row. Each cut is split into at most 2N-1 boxes
-(N dimensions), each box is intersected with the wanted one, and what is left is one strided copy: a Read. So a
-column-wise reshard of a matrix is a few reads, not one per row.
-"""
+from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from operator import attrgetter
+from typing import NamedTuple, Protocol
 
-from holdfast.layout.pieces import LayoutError
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from holdfast.layout.plan import LayoutError
 from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece
+
+# Which chunks several ranks of one host want, and in which order each of them reads, so that one fetches each. Pure.
+#
+#     wanted by this rank -> bits, one per chunk of the checkpoint -> [gathered] -> shared, and this rank's order
+#
+# The shared chunks are taken in windows. Within a window each rank begins with those that it is to fetch, while the
+# others fetch theirs; then it reads what they have left. So all fetch at once, nobody waits for long, and what lies on
+# the host's disk at a time is about one window.
+
+
+class HostShare(NamedTuple):
+    """One rank's part."""
+
+    shared: frozenset[str]
+    """Digests that another rank of the host wants too."""
+    order: tuple[str, ...]
+    """All that this rank wants, in the order in which to fetch it: the shared ones first."""
+
+
+def wanted_bits(universe: Sequence[str], wanted: Collection[str]) -> bytes:
+    """One bit for each digest of `universe`, which is the same list on every rank: a few kB, however large the job."""
+    return np.packbits(
+        np.fromiter((digest in wanted for digest in universe), dtype=bool, count=len(universe))
+    ).tobytes()
+
+
+def share_out(
+    universe: Sequence[str], bits: Mapping[int, bytes], rank: int, wanted: Iterable[str], *, window: int
+) -> HostShare:
+    """`bits`: of each rank of the host, this one among them. `window`: in chunks. Every rank of the host comes to the
+    same answer on who fetches what. Should one not keep to it, another fetches in its place."""
+    ranks = sorted(bits)
+    wants = np.stack([np.unpackbits(np.frombuffer(bits[r], np.uint8), count=len(universe)) for r in ranks]).astype(bool)
+    readers = wants.sum(axis=0)
+    places = np.flatnonzero(readers > 1)
+    wants, readers = wants[:, places], readers[places]
+    turn = np.arange(len(places))
+    own = ranks.index(rank)
+    # The n-th of a chunk's readers fetches it, n going round.
+    is_fetcher = wants[own] & (np.cumsum(wants, axis=0)[own] - 1 == turn % np.maximum(readers, 1))
+    order = np.lexsort((turn, ~is_fetcher, turn // window))
+    shared = [universe[places[at]] for at in order[wants[own][order]]]
+    found = frozenset(shared)
+    return HostShare(found, (*shared, *(digest for digest in wanted if digest not in found)))
+
+
+# A Layout and the boxes that this rank wants -> the reads that fill them, from any sharding to any other. Pure.
+#
+# Flow of a restore: index -> wanted pieces -> **reads** -> fetch and verify each chunk -> scatter -> apply. A chunk
+# holds a piece's bytes row-major, possibly cut in the middle of a row. Each cut is split into at most 2N-1 boxes (N
+# dimensions), each box is intersected with the wanted one, and what is left is one strided copy: a Read. So a
+# column-wise reshard of a matrix is a few reads, not one per row.
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(offsets, shape), in elements."""
@@ -223,3 +275,86 @@ def row_major_strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
 
 def _dot(index: Iterable[int], strides: Sequence[int]) -> int:
     return sum(i * s for i, s in zip(index, strides, strict=True))
+
+
+# Which chunks are, byte for byte, one run of a wanted piece: they arrive in place and are never copied. Pure.
+#
+# A large tensor is cut by bytes and not by rows, so one chunk may be several reads: the rest of a row, whole rows, and
+# the beginning of one.
+
+
+class Run(NamedTuple):
+    """`bytes` bytes of the wanted piece `name`, from `offset` on."""
+
+    name: str
+    offset: int
+    bytes: int
+
+
+def straight(reads: Iterable[Read]) -> Run | None:
+    """All that is read of one chunk, if that is its first bytes in their order, and goes to one place. Else None."""
+    first, *others = sorted(reads, key=attrgetter("chunk_offset"))
+    end = 0
+    for read in (first, *others):
+        begins = read.destination_offset - first.destination_offset
+        if read.name != first.name or not read.chunk_offset == begins == end or not _is_dense(read):
+            return None
+        end += read.bytes
+    return Run(first.name, first.destination_offset, end)
+
+
+def _is_dense(read: Read) -> bool:
+    """Its elements lie side by side, in the chunk and in the piece. Along a dimension of size 1 nothing is stepped."""
+    return all(
+        size == 1 or in_chunk == in_piece == prod(read.shape[axis + 1 :]) * read.item_bytes
+        for axis, (size, in_chunk, in_piece) in enumerate(
+            zip(read.shape, read.chunk_strides, read.destination_strides, strict=True)
+        )
+    )
+
+
+# Carry out one Read: verified chunk bytes -> the wanted piece's buffer. The last step before apply; numpy only.
+#
+# Called from several threads at once: reads of one plan never overlap in their destination, and numpy copies without
+# the GIL.
+
+_OPAQUE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+"""Copied as integers, so that no NaN payload can change; 16-byte elements as complex, which numpy moves bit by bit."""
+
+
+class Elsewhere(Protocol):
+    """A destination that is no host memory."""
+
+    def take(self, read: Read, chunk: memoryview) -> None:
+        """Has `read`'s elements when it returns."""
+
+
+Room = memoryview | Elsewhere
+"""Where a wanted piece's bytes go: all of them, row-major, as a 1-d byte buffer where they are host memory."""
+
+
+def scatter(read: Read, chunk: memoryview, room: Room) -> None:
+    """Copy `read`'s elements from the whole chunk's bytes into the whole piece's room.
+
+    Raises ValueError when the read does not fit them: a hostile layout must not make a copy outside a buffer.
+    """
+    if read.bytes == 0:
+        return
+    if not isinstance(room, memoryview):
+        room.take(read, chunk)
+        return
+    source = items_of(chunk, read.chunk_offset, read.shape, read.chunk_strides, read.item_bytes)
+    target = items_of(room, read.destination_offset, read.shape, read.destination_strides, read.item_bytes)
+    target[...] = source
+
+
+def items_of(
+    buffer: memoryview, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    """A strided view of a byte buffer. Raises ValueError where it would reach outside."""
+    extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + item_bytes
+    if offset < 0 or any(stride < 0 for stride in strides) or offset + extent > buffer.nbytes:
+        raise ValueError(f"a read of {extent} bytes at {offset} does not fit a buffer of {buffer.nbytes} bytes")
+    flat = np.frombuffer(buffer, dtype=np.uint8, count=extent, offset=offset)
+    item: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = flat[:item_bytes].view(_OPAQUE[item_bytes])
+    return as_strided(item, shape=shape, strides=strides)

@@ -1,37 +1,73 @@
-"""What earlier attempts left in the spool is committed before the restore point is used (protocol rule 4). Collective.
-
-    records of all ranks' folders -> whole saves, the oldest first -> pushed under the new attempt -> committed
-
-Any rank may hold any old rank's shard: the relaunch may have another world size, or its ranks other places. What cannot
-be committed stays in the folder, a warning says why, and training resumes from what is committed.
-"""
+"""What earlier attempts left in the spool is committed before the restore point is used (protocol rule 4)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
-from holdfast.ranks import Ranks
-from holdfast.stats import SaveStats
+from holdfast.distributed.ranks import Ranks
+from holdfast.save.job import SaveStats, worth_another_begin
+from holdfast.session.heartbeat import ENDS_THE_JOB
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
+    CheckpointAborted,
+    CheckpointConflict,
+    ChunkCorrupt,
     Conflict,
+    HoldfastError,
     IntegrityError,
     InvalidRequest,
     LocalReadFailed,
+    ManifestConflict,
     NotFound,
     QuotaExceeded,
     StoreProblem,
+    TransferStopped,
 )
 from holdfast_client.local.push import belongs_here, is_committed, push_late
-from holdfast_client.local.saves import SaveKey, pushers
-from holdfast_client.local.spool_record import SpoolRecord
+from holdfast_client.local.spool import SaveKey, SpoolRecord, pushers
 from holdfast_client.local.tier import LocalTier
-from holdfast_protocol.fencing import Fence
-from holdfast_protocol.selectors import RunName
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.base import Fence
+from holdfast_protocol.runs import RunName
+from holdfast_protocol.states import AbortCause, CheckpointState
+
+# What is to be done with a spooled save that did not get through. Pure.
+
+NOBODY_WANTS_IT = frozenset({AbortCause.JOB, AbortCause.RANK_FAILED})
+"""After these the save cannot be completed by anybody. After any other, its bytes are worth their place."""
+
+
+class Verdict(Enum):
+    AGAIN = auto()
+    """Service, store or network are at fault, or an operator can mend it: the bytes are safe here, time may help."""
+    DROP = auto()
+    """It can never be committed, and its handle has said so."""
+    LEAVE = auto()
+    """Not by this job; maybe by the next attempt, or by a person."""
+
+
+def verdict_of(error: BaseException) -> Verdict:
+    if isinstance(error, CheckpointAborted):
+        if worth_another_begin(error):
+            return Verdict.AGAIN
+        # Fenced, or its attempt is over: the next attempt may adopt it (protocol rule 4).
+        return Verdict.DROP if error.context.get("cause") in NOBODY_WANTS_IT else Verdict.LEAVE
+    if isinstance(error, CheckpointConflict | ManifestConflict | InvalidRequest | ChunkCorrupt):
+        return Verdict.DROP
+    if isinstance(error, HoldfastError) and not isinstance(error, (TransferStopped, *ENDS_THE_JOB)):
+        return Verdict.AGAIN
+    return Verdict.LEAVE
+
+
+# What earlier attempts left in the spool is committed before the restore point is used (protocol rule 4). Collective.
+#
+#     records of all ranks' folders -> whole saves, the oldest first -> pushed under the new attempt -> committed
+#
+# Any rank may hold any old rank's shard: the relaunch may have another world size, or its ranks other places. What
+# cannot be committed stays in the folder, a warning says why, and training resumes from what is committed.
 
 log = logging.getLogger("holdfast")
 

@@ -18,14 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from holdfast.distributed.ranks import Ranks
 from holdfast.errors import ConfigurationError
 from holdfast.layout.plan import LocalPlan
-from holdfast.metric_values import Metrics
-from holdfast.pipeline import SavePipeline
 from holdfast.preemption.estimate import may_wait_for_a_step
-from holdfast.ranks import Ranks
-from holdfast.save_job import SaveJob
-from holdfast.saving import Saver
+from holdfast.save.job import SaveJob
+from holdfast.save.pipeline import SavePipeline
+from holdfast.save.saver import Metrics, Saver
 from holdfast.staging import StagedShard, StagingArea
 from holdfast.state.tensors import TensorPiece
 from holdfast_client.chunks.workers import WorkerThreads

@@ -14,18 +14,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.distributed.ranks import Ranks
 from holdfast.errors import Preempted
-from holdfast.handle import SaveHandle
-from holdfast.heart import ENDS_THE_JOB
-from holdfast.metric_values import Metrics
-from holdfast.pipeline import SavePipeline
 from holdfast.preemption.estimate import Choice, Decision, Numbers, decide, may_wait
 from holdfast.preemption.watch import PreemptionWatch
 from holdfast.progress import Phase, ProgressBoard
-from holdfast.ranks import Ranks
-from holdfast.save_job import SaveJob
-from holdfast.saving import Saver
-from holdfast.stats import SaveStats
+from holdfast.save.job import SaveHandle, SaveJob, SaveStats
+from holdfast.save.pipeline import SavePipeline
+from holdfast.save.saver import Metrics, Saver
+from holdfast.session.heartbeat import ENDS_THE_JOB
 from holdfast_protocol.states import CheckpointKind
 
 _TELLING = 0.25

@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from holdfast.agreement import Ask, Outlook, agreement_of
+from holdfast.distributed.agreement import Ask, Outlook, agreement_of
+from holdfast.distributed.ranks import Ranks
 from holdfast.preemption.clouds.start import start_poller
 from holdfast.preemption.notice import SIGTERM, Notice
 from holdfast.preemption.signals import SignalWatch
-from holdfast.ranks import Ranks
 from holdfast.settings import TrainerSettings
 from holdfast_protocol import attempts as protocol
 from holdfast_protocol.base import text_to_keep

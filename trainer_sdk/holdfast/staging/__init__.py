@@ -2,14 +2,12 @@
 
 Flow: capture -> plan -> **stage** -> hash -> upload.
 
-    area.py     which memory a save gets, kept from save to save
-    whole.py    the whole shard at once; frozen.py: what need not be copied again
-    window.py   a window of bounded size, whose room is reused while the shard goes up
-    shard.py    what the upload sees of either; slab.py: the memory; bits.py, host_copy.py: the copies
+    shard.py     which memory a save gets, kept from save to save
+    shard.py    the whole shard at once, or a window of bounded size, whose room is reused while the shard goes up
+    copy.py     the memory, and the copies into it
+    copy.py   what need not be copied again
 """
 
-from holdfast.staging.area import StagingArea, StagingBusyError
-from holdfast.staging.shard import StagedShard
-from holdfast.staging.window import WindowedShard
+from holdfast.staging.shard import StagedShard, StagingArea, StagingBusyError, WindowedShard
 
 __all__ = ["StagedShard", "StagingArea", "StagingBusyError", "WindowedShard"]

@@ -1,10 +1,38 @@
-"""One staged save, as the background half of a save reads it."""
+"""One staged save: the memory that it gets, the whole shard at once, or through a window where memory is short."""
 
+from __future__ import annotations
+
+import logging
+import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+import torch
 
 from holdfast.layout.plan import LocalPlan
+from holdfast.staging.copy import (
+    Copier,
+    Copy,
+    Copying,
+    FrozenPieces,
+    Slab,
+    bits_view,
+    on_page,
+    range_copies,
+    whole_copy,
+)
+from holdfast.state.tensors import TensorPiece, torch_dtype
+from holdfast_client.chunks.workers import WorkerThreads
+from holdfast_client.transport import check_stop
+
+# One staged save: the whole shard at once, or through a window where memory is short.
+
+# One staged save, as the background half of a save reads it.
 
 
 class StagedShard(ABC):
@@ -59,3 +87,434 @@ class StagedShard(ABC):
     @abstractmethod
     def release(self) -> None:
         """Give the memory back for the next save. All readers of its chunks must have ended. May be called twice."""
+
+
+# The whole shard staged at once: training goes on as soon as it is copied, however long the upload takes.
+
+
+@dataclass(frozen=True)
+class WholeLayout:
+    """A plan laid out over a slab: the views are made once and used by every save with that plan."""
+
+    plan: LocalPlan
+    slab: Slab
+    starts: tuple[int, ...]
+    views: Mapping[str, torch.Tensor]
+    frozen: FrozenPieces
+
+    @classmethod
+    def over(cls, slab: Slab, plan: LocalPlan, distrusted: set[str]) -> Self:
+        """The slab must be large enough, and zero where no tensor lies."""
+        starts, _ = chunk_starts(plan)
+        specs = {spec.name: spec for spec in plan.specs}
+        views = {}
+        for piece in plan.shard.pieces:
+            spec = specs[piece.tensor]
+            start = starts[piece.segments[0].ordinal] + piece.segments[0].offset
+            views[piece.tensor] = bits_view(
+                slab.tensor[start : start + spec.bytes], torch_dtype(spec.dtype), spec.shape
+            )
+        return cls(plan, slab, starts, views, FrozenPieces(plan, views, distrusted))
+
+    def fill(self, copier: Copier, stored: Sequence[TensorPiece], meanwhile: Callable[[], object]) -> None:
+        """Returns when everything is copied."""
+        changed = self.frozen.changed(stored)
+        copying = copier.start(whole_copy(self.views[piece.spec.name], piece.local) for piece in changed)
+        try:
+            meanwhile()
+        finally:
+            copying.wait()  # nothing else may use the slab before
+        self.frozen.staged(changed)
+
+
+class WholeShard(StagedShard):
+    """Copied already: nothing here waits."""
+
+    def __init__(self, layout: WholeLayout, give_back: Callable[[], None]) -> None:
+        super().__init__(layout.plan)
+        self._layout: WholeLayout | None = layout
+        self._give_back = give_back
+
+    @property
+    def can_repeat(self) -> bool:
+        return True
+
+    def chunk(self, ordinal: int, stop: threading.Event | None = None) -> memoryview:
+        if self._layout is None:
+            raise RuntimeError("this save was released: its slab may hold another one by now")
+        start = self._layout.starts[ordinal]
+        return self._layout.slab.view[start : start + self.plan.shard.chunks[ordinal]].toreadonly()
+
+    def digest(self, ordinal: int) -> str | None:
+        return None if self._layout is None else self._layout.frozen.digests.get(ordinal)
+
+    def hashed(self, digests: Sequence[str]) -> None:
+        if self._layout is not None:
+            self._layout.frozen.remember(digests)
+
+    def done_with(self, ordinal: int) -> None:
+        """Nothing to do: the slab is given back as a whole."""
+
+    def give_up(self) -> None:
+        """Nothing to do: training does not wait."""
+
+    def release(self) -> None:
+        layout, self._layout = self._layout, None
+        if layout is not None:
+            self._give_back()
+
+
+def chunk_starts(plan: LocalPlan) -> tuple[tuple[int, ...], int]:
+    """Where each chunk begins in a slab that holds them all, and the bytes of that slab."""
+    # Chunks begin on a page, except where one goes on with the tensor of the chunk before: that is one copy.
+    going_on = {segment.ordinal for piece in plan.shard.pieces for segment in piece.segments[1:]}
+    starts, end = [], 0
+    for ordinal, size in enumerate(plan.shard.chunks):
+        start = end if ordinal in going_on else on_page(end)
+        starts.append(start)
+        end = start + size
+    return tuple(starts), end
+
+
+# A shard that is larger than the memory it may take, staged through a window: training waits for the upload.
+#
+#     training thread   [room for the next chunk?] -> copy -> … until the last chunk is staged
+#     other threads     chunk() -> hash, offer, send, verified -> done_with() gives the room back
+#
+# Nobody can wait for ever. Chunks are taken in the order in which they are staged, and a chunk's room comes back
+# without anything else being staged: the uploader offers what it has when no more comes. An upload that ends gives up,
+# which lets training go on; a staging that fails is raised by whoever waits for its chunks.
+
+_LOOK_SECONDS = 0.05
+"""A thread that waits for a chunk looks so often whether it has been told to stop."""
+
+
+class Room:
+    """Which bytes of the window are taken. First fit; what is given back joins its neighbours."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._taken: dict[int, int] = {}
+
+    def take(self, size: int) -> int | None:
+        """The start of `size` bytes, on a page; None while there is no gap for them."""
+        start = 0
+        for taken in sorted(self._taken):
+            if start + size <= taken:
+                break
+            start = on_page(taken + self._taken[taken])
+        if start + size > self.capacity_bytes:
+            return None
+        self._taken[start] = size
+        return start
+
+    def give(self, start: int) -> None:
+        del self._taken[start]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The bytes of one tensor in one chunk."""
+
+    tensor: str
+    start: int
+    """In the tensor."""
+    offset: int
+    """In the chunk."""
+    bytes: int
+
+
+class WindowLayout:
+    """The slab that is the window, and what goes into each chunk; the same for every save with that plan."""
+
+    def __init__(self, plan: LocalPlan, slab: Slab) -> None:
+        self.plan = plan
+        self.slab = slab
+        self._parts: dict[int, list[_Part]] = defaultdict(list)
+        for piece in plan.shard.pieces:
+            start = 0
+            for segment in piece.segments:
+                self._parts[segment.ordinal].append(_Part(piece.tensor, start, segment.offset, segment.bytes))
+                start += segment.bytes
+
+    def copies(self, ordinal: int, at: int, stored: Mapping[str, TensorPiece]) -> Iterator[Copy]:
+        """Those that fill the chunk's room, which begins at `at`."""
+        parts = self._parts[ordinal]
+        size = self.plan.shard.chunks[ordinal]
+        if sum(part.bytes for part in parts) < size:
+            self.slab.tensor[at : at + size].zero_()  # the gaps are part of the chunk: the same state, the same digest
+        for part in parts:
+            start = at + part.offset
+            room = self.slab.tensor[start : start + part.bytes]
+            yield from range_copies(room, stored[part.tensor].local, part.start)
+
+
+@dataclass(frozen=True)
+class _Staged:
+    start: int
+    copying: Copying
+
+
+class WindowedShard(StagedShard):
+    """`fill` is for the training thread; all else is for the threads of the upload."""
+
+    def __init__(
+        self,
+        layout: WindowLayout,
+        copier: Copier,
+        stored: Sequence[TensorPiece],
+        give_back: Callable[[], None],
+    ) -> None:
+        super().__init__(layout.plan)
+        self._layout = layout
+        self._copier = copier
+        self._stored = {piece.spec.name: piece for piece in stored}
+        self._give_back = give_back
+        self._changed = threading.Condition()
+        self._room = Room(layout.slab.capacity_bytes)
+        self._staged: dict[int, _Staged] = {}
+        self._copying: list[Copying] = []
+        self._failure: BaseException | None = None
+        self._given_up = False
+        self._filling = True
+        self._released = False
+
+    def fill(self) -> bool:
+        """Stages chunk after chunk, and waits for room before each. Once it returns, the state may change again.
+
+        True when all was staged, and copied to the last byte. False when the upload has given up, or when staging has
+        failed: then the upload fails with that. What ends the program (KeyboardInterrupt) is raised as well.
+        """
+        try:
+            for ordinal in range(self.chunk_count):
+                self._fill_next(ordinal)
+            self._wait_for_copies()
+            return True
+        except _GivenUpError:
+            return False
+        except Exception as error:  # the other ranks have voted for this save and must hear that it failed
+            self._fail(error)
+            return False
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._leave()
+
+    @property
+    def can_repeat(self) -> bool:
+        return False
+
+    @property
+    def room_bytes(self) -> int | None:
+        return self._room.capacity_bytes
+
+    def chunk(self, ordinal: int, stop: threading.Event | None = None) -> memoryview:
+        with self._changed:
+            while (staged := self._staged.get(ordinal)) is None:
+                if self._failure is not None:
+                    raise self._failure
+                if self._given_up or self._released:
+                    raise RuntimeError("this save was released or given up before the chunk was staged")
+                check_stop(stop)
+                self._changed.wait(_LOOK_SECONDS)
+        staged.copying.wait()
+        size = self.plan.shard.chunks[ordinal]
+        return self._layout.slab.view[staged.start : staged.start + size].toreadonly()
+
+    def digest(self, ordinal: int) -> str | None:
+        """None: a window keeps nothing from one save to the next."""
+        return None
+
+    def hashed(self, digests: Sequence[str]) -> None:
+        """Nothing to do, for the same reason."""
+
+    def done_with(self, ordinal: int) -> None:
+        with self._changed:
+            if (staged := self._staged.pop(ordinal, None)) is not None:
+                self._room.give(staged.start)
+                self._changed.notify_all()
+
+    def give_up(self) -> None:
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        with self._changed:
+            if self._released:
+                return
+            self._released = self._given_up = True
+            self._staged.clear()
+            self._changed.notify_all()
+            filling = self._filling
+        if not filling:
+            self._give_back()
+
+    def _fill_next(self, ordinal: int) -> None:
+        size = self.plan.shard.chunks[ordinal]
+        with self._changed:
+            while (start := self._room.take(size)) is None and not self._given_up:
+                self._changed.wait()
+            if start is None or self._given_up:
+                raise _GivenUpError
+        copying = self._copier.start(self._layout.copies(ordinal, start, self._stored))
+        self._copying.append(copying)
+        with self._changed:
+            self._staged[ordinal] = _Staged(start, copying)
+            self._changed.notify_all()
+
+    def _wait_for_copies(self) -> None:
+        for copying in self._copying:
+            copying.wait()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def _leave(self) -> None:
+        """Whoever comes last, this or release(), gives the slab back: until here, copies were on their way into it."""
+        with suppress(Exception):  # a copy that failed has been told to the upload
+            self._wait_for_copies()
+        with self._changed:
+            self._filling = False
+            released = self._released
+        self._stored = {}
+        if released:
+            self._give_back()
+
+
+class _GivenUpError(Exception):
+    """The upload takes no more chunks."""
+
+
+# Which memory a save is staged into: slabs that are made once and kept. A shard that may not take as much memory as it
+# has bytes is staged through a window.
+
+log = logging.getLogger("holdfast")
+
+
+class StagingBusyError(RuntimeError):
+    """Every slab still holds a save that is not released. Wait for it, or decline this save."""
+
+
+@dataclass
+class _Place:
+    """A slab, and what is laid out over it. Belongs to one save at a time."""
+
+    slab: Slab | None = None
+    layout: WholeLayout | WindowLayout | None = None
+
+    def with_room(self, capacity_bytes: int) -> Slab:
+        """Of this size at least; zero, for the gaps between small tensors are part of the chunk."""
+        self.layout = None
+        if self.slab is not None and self.slab.capacity_bytes >= capacity_bytes:
+            self.slab.tensor.zero_()
+            return self.slab
+        self.release()  # before the larger one is made: the host may not have room for both
+        self.slab = Slab(capacity_bytes)
+        return self.slab
+
+    def release(self) -> None:
+        slab, self.slab, self.layout = self.slab, None, None
+        if slab is not None:
+            slab.release()
+
+
+class StagingArea:
+    """Owns the slabs. `stage` runs on the training thread; a shard's `release` on any."""
+
+    def __init__(
+        self, slabs: int = 1, *, window_bytes: int | None = None, helpers: WorkerThreads | None = None
+    ) -> None:
+        """`slabs`: saves that may be held at once; each costs the rank's share of the state in host memory, or
+        `window_bytes` where that is less. A window must have room for the largest chunk.
+        `helpers`: threads that may be free while training waits; they copy as well."""
+        if slabs < 1:
+            raise ValueError(f"a staging area needs at least one slab, not {slabs}")
+        if sys.byteorder != "little":
+            raise RuntimeError("chunks hold little-endian bytes, and this machine is big-endian")
+        self._window_bytes = window_bytes
+        self._lock = threading.Lock()
+        self._places = [_Place() for _ in range(slabs)]
+        self._free = list(self._places)
+        self._closed = False
+        self._copier = Copier(helpers)
+        self._distrusted: set[str] = set()
+
+    @property
+    def free(self) -> int:
+        """Slabs that stage() could use now."""
+        with self._lock:
+            return len(self._free)
+
+    @torch.inference_mode(mode=False)  # slabs that are made in that mode could not be written to outside of it
+    def stage(
+        self, plan: LocalPlan, pieces: Sequence[TensorPiece], *, meanwhile: Callable[[], object] = lambda: None
+    ) -> StagedShard:
+        """Copy the pieces that the plan stores. When it returns, training may change the tensors; but a WindowedShard
+        has yet to be filled, on this thread, while its chunks are taken on others.
+
+        `pieces` are those that were planned; the ones that other ranks store are ignored. Bits are copied, never
+        values: NaN payloads survive. Allocates nothing when an earlier slab has room and the plan is the same.
+        `meanwhile` is called once, while a device's copies are under way.
+        Raises StagingBusyError when no slab is free.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this staging area is closed")
+            if not self._free:
+                raise StagingBusyError("every staging slab holds a save that is still uploading")
+            place = self._free.pop()
+        try:
+            stored = _stored(plan, pieces)
+            layout = place.layout
+            if layout is None or layout.plan.digest != plan.digest:
+                layout = place.layout = self._laid_out(place, plan)
+            if isinstance(layout, WholeLayout):
+                layout.fill(self._copier, stored, meanwhile)
+                return WholeShard(layout, lambda: self._return(place))
+            meanwhile()
+            return WindowedShard(layout, self._copier, stored, lambda: self._return(place))
+        except BaseException:
+            self._return(place)
+            raise
+
+    def forget_frozen(self) -> None:
+        """The tensors were loaded anew: stage also those that are declared frozen, at the next save."""
+        for place in self._places:
+            if isinstance(layout := place.layout, WholeLayout):
+                layout.frozen.forget()
+
+    def close(self) -> None:
+        """Release the memory: free slabs now, held ones when their save is released. No stage() after this."""
+        with self._lock:
+            self._closed = True
+            places, self._free = self._free, []
+        for place in places:
+            place.release()
+
+    def _laid_out(self, place: _Place, plan: LocalPlan) -> WholeLayout | WindowLayout:
+        _, size = chunk_starts(plan)
+        if self._window_bytes is not None and size > self._window_bytes:
+            if any(spec.pack == "declared" for spec in plan.specs):
+                log.warning("the state is larger than host_memory: what is declared frozen is staged at every save too")
+            return WindowLayout(plan, place.with_room(self._window_bytes))
+        return WholeLayout.over(place.with_room(size), plan, self._distrusted)
+
+    def _return(self, place: _Place) -> None:
+        with self._lock:
+            if not self._closed:
+                self._free.append(place)
+                return
+        place.release()
+
+
+def _stored(plan: LocalPlan, pieces: Sequence[TensorPiece]) -> list[TensorPiece]:
+    names = {piece.tensor for piece in plan.shard.pieces}
+    stored = [piece for piece in pieces if piece.spec.name in names]
+    if len(stored) != len(names):
+        missing = sorted(names - {piece.spec.name for piece in stored})
+        raise ValueError(f"the plan stores {missing[0]!r}, which is not among the pieces")
+    return stored

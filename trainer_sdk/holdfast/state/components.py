@@ -1,23 +1,32 @@
-"""What the user's `state` dict holds: one component per key, its kind, and whether ranks share it. Pure decisions.
+"""What the user's `state` dict holds: components, the tensors of modules, random number generators."""
 
-Flow: capture.py and load.py both begin here, so that a component is named and declared alike in both directions.
-"""
+from __future__ import annotations
 
+import hashlib
+import random
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import translate
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.state.errors import StateError, UnsupportedStateError
+from holdfast.errors import StateError, StateMismatchError, TreeFormatError, UnsupportedStateError
+from holdfast.state.tensors import Held
+from holdfast.state.tree import decode_tree, encode_tree
 from holdfast_protocol.checkpoints import MAX_COMPONENTS
+
+# What the user's `state` dict holds: one component per key, its kind, and whether ranks share it. Pure decisions.
+#
+# Flow: capture.py and load.py both begin here, so that a component is named and declared alike in both directions.
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
 _RANK = re.compile(r"\A@\d+")
@@ -48,7 +57,7 @@ class Declarations:
     @classmethod
     def of(
         cls, *, replicated: Iterable[str] = (), per_rank: Iterable[str] = (), frozen: Iterable[str] = ()
-    ) -> "Declarations":
+    ) -> Declarations:
         """Raises StateError when a component is declared both ways, or patterns are not a list."""
         if isinstance(frozen, str):
             raise StateError(f"frozen={frozen!r} is one text; give a list of patterns: frozen=[{frozen!r}]")
@@ -57,7 +66,7 @@ class Declarations:
             raise StateError(f"component {both[0]!r} is declared both replicated and per rank; choose one")
         return declared
 
-    def without(self, keys: Collection[str]) -> "Declarations":
+    def without(self, keys: Collection[str]) -> Declarations:
         """For a state that has none of these components."""
         return Declarations(self.replicated.difference(keys), self.per_rank.difference(keys), self.frozen)
 
@@ -151,3 +160,156 @@ def _is_replicated(key: str, kind: Kind, value: Any, declared: Declarations) -> 
     # A data loader's position or a plain counter may differ between ranks, and taking one rank's for all is silent
     # damage; models and optimizers say by their tensors what is shared, and schedulers follow the optimizer.
     return kind in (Kind.MODULE, Kind.OPTIMIZER) or isinstance(value, LRScheduler)
+
+
+# A module's named tensors, live: parameters and persistent buffers by FQN, and extra state. Used both ways.
+#
+# Names are the user's: no `module.` of DDP, no `_orig_mod.` of torch.compile, wherever in the module they are. The
+# module's own state_dict() is not called: hooks and views of it are made for other formats.
+
+
+class ModuleTensor(NamedTuple):
+    """One parameter or buffer under one of its names."""
+
+    fqn: str
+    tensor: torch.Tensor
+    is_buffer: bool
+
+    def held(self, *, replicated: bool) -> Held:
+        """Buffers come from rank 0, as DDP does; frozen parameters never share a pack with trained ones."""
+        if self.is_buffer:
+            return Held(replicated, pack="buffer", owner=0 if replicated else None)
+        return Held(replicated, pack="trainable" if self.tensor.requires_grad else "frozen")
+
+
+def reshard_modules(key: str, module: torch.nn.Module) -> None:
+    """Put every fully_shard module back to its sharded parameters. Changes no value.
+
+    After an evaluation forward the root is left unsharded, and its parameters are other objects than the optimizer's.
+    Raises UnsupportedStateError for FSDP1.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, FullyShardedDataParallel):
+            raise UnsupportedStateError(f"{key}/{name}", "it is wrapped by FullyShardedDataParallel", "use fully_shard")
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def module_tensors(key: str, module: torch.nn.Module) -> Iterator[ModuleTensor]:
+    """Parameters and persistent buffers in definition order, a shared one under each of its names.
+
+    Raises UnsupportedStateError for modules that write a state of their own making.
+    """
+    for prefix, part in _parts("", module):
+        if type(part)._save_to_state_dict is not torch.nn.Module._save_to_state_dict:
+            raise UnsupportedStateError(
+                f"{key}/{prefix.removesuffix('.')}",
+                f"{type(part).__qualname__} writes its state in a form of its own",
+                "give its state_dict() through an object with state_dict() and load_state_dict()",
+            )
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                yield ModuleTensor(prefix + name, parameter, is_buffer=False)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield ModuleTensor(prefix + name, buffer, is_buffer=True)
+
+
+def extra_states(module: torch.nn.Module) -> dict[str, Any]:
+    """What modules that define get_extra_state() keep beside their tensors, by the module's FQN."""
+    return {
+        prefix.removesuffix("."): part.get_extra_state()
+        for prefix, part in _parts("", module)
+        if type(part).get_extra_state is not torch.nn.Module.get_extra_state
+    }
+
+
+def set_extra_states(module: torch.nn.Module, states: dict[str, Any]) -> None:
+    """Hand each extra state back to the module that gave it. Names without a module are left out."""
+    for prefix, part in _parts("", module):
+        if prefix.removesuffix(".") in states and type(part).set_extra_state is not torch.nn.Module.set_extra_state:
+            part.set_extra_state(states[prefix.removesuffix(".")])
+
+
+def _parts(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    module = unwrap(module)
+    # Activation checkpointing wraps a block under this one name; FQNs are what they were without it.
+    inner = module._modules.get("_checkpoint_wrapped_module")
+    if inner is not None:
+        yield from _parts(prefix, inner)
+        return
+    yield prefix, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _parts(f"{prefix}{name}.", child)
+
+
+# Every random number generator of this process: capture, restore, or derive anew. Per rank, without being asked.
+#
+# Restore calls it last: building the model, the loaders and their iterators all draw numbers.
+
+
+def capture_rng() -> Any:
+    """The generators of python, numpy, torch's CPU and each CUDA device, as an encoded typed tree. Draws nothing.
+
+    CUDA is asked only where this process uses it already: asking would create a context on every device.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    return encode_tree(
+        {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),
+            "torch": _to_bytes(torch.get_rng_state()),
+            "cuda": [_to_bytes(torch.cuda.get_rng_state(device)) for device in devices],
+        },
+        path="rng",
+    )
+
+
+def restore_rng(encoded: Any) -> None:
+    """Set every generator as it was. Raises TreeFormatError for a malformed tree, before anything is changed.
+
+    Raises StateMismatchError when another number of CUDA devices was in use: no silent half.
+    """
+    states = decode_tree(encoded)
+    if type(states) is not dict or states.keys() != {"python", "numpy", "torch", "cuda"}:
+        raise TreeFormatError("the saved random number generators are malformed")
+    if states["cuda"] and len(states["cuda"]) != torch.cuda.device_count():
+        raise StateMismatchError(
+            "rng",
+            f"{len(states['cuda'])} CUDA generators were saved, and here are {torch.cuda.device_count()} devices",
+            "start with the same CUDA_VISIBLE_DEVICES, or restore with newly derived random numbers",
+        )
+    before = capture_rng()
+    try:
+        _set(states)
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        _set(decode_tree(before))
+        raise TreeFormatError(f"the saved random number generators are malformed: {error}") from error
+
+
+def derive_rng(run: str, step: int, rank: int) -> None:
+    """Seed every generator from (run, step, rank): for another world size, where no rank's state fits.
+
+    The same three values always give the same numbers, and other ranks and steps give unrelated ones.
+    """
+    digest = hashlib.sha256(f"holdfast-rng-1\n{run}\n{step}\n{rank}\n".encode()).digest()
+    random.seed(digest)
+    np.random.seed(np.frombuffer(digest, dtype=np.uint32))
+    torch.manual_seed(int.from_bytes(digest[:8], "big"))
+
+
+def _set(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(_to_tensor(states["torch"]))
+    for device, state in enumerate(states["cuda"]):
+        torch.cuda.set_rng_state(_to_tensor(state), device)
+
+
+def _to_bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
+def _to_tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

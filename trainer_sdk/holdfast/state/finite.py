@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.layout.plan import LocalPlan
-from holdfast.staging.bits import boxes
+from holdfast.staging.copy import boxes
 from holdfast.state.components import path_of
 from holdfast.state.tensors import TensorPiece
 

@@ -1,29 +1,261 @@
-"""A stored state and the user's live one -> what to read, and then the load itself. The mirror of capture.py.
+"""A stored state and the user's live one -> what to read, and then the load itself."""
 
-Flow: indexes -> **plan_load** -> plan_reads -> arrivals -> fetch, verify, scatter -> **LoadPlan.apply** -> restore_rng.
-Everything that can be refused is refused while planning, when nothing has changed; apply only writes.
-"""
+from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from holdfast.errors import StateMismatchError, TreeFormatError
 from holdfast.layout.reshard import WantedPiece
-from holdfast.state.arrivals import Arrivals
-from holdfast.state.capture import TensorCollector, encode_component, parameters_by_id
-from holdfast.state.components import Component, Declarations, Kind, components_of
-from holdfast.state.destinations import Filler, Wants, fits
-from holdfast.state.errors import StateMismatchError
-from holdfast.state.graft import graft
-from holdfast.state.load_optimizer import plan_optimizer
-from holdfast.state.modules import module_tensors, set_extra_states
-from holdfast.state.stored import ChosenTree, StoredState, choose_tree
+from holdfast.state.capture import TensorCollector, encode_component, open_optimizer, parameter_names, parameters_by_id
+from holdfast.state.components import Component, Declarations, Kind, components_of, module_tensors, set_extra_states
+from holdfast.state.destinations import Arrivals, Filler, Wants, fits
 from holdfast.state.tensors import refuse_unsupported, torch_dtype
 from holdfast.state.tree import TensorRef, decode_tree, tensor_refs
+from holdfast_protocol.index_documents import Layout, TensorEntry
+
+# What a restore has read before any tensor: the layout and the trees; and which tree is this rank's.
+#
+# Flow: restore reads the indexes -> StoredState -> `plan_load`. With the same world size a rank needs its own index
+# and rank 0's; with another one, every rank's, because per-rank state must then be merged or refused.
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """A checkpoint's documents, decoded from Layout and ShardIndex."""
+
+    layout: Layout
+    replicated_trees: Mapping[str, Any]
+    """ShardIndex.replicated_trees of rank 0."""
+    rank_trees: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Stored rank -> ShardIndex.trees."""
+
+    @property
+    def components(self) -> frozenset[str]:
+        """Every component that the trees which were read know."""
+        return frozenset(self.replicated_trees).union(*self.rank_trees.values())
+
+
+@dataclass(frozen=True)
+class ChosenTree:
+    """The encoded tree or trees that one component is loaded from."""
+
+    encoded: tuple[Any, ...]
+    merge: bool = False
+    """There is one tree per stored rank, for the object's load_resharded_state_dict."""
+
+
+def choose_tree(component: Component, stored: StoredState, *, world_size: int) -> ChosenTree | None:
+    """This rank's tree, or None when the checkpoint has no such component.
+
+    Another world size has no rank's own tree. Then, in this order: all ranks saved the same; the component is now
+    declared replicated (rank 0's is taken); the object can merge; else StateMismatchError with the remedy.
+    """
+    key = component.key
+    if key in stored.replicated_trees:
+        _check_declared_alike(component, saved_replicated=True)
+        return ChosenTree((_open(component, stored.replicated_trees[key]),))
+    if key not in stored.components:
+        return None
+    _check_declared_alike(component, saved_replicated=False)
+    if stored.layout.world_size == world_size:
+        trees = stored.rank_trees.get(component.rank, {})
+        return ChosenTree((_open(component, trees[key]),)) if key in trees else None
+    absent = [rank for rank in range(stored.layout.world_size) if key not in stored.rank_trees.get(rank, {})]
+    if absent:
+        raise StateMismatchError(
+            key, f"it was saved per rank, and rank {absent[0]} has none", "restore on as many ranks as saved it"
+        )
+    encoded = tuple(_open(component, stored.rank_trees[rank][key]) for rank in range(stored.layout.world_size))
+    if component.replicated or all(tree == encoded[0] for tree in encoded):
+        return ChosenTree(encoded[:1])
+    if hasattr(component.target, "load_resharded_state_dict"):
+        return ChosenTree(encoded, merge=True)
+    raise StateMismatchError(
+        key,
+        f"each of {stored.layout.world_size} ranks saved its own and there are now {world_size}",
+        "declare it replicated if rank 0's will do for all, give the object "
+        "load_resharded_state_dict(states, rank=…, world_size=…), or leave it out of the state",
+    )
+
+
+def _open(component: Component, tree: Any) -> Any:
+    if type(tree) is not list or len(tree) != 2:
+        raise TreeFormatError(f"the index entry of component {component.key!r} is malformed")
+    kind, encoded = tree
+    if kind != component.kind.value:
+        raise StateMismatchError(
+            component.key, f"a {str(kind)[:20]} was saved and a {component.kind.value} is given", "give the same object"
+        )
+    return encoded
+
+
+def _check_declared_alike(component: Component, *, saved_replicated: bool) -> None:
+    # A tree names its tensors, so a value may be declared anew; a module's and optimizer's names hold the declaration.
+    if component.kind in (Kind.MODULE, Kind.OPTIMIZER) and component.replicated is not saved_replicated:
+        words = ("per rank", "replicated")
+        raise StateMismatchError(
+            component.key,
+            f"it was saved {words[saved_replicated]} and is now declared {words[component.replicated]}",
+            "declare it as it was saved",
+        )
+
+
+# A stored state and the user's live one -> what to read, and then the load itself.
+
+# Give plain values back: into the user's own containers where they are of the same type.
+#
+# Whoever else holds a reference to a list or dict of the state sees the restored values too.
+
+_DICTS = (dict, OrderedDict, Counter, defaultdict)
+
+
+def graft(live: Any, restored: Any) -> Any:
+    """`live`, made equal to `restored` in place, if both are the same kind of dict or list; else `restored`."""
+    if type(live) is not type(restored):
+        return restored
+    if type(live) in _DICTS:
+        values = {key: graft(live[key], value) if key in live else value for key, value in restored.items()}
+        live.clear()
+        live.update(values)
+        if isinstance(live, defaultdict):
+            live.default_factory = restored.default_factory
+        return live
+    if type(live) is list:
+        shared = [graft(old, new) for old, new in zip(live, restored, strict=False)]
+        live[:] = shared + restored[len(shared) :]
+        return live
+    return restored
+
+
+# Load one optimizer: exactly the slots of the index, in place where they are there already.
+#
+# step() is never called, nor load_state_dict(), which casts slots to the parameter's dtype.
+
+_IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Options that say how this process computes, not what: they stay as the live optimizer has them."""
+_OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
+
+
+def plan_optimizer(
+    component: Component,
+    encoded: Any,
+    known: Mapping[int, str],
+    wants: Wants,
+    *,
+    strict: bool,
+    excludes: Callable[[str], bool],
+) -> list[Callable[[Arrivals], None]]:
+    """The steps that load the optimizer. Raises StateMismatchError when its groups hold other parameters (strict)."""
+    params, groups, slots = open_optimizer(component.key, encoded)
+    optimizer: torch.optim.Optimizer = component.target
+    names = parameter_names(optimizer, known)
+    if strict:
+        _check_groups(component.key, names, params)
+        _check_kind(component.key, optimizer, groups)
+    collector = TensorCollector(component)
+    encode_component(component, known, collector)
+    steps: list[Callable[[Arrivals], None]] = []
+    for group, options in zip(optimizer.param_groups, groups, strict=False):
+        steps.append(_plan_options(group, options, collector.live, wants))
+    for group, group_names in zip(optimizer.param_groups, names, strict=True):
+        for parameter, name in zip(group["params"], group_names, strict=True):
+            if not excludes(name):
+                slots_of_one = _Slots(parameter, group, collector.live, wants)
+                steps.append(slots_of_one.plan(optimizer, slots.get(name)))
+    return steps
+
+
+def _check_groups(key: str, live: list[list[str]], saved: list[list[str]]) -> None:
+    remedy = "build the optimizer over the same parameters in the same groups, or take the weights alone"
+    if len(live) != len(saved):
+        raise StateMismatchError(key, f"{len(saved)} parameter groups were saved and it has {len(live)}", remedy)
+    for at, (now, then) in enumerate(zip(live, saved, strict=True)):
+        if other := sorted(set(now) ^ set(then)):
+            where = "the checkpoint" if other[0] in then else "the optimizer"
+            raise StateMismatchError(f"{key}/param_groups[{at}]", f"only {where} has {other[0]!r} in it", remedy)
+
+
+def _check_kind(key: str, optimizer: torch.optim.Optimizer, groups: list[Any]) -> None:
+    """Raises where both sides have an option that the other does not know: the slots of one kind of optimizer mean
+    nothing to another. One that a later version of torch has added is on one side only."""
+    for group, encoded in zip(optimizer.param_groups, groups, strict=True):
+        options = decode_tree(encoded)
+        saved, own = options.keys() - _OF_SCHEDULERS - _IMPLEMENTATION, optimizer.defaults.keys() - _IMPLEMENTATION
+        if (unknown := sorted(saved - group.keys())) and (lacking := sorted(own - saved)):
+            raise StateMismatchError(
+                key,
+                f"it was saved by another kind of optimizer, with {unknown[0]!r}, and is now a "
+                f"{type(optimizer).__name__}, with {lacking[0]!r}",
+                "build the same kind; to go on with another one, begin a new run from the weights alone",
+            )
+
+
+def _plan_options(
+    group: dict[str, Any], encoded: Any, live: Mapping[str, torch.Tensor], wants: Wants
+) -> Callable[[Arrivals], None]:
+    fillers = {ref.name: wants.referred(ref, live.get(ref.name)) for ref in tensor_refs(encoded)}
+
+    def load(arrivals: Arrivals) -> None:
+        options = decode_tree(encoded, resolve_tensor=lambda ref: fillers[ref.name](arrivals))
+        group.update({k: v for k, v in options.items() if not (k in _IMPLEMENTATION and k in group) and k != "params"})
+
+    return load
+
+
+class _Slots:
+    def __init__(
+        self, parameter: torch.Tensor, group: Mapping[str, Any], live: Mapping[str, torch.Tensor], wants: Wants
+    ) -> None:
+        self._parameter = parameter
+        self._group = group
+        self._live = live
+        self._wants = wants
+
+    def plan(self, optimizer: torch.optim.Optimizer, saved: list[Any] | None) -> Callable[[Arrivals], None]:
+        """The step that makes this parameter's state exactly `saved`; without one there is no state afterwards."""
+        slots = [(decode_tree(slot), tree) for slot, tree in saved or ()]
+        fillers = {ref.name: self._filler(slot, ref) for slot, tree in slots for ref in tensor_refs(tree)}
+
+        def load(arrivals: Arrivals) -> None:
+            optimizer.state.pop(self._parameter, None)
+            if saved is not None:
+                optimizer.state[self._parameter] = {
+                    slot: decode_tree(tree, resolve_tensor=lambda ref: fillers[ref.name](arrivals))
+                    for slot, tree in slots
+                }
+
+        return load
+
+    def _filler(self, slot: Any, ref: TensorRef) -> Filler:
+        entry, live, parameter = self._wants.entry(ref.name), self._live.get(ref.name), self._parameter
+        device = self._device(slot, ref, entry)
+        placed_alike = slot == "step" or isinstance(live, DTensor) == isinstance(parameter, DTensor)
+        if live is not None and fits(entry, live) and placed_alike and live.device == device:
+            return self._wants.into(ref.name, live)
+        if slot != "step" and entry.shape == tuple(parameter.shape):
+            return self._wants.like(ref.name, parameter)
+        return self._wants.new(ref.name, device)
+
+    def _device(self, slot: Any, ref: TensorRef, entry: TensorEntry) -> torch.device:
+        host, beside = torch.device("cpu"), self._parameter.device
+        if slot == "step":
+            # torch keeps it on the device for fused and capturable implementations, else on the host.
+            return beside if self._group.get("fused") or self._group.get("capturable") else host
+        return host if ref.device == "cpu" and not entry.shape else beside
+
+
+# A stored state and the user's live one -> what to read, and then the load itself. The mirror of capture.py.
+#
+# Flow: indexes -> **plan_load** -> plan_reads -> arrivals -> fetch, verify, scatter -> **LoadPlan.apply** ->
+# restore_rng. Everything that can be refused is refused while planning, when nothing has changed; apply only writes.
 
 Step = Callable[[Arrivals], None]
 

@@ -8,12 +8,11 @@ the whole state. A device cannot hash what arrives: it only gets what was verifi
 import numpy as np
 import torch
 
-from holdfast.layout.reshard import Read
-from holdfast.layout.scatter import items_of
-from holdfast.state.memory import flat
+from holdfast.layout.reshard import Read, items_of
+from holdfast.state.tensors import flat
 
 _OPAQUE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-"""As in scatter.py; torch copies few of the unsigned ones."""
+"""As in layout/reshard.py; torch copies few of the unsigned ones."""
 
 
 class OnDevice:

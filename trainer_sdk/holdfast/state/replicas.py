@@ -1,4 +1,4 @@
-"""Whether ranks share what they are taken to share. Beside saving.py, when the ranks agree on a layout.
+"""Whether ranks share what they are taken to share. Beside save/saver.py, when the ranks agree on a layout.
 
 Of what has one name on several ranks one copy is stored. Pipeline stages whose layers have the same names, and ranks
 that never were given one state, would lose theirs without a word; so one element of each parameter is compared. And of
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.layout.pieces import LayoutError
+from holdfast.layout.plan import LayoutError
 from holdfast.state.capture import CapturedState
 from holdfast.state.components import Kind
 from holdfast.state.tensors import TensorPiece

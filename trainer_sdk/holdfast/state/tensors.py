@@ -1,20 +1,196 @@
-"""A tensor of the state -> the piece of it that this rank holds, or a refusal that names its key.
+"""A tensor of the state -> the piece of it that this rank holds, and the memory behind it."""
 
-Flow: capture walks the state and calls describe() for each tensor; the planner takes the specs, staging the tensors.
-What is described is the *logical* tensor: strides, conj and neg bits, expansion and the storage behind a view are how
-this process happens to hold it, and are not saved.
-"""
+from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from holdfast.layout.pieces import PackGroup, PieceSpec
-from holdfast.state.errors import UnsupportedStateError
-from holdfast.state.sharding import local_box
+from holdfast.errors import UnsupportedStateError
+from holdfast.layout.plan import PackGroup, PieceSpec
+from holdfast.layout.reshard import row_major_strides
 from holdfast_protocol.index_documents import ITEM_BYTES
+
+# Which box of a DTensor this rank holds, from its mesh coordinate alone. No communication.
+
+
+class LocalBox(NamedTuple):
+    """`local` is the box at `offsets` of the global tensor; `replicas` as in PieceSpec."""
+
+    local: torch.Tensor
+    offsets: tuple[int, ...]
+    replicas: tuple[tuple[int, int], ...]
+    replicated: bool
+    """Every rank of the mesh holds the whole tensor."""
+
+
+def mesh_copies(tensor: DTensor) -> tuple[tuple[int, int], ...] | None:
+    """(coordinate, size) over all of the tensor's mesh: for a value that each rank of it holds whole. None outside."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    return tuple(zip(coordinate, tensor.device_mesh.shape, strict=True))
+
+
+def local_box(name: str, tensor: DTensor) -> LocalBox | None:
+    """This rank's box, or None where the rank is not part of the tensor's mesh.
+
+    Raises UnsupportedStateError for partial (not yet reduced) values and for shards that are no box.
+    """
+    copies = mesh_copies(tensor)
+    if copies is None:
+        return None
+    for placement in tensor.placements:
+        if not isinstance(placement, Shard | Replicate) and not _is_strided(placement):
+            raise UnsupportedStateError(
+                name, f"its DTensor placement is {type(placement).__name__}", "redistribute it to Shard or Replicate"
+            )
+    with torch.no_grad():
+        local = tensor.to_local()
+    offsets, shape = box_at(name, tuple(tensor.shape), tensor.placements, copies)
+    if tuple(local.shape) != shape:
+        raise UnsupportedStateError(
+            name,
+            f"its local shape is {tuple(local.shape)} where its placement {tensor.placements} means {shape}",
+            "shard it evenly",
+        )
+    replicas = tuple(
+        copy for copy, placement in zip(copies, tensor.placements, strict=True) if isinstance(placement, Replicate)
+    )
+    return LocalBox(local, offsets, replicas, replicated=len(replicas) == len(copies))
+
+
+def box_at(
+    name: str, global_shape: tuple[int, ...], placements: Sequence[Placement], copies: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(offsets, shape) of the box at a mesh coordinate; torch.chunk's uneven rule. Raises UnsupportedStateError."""
+    offsets, shape = [0] * len(global_shape), list(global_shape)
+    for mesh_dimension in _cutting_order(name, placements, copies):
+        placement = placements[mesh_dimension]
+        coordinate, parts = copies[mesh_dimension]
+        dimension = getattr(placement, "dim", 0)
+        part = -(-shape[dimension] // parts)
+        start = min(part * coordinate, shape[dimension])
+        offsets[dimension] += start
+        shape[dimension] = min(part, shape[dimension] - start)
+    return tuple(offsets), tuple(shape)
+
+
+def _cutting_order(name: str, placements: Sequence[Placement], copies: Sequence[tuple[int, int]]) -> list[int]:
+    # Mesh dimensions cut from left to right, but fully_shard over tensor parallel cuts right to left: torch marks it
+    # as a strided shard, whose split factor says how many parts the dimensions to its right have already made.
+    order: list[int] = []
+    for mesh_dimension in reversed(range(len(placements))):
+        placement = placements[mesh_dimension]
+        if isinstance(placement, Replicate):
+            continue
+        if not _is_strided(placement):
+            order.insert(0, mesh_dimension)
+            continue
+        right = 1
+        for later in range(mesh_dimension + 1, len(placements)):
+            if getattr(placements[later], "dim", None) == getattr(placement, "dim", None):
+                right *= copies[later][1]
+        if getattr(placement, "split_factor", None) != right:
+            raise UnsupportedStateError(
+                name, f"its placement {placement} is not one that fully_shard makes", "redistribute it to Shard first"
+            )
+        order.append(mesh_dimension)
+    return order
+
+
+def _is_strided(placement: Placement) -> bool:
+    # A private class of torch, in some versions a subclass of Shard: known by the field that only it has.
+    return getattr(placement, "split_factor", None) is not None
+
+
+# The memory behind tensors, for bytes to arrive in. Below destinations.py.
+#
+# What arrives in it is written behind torch's back, from transfer threads: nothing here is done while a step runs.
+
+_HUGE_PAGES_FROM_BYTES = 4 * 1024 * 1024
+_ALIGNED_BYTES = 64
+_ADDRESSED = frozenset({"cpu", "cuda"})
+"""Devices whose data_ptr() are addresses, all in one space."""
+
+
+def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new contiguous tensor of undefined content.
+
+    A large one on the host lies in numpy's memory, which asks the kernel for huge pages: taking fresh pages of 4 KiB
+    costs 0.5 s per GB, as much as hashing. Aligned as torch aligns, for kernels whose rounding depends on it.
+    """
+    size_bytes = prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size_bytes < _HUGE_PAGES_FROM_BYTES:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    room = np.empty(size_bytes + _ALIGNED_BYTES, dtype=np.uint8)
+    start = -room.ctypes.data % _ALIGNED_BYTES
+    storage = torch.from_numpy(room[start : start + size_bytes]).untyped_storage()
+    # Not a view of a tensor of bytes, which autograd would remember as one.
+    return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), row_major_strides(shape, 1))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous host tensor, writable, one byte per item. It keeps that memory alive."""
+    view: memoryview = flat(tensor).view(torch.uint8).numpy().data
+    return view
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The items of a contiguous tensor in their order, the same memory. A dimension of size 1 may have any stride."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def takes_bytes(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether the row-major bytes of a tensor of `shape` and `dtype` can be this tensor's memory as they are."""
+    return (
+        tensor.device.type in _ADDRESSED
+        and tuple(tensor.shape) == shape
+        and tensor.dtype == dtype
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and tensor.numel() > 0
+        and tensor.untyped_storage().nbytes() >= tensor.storage_offset() * tensor.itemsize + tensor.nbytes
+    )
+
+
+def is_row_major(tensor: torch.Tensor) -> bool:
+    """Whether its strides are just those of a new tensor of its shape."""
+    return tensor.stride() == row_major_strides(tensor.shape, 1)
+
+
+def apart(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The id() of each tensor whose memory none of the others touches, in whole or in part.
+
+    Bytes arrive in no particular order. Where two share memory an order must decide, and only apply has one.
+    """
+    spans = sorted(_span(tensor) for tensor in tensors if tensor.device.type in _ADDRESSED and tensor.numel())
+    found = {identity for _, _, identity in spans}
+    reached, furthest = 0, 0
+    for start, end, identity in spans:
+        if start < reached:
+            found -= {identity, furthest}
+        if end > reached:
+            reached, furthest = end, identity
+    return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
+    items = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.data_ptr(), tensor.data_ptr() + items * tensor.itemsize, id(tensor)
+
+
+# A tensor of the state -> the piece of it that this rank holds, or a refusal that names its key.
+#
+# Flow: capture walks the state and calls describe() for each tensor; the planner takes the specs, staging the tensors.
+# What is described is the *logical* tensor: strides, conj and neg bits, expansion and the storage behind a view are how
+# this process happens to hold it, and are not saved.
 
 
 class TensorPiece(NamedTuple):

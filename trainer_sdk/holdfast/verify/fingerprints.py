@@ -14,8 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.state.capture import capture
-from holdfast.state.components import Declarations, Kind, path_of
-from holdfast.state.rng import capture_rng
+from holdfast.state.components import Declarations, Kind, capture_rng, path_of
 from holdfast.state.tree import decode_tree
 
 _DEPTH = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.ranks import Ranks
+from holdfast.distributed.ranks import Ranks
 from holdfast.state.components import Declarations
 
 if TYPE_CHECKING:

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
+from holdfast.distributed.ranks import Ranks
 from holdfast.errors import ConfigurationError
-from holdfast.handle import SaveHandle
-from holdfast.ranks import Ranks
+from holdfast.save.job import SaveHandle
 from holdfast.state.components import Declarations
 from holdfast.verify.fingerprints import rng_fingerprint, state_fingerprint
 from holdfast.verify.iterators import IteratorBook
 from holdfast.verify.orders import LaunchOrder, Place, places
 from holdfast.verify.records import Boundary, Snapshot, append_boundary, append_restored, trail_file
 from holdfast.verify.surroundings import Surroundings
-from holdfast_protocol.selectors import RunName
+from holdfast_protocol.runs import RunName
 
 _COMMIT_SECONDS = 600.0
 _LOOK_SECONDS = 0.2

@@ -17,7 +17,7 @@ from holdfast.verify.evidence import Comparison, compare, follows_on, saw_traini
 from holdfast.verify.launching import Launched, LaunchFailed, launch
 from holdfast.verify.orders import LaunchOrder
 from holdfast.verify.records import Trail
-from holdfast_protocol.counted import counted
+from holdfast_protocol.text import counted
 
 
 class Verdict(StrEnum):

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import ConfigurationError, NotFound, Preempted
-from holdfast.handle import SaveHandle
 from holdfast.integrations.lightning.names import SCHEME, remove_name, step_of, write_name
 from holdfast.integrations.trash import Trash
-from holdfast.reading import read_into
+from holdfast.restore.partial import read_into
+from holdfast.save.job import SaveHandle
+from holdfast.schedule.save_policy import OnPreemption
 from holdfast.settings import TrainerSettings
+from holdfast.state.components import capture_rng, restore_rng
 from holdfast.state.load import LoadOptions
-from holdfast.state.rng import capture_rng, restore_rng
-from holdfast.when.policies import OnPreemption
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from holdfast.distributed.ranks import Ranks
 from holdfast.preemption.clouds.aws import Aws
 from holdfast.preemption.clouds.azure import Azure
 from holdfast.preemption.clouds.detect import detect_cloud
@@ -13,7 +14,6 @@ from holdfast.preemption.clouds.gcp import Gcp
 from holdfast.preemption.clouds.metadata_server import BASE_URL, MetadataServer
 from holdfast.preemption.clouds.poller import CloudPoller
 from holdfast.preemption.notice import Notice
-from holdfast.ranks import Ranks
 from holdfast.settings import TrainerSettings
 
 log = logging.getLogger("holdfast")

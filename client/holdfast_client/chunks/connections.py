@@ -1,0 +1,245 @@
+"""The connections to stores, and what a store's refusal means."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+import socket
+import ssl
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Self, cast
+from urllib.parse import urljoin
+
+import urllib3
+from pydantic import ValidationError
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError
+
+from holdfast_client.chunks.rate_limit import Pace, Turn
+from holdfast_client.chunks.workers import CoreLimit, usable_cores
+from holdfast_client.errors import (
+    ChecksumMismatch,
+    ChunkNotFound,
+    HoldfastError,
+    ServiceUnavailable,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    TicketExpired,
+    certificate_refused,
+    from_problem,
+)
+from holdfast_client.settings import ClientSettings
+from holdfast_client.transport import Backoff, keep_queries_out_of_logs, retry_after_seconds
+from holdfast_protocol.problems import Problem
+from holdfast_protocol.states import StoreRole
+
+# The open connections of a pool, so that they can be cut while threads wait in them.
+#
+# A thread that sends to a store which does not take the bytes looks at no stop event before the time-out. Closing a
+# pool closes only what is idle in it.
+
+
+class LiveConnections:
+    """Of one PoolManager, which makes its connections through this from here on."""
+
+    def __init__(self, manager: urllib3.PoolManager) -> None:
+        live: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
+        lock = threading.Lock()
+        self._live, self._lock = live, lock
+
+        class Plain(HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                with lock:
+                    live.add(self)
+
+        class Secure(HTTPSConnection):
+            def connect(self) -> None:
+                super().connect()
+                with lock:
+                    live.add(self)
+
+        class PlainPool(HTTPConnectionPool):
+            ConnectionCls = Plain
+
+        class SecurePool(HTTPSConnectionPool):
+            ConnectionCls = Secure
+
+        manager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
+
+    def cut(self) -> None:
+        """Whoever waits in one of them gets an error at once. Idle ones are found dead when they are used next, and
+        made anew. From any thread."""
+        with self._lock:
+            open_sockets = [connection.sock for connection in self._live if connection.sock is not None]
+        for each in open_sockets:
+            # Not a TLS socket's own: that one lets go of its keys first, and what is sent meanwhile goes out as it is.
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+
+# What a store's refusal means. Pure: status and body in, exception out; upload and download share it.
+#
+# The body is S3's or GCS's XML, or problem+json where the ticket led to the service itself.
+
+LONGEST_BODY_BYTES = 64 * 1024
+_CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,100})\s*</Code>")
+
+_EXPIRED_CODES = {"ExpiredToken", "TokenRefreshRequired", "RequestExpired", "RequestTimeTooSkewed"}
+_CHECKSUM_CODES = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+_TRANSIENT_CODES = {
+    "SlowDown",
+    "RequestTimeout",
+    "IncompleteBody",  # something in between has cut the body off
+    "ServiceUnavailable",
+    "InternalError",
+    "OperationAborted",
+    "ConditionalRequestConflict",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "TooManyRequests",
+}
+_FULL_CODES = {"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage"}
+_TRANSIENT_STATUSES = {408, 409, 425, 429}
+_FINAL_SERVER_STATUSES = {501, 505, 511}
+"""Of the server's own; each other one may pass, also those that only one vendor's gateway knows (520 to 530)."""
+
+
+def refusal(status: int, body: bytes) -> HoldfastError:
+    """ServiceUnavailable: try the same again. TicketProblem: ask for a new ticket. The others are final."""
+    try:
+        return _of_the_service(from_problem(Problem.model_validate_json(body)))
+    except ValidationError:
+        pass
+    match = _CODE.search(body)
+    code = match[1].decode() if match else ""
+    said = f"{status} {code}".strip()
+    if code in _CHECKSUM_CODES:
+        return ChecksumMismatch(f"The store received other bytes than were announced ({said})")
+    if status == 507 or code in _FULL_CODES:
+        return StoreFull(f"The store has no room left ({said})")
+    if code in _EXPIRED_CODES or status in (401, 403):
+        return TicketExpired(f"The store does not accept this ticket ({said})", context={"said": said})
+    if code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES or _may_pass(status):
+        return StoreUnavailable(f"The store asks to try later ({said})", context={"said": said})
+    if status == 404 and code in ("", "NoSuchKey", "NotFound"):
+        return ChunkNotFound("The store does not have this chunk")
+    return StoreRefused(f"The store refuses the transfer ({said})", context={"said": said})
+
+
+def _may_pass(status: int) -> bool:
+    return status >= 500 and status not in _FINAL_SERVER_STATUSES
+
+
+def _of_the_service(error: HoldfastError) -> HoldfastError:
+    """A restarting service may answer with a bug's 500 once; a transfer can simply be tried again."""
+    if error.code == "internal":
+        return ServiceUnavailable(error.detail, request_id=error.request_id)
+    return error
+
+
+# The connections to stores. urllib3 and not httpx: it sends a memoryview as it is, at a tenth of the CPU.
+
+KEPT_CONNECTIONS = 32
+
+
+class TransferPool:
+    """Kept-alive connections, shared by all transfers of a client. It knows no token: a ticket carries its own proof,
+    and a store must never see ours."""
+
+    def __init__(self, settings: ClientSettings, tls: ssl.SSLContext) -> None:
+        keep_queries_out_of_logs()
+        self.retry_seconds = settings.retry_seconds
+        self.pace = Pace(settings.max_bytes_per_second)
+        self.cores = CoreLimit(usable_cores())
+        self._paces = {StoreRole.PRIMARY: self.pace}
+        self._service_url = settings.url + "/"
+        self._http = urllib3.PoolManager(
+            num_pools=8,
+            maxsize=KEPT_CONNECTIONS,
+            retries=False,
+            ssl_context=tls,
+            # urllib3 also applies the connect time-out to each send. Bodies go out in slices, so it is one slice's.
+            timeout=urllib3.Timeout(connect=settings.timeout_seconds, read=settings.timeout_seconds),
+        )
+        self._live = LiveConnections(self._http)
+
+    def with_patience(self, retry_seconds: float) -> Self:
+        """The same connections and the same pace, with another time for retries. Only the first is closed."""
+        other = copy.copy(self)
+        other.retry_seconds = retry_seconds
+        return other
+
+    def towards(self, store: StoreRole) -> Self:
+        """The same connections, at the pace that this store bears: one that asks to slow down slows no other."""
+        other = copy.copy(self)
+        # A dict's own step: two threads that come at once get the same one.
+        other.pace = self._paces.setdefault(store, self._paces[StoreRole.PRIMARY].beside())
+        return other
+
+    @contextmanager
+    def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: Iterator[memoryview] | None = None,
+        *,
+        stop: threading.Event | None = None,
+        backoff: Backoff | None = None,
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """One try, when its turn has come (`pace`). The response's body is not read yet. The connection is kept if the
+        body was read to its end. Raises StoreUnavailable for whatever happens to the connection, here or while the body
+        is read; TransferStopped while it waits for its turn."""
+        with self.pace.turn(stop, backoff) as turn, self._send(method, url, headers, body, turn) as response:
+            turn.status = response.status
+            turn.retry_after_seconds = retry_after_seconds(response.headers)
+            yield response
+
+    @contextmanager
+    def _send(
+        self, method: str, url: str, headers: Mapping[str, str], body: Iterator[memoryview] | None, turn: Turn
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        response: urllib3.BaseHTTPResponse | None = None
+        try:
+            response = self._http.request(
+                method,
+                urljoin(self._service_url, url),
+                headers=dict(headers),
+                body=cast("Iterable[bytes] | None", body),  # its types forget that a socket takes any buffer
+                preload_content=False,
+                decode_content=False,
+                redirect=False,
+            )
+            yield response
+        except urllib3.exceptions.LocationValueError:
+            raise StoreRefused("The service gave a ticket whose URL is not usable") from None
+        except (HTTPError, OSError) as error:
+            if certificate_refused(error):
+                raise StoreRefused(
+                    "The store has a certificate that is not trusted. Set SSL_CERT_FILE to your authority's"
+                ) from None
+            turn.timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
+            # Its text may hold the URL, and the URL is a secret.
+            raise StoreUnavailable(f"The connection to the store broke ({type(error).__name__})") from None
+        finally:
+            if response is not None:
+                if response.length_remaining == 0:
+                    response.release_conn()
+                else:
+                    response.close()
+
+    def cut(self) -> None:
+        """Breaks all that is under way, however long the store would let it wait. What comes after it connects anew.
+        From any thread."""
+        self._live.cut()
+
+    def close(self) -> None:
+        self._http.clear()

@@ -1,0 +1,183 @@
+"""Chunks as plain files, where this machine proves that it sees the store's own filesystem."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from holdfast_client.chunks.rate_limit import Pace
+from holdfast_client.chunks.receive import Receiver
+from holdfast_client.chunks.workers import CoreLimit
+from holdfast_client.errors import (
+    ChunkCorrupt,
+    DirectFileRefused,
+    Forbidden,
+    RouteNotFound,
+    StoreFull,
+    StoreUnavailable,
+)
+from holdfast_client.transport import check_stop
+from holdfast_protocol.checkpoints import MountProof, MountProofOffer
+
+# Chunks as plain files, where this machine sees the store's own filesystem (protocol rule 18). No HTTP.
+#
+# Writing ends in the store's `incoming` folder; the service publishes from there. Reading is checked like any other.
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR}
+_WRITE_BYTES = 64 * 1024 * 1024
+"""A whole chunk as a rule: after each write this thread wants the interpreter's lock back, and training waits while it
+gets it."""
+
+
+@contextmanager
+def _file_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "unknown")
+        if error.errno in _FULL:
+            raise StoreFull(f"The store's filesystem has no room left ({name})") from None
+        if error.errno in _REFUSED:
+            raise DirectFileRefused(f"The store's filesystem cannot be {what} from here ({name})") from None
+        raise StoreUnavailable(f"The store's filesystem failed ({name})") from None
+
+
+def write_incoming(
+    path: str, body: memoryview, pace: Pace, cores: CoreLimit, stop: threading.Event | None = None
+) -> None:
+    """Writes the whole file and closes it, so that the service sees it, or leaves none. It need not last: the service
+    makes its own copy durable. The name is the ticket's own, so a file that is there already is what an earlier try
+    left; it is removed and never written into. Raises StoreFull, DirectFileRefused, StoreUnavailable,
+    TransferStopped."""
+    with _file_errors("written"):
+        descriptor = _created(path)
+        try:
+            written, block_bytes = 0, pace.slice_bytes(_WRITE_BYTES)
+            while written < body.nbytes:
+                check_stop(stop)
+                block = body[written : written + block_bytes]
+                pace.spend(block.nbytes, stop)
+                written += cores.run(functools.partial(os.write, descriptor, block))
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(path)
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def _created(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileExistsError:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        descriptor = os.open(path, flags, 0o600)
+    try:
+        _let_the_service_read(descriptor, os.stat(os.path.dirname(path)))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _let_the_service_read(descriptor: int, incoming: os.stat_result) -> None:
+    """Whoever the store is open to: a group may share it, and root may train for a service that is not root."""
+    if incoming.st_mode & stat.S_IWGRP:
+        os.fchmod(descriptor, 0o640)
+    elif os.geteuid() == 0 != incoming.st_uid:
+        os.fchown(descriptor, incoming.st_uid, incoming.st_gid)
+
+
+def read_file(path: str, receiver: Receiver, digest: str, stop: threading.Event | None = None) -> None:
+    """Reads a chunk's file. Raises ChunkCorrupt, also if the file is not there; DirectFileRefused; StoreUnavailable."""
+    with _file_errors("read"):
+        try:
+            file = Path(path).open("rb", buffering=0)  # noqa: SIM115  (closed by the next `with`)
+        except FileNotFoundError:
+            raise ChunkCorrupt(digest, "missing", "its file is not there") from None
+        with file:
+            receiver.expect(os.fstat(file.fileno()).st_size)
+            receiver.fill(file.readinto, stop)
+
+
+# Proves that this machine sees the store's own filesystem, so that the service hands out paths instead of URLs.
+#
+# The proof is the content of a file that the service has just written. Where that fails, everything goes over HTTP and
+# nobody is told: a mount is a short cut and never a need.
+
+_CONTENT = re.compile(r"[0-9a-f]{64}")
+_RENEW_AT = 0.7
+"""Part of a proof's life after which a new one is asked for, so that none runs out on its way."""
+
+
+_ASK_AGAIN_SECONDS = 30.0
+"""After so long, where a store that is a mounted filesystem did not answer the service."""
+
+
+class MountAccess:
+    """One per client, shared by all transfers. Thread-safe."""
+
+    def __init__(self, offer: Callable[[], MountProofOffer], *, enabled: bool) -> None:
+        self._offer = offer
+        self._usable = enabled
+        self._proof: MountProof | None = None
+        self._others: list[MountProof] = []
+        self._renew_at = float("-inf")
+        self._lock = threading.Lock()
+
+    def proof(self) -> MountProof | None:
+        """The proof to send along, or None where there is no mount of the store that is written to. Raises
+        HoldfastError if the service is away."""
+        with self._lock:
+            self._renew()
+            return self._proof
+
+    def other_proofs(self) -> list[MountProof]:
+        """Of the mounts of further stores, for reading. Raises as `proof` does."""
+        with self._lock:
+            self._renew()
+            return list(self._others)
+
+    def give_up(self) -> None:
+        """Reading or writing there was refused: from now on over HTTP."""
+        with self._lock:
+            self._usable, self._proof, self._others = False, None, []
+
+    def _renew(self) -> None:
+        if not self._usable or time.monotonic() < self._renew_at:
+            return
+        asked_at = time.monotonic()
+        try:
+            offer = self._offer()
+        except (Forbidden, RouteNotFound):
+            offer = _NOTHING
+        self._proof = _prove(offer)
+        self._others = [proof for other in offer.others if (proof := _prove(other)) is not None]
+        self._usable = self._proof is not None or bool(self._others) or offer.away
+        life_seconds = offer.expires_in_seconds * _RENEW_AT
+        self._renew_at = asked_at + (min(life_seconds, _ASK_AGAIN_SECONDS) if offer.away else life_seconds)
+
+
+_NOTHING = MountProofOffer(proof_id=None, path=None, expires_in_seconds=0)
+
+
+def _prove(offer: MountProofOffer) -> MountProof | None:
+    if offer.proof_id is None or offer.path is None:
+        return None
+    try:
+        with open(offer.path, encoding="ascii") as file:
+            content = file.read(65).strip()
+    except (OSError, ValueError):
+        return None
+    return MountProof(proof_id=offer.proof_id, content=content) if _CONTENT.fullmatch(content) else None

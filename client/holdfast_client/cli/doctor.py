@@ -1,0 +1,237 @@
+"""`holdfast doctor`: checks the way to the service and its store, and says what to mend."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+import typer
+from pydantic import BaseModel
+
+from holdfast_client.chunks.download import get_chunk
+from holdfast_client.chunks.upload import put_chunk
+from holdfast_client.cli.arguments import JsonOption, connect
+from holdfast_client.cli.output import ExitCode, exit_code_of, show_facts, show_json
+from holdfast_client.client import Client
+from holdfast_client.errors import HoldfastError, IntegrityError, RouteNotFound, TokenProblem, UnsupportedProtocol
+from holdfast_protocol.base import PROTOCOL_VERSION
+from holdfast_protocol.service import ServerInfo
+from holdfast_protocol.states import Scope
+from holdfast_protocol.stores import MakeSample, StoreClock
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(doctor)
+
+
+# `holdfast doctor`: `command` shows, `checks` asks the service, `round_trip` sends a sample to the store and back.
+
+
+# What one check has found, and what to mend.
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+class Finding(BaseModel):
+    check: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+    exit_code: int = 1
+
+
+def good(check: str, detail: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.OK, detail=detail)
+
+
+def warning(check: str, detail: str, remedy: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.WARNING, detail=detail, remedy=remedy)
+
+
+def skipped(check: str, detail: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.SKIPPED, detail=detail)
+
+
+def failed(check: str, detail: str, remedy: str, exit_code: int) -> Finding:
+    return Finding(check=check, verdict=Verdict.FAILED, detail=detail, remedy=remedy, exit_code=exit_code)
+
+
+# Sends a sample to the store and reads it back, over the same wire as a training job's chunks, and takes it away.
+#
+# offer -> upload -> the service asks the store -> fetch, compare -> delete
+
+SIZE_BYTES = 64 * 1024
+
+
+def round_trip(client: Client) -> str:
+    """What was done, for people. Raises HoldfastError where it fails."""
+    body = os.urandom(SIZE_BYTES)
+    digest = hashlib.sha256(body).hexdigest()
+    md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if client.store_asks_md5() else None
+    offer = client.make_sample(MakeSample(digest=digest, bytes=SIZE_BYTES, md5=md5))
+    try:
+        put_chunk(offer.ticket, memoryview(body), client.transfers)
+        checked = client.check_sample(offer.id)
+        if get_chunk(checked.ticket, None, digest, SIZE_BYTES, client.transfers) != body:
+            raise IntegrityError("What was read back is not what was saved")
+    finally:
+        client.delete_sample(offer.id)
+    by_store = "which the store has hashed too" if checked.hashed_by_store else "which the store has not hashed"
+    mount = "; this machine sees the store's mount, and reads and writes there" if client.mount.proof() else ""
+    return f"{SIZE_BYTES // 1024} KiB went to the store and back, {by_store}{mount}"
+
+
+# The checks of `holdfast doctor`, in the order in which one needs the other. Each gives one finding and never raises.
+#
+# url -> service -> token and protocol -> clock -> database and store -> the stores' clocks -> round trip
+
+MOST_SKEW_SECONDS = 30.0
+MOST_STORE_SKEW_SECONDS = 60.0
+"""NTP keeps clocks within a second; a minute apart they are on their way to where the store refuses signed URLs."""
+
+
+_SHOWN_BY_WORKERS = "`holdfast workers` shows which process has which store."
+_SHOWN_BY_LIST = "`holdfast store list` shows what each store does not enforce, and when it was last tried."
+
+
+def check_all(client: Client) -> Iterator[Finding]:
+    """Findings as they come. Ends early where nothing further could succeed."""
+    yield check_url(client)
+    if not client.healthy():
+        yield failed(
+            "service",
+            f"nothing answers at {client.settings.url}/healthz",
+            "Start it with `holdfast serve`, or set HOLDFAST_URL to where it runs.",
+            ExitCode.UNAVAILABLE,
+        )
+        return
+    asked_at = datetime.now(UTC)
+    try:
+        info = client.server_info()
+    except HoldfastError as error:
+        kind = {TokenProblem: "token", UnsupportedProtocol: "protocol"}
+        check = next((name for of, name in kind.items() if isinstance(error, of)), "service")
+        yield failed(check, str(error), "", exit_code_of(error))
+        return
+    middle = asked_at + (datetime.now(UTC) - asked_at) / 2
+    yield good("service", f"version {info.version}, catalog {info.catalog_id}, epoch {info.epoch}")
+    yield good("protocol", f"the service speaks {info.protocol}, this client {PROTOCOL_VERSION}")
+    yield check_token(info)
+    yield check_clock(info, middle)
+    yield from check_ready(client)
+    yield from check_store_clocks(client)
+    yield check_round_trip(client, info)
+
+
+def check_url(client: Client) -> Finding:
+    url = client.settings.url
+    if urlsplit(url).scheme == "http" and not client.settings.on_loopback:
+        return warning(
+            "url", f"{url} is not encrypted: the token can be read on its way", "Use https:// in HOLDFAST_URL."
+        )
+    return good("url", url)
+
+
+def check_token(info: ServerInfo) -> Finding:
+    scopes = " ".join(scope.value for scope in info.token_scopes)
+    where = f"project {info.token_project}" if info.token_project else "every project"
+    return good("token", f"{info.token_name}: {scopes}, in {where}")
+
+
+def check_clock(info: ServerInfo, now: datetime) -> Finding:
+    ahead_seconds = (now - info.now).total_seconds()
+    if abs(ahead_seconds) <= MOST_SKEW_SECONDS:
+        return good("clock", f"{abs(ahead_seconds):.1f} s from the service's")
+    side = "ahead of" if ahead_seconds > 0 else "behind"
+    return warning(
+        "clock",
+        f"this machine is {abs(ahead_seconds):.0f} s {side} the service",
+        "Set both clocks by NTP: stores refuse signed URLs that are off by 15 minutes.",
+    )
+
+
+def check_ready(client: Client) -> Iterator[Finding]:
+    remedies = {
+        "database": "See that the database runs and HOLDFAST_DATABASE_URL is right, where the service runs.",
+        "migrations": "Start the service of this version once; it migrates its database.",
+        "store": "See that the store runs, has room, and lets the service in (HOLDFAST_STORE).",
+    }
+    try:
+        readiness = client.ready()
+    except HoldfastError as error:
+        yield failed("ready", str(error), "", exit_code_of(error))
+        return
+    for check in readiness.checks:
+        if check.ok:
+            yield good(check.name, check.detail or "answers")
+        else:
+            yield failed(check.name, check.detail, remedies[check.name], ExitCode.UNAVAILABLE)
+    for sentence in readiness.warnings:
+        yield warning("stores", sentence, _SHOWN_BY_WORKERS if sentence not in readiness.weaknesses else _SHOWN_BY_LIST)
+
+
+def check_store_clocks(client: Client) -> Iterator[Finding]:
+    """What the service signs is dated by its own clock, and judged by the store's."""
+    try:
+        clocks = client.store_clocks()
+    except RouteNotFound:
+        return  # a service of before this was asked
+    except HoldfastError as error:
+        yield failed("store clock", str(error), "", exit_code_of(error))
+        return
+    for clock in clocks:
+        yield _store_clock(clock)
+
+
+def _store_clock(clock: StoreClock) -> Finding:
+    if clock.ahead_seconds is None:
+        return skipped("store clock", f"{clock.role} store: {clock.problem}")
+    apart = abs(clock.ahead_seconds)
+    side = "ahead of" if clock.ahead_seconds > 0 else "behind"
+    told = f"the {clock.role} store's clock is {apart:.1f} s {side} the service's"
+    remedy = "Set the clocks of the service's machine and of the store by NTP."
+    if clock.tolerated_seconds is not None and apart >= clock.tolerated_seconds:
+        refuses = f"{told}: from {clock.tolerated_seconds:g} s on it refuses every signed URL"
+        return failed("store clock", refuses, remedy, ExitCode.UNAVAILABLE)
+    return warning("store clock", told, remedy) if apart > MOST_STORE_SKEW_SECONDS else good("store clock", told)
+
+
+def check_round_trip(client: Client, info: ServerInfo) -> Finding:
+    if Scope.TRAIN not in info.token_scopes:
+        return skipped("round trip", "this token may not write (it has no scope train)")
+    try:
+        return good("round trip", round_trip(client))
+    except HoldfastError as error:
+        return failed("round trip", str(error), "", exit_code_of(error))
+
+
+# `holdfast doctor`: shows each check's finding and what to mend; the exit code is the first failure's.
+
+
+def doctor(json: JsonOption = False) -> None:
+    """Check the way to the service and its store, and say what to mend. A sample goes there and back; nothing stays."""
+    findings: list[Finding] = []
+    with connect() as client:
+        for finding in check_all(client):
+            findings.append(finding)
+            if not json:
+                _show(finding)
+    if json:
+        show_json(findings)
+    failures = [finding for finding in findings if finding.verdict is Verdict.FAILED]
+    if failures:
+        raise typer.Exit(failures[0].exit_code)
+
+
+def _show(finding: Finding) -> None:
+    rest = finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")
+    show_facts([(f"{finding.check:<12}{finding.verdict.value:<8}", rest)])

@@ -1,0 +1,422 @@
+"""`holdfast run -- COMMAND`: a job's launcher as a child, and its outcome as an exit code."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from holdfast_client.cli.arguments import connect
+from holdfast_client.cli.output import ExitCode
+from holdfast_client.cli.say import show_note
+from holdfast_client.client import Client
+from holdfast_client.errors import ConfigurationError, HoldfastError
+from holdfast_client.launch import LAUNCH, OUTCOME_DIR, OutcomeNote, read_notes
+from holdfast_protocol.runs import RunName, SelectorError, parse_run
+from holdfast_protocol.states import AttemptOutcome
+from holdfast_protocol.text import counted
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run", context_settings={"allow_interspersed_args": False})(run)
+
+
+# `holdfast run -- COMMAND`: a job's launcher as a child, and its outcome as an exit code.
+#
+# cli/run.py -> cli/run.py (what the child is told) -> cli/run.py (signals, waiting) -> cli/run.py (files, catalog)
+# -> cli/run.py (the exit code)
+
+
+# What a job's launcher needs to be told, and which signals it can bear. Read from torch 2.13's torchrun.
+#
+# torchrun's agent dies of SIGUSR1 and SIGUSR2 and leaves its workers behind. A SIGTERM it passes on, waits, kills what
+# is left, and ends. Its wait is 30 seconds unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise, and a second signal
+# during that wait breaks it off. Everything else gets its signals as they come.
+
+PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""What the SDK takes as a notice. SIGINT is a person's, and no reason to launch again."""
+
+_TORCHRUN = re.compile(r"(^|[\s/])torchrun(\s|$)")
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_HANDLED_BY_TORCHRUN = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+
+
+def is_torchrun(command: Sequence[str]) -> bool:
+    """Whether torchrun's agent is in the child: also behind numactl, in a shell's `-c`, or within accelerate."""
+    for word, after in itertools.pairwise(command):
+        if word == "-m" and after in _TORCHRUN_MODULES:
+            return True
+        if word.rpartition("/")[2] == "accelerate" and after == "launch":
+            return True
+    return any(_TORCHRUN.search(word) for word in command)
+
+
+def environment_of_child(
+    environment: Mapping[str, str], launch: str, outcome_dir: str, grace_seconds: int
+) -> dict[str, str]:
+    """The child's environment; what the user has set stays as it is."""
+    defaults = {
+        # A restart on gloo that finds the agent's store as it was joins the dead ranks' rendezvous.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(grace_seconds),
+        # A little less: the signal takes a moment to reach the ranks.
+        "HOLDFAST_PREEMPTION_GRACE_SECONDS": str(grace_seconds - min(3.0, grace_seconds / 10)),
+        # For signals that reach the agent past us: a batch system may send them to each process of a job.
+        "PET_SIGNALS_TO_HANDLE": _HANDLED_BY_TORCHRUN,
+    }
+    return defaults | dict(environment) | {LAUNCH: launch, OUTCOME_DIR: outcome_dir}
+
+
+def signal_for_child(number: int, *, torchrun: bool, already_asked: bool) -> int | None:
+    """What is sent on for a signal that came; None: nothing."""
+    if not torchrun or number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        return number
+    return None if already_asked else signal.SIGTERM
+
+
+def is_preemption(number: int, *, torchrun: bool) -> bool:
+    return number in PREEMPTION_SIGNALS or (torchrun and number == signal.SIGUSR2)
+
+
+# The job's launcher as a child: started, signalled, waited for. Signals are taken one by one from the kernel, so that
+# none comes at a moment when there is nobody to send it on.
+
+TICK_SECONDS = 0.5
+
+_SENT_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_FROM_THE_TERMINAL = 0x80  # SI_KERNEL: the terminal has sent it to all of its foreground processes, the child too
+
+
+class Child:
+    """One command. `code` is None while it runs, then its exit status, or minus the signal that ended it."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Raises ConfigurationError where it cannot be started."""
+        # A terminal's foreground group has the keyboard, so the child stays in it. Without a terminal it gets a group
+        # of its own: batch systems signal groups, and torchrun must not get what it would die of.
+        self._shares_terminal = sys.stdin is not None and sys.stdin.isatty()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._taken = {number for number in _SENT_ON if signal.getsignal(number) is not signal.SIG_IGN}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {*self._taken, signal.SIGCHLD})
+        group: dict[str, Any] = {} if self._shares_terminal else {"setpgroup": 0}
+        try:
+            self._pid = os.posix_spawnp(
+                command[0],
+                list(command),
+                dict(environment),
+                setsigmask=before,
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these, and no other program expects that
+                **group,
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"{command[0]} cannot be started ({error.strerror}). Write the command after `--` as you would type it."
+            ) from None
+        self.code: int | None = None
+
+    def wait(self, on_signal: Callable[[int], None], on_tick: Callable[[], None]) -> int:
+        """Until the child has ended. `on_signal` gets each signal that is to be sent on; `on_tick` is called twice a
+        second. The signals stay blocked: what comes later must not take the exit code's place."""
+        while self.code is None:
+            info = signal.sigtimedwait({*self._taken, signal.SIGCHLD}, TICK_SECONDS)
+            if info is None:
+                on_tick()
+            elif info.si_signo != signal.SIGCHLD and not (self._shares_terminal and info.si_code == _FROM_THE_TERMINAL):
+                on_signal(info.si_signo)
+            self._reap()
+        return self.code
+
+    def send(self, number: int) -> None:
+        """To the child alone, not to its group: a data loader's workers must live for the step to end."""
+        if self.code is None:
+            os.kill(self._pid, number)
+
+    def kill(self) -> None:
+        """It and its group. A terminal's group is ours too: there the child goes alone."""
+        if self.code is not None:
+            return
+        if self._shares_terminal:
+            os.kill(self._pid, signal.SIGKILL)
+        else:
+            os.killpg(self._pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        # All there are: as the first process of a container we are the parent of what others left behind.
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._pid:
+                self.code = os.waitstatus_to_exitcode(status)
+
+
+# How the last attempt of this launch ended: from the job's own notes, else from the catalog.
+#
+# Rank 0's word is the job's. Where rank 0 is on another node, the catalog has it; where the service is away as well,
+# what this node's ranks have told of themselves must do. Where there are no notes at all, HOLDFAST_RUN says whom to
+# look up.
+
+Asked = tuple[AttemptOutcome | None, str]
+"""What the catalog says of an attempt: its outcome, and a detail."""
+
+_GRAVEST_FIRST = (
+    AttemptOutcome.FENCED,
+    AttemptOutcome.PREEMPTED,
+    AttemptOutcome.FAILED,
+    AttemptOutcome.LOST,
+    None,
+    AttemptOutcome.FINISHED,
+)
+_ASK_AGAIN_SECONDS = 1.0
+_LATELY = 20
+"""Attempts of others that may have been opened since."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of the last attempt of one run. `outcome` is None where nobody has told it."""
+
+    run: RunName
+    attempt: int
+    outcome: AttemptOutcome | None
+    detail: str = ""
+
+
+def outcome_of_launch(
+    notes: Sequence[OutcomeNote], ask: Callable[[RunName, int], Asked | None], patience_seconds: float
+) -> Outcome | None:
+    """The gravest of the launch's runs; None where no attempt was opened, so that Holdfast knows nothing of this job.
+
+    `ask`: what the catalog says of an attempt; None where it cannot be asked. It is asked again for as long as rank 0,
+    on another node, may still be about to tell it.
+    """
+    runs = {note.run_name for note in notes}
+    outcomes = [_of_run(run, [note for note in notes if note.run_name == run], ask, patience_seconds) for run in runs]
+    return min(outcomes, key=lambda found: _GRAVEST_FIRST.index(found.outcome), default=None)
+
+
+def last_attempt(notes: Sequence[OutcomeNote]) -> list[OutcomeNote]:
+    """This node's words on the last attempt of one run. One that was fenced before it had a number comes last."""
+    number = max(note.attempt or 1 << 62 for note in notes)
+    return [note for note in notes if (note.attempt or 1 << 62) == number]
+
+
+def notes_from_catalog(client: Client, run: RunName, launch: str) -> list[OutcomeNote]:
+    """The last attempt of this launch, where the ranks could leave no note, behind srun or in another container. Its
+    outcome is asked for afterwards. Empty where there is none, or the service is away."""
+    try:
+        newest_first = client.attempts(run.project, run.run, limit=_LATELY).items
+    except HoldfastError:
+        return []
+    ours = (attempt.number for attempt in newest_first if attempt.launch_id.startswith(f"{launch}."))
+    return [OutcomeNote(project=run.project, run=run.run, attempt=number, rank=-1) for number in ours][:1]
+
+
+def catalog_of(client: Client) -> Callable[[RunName, int], Asked | None]:
+    def ask(run: RunName, attempt: int) -> Asked | None:
+        try:
+            found = client.attempt(run.project, run.run, attempt)
+        except HoldfastError:
+            return None
+        # Left by its own job, and its ranks here know of no other: nobody else has the run.
+        left = found.outcome is AttemptOutcome.FENCED and found.rolled_back_at is not None
+        return AttemptOutcome.FAILED if left else found.outcome, found.outcome_detail or ""
+
+    return ask
+
+
+def _of_run(
+    run: RunName,
+    notes: Sequence[OutcomeNote],
+    ask: Callable[[RunName, int], Asked | None],
+    patience_seconds: float,
+) -> Outcome:
+    last = last_attempt(notes)
+    attempt = last[0].attempt
+    first = next((note for note in last if note.rank == 0), None)
+    if attempt == 0 or (first is not None and first.outcome is not None):
+        word = first or last[0]
+        return Outcome(run, attempt, word.outcome, word.detail)
+    # A rank 0 of this node has ended and said nothing: nobody else will tell for it soon.
+    until = time.monotonic() + (0.0 if first is not None else patience_seconds)
+    while (asked := ask(run, attempt)) is not None:
+        outcome, detail = asked
+        if outcome is not None:
+            return Outcome(run, attempt, outcome, detail)
+        if time.monotonic() >= until:
+            break
+        time.sleep(_ASK_AGAIN_SECONDS)
+    told = [note for note in last if note.outcome is not None]
+    word = min(told, key=lambda note: _GRAVEST_FIRST.index(note.outcome), default=last[0])
+    return Outcome(run, attempt, word.outcome, word.detail)
+
+
+# The exit code of `holdfast run`, decided from what is known when the child has ended. No I/O.
+
+_RESERVED = (ExitCode.PREEMPTED, ExitCode.UNKNOWN, ExitCode.FENCED)
+_SIGNALLED = 128
+"""What a shell adds to the number of the signal that ended a command."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    code: int
+    what: str
+    """One sentence for people."""
+
+
+def ending_of(child: int, known: Outcome | None, *, asked_to_end: bool) -> Ending:
+    """`child`: its exit status, or minus a signal's number. `known`: None where no attempt was opened.
+    `asked_to_end`: a preemption's signal was sent on to it."""
+    own = _SIGNALLED - child if child < 0 else child
+    outcome = known.outcome if known is not None else None
+    who = f"{known.run}, attempt {known.attempt}," if known is not None else "The job"
+    if outcome is AttemptOutcome.FENCED:
+        return Ending(ExitCode.FENCED, f"{who} has lost its run to another launch. Do not launch this one again.")
+    if outcome is AttemptOutcome.PREEMPTED:
+        return Ending(ExitCode.PREEMPTED, f"{who} was preempted. Launch it again.")
+    if child == 0 and (known is None or outcome is AttemptOutcome.FINISHED):
+        return Ending(ExitCode.OK, f"{who} has finished.")
+    if asked_to_end:
+        # Whatever it died of then, it died of having to go: of a peer that was gone first, or before its first step.
+        return Ending(ExitCode.PREEMPTED, f"{who} was told to end before it had finished. Launch it again.")
+    if known is None:
+        return Ending(own, f"{who} ended with {_said(child)}, and had opened no attempt.")
+    if outcome is None or outcome is AttemptOutcome.LOST:
+        return Ending(ExitCode.UNKNOWN, f"{who} ended with {_said(child)}, and nobody has told how.")
+    if outcome is AttemptOutcome.FAILED:
+        # What failed is never 0, though a script caught its exception, nor a code with a meaning of ours.
+        code = ExitCode.FAILED if child == 0 or own in _RESERVED else own
+        return Ending(code, f"{who} has failed: {' '.join(known.detail.split()) or _said(child)}.")
+    code = ExitCode.FAILED if own in _RESERVED else own
+    return Ending(code, f"{who} has finished, and its command ended with {_said(child)} afterwards.")
+
+
+def _said(child: int) -> str:
+    return f"signal {-child}" if child < 0 else f"status {child}"
+
+
+# `holdfast run -- torchrun … train.py`: starts the job, sends signals on, and ends with a documented exit code.
+
+_RUN = "HOLDFAST_RUN"
+_DO_NOT_RESTART = (AttemptOutcome.FENCED, AttemptOutcome.PREEMPTED)
+_LEFT_TIME_SECONDS = 1.0
+"""From the last rank's word to the end of its process."""
+_STRAGGLERS_SECONDS = 10.0
+_AFTER_GRACE_SECONDS = 5.0
+"""torchrun kills ranks that have not left when the grace is over, and then ends."""
+_CATALOG_SECONDS = 30.0
+"""How long rank 0, on another node, has to tell the catalog once this node's part has ended."""
+_CATALOG_SECONDS_LEAVING = 3.0
+"""Where the job was told to end: soon somebody ends us too, and it is launched again in any case but one."""
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="For example torchrun … train.py.")],
+    grace: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="How long the job has from a signal until it is killed: the batch system's own number. The ranks save "
+            "within it, and torchrun waits for them so long.",
+        ),
+    ] = 30,
+) -> None:
+    """Run a training job, and end with an exit code that a batch system can act on.
+
+    0: finished. 75: preempted, launch it again. 76: nobody told how it ended. 79: another launch has the run, do not
+    launch this one again. Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave, under
+    torchrun too. What has not ended some seconds after the grace is killed.
+    """
+    with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
+        job = _Job(command, Path(folder), grace)
+        status = job.wait()
+        ending = ending_of(status, job.outcome(), asked_to_end=job.asked_to_end)
+    show_note(f"holdfast run: {ending.what} Exit code {ending.code}.")
+    raise typer.Exit(ending.code)
+
+
+class _Job:
+    def __init__(self, command: Sequence[str], folder: Path, grace_seconds: int) -> None:
+        self.asked_to_end = False
+        self._kill_at: float | None = None
+        self._grace_seconds = grace_seconds
+        self._folder = folder
+        self._torchrun = is_torchrun(command)
+        self._told_at: float | None = None
+        self._launch = uuid.uuid4().hex
+        environment = environment_of_child(os.environ, self._launch, str(folder), grace_seconds)
+        self._child = Child(command, environment)
+
+    def wait(self) -> int:
+        return self._child.wait(self._send_on, self._tick)
+
+    def outcome(self) -> Outcome | None:
+        """How the job ended; None where it opened no attempt."""
+        notes = read_notes(self._folder)
+        patience_seconds = _CATALOG_SECONDS_LEAVING if self.asked_to_end else _CATALOG_SECONDS
+        run = os.environ.get(_RUN)
+        if not notes and not run:
+            return None
+        try:
+            with connect() as client:
+                if not notes and run:
+                    notes = notes_from_catalog(client, parse_run(run), self._launch)
+                return outcome_of_launch(notes, catalog_of(client), patience_seconds)
+        except (HoldfastError, SelectorError):
+            # A setting is wrong, and nobody can be asked.
+            return outcome_of_launch(notes, lambda _run, _attempt: None, patience_seconds)
+
+    def _send_on(self, number: int) -> None:
+        translated = signal_for_child(number, torchrun=self._torchrun, already_asked=self.asked_to_end)
+        if is_preemption(number, torchrun=self._torchrun) and not self.asked_to_end:
+            self.asked_to_end = True
+            self._kill_at = time.monotonic() + self._grace_seconds + _AFTER_GRACE_SECONDS
+        if translated is not None:
+            self._child.send(translated)
+
+    def _tick(self) -> None:
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = None
+            show_note(
+                f"holdfast run: The job was told to end, and has not within {counted(self._grace_seconds, 'second')} "
+                "(--grace) "
+                f"and {_AFTER_GRACE_SECONDS:.0f} more. It is killed."
+            )
+            self._child.kill()
+        if self._torchrun:
+            self._stop_restarts()
+
+    def _stop_restarts(self) -> None:
+        """torchrun takes whoever leaves for a crash and starts its workers again (--max-restarts): on a machine that
+        is about to go, or against the launch that has taken over. Once the ranks have told, it is ended."""
+        if self.asked_to_end:
+            return
+        notes = read_notes(self._folder)
+        told = [
+            [note.outcome for note in last_attempt([note for note in notes if note.run_name == run])]
+            for run in {note.run_name for note in notes}
+        ]
+        leaving = [outcomes for outcomes in told if any(outcome in _DO_NOT_RESTART for outcome in outcomes)]
+        if not leaving:
+            self._told_at = None
+            return
+        self._told_at = self._told_at or time.monotonic()
+        all_told = all(outcome is not None for outcomes in leaving for outcome in outcomes)
+        if time.monotonic() - self._told_at >= (_LEFT_TIME_SECONDS if all_told else _STRAGGLERS_SECONDS):
+            self._send_on(signal.SIGTERM)

@@ -1,0 +1,213 @@
+"""`holdfast spool list | push | drop`: saves on this machine's disk that are not known to be committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel
+
+from holdfast_client.cli.arguments import JsonOption, LimitOption, connect, first, read_run
+from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_json, show_table
+from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.errors import ConfigurationError
+from holdfast_client.local.push import Outcome, SavePusher
+from holdfast_client.local.spool import BadRecord, Spooled, SpooledSave, saves_of
+from holdfast_client.local.tier import LocalTier
+from holdfast_client.settings import ClientSettings
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        help="Saves on this machine's disk that are not committed.", no_args_is_help=True, rich_markup_mode=None
+    )
+    group.command("list")(list_saves)
+    group.command("push")(push)
+    group.command("drop")(drop)
+    app.add_typer(group, name="spool")
+
+
+# `holdfast spool list | push | drop`: saves that lie on this machine's disk and are not known to be committed.
+
+
+# What `holdfast spool` prints as JSON.
+
+
+class Shown(BaseModel):
+    """A save, as far as this folder holds it."""
+
+    project: str
+    run: str
+    attempt: int
+    step: int
+    world_size: int
+    ranks: list[int]
+    bytes: int
+    created_at: datetime
+    committed: bool = False
+    outcome: str = "spooled"
+
+    @classmethod
+    def of(cls, save: SpooledSave, outcome: Outcome | None = None) -> Shown:
+        shown = cls(
+            project=save.key.project,
+            run=save.key.run,
+            attempt=save.key.attempt,
+            step=save.key.step,
+            world_size=save.key.world_size,
+            ranks=[record.rank for record in save.records],
+            bytes=sum(record.chunk_bytes for record in save.records),
+            created_at=save.records[0].created_at,
+        )
+        if outcome is None:
+            return shown
+        return shown.model_copy(update={"committed": outcome.committed, "outcome": outcome.told})
+
+
+class ShownBad(BaseModel):
+    """A record that cannot be read."""
+
+    name: str
+    problem: str
+
+
+def shown_saves(saves: Iterable[SpooledSave], bad: Iterable[BadRecord]) -> list[BaseModel]:
+    return [*(Shown.of(save) for save in saves), *(ShownBad(name=one.name, problem=one.problem) for one in bad)]
+
+
+# `holdfast spool list | push | drop`, of the folder that HOLDFAST_LOCAL_DIR names, or --dir.
+
+FolderOption = Annotated[
+    Path | None, typer.Option("--dir", metavar="FOLDER", help="The local tier; without it HOLDFAST_LOCAL_DIR.")
+]
+OnlyRun = Annotated[str | None, typer.Argument(metavar="[PROJECT/RUN]", help="Only of this run; without it of all.")]
+OnlyStep = Annotated[int | None, typer.Option("--step", min=0, help="Only of this step.")]
+
+
+def list_saves(
+    run: OnlyRun = None, *, folder: FolderOption = None, limit: LimitOption = None, json: JsonOption = False
+) -> None:
+    """List what the folder holds. Asks no service."""
+    with _opened(folder) as tier:
+        spooled = tier.spool.read()
+        found = first(_chosen(spooled, run, None), limit)
+    if json:
+        show_json(shown_saves(found, spooled.bad))
+        return
+    show_table(
+        ["run", ">step", ">attempt", "ranks here", ">size", "saved (UTC)"],
+        (
+            (
+                str(save.key.run_name),
+                str(save.key.step),
+                str(save.key.attempt),
+                _ranks(save),
+                as_bytes(sum(record.chunk_bytes for record in save.records)),
+                as_time(save.records[0].created_at),
+            )
+            for save in found
+        ),
+        nothing=f"The spool of {tier.path} is empty.",
+    )
+    _tell_bad(spooled)
+
+
+def push(
+    run: OnlyRun = None,
+    *,
+    step: OnlyStep = None,
+    folder: FolderOption = None,
+    off_line: Annotated[
+        bool,
+        typer.Option(
+            "--off-line",
+            help="Also commit what the run has gone on without: kept beside the line of descent, never the latest.",
+        ),
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Commit saves, the oldest first. Run it on each machine that holds some of a save's ranks."""
+    with _opened(folder) as tier, connect() as client:
+        spooled = tier.spool.read()
+        found = _chosen(spooled, run, step)
+        pusher = SavePusher(client, tier, allow_off_line=off_line)
+        results = [Shown.of(save, pusher.push(save)) for save in found]
+    if json:
+        show_json(results)
+    else:
+        for result in results:
+            show_line(f"{result.project}/{result.run} step {result.step}: {result.outcome}")
+        if not results:
+            show_note(f"The spool of {tier.path} holds no such saves.")
+        _tell_bad(spooled)
+    if spooled.bad or not all(result.committed for result in results):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def drop(
+    run: OnlyRun = None,
+    *,
+    step: OnlyStep = None,
+    folder: FolderOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be dropped.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Give saves up for good, and what cannot be read among them. It may be the only copy."""
+    with _opened(folder) as tier:
+        spooled = tier.spool.read()
+        found = _chosen(spooled, run, step)
+        bad = spooled.bad if run is None and step is None else ()
+        if yes:
+            for name in [record.name for save in found for record in save.records] + [one.name for one in bad]:
+                tier.spool.forget(name)
+    if json:
+        show_json(shown_saves(found, bad))
+    else:
+        done = "dropped" if yes else "would be dropped"
+        for save in found:
+            show_line(f"{save.key.run_name} step {save.key.step}, rank {_ranks(save)}: {done}")
+        for one in bad:
+            show_line(f"{one.name}: {done}")
+    if not yes and (found or bad):
+        show_note("Nothing was dropped. It cannot be undone: say --yes if you mean it.")
+        raise typer.Exit(ExitCode.USAGE)
+
+
+@contextmanager
+def _opened(folder: Path | None) -> Iterator[LocalTier]:
+    settings = ClientSettings()
+    path = folder or settings.local_dir
+    if path is None:
+        raise ConfigurationError("No local folder is named. Say --dir FOLDER, or set HOLDFAST_LOCAL_DIR.")
+    if not path.expanduser().is_dir():
+        raise ConfigurationError(f"There is no folder {path}. Name the one that the training job was given.")
+    tier = LocalTier(path, settings.local_bytes)
+    try:
+        yield tier
+    finally:
+        tier.close()
+
+
+def _chosen(spooled: Spooled, run: str | None, step: int | None) -> list[SpooledSave]:
+    name = None if run is None else read_run(run)
+    return [
+        save
+        for save in saves_of(spooled.records)
+        if (name is None or save.key.run_name == name) and (step is None or save.key.step == step)
+    ]
+
+
+def _ranks(save: SpooledSave) -> str:
+    here = [record.rank for record in save.records]
+    if len(here) == save.key.world_size:
+        return f"all {len(here)}"
+    return f"{', '.join(map(str, here)) or NOTHING} of {save.key.world_size}"
+
+
+def _tell_bad(spooled: Spooled) -> None:
+    for one in spooled.bad:
+        show_note(f"holdfast: {one.name} cannot be pushed: {one.problem}.")

@@ -1,0 +1,33 @@
+"""What each resource stands on: the one transport; and from one page to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from holdfast_client.transport import Transport
+from holdfast_protocol.base import Page
+
+# What each group of operations stands on: the one transport.
+
+
+class Operations:
+    """A group of operations. They differ in route, request and reply, and in nothing else."""
+
+    transport: Transport
+
+
+# From one page to all of them.
+
+Item = TypeVar("Item")
+
+
+def all_items(read_page: Callable[[str | None], Page[Item]]) -> Iterator[Item]:
+    """Calls `read_page(cursor)` until there is no next page."""
+    cursor: str | None = None
+    while True:
+        page = read_page(cursor)
+        yield from page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return

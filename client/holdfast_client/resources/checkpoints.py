@@ -1,0 +1,181 @@
+"""Checkpoints: begin, negotiate, seal, abort; look at, edit and read them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast_client.resources.base import Operations, all_items
+from holdfast_client.transport import path
+from holdfast_protocol.base import Page
+from holdfast_protocol.checkpoints import (
+    AbortCheckpoint,
+    BeginCheckpoint,
+    CheckpointView,
+    ChunkReads,
+    ChunksNegotiated,
+    ChunkVerdict,
+    EditCheckpoint,
+    FailShard,
+    Manifest,
+    MountProofOffer,
+    NegotiateChunks,
+    ReadChunks,
+    ReportChunk,
+    RestoreDecision,
+    SealShard,
+    ShardChunks,
+)
+from holdfast_protocol.states import CheckpointState, Health
+
+# Begin, negotiate, seal, abort; look at checkpoints and edit them. See holdfast_protocol.checkpoints.
+
+
+class CheckpointOperations(Operations):
+    def begin(self, project: str, run: str, request: BeginCheckpoint) -> CheckpointView:
+        """Begins a checkpoint; every rank may call it, the same begin gives the same checkpoint."""
+        return self.transport.call(
+            "POST", path("projects", project, "runs", run, "checkpoints"), CheckpointView, body=request
+        )
+
+    def negotiate(self, checkpoint_id: str, rank: int, request: NegotiateChunks) -> ChunksNegotiated:
+        """Offers chunks and reports finished uploads. Most callers want `chunks.uploader.ShardUploader`."""
+        route = path("checkpoints", checkpoint_id, "shards", rank, "chunks")
+        return self.transport.call("POST", route, ChunksNegotiated, body=request)
+
+    def seal(self, checkpoint_id: str, rank: int, request: SealShard | FailShard) -> CheckpointView:
+        """Seals a rank's shard, or says that it failed. The seal that completes the world commits."""
+        return self.transport.call(
+            "PUT", path("checkpoints", checkpoint_id, "shards", rank), CheckpointView, body=request
+        )
+
+    def abort(self, checkpoint_id: str, request: AbortCheckpoint) -> CheckpointView:
+        return self.transport.call("POST", path("checkpoints", checkpoint_id, "abort"), CheckpointView, body=request)
+
+    def checkpoint(self, checkpoint_id: str, wait_seconds: int | None = None) -> CheckpointView:
+        """A checkpoint as it is; with `wait_seconds`, as soon as it is no longer uploading or the time is over."""
+        return self.transport.call(
+            "GET",
+            path("checkpoints", checkpoint_id),
+            CheckpointView,
+            params={"wait": wait_seconds},
+            waits_seconds=wait_seconds or 0,
+        )
+
+    def selected_checkpoint(self, project: str, run: str, selector: str) -> CheckpointView:
+        """The checkpoint that `latest`, `1200`, `1200#3`, `best:loss` or an id means, whatever its state."""
+        return self.transport.call(
+            "GET", path("projects", project, "runs", run, "checkpoints", selector), CheckpointView
+        )
+
+    def checkpoints(
+        self,
+        project: str,
+        run: str,
+        *,
+        state: CheckpointState | None = None,
+        health: Health | None = None,
+        min_step: int | None = None,
+        max_step: int | None = None,
+        label: str | None = None,
+        attempt: int | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[CheckpointView]:
+        """One page of a run's checkpoints, the largest step first. `min_step` and `max_step` are inclusive."""
+        return self.transport.call(
+            "GET",
+            path("projects", project, "runs", run, "checkpoints"),
+            Page[CheckpointView],
+            params={
+                "state": state,
+                "health": health,
+                "min_step": min_step,
+                "max_step": max_step,
+                "label": label,
+                "attempt": attempt,
+                "cursor": cursor,
+                "limit": limit,
+            },
+        )
+
+    def all_checkpoints(
+        self,
+        project: str,
+        run: str,
+        *,
+        state: CheckpointState | None = None,
+        health: Health | None = None,
+        min_step: int | None = None,
+        max_step: int | None = None,
+        label: str | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[CheckpointView]:
+        """The checkpoints of all pages, read page by page as they are asked for."""
+        return all_items(
+            lambda cursor: self.checkpoints(
+                project,
+                run,
+                state=state,
+                health=health,
+                min_step=min_step,
+                max_step=max_step,
+                label=label,
+                attempt=attempt,
+                cursor=cursor,
+            )
+        )
+
+    def manifest(self, checkpoint_id: str) -> Manifest:
+        return self.transport.call("GET", path("checkpoints", checkpoint_id, "manifest"), Manifest)
+
+    def shard_chunks(self, checkpoint_id: str, rank: int) -> ShardChunks:
+        return self.transport.call("GET", path("checkpoints", checkpoint_id, "shards", rank), ShardChunks)
+
+    def edit_checkpoint(self, checkpoint_id: str, request: EditCheckpoint, etag: str) -> CheckpointView:
+        """Edits labels or health. Raises EditConflict if the checkpoint is not the one that `etag` was read from."""
+        quoted = etag if etag.startswith('"') else f'"{etag}"'
+        return self.transport.call(
+            "PATCH", path("checkpoints", checkpoint_id), CheckpointView, body=request, headers={"If-Match": quoted}
+        )
+
+    def mount_proof(self) -> MountProofOffer:
+        """A fresh file in the store's own filesystem; who can tell its content sees the same mount."""
+        return self.transport.call("POST", path("mount-proofs"), MountProofOffer)
+
+
+# Which checkpoint can be restored, and tickets to read its chunks. See holdfast_protocol.checkpoints.
+
+
+class RestoreOperations(Operations):
+    def restore_point(
+        self,
+        project: str,
+        run: str,
+        selector: str = "latest",
+        before_step: int | None = None,
+        *,
+        diverged: bool = False,
+    ) -> RestoreDecision:
+        """The checkpoint to restore now and why newer ones are not it. `before_step` excludes that step and later;
+        with `diverged` a checkpoint that has diverged will do as well."""
+        return self.transport.call(
+            "GET",
+            path("projects", project, "runs", run, "restore-point"),
+            RestoreDecision,
+            params={"selector": selector, "before_step": before_step, "diverged": diverged or None},
+        )
+
+    def read_chunks(self, checkpoint_id: str, request: ReadChunks) -> ChunkReads:
+        """Tickets to read chunks, under a lease. Most callers want `chunks.fetcher.ShardFetcher`."""
+        return self.transport.call("POST", path("checkpoints", checkpoint_id, "reads"), ChunkReads, body=request)
+
+    def release_reads(self, lease_id: str) -> None:
+        """Ends a lease. It would run out by itself; until then nothing under it can be purged."""
+        self.transport.send("DELETE", path("read-leases", lease_id))
+
+    def report_chunk(self, checkpoint_id: str, request: ReportChunk) -> ChunkVerdict:
+        """Reports a chunk that could not be read; the service reads it itself and says what it found.
+        The service reads up to a whole chunk for this, which is given more time."""
+        return self.transport.call(
+            "POST", path("checkpoints", checkpoint_id, "chunk-reports"), ChunkVerdict, body=request, waits_seconds=120
+        )

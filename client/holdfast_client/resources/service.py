@@ -1,0 +1,251 @@
+"""The service itself: controllers, long operations, audit events, webhooks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+from holdfast_client.errors import ControllerPaused, ServiceUnavailable
+from holdfast_client.resources.base import Operations, all_items
+from holdfast_client.transport import path
+from holdfast_protocol.base import Page
+from holdfast_protocol.service import (
+    ActorKind,
+    ControllerView,
+    EventView,
+    OperationView,
+    PauseController,
+    Readiness,
+    ServerInfo,
+    WorkerView,
+)
+from holdfast_protocol.states import OperationState
+from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookCreated, WebhookView
+
+# What the service tells of itself. See holdfast_protocol.service.
+
+
+class ServerOperations(Operations):
+    def server_info(self) -> ServerInfo:
+        return self.transport.call("GET", path("server"), ServerInfo)
+
+    def healthy(self) -> bool:
+        """Whether the service's process is alive. One try."""
+        return self.transport.reachable("/healthz")
+
+    def ready(self) -> Readiness:
+        """Whether database, migrations and stores answer. One try; "not ready" is an answer and not an error."""
+        return self.transport.call("GET", "/readyz", Readiness, retry_seconds=0, also_good={503})
+
+
+# The service's controllers and processes. See holdfast_protocol.service.
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+class ControllerOperations(Operations):
+    def controllers(self) -> list[ControllerView]:
+        return self.transport.call("GET", path("controllers"), Page[ControllerView]).items
+
+    def controller(self, name: str) -> ControllerView:
+        return self.transport.call("GET", path("controllers", name), ControllerView)
+
+    def pause_controller(self, name: str, reason: str) -> ControllerView:
+        """Rounds under way end, and none begins until `resume_controller`, in any process."""
+        body = PauseController(reason=reason)
+        return self.transport.call("POST", path("controllers", name, "pause"), ControllerView, body=body)
+
+    def resume_controller(self, name: str) -> ControllerView:
+        return self.transport.call("POST", path("controllers", name, "resume"), ControllerView)
+
+    def run_controller(self, name: str) -> ControllerView:
+        """Asks for a round now, in one process; `wait_controller` waits for its end. Raises ControllerPaused."""
+        return self.transport.call("POST", path("controllers", name, "run"), ControllerView)
+
+    def wait_controller(self, asked: ControllerView, *, timeout_seconds: float | None = None) -> ControllerView:
+        """`asked` is the answer of `run_controller`. Raises ControllerPaused if somebody pauses it meanwhile, and
+        ServiceUnavailable when the time is over."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        wanted = asked.run_requested_at
+        while True:
+            view = self.controller(asked.name)
+            if wanted is None or (view.run_answered_at is not None and view.run_answered_at >= wanted):
+                return view
+            if view.paused_at is not None:
+                raise ControllerPaused(
+                    f"{view.name} was paused by {view.paused_by}: {view.pause_reason}. The round comes when it is "
+                    "resumed."
+                )
+            if deadline is not None and time.monotonic() >= deadline:
+                raise ServiceUnavailable(
+                    f"No process has done the round of {view.name} within {timeout_seconds:.0f} seconds. See whether "
+                    "one runs, with `holdfast workers`."
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+
+    def workers(self) -> list[WorkerView]:
+        """The processes that serve or work now, and those that fell silent within the last day."""
+        return self.transport.call("GET", path("workers"), Page[WorkerView]).items
+
+
+# Long operations of the service: look, cancel, wait. See holdfast_protocol.service.
+
+
+class LongOperations(Operations):
+    def operations(
+        self,
+        *,
+        project: str | None = None,
+        run: str | None = None,
+        kind: str | None = None,
+        state: OperationState | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[OperationView]:
+        """One page of long operations, newest first."""
+        params = {"project": project, "run": run, "kind": kind, "state": state, "cursor": cursor, "limit": limit}
+        return self.transport.call("GET", path("operations"), Page[OperationView], params=params)
+
+    def all_operations(
+        self,
+        *,
+        project: str | None = None,
+        run: str | None = None,
+        kind: str | None = None,
+        state: OperationState | None = None,
+    ) -> Iterator[OperationView]:
+        return all_items(
+            lambda cursor: self.operations(project=project, run=run, kind=kind, state=state, cursor=cursor)
+        )
+
+    def operation(self, operation_id: str) -> OperationView:
+        return self.transport.call("GET", path("operations", operation_id), OperationView)
+
+    def cancel_operation(self, operation_id: str) -> OperationView:
+        """Its worker stops at the next step; what it has done stays done."""
+        return self.transport.call("POST", path("operations", operation_id, "cancel"), OperationView)
+
+    def wait_operation(
+        self,
+        operation_id: str,
+        *,
+        timeout_seconds: float | None = None,
+        on_view: Callable[[OperationView], None] | None = None,
+    ) -> OperationView:
+        """Until it has ended, however: look at its `state`. `on_view` is told of each look in between. Raises
+        ServiceUnavailable when the time is over."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            view = self.operation(operation_id)
+            if on_view is not None:
+                on_view(view)
+            if view.state.ended:
+                return view
+            if deadline is not None and time.monotonic() >= deadline:
+                raise ServiceUnavailable(
+                    f"The operation {operation_id} has not ended within {timeout_seconds:.0f} seconds. It goes on; "
+                    f"wait for it with `holdfast operations wait {operation_id}`."
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+
+
+# Audit events. See holdfast_protocol.service.
+
+
+class EventOperations(Operations):
+    def events(
+        self,
+        *,
+        project: str | None = None,
+        run: str | None = None,
+        checkpoint: str | None = None,
+        actor: str | None = None,
+        actor_kind: ActorKind | None = None,
+        action: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[EventView]:
+        """One page of who changed what, the newest first. `action` is a prefix such as `hold.`; `checkpoint` an id;
+        `since` is inclusive, `until` is not."""
+        return self.transport.call(
+            "GET",
+            path("events"),
+            Page[EventView],
+            params={
+                "project": project,
+                "run": run,
+                "checkpoint": checkpoint,
+                "actor": actor,
+                "actor_kind": actor_kind,
+                "action": action,
+                "since": None if since is None else since.isoformat(),
+                "until": None if until is None else until.isoformat(),
+                "cursor": cursor,
+                "limit": limit,
+            },
+        )
+
+    def all_events(
+        self,
+        *,
+        project: str | None = None,
+        run: str | None = None,
+        checkpoint: str | None = None,
+        actor: str | None = None,
+        actor_kind: ActorKind | None = None,
+        action: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> Iterator[EventView]:
+        """The events of all pages, read page by page as they are asked for."""
+        return all_items(
+            lambda cursor: self.events(
+                project=project,
+                run=run,
+                checkpoint=checkpoint,
+                actor=actor,
+                actor_kind=actor_kind,
+                action=action,
+                since=since,
+                until=until,
+                cursor=cursor,
+            )
+        )
+
+
+# Webhooks of a project. See holdfast_protocol.webhooks.
+
+
+class WebhookOperations(Operations):
+    def create_webhook(self, project: str, request: CreateWebhook) -> WebhookCreated:
+        """Makes a webhook. Not tried again after a lost reply: the secret is told once."""
+        route = path("projects", project, "webhooks")
+        return self.transport.call("POST", route, WebhookCreated, body=request, retry_seconds=0)
+
+    def webhooks(self, project: str) -> Page[WebhookView]:
+        return self.transport.call("GET", path("projects", project, "webhooks"), Page[WebhookView])
+
+    def delete_webhook(self, project: str, webhook: str) -> WebhookView:
+        return self.transport.call("DELETE", path("projects", project, "webhooks", webhook), WebhookView)
+
+    def test_webhook(self, project: str, webhook: str) -> DeliveryView:
+        """Has a call made soon; `webhook_deliveries` tells what became of it."""
+        return self.transport.call("POST", path("projects", project, "webhooks", webhook, "test"), DeliveryView)
+
+    def webhook_deliveries(
+        self, project: str, webhook: str, *, cursor: str | None = None, limit: int | None = None
+    ) -> Page[DeliveryView]:
+        """One page of a webhook's calls, the newest first."""
+        route = path("projects", project, "webhooks", webhook, "deliveries")
+        return self.transport.call("GET", route, Page[DeliveryView], params={"cursor": cursor, "limit": limit})
+
+    def all_webhook_deliveries(self, project: str, webhook: str) -> Iterator[DeliveryView]:
+        return all_items(lambda cursor: self.webhook_deliveries(project, webhook, cursor=cursor))

@@ -1,0 +1,197 @@
+"""What the service tells of itself: server, controllers, long operations, audit events, tokens."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from holdfast_protocol.base import Name, Reply, Request
+from holdfast_protocol.states import OperationState, Scope
+
+# What the service tells of itself.
+#
+# `GET /v1/server` -> ServerInfo   (any valid token)
+# `GET /healthz`   -> alive; `GET /readyz` -> Readiness   (no token)
+# `GET /metrics`   -> Prometheus text   (scope `metrics`)
+
+
+class ServerInfo(Reply):
+    version: str
+    protocol: str
+    catalog_id: str
+    epoch: int
+    now: datetime
+    store_kind: str
+    codecs: list[str] = Field(
+        default=["raw"], description="How chunks may be offered. A service that does not say takes them raw."
+    )
+    store_asks_md5: bool = Field(description="The store enforces MD5 and not SHA-256: offer it with each chunk.")
+    token_name: str
+    token_project: str | None
+    token_scopes: list[Scope]
+
+
+class ReadinessCheck(Reply):
+    name: Literal["database", "migrations", "store"]
+    ok: bool
+    detail: str
+
+
+class Readiness(Reply):
+    ready: bool
+    checks: list[ReadinessCheck]
+    warnings: list[str] = Field(
+        default_factory=list,
+        description="What is to be mended though the service works: processes whose stores differ, and weak stores.",
+    )
+    weaknesses: list[str] = Field(
+        default_factory=list, description="Those of the warnings that tell what a store does not enforce and should."
+    )
+
+
+# The service's background work, and the processes that do it.
+#
+# `GET  /v1/controllers`                             -> Page[ControllerView]
+# `GET  /v1/controllers/{name}`                      -> ControllerView
+# `POST /v1/controllers/{name}/pause`  PauseController -> ControllerView
+# `POST /v1/controllers/{name}/resume`               -> ControllerView
+# `POST /v1/controllers/{name}/run`                  -> ControllerView
+# `GET  /v1/workers`                                 -> Page[WorkerView]
+#
+# Controllers work for every project, so a token of one project may not call these.
+
+
+class PauseController(Request):
+    reason: str = Field(min_length=1, max_length=500, description="For the people who find it paused.")
+
+
+class ControllerView(Reply):
+    """One controller, over all processes."""
+
+    name: str
+    interval_seconds: float = Field(description="The pause between two rounds.")
+    paused_at: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    run_requested_at: datetime | None = Field(description="Somebody wants a round now, and it is not over yet.")
+    run_answered_at: datetime | None = Field(description="The newest request that a round has answered.")
+    due: int | None = Field(description="Rows that wait. null: its work is not in rows.")
+    leased: int | None = Field(description="Rows that somebody works on.")
+    lag_seconds: float | None = Field(description="How long the oldest row waits; 0 if none does.")
+    done: int = Field(description="Rows that it has settled, since the catalog was made.")
+    failed: int = Field(description="How often a row or a round failed; it stays due.")
+    error: str | None = Field(description="The last failure; later rounds that go well leave it here.")
+    error_at: datetime | None
+    last_round_at: datetime | None = Field(
+        description="The end of the last round anywhere; rounds without work are noted now and then."
+    )
+    report: dict[str, Any] | None = Field(description="What the last round that found work did.")
+    report_at: datetime | None
+    round_seconds: float | None = Field(description="How long that round took.")
+
+
+class WorkerView(Reply):
+    """A process of the service that has not said good-bye."""
+
+    id: str
+    kind: Literal["serve", "worker"]
+    host: str
+    pid: int
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    silent: bool = Field(description="It was killed, cut off, or hangs: its leases run out.")
+    stores: dict[str, int] = Field(
+        default_factory=dict, description="The stores that it has attached, by role: their numbers in the catalog."
+    )
+    done: dict[str, int] = Field(description="Rows that it has settled, by controller.")
+
+
+# Long pieces of work that a person started: a worker of the service carries each out, and says how far it is.
+#
+# `GET  /v1/operations`               ?project=&run=&kind=&state= -> Page[OperationView], the newest first
+# `GET  /v1/operations/{id}`                                      -> OperationView
+# `POST /v1/operations/{id}/cancel`                               -> OperationView
+#
+# The call that starts one belongs to its kind, and answers with an OperationView. Repeated while the same is under way,
+# it answers with the one that is there.
+
+
+class OperationProgress(Reply):
+    """How far it is, as its worker said last."""
+
+    done: int | None = None
+    total: int | None = Field(default=None, description="null: not known yet.")
+    note: str | None = Field(default=None, description="What it is at, for people.")
+
+
+class OperationView(Reply):
+    id: str = Field(examples=["op_5f0c7d9f1f4b"])
+    kind: str = Field(examples=["drill"])
+    project: str | None = Field(description="null: it concerns the whole service.")
+    run: str | None
+    checkpoint_id: str | None
+    arguments: dict[str, Any]
+    state: OperationState
+    progress: OperationProgress
+    result: dict[str, Any] | None = Field(description="What came of it, by kind; null until it is done.")
+    error: str | None = Field(description="Why it failed, was cancelled, or is tried again.")
+    created_at: datetime
+    created_by: str = Field(description="The name of the token.")
+    started_at: datetime | None
+    ended_at: datetime | None
+    cancel_requested_at: datetime | None
+    tries: int = Field(description="How often a worker began it: again when one was killed, or the store was away.")
+
+
+# Audit events: who changed what, and why. Append-only.
+#
+# `GET /v1/events`   filters -> Page[EventView]   (the newest first)
+
+ActorKind = Literal["person", "controller"]
+
+
+class EventView(Reply):
+    id: int = Field(description="Of its own; a larger one was begun later, though it may be written earlier.")
+    at: datetime = Field(description="By the database's clock.")
+    actor_kind: ActorKind
+    actor: str = Field(description="The name of a person's token, or of a controller.")
+    token_id: str | None
+    action: str = Field(description="noun.verb", examples=["checkpoint.trash"])
+    project: str | None
+    run: str | None
+    checkpoint_id: str | None
+    step: int | None
+    reason: str | None
+    before: dict[str, Any] | None = Field(description="What changed, as it was.")
+    after: dict[str, Any] | None = Field(description="What changed, as it is.")
+
+
+# API tokens: `hold_<id>_<secret>`, kept as a SHA-256, with scopes, a project and an end.
+#
+# `POST   /v1/tokens`        CreateToken -> TokenCreated
+# `GET    /v1/tokens`                    -> Page[TokenView]
+# `DELETE /v1/tokens/{id}`               -> TokenView
+
+
+class CreateToken(Request):
+    name: str = Field(min_length=1, max_length=100)
+    project: Name | None = Field(default=None, description="null: every project.")
+    scopes: list[Scope] = Field(min_length=1)
+    expires_in_seconds: int | None = Field(default=90 * 86400, ge=60)
+
+
+class TokenView(Reply):
+    id: str
+    name: str
+    project: str | None
+    scopes: list[Scope]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class TokenCreated(TokenView):
+    token: str = Field(description="Shown once. The service keeps only its SHA-256.")

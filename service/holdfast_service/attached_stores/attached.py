@@ -1,0 +1,177 @@
+"""A store that this process has opened: what it is for, and whether it answers now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from holdfast_protocol.states import StoreRole
+from holdfast_service.attached_stores.ownership import ForeignStoreError, Ownership, probe_again, settle
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.errors import ProblemError
+from holdfast_service.records.history import KeptMemory
+from holdfast_service.records.scanning import NewerRecords
+from holdfast_service.stores.base import Store, StoreError
+
+# Keeps asking for a store that was away at the start, and knows whether it answers now (protocol rule 34).
+#
+# Where another store has the same chunks, a reader must not wait for this one's time-out each time: the last answer is
+# kept for a few seconds, and while one caller asks, the others go by what was known.
+
+_log = structlog.get_logger("holdfast.store")
+
+PROBE_EVERY_SECONDS = 86400.0
+_PROBE_RETRY_SECONDS = 600.0
+_FRESH_SECONDS = 10.0
+_DOUBTED_FRESH_SECONDS = 1.0
+_ANSWERS_WITHIN_SECONDS = 5.0
+
+
+class StoreWatch:
+    """One per process. `problem` is None once the store was probed, or known from before, and is this catalog's."""
+
+    def __init__(self, database: Database, store: Store, store_id: int, identity: CatalogIdentity) -> None:
+        self._database = database
+        self._store = store
+        self._store_id = store_id
+        self._identity = identity
+        self.ownership = Ownership(database, store, identity)
+        self.newer_records = NewerRecords(database, store, identity.epoch)
+        self.kept_memory = KeptMemory(database, store, identity)
+        store.guard_changes(self.ownership)
+        self._lock = threading.Lock()
+        self.problem: str | None = "The store was not asked yet."
+        self._asking = threading.Lock()
+        self._asking_since: float | None = None
+        self._asked_at: float | None = None
+        self._silent: str | None = None
+        self._silent_since: float | None = None
+        self._doubted = False
+        self._probed_at = float("-inf")
+
+    def settle(self) -> None:
+        """Raises ForeignStoreError; a store that is away leaves its reason in `problem`."""
+        with self._lock:
+            if self.problem is None:
+                return
+            try:
+                with self.ownership.opened():
+                    settle(self._database, self._store, self._store_id, self._identity)
+            except StoreError as error:
+                self.problem = f"The store does not answer: {error}"
+                _log.warning("store_away", reason=str(error))
+            except ForeignStoreError as error:
+                self.problem = str(error)
+                _log.error("store_refused", reason=str(error))
+                raise
+            else:
+                self.problem = None
+
+    def tick(self) -> str | None:
+        """A round of background work: asks the store, and after the start and once a day what it enforces. Why it is
+        away, None if it is not."""
+        self._ask()
+        if self._silent is None and time.monotonic() - self._probed_at > PROBE_EVERY_SECONDS:
+            self._probe_again()
+        return self._silent
+
+    def check(self) -> str | None:
+        """For /readyz: None if the store answers at this moment, else why not."""
+        self._ask()
+        return self._silent
+
+    def _probe_again(self) -> None:
+        """A store that was upgraded, or stands behind another gateway, may enforce other things than it did."""
+        self._probed_at = time.monotonic() - PROBE_EVERY_SECONDS + _PROBE_RETRY_SECONDS
+        if not self.ownership.holds():
+            return  # nothing may be written there now, samples included
+        try:
+            changed = probe_again(self._database, self._store, self._store_id)
+        except (StoreError, ProblemError) as error:
+            _log.warning("store_not_probed", store_id=self._store_id, reason=str(error))
+            return
+        self._probed_at = time.monotonic()
+        for name, (was, now) in changed.items():
+            _log.warning("store_changed", store_id=self._store_id, enforces=name, was=was, now=now)
+
+    def doubt(self) -> None:
+        """Somebody got no answer from the store: what was known is soon asked again."""
+        self._doubted = True
+
+    def refresh(self) -> None:
+        """Asks the store if nothing is known that is fresh; at most one caller at a time waits for that. Never called
+        inside a transaction."""
+        fresh_seconds = _DOUBTED_FRESH_SECONDS if self._doubted else _FRESH_SECONDS
+        if self._asked_at is None or time.monotonic() - self._asked_at > fresh_seconds:
+            self._ask(wait=False)
+
+    @property
+    def away(self) -> bool:
+        """Whether the store is known not to answer. Asks nobody."""
+        began = self._asking_since
+        overdue = began is not None and time.monotonic() - began > _ANSWERS_WITHIN_SECONDS
+        return overdue or self.problem is not None or self._silent is not None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is away, as far as is known."""
+        return self.problem or self._silent or ("The store takes long to answer." if self.away else None)
+
+    @property
+    def away_seconds(self) -> float:
+        """For how long it has not answered, as far as this process knows; 0 if it answers."""
+        since = self._silent_since or self._asking_since
+        return time.monotonic() - since if self.away and since is not None else 0.0
+
+    def _ask(self, *, wait: bool = True) -> None:
+        if not self._asking.acquire(blocking=wait):
+            return
+        try:
+            self._asking_since = time.monotonic()
+            self._silent = self._answer()
+            if self._silent is None and self._silent_since is not None:
+                _log.info("store_back", store_id=self._store_id)
+                self._silent_since = None
+            elif self._silent is not None and self._silent_since is None:
+                _log.warning("store_silent", store_id=self._store_id, reason=self._silent)
+                self._silent_since = self._asking_since
+            self._asked_at = time.monotonic()
+            self._doubted = False
+        finally:
+            self._asking_since = None
+            self._asking.release()
+
+    def _answer(self) -> str | None:
+        with suppress(ForeignStoreError):
+            self.settle()
+        if self.problem is not None:
+            return self.problem
+        try:
+            self._store.ping()
+        except StoreError as error:
+            return f"The store does not answer: {error}"
+        return None
+
+
+# A store that the service has opened, and what it is for.
+
+SETTING_OF_ROLE = {
+    StoreRole.PRIMARY: "HOLDFAST_STORE",
+    StoreRole.SECOND: "HOLDFAST_SECOND_STORE",
+    StoreRole.COLD: "HOLDFAST_COLD_STORE",
+}
+
+
+@dataclass(frozen=True)
+class AttachedStore:
+    """`store_id` is its row in the catalog; `watch` knows whether it is there and this catalog's."""
+
+    role: StoreRole
+    store: Store
+    store_id: int
+    watch: StoreWatch

@@ -1,0 +1,109 @@
+"""The catalog's epoch: what a restore of the database, a rebuild and a clone have to raise (protocol rule 5).
+
+Afterwards every attempt of the old epoch is fenced, no copy is trusted before it was read again, and nothing in a store
+is changed until an operator adopts it after a check: a cloned staging catalog must never delete production's chunks.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import select, update
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import CopyState, StoreRole
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.attached_stores.ownership import Marker, write_marker
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.engine import Database
+from holdfast_service.db.place import settle_place
+from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint, Copy
+from holdfast_service.db.tables.core import Store as StoreRow
+from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
+from holdfast_service.errors import ProblemError
+
+
+class NotCheckedError(ProblemError):
+    """The store was not compared with the catalog in this epoch, or something was found that adopting would lose."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(ProblemCode.STORE_FOREIGN, detail)
+
+
+def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) -> int:
+    """The new epoch. A running service of the old one says so in /readyz and must be started again. `accept_loss`: what
+    the database was found to have lost is given up with no look at a store, as for a clone that owns none.
+
+    Every record is due again: what is beside the data may be newer than a catalog that was restored, and is outdone
+    once the store is adopted.
+    """
+    settle_place(database, here=True)
+    unsynchronized = {"synchronize_session": False}
+    with database.transaction() as session:
+        identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
+        identity.epoch += 1
+        if accept_loss:
+            identity.went_back = None
+        session.execute(
+            update(Copy).where(Copy.state == CopyState.VERIFIED).values(state=CopyState.SUSPECT, leased_until=None),
+            execution_options=unsynchronized,
+        )
+        for table in (Checkpoint, RecordSubject):
+            session.execute(
+                update(table).where(table.recorded_version > 0).values(recorded_version=0),
+                execution_options=unsynchronized,
+            )
+        session.execute(update(WrittenRecord).values(version=0, leased_until=None), execution_options=unsynchronized)
+        record_event(session, actor, "catalog.new_epoch", after={"epoch": identity.epoch})
+        return identity.epoch
+
+
+def adopt_store(context: ServiceContext, attached: AttachedStore, actor: Actor, *, accept_loss: bool = False) -> Marker:
+    """Tells the store that it is this catalog's in this epoch; from then on the service changes it again.
+
+    Repeatable. Raises NotCheckedError without a check in this epoch, or where it found what adopting would lose and
+    nobody has accepted that; and StoreError.
+    """
+    with context.database.transaction() as session:
+        identity = session.execute(select(CatalogIdentity)).scalar_one()
+        went_back = identity.went_back
+        row = session.execute(select(StoreRow).where(StoreRow.id == attached.store_id)).scalar_one()
+        if identity.epoch != context.epoch:
+            raise NotCheckedError(f"The catalog is at epoch {identity.epoch}. Start the service again.")
+        if row.checked_epoch != identity.epoch:
+            raise NotCheckedError(
+                f"The {attached.role} store was not compared with the catalog in epoch {identity.epoch}. Run "
+                "`holdfast catalog check` first."
+            )
+        if identity.went_back is not None:
+            _refuse_what_was_lost(identity, accept_loss=accept_loss)
+            if attached.role is StoreRole.PRIMARY:
+                identity.went_back = None
+        if not row.checked_whole and not accept_loss:
+            raise NotCheckedError(
+                f"The check of {row.checked_at:%Y-%m-%d %H:%M} UTC found in the {attached.role} store what adopting "
+                "would lose. Look at what `holdfast catalog check` says, and mend it or adopt with --accept-loss."
+            )
+        record_event(
+            session,
+            actor,
+            "store.adopt",
+            before={"went_back": went_back} if went_back else None,
+            after={"store": attached.role, "epoch": identity.epoch, "whole": row.checked_whole},
+        )
+    marker = Marker(context.catalog_id, context.epoch, attached.store_id)
+    with attached.watch.ownership.opened():
+        write_marker(attached.store, marker)
+    return marker
+
+
+def _refuse_what_was_lost(identity: CatalogIdentity, *, accept_loss: bool) -> None:
+    if identity.went_back_epoch == identity.epoch:
+        raise NotCheckedError(
+            "The database went back to an older state in this epoch: what it says of copies may be wrong, and jobs of "
+            "before may be alive. Stop the service, run `holdfast admin new-epoch`, start it, and check again."
+        )
+    if not accept_loss:
+        raise NotCheckedError(
+            f"The database went back to an older state and has lost: {identity.went_back}. `holdfast catalog check` "
+            "names what is left of it beside the data. Rebuild the catalog from there, or adopt with --accept-loss."
+        )

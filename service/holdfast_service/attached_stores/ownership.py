@@ -1,0 +1,245 @@
+"""Which row of `stores` an opened store is, and whose it is: asked by the store itself before each write."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select, update
+
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.engine import Database
+from holdfast_service.db.memory import prove_history
+from holdfast_service.db.place import MOVED, place_of
+from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.db.tables.core import Store as StoreRow
+from holdfast_service.errors import WentBackError
+from holdfast_service.stores.base import Capabilities, ObjectMissing, Store, StoreError, StoreNotOurs, StoreUnavailable
+
+# Which row of `stores` an opened store is, and whether the store agrees (protocol rules 5 and 34).
+#
+# A marker in the store names the catalog that owns it, that catalog's epoch and the row. So a store that was given
+# another address keeps its row, a clone's catalog cannot take production's objects for its own, and a mount that is
+# absent is not taken for an empty store. A store that is away at the start is settled later, by `StoreWatch`.
+
+_MOMENTS = ("probed_at", "changed_at")
+MARKER_NAME = "holdfast-store.json"
+
+
+class ForeignStoreError(RuntimeError):
+    """The store belongs to another catalog. Nothing of it is ever deleted."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    catalog_id: str
+    epoch: int
+    store_id: int
+
+
+def find_row(database: Database, url: str, kind: str, marker: Marker | None, catalog_id: str) -> StoreRow:
+    """The row that the marker names, else the one with this URL, else a new one. A new address is kept."""
+    by_url = select(StoreRow).where(StoreRow.url == url)
+    with database.transaction() as session:
+        row = session.get(StoreRow, marker.store_id) if marker and marker.catalog_id == catalog_id else None
+        if row is None:
+            fresh = {"url": url, "kind": kind, "capabilities": None, "created_at": database_now(session)}
+            insert_absent(session, StoreRow, [fresh])
+            # Read afterwards: another service that started at the same moment may have been first.
+            return session.execute(by_url).scalar_one()
+        if session.scalar(by_url) is None:
+            row.url = url
+        return row
+
+
+def settle(database: Database, store: Store, store_id: int, identity: CatalogIdentity) -> None:
+    """Asks the store: probes it the first time, and compares its marker. Raises StoreError and ForeignStoreError."""
+    with database.read() as session:
+        row = session.execute(select(StoreRow).where(StoreRow.id == store_id)).scalar_one()
+    if row.capabilities is None:
+        with suppress(StoreError):
+            _check(read_marker(store), identity)  # before anything is written
+        capabilities = store.probe()
+        try:
+            marker = read_marker(store)
+        except ObjectMissing:
+            marker = Marker(identity.catalog_id, identity.epoch, store_id)
+            write_marker(store, marker)
+        _check(marker, identity)
+        with database.transaction() as session:
+            session.execute(
+                update(StoreRow).where(StoreRow.id == store_id).values(capabilities=capabilities_document(capabilities))
+            )
+        return
+    store.capabilities = capabilities_of(row.capabilities)
+    store.ping()
+    try:
+        _check(read_marker(store), identity)
+    except ObjectMissing:
+        raise StoreUnavailable(
+            f"the store has no {MARKER_NAME}, which this catalog once wrote there: is its disk or bucket mounted?"
+        ) from None
+
+
+def probe_again(database: Database, store: Store, store_id: int) -> dict[str, tuple[Any, Any]]:
+    """Probes a settled store anew, and keeps what it found. What has changed since, by name, as (before, now): it is an
+    audit event as well. Raises StoreError, with nothing changed."""
+    before = store.capabilities
+    found = store.probe()
+    was = {} if before is None else asdict(before)
+    changed = {
+        name: (was.get(name), now)
+        for name, now in asdict(found).items()
+        if name not in _MOMENTS and was.get(name) not in (now, None)
+    }
+    changed_at = found.probed_at if changed else None if before is None else before.changed_at
+    store.capabilities = replace(found, changed_at=changed_at)
+    with database.transaction() as session:
+        session.execute(
+            update(StoreRow)
+            .where(StoreRow.id == store_id)
+            .values(capabilities=capabilities_document(store.capabilities))
+        )
+        if changed:
+            record_event(
+                session,
+                Actor.controller("stores"),
+                "store.capabilities",
+                reason=f"store {store_id} enforces something else than before",
+                before={name: was for name, (was, _) in changed.items()},
+                after={name: now for name, (_, now) in changed.items()},
+            )
+    return changed
+
+
+def deletes_are_allowed(store: Store, identity_catalog_id: str, epoch: int) -> bool:
+    """Whether the store agrees, right now, that it is this catalog's, in this epoch: asked before anything is deleted.
+
+    After a restore, a rebuild or a clone the epoch is higher than the store's, until an operator adopts the store.
+    """
+    try:
+        marker = read_marker(store)
+    except ObjectMissing:
+        return False
+    return marker.catalog_id == identity_catalog_id and marker.epoch == epoch
+
+
+def read_marker(store: Store) -> Marker:
+    """Raises ObjectMissing, other StoreErrors, and ForeignStoreError for one that cannot be read."""
+    try:
+        fields = json.loads(store.read_named(MARKER_NAME))
+        return Marker(str(fields["catalog_id"]), int(fields["epoch"]), int(fields["store_id"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ForeignStoreError(
+            f"The store's {MARKER_NAME} cannot be read. Give HOLDFAST_STORE a prefix of its own."
+        ) from error
+
+
+def write_marker(store: Store, marker: Marker) -> None:
+    store.write_named(MARKER_NAME, json.dumps(asdict(marker)).encode())
+
+
+def capabilities_document(capabilities: Capabilities) -> dict[str, Any]:
+    facts = asdict(capabilities)
+    return facts | {name: facts[name].isoformat() for name in _MOMENTS if facts[name] is not None}
+
+
+def capabilities_of(document: dict[str, Any]) -> Capabilities:
+    moments = {name: datetime.fromisoformat(document[name]) for name in _MOMENTS if document.get(name)}
+    return Capabilities(**(document | moments))
+
+
+def _check(marker: Marker, identity: CatalogIdentity) -> None:
+    if marker.catalog_id != identity.catalog_id:
+        raise ForeignStoreError(
+            f"The store belongs to the catalog {marker.catalog_id} and this one is {identity.catalog_id}. Give "
+            "HOLDFAST_STORE a prefix of its own, or HOLDFAST_DATABASE_URL the catalog that owns the store."
+        )
+    if marker.epoch > identity.epoch:
+        raise ForeignStoreError(
+            f"The store has seen epoch {marker.epoch} of this catalog, which is at {identity.epoch}: it was restored "
+            "from an older state. Raise its epoch with `holdfast admin new-epoch`."
+        )
+
+
+# Whether a store is this catalog's, in this epoch: asked by the store itself before the service changes anything in it
+# (protocol rule 5).
+#
+# A clone of the catalog, one that was restored and one that was rebuilt must neither delete nor overwrite what the
+# store holds, whichever controller it is and whoever wrote it; so the question stands in the store's own writes and not
+# in each controller. After an operator's `store adopt` the answer is yes.
+
+# A yes is good for so long: a collector asks for each object that it deletes.
+_FRESH_SECONDS = 10.0
+
+
+class Ownership:
+    """One per opened store and process. Called, it raises StoreNotOurs, or StoreError if the store is away."""
+
+    def __init__(self, database: Database, store: Store, identity: CatalogIdentity) -> None:
+        self._database = database
+        self._store = store
+        self._catalog_id = identity.catalog_id
+        self._epoch = identity.epoch
+        self._place = place_of(database)
+        self._ours_at = float("-inf")
+        self._opened = threading.local()
+
+    def __call__(self) -> None:
+        if getattr(self._opened, "by_this_thread", False) or time.monotonic() - self._ours_at < _FRESH_SECONDS:
+            return
+        problem = self.problem()
+        if problem is not None:
+            raise StoreNotOurs(problem)
+        self._ours_at = time.monotonic()
+
+    def holds(self) -> bool:
+        """Whether anything may be changed in the store now; False if it is away."""
+        try:
+            self()
+        except StoreError:
+            return False
+        return True
+
+    def problem(self) -> str | None:
+        """Why nothing may be changed, asked anew; None if it may. Raises StoreError if the store is away."""
+        with self._database.read() as session:
+            identity = session.execute(select(CatalogIdentity)).scalar_one()
+        try:
+            prove_history(self._database)
+        except WentBackError as error:
+            return error.detail
+        if identity.place is not None and self._place is not None and identity.place != self._place:
+            return MOVED
+        if identity.epoch != self._epoch or identity.rebuilding_from is not None:
+            return f"the catalog is at epoch {identity.epoch} and this process was started in {self._epoch}; restart it"
+        try:
+            marker = read_marker(self._store)
+        except ObjectMissing:
+            return "the store does not say whose it is: its marker is missing. Is its disk or bucket mounted?"
+        except ForeignStoreError as error:
+            return str(error)
+        if marker.catalog_id != self._catalog_id:
+            return f"the store belongs to the catalog {marker.catalog_id} and this one is {self._catalog_id}"
+        if marker.epoch != self._epoch:
+            return (
+                f"the store is in epoch {marker.epoch} and this catalog in {self._epoch}. "
+                "Run `holdfast catalog check`, then `holdfast store adopt`"
+            )
+        return None
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Lets this thread write all the same: for the probe, and for the marker that says whose the store is."""
+        self._opened.by_this_thread = True
+        try:
+            yield
+        finally:
+            self._opened.by_this_thread = False

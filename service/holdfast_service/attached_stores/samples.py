@@ -1,0 +1,110 @@
+"""What `holdfast doctor` asks of the stores: a sample object there and back, and their clocks."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from datetime import UTC, datetime, timedelta
+
+from holdfast_protocol.checkpoints import ReadTicket, UploadTicket
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.stores import MakeSample, SampleChecked, SampleOffer, StoreClock
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
+from holdfast_service.stores.base import MountedStore, ObjectKey, ObjectMismatch, StoreError
+
+# Make, check and delete a sample object in the primary store.
+#
+# A client that dies in between leaves its object; the next sample that anybody makes takes it away.
+
+# No project's id: those are random.
+_PROJECT = "samples"
+_TICKET_SECONDS = 300
+_LEFT_BEHIND = timedelta(hours=1)
+_ID = re.compile(r"([0-9a-f]{64})-([0-9a-f]{32})")
+
+
+def make_sample(context: ServiceContext, request: MakeSample) -> SampleOffer:
+    """Raises StoreError."""
+    _clear(context)
+    key = ObjectKey(_PROJECT, request.digest, secrets.token_hex(16))
+    put = context.store.presign_put(
+        key,
+        stored_bytes=request.bytes,
+        stored_sha256=request.digest,
+        md5=request.md5,
+        expires_in_seconds=_TICKET_SECONDS,
+    )
+    ticket = UploadTicket(
+        kind="http", method=put.method, url=put.url, headers=put.headers, expires_in_seconds=put.expires_in_seconds
+    )
+    return SampleOffer(id=f"{key.digest}-{key.generation}", ticket=ticket)
+
+
+def check_sample(context: ServiceContext, sample_id: str) -> SampleChecked:
+    """What the store says of it, and a ticket to read it. Raises StoreError, ObjectMissing where it has not arrived."""
+    key = _key(sample_id)
+    facts = context.store.head(key)
+    if facts.sha256 not in (None, key.digest):
+        raise ObjectMismatch("the store says another SHA-256 than the sample's")
+    get = context.store.presign_get(key, expires_in_seconds=_TICKET_SECONDS)
+    ticket = ReadTicket(
+        digest=key.digest,
+        bytes=facts.bytes,
+        stored_bytes=facts.bytes,
+        kind="http",
+        url=get.url,
+        headers=get.headers,
+        expires_in_seconds=get.expires_in_seconds,
+    )
+    return SampleChecked(hashed_by_store=facts.sha256 is not None, ticket=ticket)
+
+
+def delete_sample(context: ServiceContext, sample_id: str) -> None:
+    """Its absence is fine. Raises StoreError."""
+    context.store.delete(_key(sample_id))
+
+
+def _key(sample_id: str) -> ObjectKey:
+    match = _ID.fullmatch(sample_id)
+    if match is None:
+        raise ProblemError(ProblemCode.INVALID_REQUEST, "This is not the id of a sample. Make one first.")
+    return ObjectKey(_PROJECT, match[1], match[2])
+
+
+def _clear(context: ServiceContext) -> None:
+    before = context.store.clock() - _LEFT_BEHIND
+    for left in context.store.list_objects(_PROJECT):
+        if left.modified_at < before:
+            context.store.delete(left.key)
+
+
+# How far the clocks of the attached stores are from this process's own, which dates what it signs.
+
+SIGNATURE_SKEW_SECONDS = 900
+"""S3 and GCS refuse what was signed so long ago, or so far ahead of their time."""
+
+
+def store_clocks(context: ServiceContext) -> list[StoreClock]:
+    """By role, the primary store first. Asks each of them."""
+    return [_compared(attached, context.settings.ticket_seconds) for attached in context.stores]
+
+
+def _compared(attached: AttachedStore, ticket_seconds: int) -> StoreClock:
+    asked_at = datetime.now(UTC)
+    try:
+        told = attached.store.clock()
+    except StoreError as error:
+        return StoreClock(role=attached.role, ahead_seconds=None, tolerated_seconds=None, problem=str(error))
+    ahead = (told - asked_at - (datetime.now(UTC) - asked_at) / 2).total_seconds()
+    return StoreClock(
+        role=attached.role, ahead_seconds=ahead, tolerated_seconds=_tolerated(attached, ahead, ticket_seconds)
+    )
+
+
+def _tolerated(attached: AttachedStore, ahead_seconds: float, ticket_seconds: int) -> float | None:
+    """A mounted store's URLs are signed and checked by the service. By a store that is ahead a ticket ends early."""
+    if isinstance(attached.store, MountedStore):
+        return None
+    return min(SIGNATURE_SKEW_SECONDS, ticket_seconds) if ahead_seconds > 0 else SIGNATURE_SKEW_SECONDS

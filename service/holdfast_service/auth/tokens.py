@@ -1,0 +1,184 @@
+"""Tokens: made, listed and revoked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.service import CreateToken, TokenCreated, TokenView
+from holdfast_protocol.states import Scope
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.auth.principal import Principal, new_token_text, parse_token
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
+from holdfast_service.db.tables.core import Project, Token
+from holdfast_service.errors import ProblemError
+from holdfast_service.runs.find import project_named
+
+# Making a token and keeping it as a hash.
+
+
+def token_row(
+    session: Session,
+    text: str,
+    *,
+    name: str,
+    scopes: Iterable[Scope],
+    project_id: str | None,
+    expires_at: datetime | None,
+    created_by_token: str | None = None,
+) -> dict[str, Any]:
+    """The columns of `tokens`. `created_by_token`: None for what is made at the database."""
+    token_id, secret_sha256 = parse_token(text)
+    return {
+        "id": token_id,
+        "name": name,
+        "secret_sha256": secret_sha256,
+        "project_id": project_id,
+        "scopes": sorted({scope.value for scope in scopes}),
+        "created_at": database_now(session),
+        "created_by_token": created_by_token,
+        "expires_at": expires_at,
+        "revoked_at": None,
+    }
+
+
+def insert_token(
+    session: Session,
+    text: str,
+    *,
+    name: str,
+    scopes: Iterable[Scope],
+    project_id: str | None,
+    expires_at: datetime | None,
+    created_by_token: str | None = None,
+) -> Token:
+    row = token_row(
+        session,
+        text,
+        name=name,
+        scopes=scopes,
+        project_id=project_id,
+        expires_at=expires_at,
+        created_by_token=created_by_token,
+    )
+    token = Token(**row)
+    session.add(token)
+    session.flush()
+    return token
+
+
+# How a token is shown: never its secret, nor the secret's hash.
+
+
+def token_view(token: Token, project_name: str | None) -> TokenView:
+    return TokenView(
+        id=token.id,
+        name=token.name,
+        project=project_name,
+        scopes=[Scope(scope) for scope in token.scopes],
+        created_at=token.created_at,
+        expires_at=token.expires_at,
+        revoked_at=token.revoked_at,
+    )
+
+
+def token_facts(token: Token) -> dict[str, Any]:
+    """What an audit event says of it."""
+    return {
+        "token": token.id,
+        "name": token.name,
+        "scopes": list(token.scopes),
+        "expires_at": None if token.expires_at is None else token.expires_at.isoformat(),
+    }
+
+
+# Makes a token. A project's administrator can make them for that project only, and nobody more than they have.
+
+
+def create_token(context: ServiceContext, caller: Principal, request: CreateToken) -> TokenCreated:
+    """Raises `forbidden` for what the caller does not have, and `project_not_found`."""
+    for scope in request.scopes:
+        caller.check_scope(scope)
+    if request.project is None and caller.project_name is not None:
+        raise ProblemError(
+            ProblemCode.FORBIDDEN,
+            f"The token {caller.name!r} belongs to the project {caller.project_name!r} and cannot make one for every "
+            "project. Name the project.",
+        )
+    text = new_token_text()
+    with context.database.transaction() as session:
+        project = project_named(session, caller, request.project) if request.project is not None else None
+        expires_at = None
+        if request.expires_in_seconds is not None:
+            expires_at = database_now(session) + timedelta(seconds=request.expires_in_seconds)
+        token = insert_token(
+            session,
+            text,
+            name=request.name,
+            scopes=request.scopes,
+            project_id=project.id if project else None,
+            expires_at=expires_at,
+            created_by_token=caller.token_id,
+        )
+        record_event(
+            session, Actor.person(caller), "token.create", project_id=token.project_id, after=token_facts(token)
+        )
+        view = token_view(token, request.project)
+    return TokenCreated(**view.model_dump(), token=text)
+
+
+# The tokens that the caller may know of: all of them, or its project's.
+
+_CURSOR = "tokens"
+
+
+def list_tokens(context: ServiceContext, caller: Principal, *, cursor: str | None, limit: int) -> Page[TokenView]:
+    query = (
+        select(Token, Project.name)
+        .outerjoin(Project, Project.id == Token.project_id)
+        .order_by(Token.created_at.desc(), Token.id.desc())
+        .limit(limit + 1)
+    )
+    if caller.project_id is not None:
+        query = query.where(Token.project_id == caller.project_id)
+    if cursor is not None:
+        created_at, token_id = decode_cursor(_CURSOR, cursor, str, str)
+        query = query.where(tuple_(Token.created_at, Token.id) < (moment_from_text(created_at), token_id))
+    with context.database.read() as session:
+        rows = session.execute(query).all()
+    shown, next_cursor = cut_page(_CURSOR, rows, limit, lambda row: (moment_to_text(row[0].created_at), row[0].id))
+    return Page(items=[token_view(token, project_name) for token, project_name in shown], next_cursor=next_cursor)
+
+
+# Revokes a token: the next call with it is refused. Twice is fine, and the first moment stays.
+
+
+def revoke_token(context: ServiceContext, caller: Principal, token_id: str) -> TokenView:
+    """Raises `token_not_found`, also for one that the caller may not know of."""
+    with context.database.transaction() as session:
+        row = session.execute(
+            select(Token, Project.name)
+            .outerjoin(Project, Project.id == Token.project_id)
+            .where(Token.id == token_id)
+            .with_for_update(of=Token)
+        ).one_or_none()
+        if row is None or (caller.project_id is not None and row[0].project_id != caller.project_id):
+            raise ProblemError(
+                ProblemCode.TOKEN_NOT_FOUND,
+                f"There is no token {token_id[:40]!r}. Correct the id; `holdfast token list` shows them.",
+            )
+        token, project_name = row
+        if token.revoked_at is None:
+            token.revoked_at = database_now(session)
+            record_event(
+                session, Actor.person(caller), "token.revoke", project_id=token.project_id, before=token_facts(token)
+            )
+        return token_view(token, project_name)

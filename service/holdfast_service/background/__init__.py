@@ -1,0 +1,1 @@
+"""Background work: controllers, long operations, and the processes that carry them out."""

@@ -1,0 +1,110 @@
+"""Routes of controllers, workers and operations."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.service import ControllerView, OperationView, PauseController, WorkerView
+from holdfast_protocol.states import OperationState, Scope
+from holdfast_service.auth.authenticate import require
+from holdfast_service.auth.principal import Principal
+from holdfast_service.background.controllers import (
+    list_controllers,
+    list_workers,
+    pause_controller,
+    resume_controller,
+    run_controller,
+    show_controller,
+)
+from holdfast_service.background.list_operations import cancel_operation, list_operations, show_operation
+from holdfast_service.context import Context
+from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.work.report import Round
+
+# Routes of controllers and workers: for those who may look at, and change, the work for all projects.
+
+controllers_router = APIRouter(route_class=GuardedRoute, tags=["controllers"])
+
+
+def _rounds(request: Request) -> tuple[Round, ...]:
+    """The controllers of this version: the application is told them, for they stand above this folder."""
+    rounds: tuple[Round, ...] = request.app.state.rounds
+    return rounds
+
+
+Rounds = Annotated[tuple[Round, ...], Depends(_rounds)]
+Reader = Annotated[Principal, require(Scope.READ)]
+Operator = Annotated[Principal, require(Scope.OPERATE)]
+
+
+@controllers_router.get(
+    "/v1/controllers", summary="List the controllers: what is due, leased, done and failed, and their lag"
+)
+def list_all(context: Context, rounds: Rounds, caller: Reader) -> Page[ControllerView]:
+    return Page(items=list_controllers(context, rounds, caller))
+
+
+@controllers_router.get("/v1/controllers/{name}", summary="Show a controller")
+def show(name: str, context: Context, rounds: Rounds, caller: Reader) -> ControllerView:
+    return show_controller(context, rounds, caller, name)
+
+
+@controllers_router.post(
+    "/v1/controllers/{name}/pause", summary="Pause a controller: rounds under way end, and none begins"
+)
+def pause(name: str, body: PauseController, context: Context, rounds: Rounds, caller: Operator) -> ControllerView:
+    return pause_controller(context, rounds, caller, name, body)
+
+
+@controllers_router.post("/v1/controllers/{name}/resume", summary="Let a paused controller go on")
+def resume(name: str, context: Context, rounds: Rounds, caller: Operator) -> ControllerView:
+    return resume_controller(context, rounds, caller, name)
+
+
+@controllers_router.post("/v1/controllers/{name}/run", summary="Ask for a round of a controller now, in one process")
+def run(name: str, context: Context, rounds: Rounds, caller: Operator) -> ControllerView:
+    return run_controller(context, rounds, caller, name)
+
+
+@controllers_router.get("/v1/workers", summary="List the processes that serve or work")
+def workers(context: Context, caller: Reader) -> Page[WorkerView]:
+    return Page(items=list_workers(context, caller))
+
+
+# Routes of operations. What starts one belongs to its verb.
+
+operations_router = APIRouter(route_class=GuardedRoute, tags=["operations"])
+
+
+@operations_router.get("/v1/operations", summary="List long operations, the newest first", name="list_all")
+def list_long_operations(  # noqa: PLR0917 (FastAPI calls it by keyword)
+    context: Context,
+    caller: Annotated[Principal, require(Scope.READ)],
+    project: str | None = None,
+    run: str | None = None,
+    kind: str | None = None,
+    state: OperationState | None = None,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+) -> Page[OperationView]:
+    return list_operations(
+        context, caller, project=project, run=run, kind=kind, state=state, cursor=cursor, limit=limit
+    )
+
+
+@operations_router.get(
+    "/v1/operations/{operation_id}", summary="Show a long operation: how far it is, and what came of it", name="show"
+)
+def show_long_operation(
+    operation_id: str, context: Context, caller: Annotated[Principal, require(Scope.READ)]
+) -> OperationView:
+    return show_operation(context, caller, operation_id)
+
+
+@operations_router.post("/v1/operations/{operation_id}/cancel", summary="Cancel a long operation")
+def cancel(operation_id: str, context: Context, caller: Annotated[Principal, require(Scope.OPERATE)]) -> OperationView:
+    return cancel_operation(context, caller, operation_id)

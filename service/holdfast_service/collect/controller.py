@@ -1,0 +1,102 @@
+"""One round of the collector, over every attached store. Nothing is deleted unless the store itself says that it is
+this catalog's, in this epoch: a cloned staging database must never delete production's objects (protocol rule 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CopyState
+from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.collect.full_scan import look_at_all, look_on
+from holdfast_service.collect.garbage import ready_stores
+from holdfast_service.collect.mark import Deleted, delete_marked, mark
+from holdfast_service.collect.references import drop_past_references
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.tables.operations import CollectCandidate
+from holdfast_service.records.history import keep_history
+from holdfast_service.stores.base import MountedStore, StoreError
+from holdfast_service.work.report import Backlog, RoundReport
+
+_BATCHES_PER_ROUND = 100
+
+
+@dataclass(frozen=True)
+class CollectReport(RoundReport):
+    """`done`: copies whose bytes went. `failed`: those that a store did not let go; they are tried again.
+    `skipped_stores`: where nothing may be deleted now, and why."""
+
+    deleted_bytes: int = 0
+    forgotten_chunks: int = 0
+    skipped_stores: tuple[str, ...] = ()
+
+
+def tick(context: ServiceContext) -> CollectReport:
+    return collect(context)
+
+
+def collect(
+    context: ServiceContext, *, whole: bool = False, on_step: Callable[[int], object] = lambda _: None
+) -> CollectReport:
+    """`whole`: with a full look at every copy first, as a person who asks for a round wants it. `on_step` is told how
+    many copies went so far, and may raise to end it."""
+    ready = ready_stores(context)
+    drop_past_references(context)
+    for attached in ready.stores:
+        if whole:
+            look_at_all(context, attached.store_id, lambda: on_step(0))
+        else:
+            look_on(context, attached.store_id)
+    deleted, forgotten = Deleted(), 0
+    for _ in range(_BATCHES_PER_ROUND):
+        able = ready.store_ids - deleted.away.keys()
+        if not able or context.stopping.is_set():
+            break
+        marked = context.database.run(partial(mark, context=context, store_ids=able))
+        if marked.doomed:
+            keep_history(context)  # a database that forgets these marks must not find their chunks present
+        deleted.add(delete_marked(context, marked.doomed))
+        forgotten += marked.forgotten_chunks
+        on_step(deleted.copies)
+        if not marked.doomed and not marked.looked_at:
+            break
+    for attached in ready.stores:
+        _sweep_incoming(context, attached, deleted)
+    return CollectReport(
+        done=deleted.copies,
+        failed=deleted.kept,
+        error=next(iter([*deleted.problems.values(), *ready.skipped]), None),
+        deleted_bytes=deleted.bytes,
+        forgotten_chunks=forgotten,
+        skipped_stores=ready.skipped,
+    )
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    """Chunks to look at, and copies that are marked."""
+    now = database_now(session)
+    candidates, oldest = session.execute(
+        select(func.count(), func.min(CollectCandidate.due_at)).where(CollectCandidate.due_at <= now)
+    ).one()
+    deleting = (Copy.store_id.in_(context.store_ids), Copy.state == CopyState.DELETING)
+    leased = session.scalar(select(func.count()).where(*deleting, Copy.leased_until > now)) or 0
+    due = session.scalar(
+        select(func.count()).where(*deleting, or_(Copy.leased_until.is_(None), Copy.leased_until <= now))
+    )
+    return Backlog(due=int(candidates) + int(due or 0), leased=int(leased), oldest_due_at=oldest)
+
+
+def _sweep_incoming(context: ServiceContext, attached: AttachedStore, deleted: Deleted) -> None:
+    if not isinstance(attached.store, MountedStore) or attached.store_id in deleted.away:
+        return
+    settings = context.settings
+    try:
+        attached.store.sweep_incoming(older_than_seconds=settings.ticket_seconds + settings.longest_upload_seconds)
+    except StoreError as error:
+        deleted.problems[attached.store_id] = str(error)

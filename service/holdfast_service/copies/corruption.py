@@ -1,0 +1,236 @@
+"""What is lost and what is cold: from a chunk to every checkpoint that needs it, and back again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from sqlalchemy import ColumnElement, CompoundSelect, exists, func, or_, select, union
+from sqlalchemy.orm import Session, aliased
+
+from holdfast_protocol.states import CheckpointState, Health, Proof, Tier
+from holdfast_protocol.tiers import coldness
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.copies.predicates import is_readable, keeps_anywhere, keeps_whole, may_keep
+from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
+from holdfast_service.runs.find import locked_checkpoint
+
+# Marking what is lost, and taking the mark away again: from a chunk to every checkpoint that needs it.
+#
+# Health has one value, so the mark keeps what it covers: a checkpoint in quarantine that became corrupt goes back into
+# quarantine, and not to `ok`, once its bytes are whole again.
+#
+# Both ask every store of the catalog, and not those that this process happens to have: a process that lacks a setting
+# must not condemn what another store keeps.
+
+_NEEDING = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
+_COVERED = re.compile(r" \(Before that: (?P<health>diverged|quarantined): (?P<reason>.*)\)\Z", re.DOTALL)
+
+
+def corrupt_reason(why: str, health: Health, health_reason: str | None) -> str:
+    """What a corrupt checkpoint says of itself, and of the health that it had. Pure."""
+    if health is Health.OK or health is Health.CORRUPT:
+        return why
+    return f"{why} (Before that: {health.value}: {health_reason or ''})"
+
+
+def health_once_whole(reason: str | None) -> tuple[Health, str | None]:
+    """The inverse: health and reason of a checkpoint whose chunks are all readable again. Pure."""
+    match = _COVERED.search(reason or "")
+    return (Health(match["health"]), match["reason"] or None) if match else (Health.OK, None)
+
+
+def users_of(session: Session, *chunk_ids: int) -> set[str]:
+    """The ids of the checkpoints that need one of the chunks, or that negotiated it and may come to."""
+    return set(session.scalars(_users(chunk_ids)))
+
+
+def lock_users(session: Session, *chunk_ids: int) -> set[str]:
+    """Locks them, in order, and gives their ids.
+
+    Those that upload are among them: a commit holds its checkpoint's lock from its look at the copies to its end, so
+    once all of them are held, each has either committed, and is seen, or will look at the copies later.
+    """
+    ids = users_of(session, *chunk_ids)
+    session.execute(
+        select(Checkpoint.id)
+        .where(Checkpoint.id.in_(_users(chunk_ids)), Checkpoint.state.in_((*_NEEDING, CheckpointState.UPLOADING)))
+        .order_by(Checkpoint.id)
+        .with_for_update()
+    ).all()
+    return ids
+
+
+def mark_users(session: Session, chunk_id: int, why: str, *, actor: Actor) -> list[str]:
+    """Marks each committed checkpoint that needs the chunk if every copy that it could rely on was read and is bad, in
+    every store; the ids of those marked so. Whoever finds the last one bad marks.
+
+    Called after `lock_users`, in a later statement.
+    """
+    lists = select(ChunkListEntry.chunk_list_id).where(ChunkListEntry.chunk_id == chunk_id)
+    kept = exists().where(Copy.chunk_id == chunk_id, may_keep(Checkpoint.attempt_id))
+    rows = session.scalars(
+        select(Checkpoint)
+        .where(
+            Checkpoint.id.in_(select(Shard.checkpoint_id).where(Shard.chunk_list_id.in_(lists))),
+            Checkpoint.state.in_(_NEEDING),
+            ~kept,
+        )
+        .order_by(Checkpoint.id),
+        execution_options={"populate_existing": True},
+    ).all()
+    for checkpoint in rows:
+        if checkpoint.health != Health.CORRUPT:
+            reason = corrupt_reason(why, Health(checkpoint.health), checkpoint.health_reason)
+            _set_health(session, checkpoint, Health.CORRUPT, reason, actor=actor, action="checkpoint.mark_corrupt")
+    return [checkpoint.id for checkpoint in rows]
+
+
+def _users(chunk_ids: Collection[int]) -> CompoundSelect[tuple[str]]:
+    sealed = (
+        select(Shard.checkpoint_id)
+        .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
+        .where(ChunkListEntry.chunk_id.in_(chunk_ids))
+    )
+    negotiated = (
+        select(Shard.checkpoint_id)
+        .join(ShardChunk, ShardChunk.shard_id == Shard.id)
+        .where(ShardChunk.chunk_id.in_(chunk_ids))
+    )
+    return union(sealed, negotiated)
+
+
+def heal_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bool:
+    """Takes the mark away if every chunk has a copy to rely on in some store, one that was read since damage was found.
+    Whether it did; if not, it keeps a chunk that stands in the way, so that nobody looks again before that has changed.
+    """
+    checkpoint = locked_checkpoint(session, checkpoint_id)
+    if checkpoint.health != Health.CORRUPT or checkpoint.state not in _NEEDING:
+        return False
+    kept = exists().where(
+        Copy.chunk_id == ChunkListEntry.chunk_id,
+        keeps_anywhere(checkpoint.attempt_id),
+        read_since_damage(),
+    )
+    listed = session.scalar(
+        select(func.count()).where(Shard.checkpoint_id == checkpoint_id, Shard.chunk_list_id.is_not(None))
+    )
+    if listed != checkpoint.world_size:
+        # After a rebuild from a damaged record: nobody knows which chunks it needs.
+        checkpoint.lost_chunk_id = 0
+        return False
+    lost = session.scalar(
+        select(ChunkListEntry.chunk_id)
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .where(Shard.checkpoint_id == checkpoint_id, ~kept)
+        .limit(1)
+    )
+    checkpoint.lost_chunk_id = lost
+    if lost is not None:
+        return False
+    health, reason = health_once_whole(checkpoint.health_reason)
+    _set_health(session, checkpoint, health, reason, actor=actor, action="checkpoint.heal")
+    return True
+
+
+def read_since_damage(copy: type[Copy] = Copy) -> ColumnElement[bool]:
+    """Over `copies`: its chunk was never found damaged, or the service has read this copy since the last time.
+
+    Which came first the chunk's own count says: a clock may have been wrong when the one was written down.
+
+    A copy that was sent anew is good enough for its own checkpoint at once, as ever; but others are only said to be
+    whole again when its bytes were seen.
+    """
+    damaged = aliased(Copy)
+    return ~exists().where(
+        damaged.chunk_id == copy.chunk_id,
+        damaged.bad_at.is_not(None),
+        or_(copy.proof.is_(None), copy.proof != Proof.READ, copy.read_after < damaged.damage),
+    )
+
+
+def needed_by_a_checkpoint(copy: type[Copy] = Copy) -> ColumnElement[bool]:
+    """Over `copies`: a checkpoint that is there, in the trash, or about to commit needs the chunk."""
+    return exists().where(
+        ChunkListEntry.chunk_id == copy.chunk_id,
+        ChunkListEntry.chunk_list_id == Shard.chunk_list_id,
+        Shard.checkpoint_id == Checkpoint.id,
+        Checkpoint.state.in_((*_NEEDING, CheckpointState.UPLOADING)),
+    )
+
+
+def _set_health(
+    session: Session, checkpoint: Checkpoint, health: Health, reason: str | None, *, actor: Actor, action: str
+) -> None:
+    before = {"health": checkpoint.health, "health_reason": checkpoint.health_reason}
+    checkpoint.health, checkpoint.health_reason = health.value, reason
+    checkpoint.version += 1
+    record_event(
+        session,
+        actor,
+        action,
+        project_id=session.scalar(select(Run.project_id).where(Run.id == checkpoint.run_id)),
+        run_id=checkpoint.run_id,
+        checkpoint_id=checkpoint.id,
+        reason=reason,
+        before=before,
+        after={"health": checkpoint.health, "health_reason": reason},
+    )
+
+
+# A checkpoint is cold when one of its chunks cannot be read before a thaw. Whoever takes the last readable copy of a
+# chunk away says so of all its users here, in the same transaction, holding their locks
+# (`lock_users`).
+
+
+def mark_cold(
+    session: Session, chunk_ids: Collection[int], store_ids: Collection[int], *, actor: Actor, target: str | None = None
+) -> list[str]:
+    """The ids of the checkpoints that need one of these chunks and cannot read it now, though it is not lost. `target`:
+    where the chunks have gone."""
+    readable = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, is_readable(store_ids, Checkpoint.attempt_id))
+    kept = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, keeps_whole(store_ids, Checkpoint.attempt_id))
+    unreadable = exists().where(
+        ChunkListEntry.chunk_id.in_(chunk_ids),
+        Shard.chunk_list_id == ChunkListEntry.chunk_list_id,
+        Shard.checkpoint_id == Checkpoint.id,
+        ~readable,
+        kept,
+    )
+    users = select(Shard.checkpoint_id).where(
+        Shard.chunk_list_id.in_(select(ChunkListEntry.chunk_list_id).where(ChunkListEntry.chunk_id.in_(chunk_ids)))
+    )
+    rows = session.scalars(
+        select(Checkpoint)
+        .where(Checkpoint.id.in_(users), Checkpoint.state.in_(_NEEDING), unreadable)
+        .order_by(Checkpoint.id),
+        execution_options={"populate_existing": True},
+    ).all()
+    for checkpoint in rows:
+        if target is not None and coldness(target) > coldness(checkpoint.cold_class):
+            checkpoint.cold_class = target
+        set_tier(session, checkpoint, Tier.COLD, actor=actor, action="checkpoint.cool")
+    return [checkpoint.id for checkpoint in rows]
+
+
+def set_tier(
+    session: Session, checkpoint: Checkpoint, tier: Tier, *, actor: Actor, action: str, always: bool = False
+) -> None:
+    """With its event, if it is another one, or `always`. The checkpoint's row is locked by the caller."""
+    if tier is not Tier.HOT:
+        checkpoint.readable_until = None
+    if checkpoint.tier == tier and not always:
+        return
+    before = checkpoint.tier
+    checkpoint.tier = tier
+    checkpoint.version += 1
+    record_event(
+        session,
+        actor,
+        action,
+        project_id=session.scalar(select(Run.project_id).where(Run.id == checkpoint.run_id)),
+        run_id=checkpoint.run_id,
+        checkpoint_id=checkpoint.id,
+        before={"tier": before},
+        after={"tier": tier.value} | ({"place": checkpoint.cold_class} if tier is Tier.COLD else {}),
+    )

@@ -1,0 +1,232 @@
+"""What checkpoints hold and what their copies take in the stores, counted from the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from sqlalchemy import CTE, ColumnElement, and_, case, func, literal, select, union_all
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from holdfast_protocol.states import CheckpointState, CopyState, Tier
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.predicates import KEPT
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
+from holdfast_service.db.tables.operations import Hold
+from holdfast_service.holds.held import in_force, pin_in_force
+
+# What checkpoints hold and what they take up. The rows themselves are counted: no counter that could drift.
+#
+# logical        what the states of the committed checkpoints are, as the trainer sees them
+# stored         what the copies of their chunks take in the stores
+# deduplicated   what these checkpoints did not send, because it was there
+
+
+class CommittedBytes(NamedTuple):
+    logical: int = 0
+    deduplicated: int = 0
+
+
+def stored_bytes(session: Session, project_ids: Collection[str], *, store_id: int | None = None) -> dict[str, int]:
+    """By project id; everything that may be in the stores, uploads that are under way among it. `store_id`: in that one
+    only."""
+    statement = (
+        select(Copy.project_id, func.sum(Copy.stored_bytes))
+        .where(Copy.project_id.in_(project_ids), Copy.state != CopyState.GONE)
+        .group_by(Copy.project_id)
+    )
+    if store_id is not None:
+        statement = statement.where(Copy.store_id == store_id)
+    found = {project_id: int(total) for project_id, total in session.execute(statement)}
+    return {project_id: found.get(project_id, 0) for project_id in project_ids}
+
+
+def bytes_against_quota(session: Session, context: ServiceContext, project_ids: Collection[str]) -> dict[str, int]:
+    """By project id: what is in the primary store, which jobs write to. Copies elsewhere do not count, whether this
+    process has that store attached or not: whoever asks for them must not stop the jobs' saves."""
+    return stored_bytes(session, project_ids, store_id=context.store_id)
+
+
+def stored_bytes_of_run(session: Session, run_id: str) -> int:
+    """Of the chunks that its committed checkpoints need, each once. What runs share counts in each of them.
+
+    It looks at every chunk of the run, so it is asked for one run at a time.
+    """
+    lists = (
+        select(Shard.chunk_list_id)
+        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
+        .where(Checkpoint.run_id == run_id, Checkpoint.state == CheckpointState.COMMITTED)
+    )
+    chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
+    total = session.scalar(
+        select(func.sum(Copy.stored_bytes)).where(Copy.chunk_id.in_(chunks), Copy.state != CopyState.GONE)
+    )
+    return int(total or 0)
+
+
+def stored_bytes_of_checkpoint(session: Session, checkpoint_id: str) -> int:
+    """Of the distinct chunks that it needs, each in its smallest copy that is whole: less than the chunks' own bytes
+    where they are compressed. It looks at every chunk, so it is asked for one checkpoint at a time."""
+    lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
+    chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
+    smallest = (
+        select(func.min(Copy.stored_bytes).label("stored"))
+        .where(Copy.chunk_id.in_(chunks), Copy.state.in_((*KEPT, CopyState.SUSPECT)))
+        .group_by(Copy.chunk_id)
+        .subquery()
+    )
+    return int(session.scalar(select(func.sum(smallest.c.stored))) or 0)
+
+
+def committed_bytes(session: Session, project_ids: Collection[str]) -> dict[str, CommittedBytes]:
+    """By project id; of the checkpoints that are committed now."""
+    rows = session.execute(
+        select(Run.project_id, func.sum(Checkpoint.logical_bytes), func.sum(Checkpoint.deduplicated_bytes))
+        .join(Checkpoint, Checkpoint.run_id == Run.id)
+        .where(Run.project_id.in_(project_ids), Checkpoint.state == CheckpointState.COMMITTED)
+        .group_by(Run.project_id)
+    )
+    found = {project_id: CommittedBytes(int(logical), int(kept)) for project_id, logical, kept in rows}
+    return {project_id: found.get(project_id, CommittedBytes()) for project_id in project_ids}
+
+
+# What the copies take in the stores, and for whom: every copy of a project counted once, by what keeps it.
+#
+# committed            a committed checkpoint needs its chunk
+# arriving             it is being uploaded or copied, or only an upload under way relies on it
+# trashed              only checkpoints in the trash need it: what purging them would free
+# pending collection   nothing needs it any more, or it is marked: what the collector will free
+#
+# These four add up to everything that may be in the stores. `pinned` and `held` are parts of `committed` and `trashed`,
+# and overlap each other. The rows themselves are counted: no counter that could drift.
+
+_IN_TRASH = (CheckpointState.TRASHED, CheckpointState.DELETING)
+_NEEDING = (CheckpointState.UPLOADING, CheckpointState.COMMITTED, *_IN_TRASH)
+
+
+class KeptFor(StrEnum):
+    COMMITTED = "committed"
+    ARRIVING = "arriving"
+    TRASHED = "trashed"
+    PENDING_COLLECTION = "pending_collection"
+
+
+@dataclass(frozen=True)
+class CountedBytes:
+    """Of one project in one store and storage class: stored bytes of the copies that are kept for the same."""
+
+    project_id: str
+    store_id: int
+    storage_class: str | None
+    tier: Tier
+    kept_for: KeptFor
+    copies: int
+    bytes: int
+    pinned_bytes: int
+    held_bytes: int
+
+
+def count_bytes(session: Session, *, project_id: str | None = None, run_id: str | None = None) -> list[CountedBytes]:
+    """Of one project, or all; with `run_id` only the chunks that this run's checkpoints use, whoever else does.
+
+    It looks at every reference (10 million take Postgres some seconds), so it is asked for seldom or kept.
+    """
+    users = _users(database_now(session), project_id, run_id)
+    kept_for = _kept_for(users)
+    tier = case(
+        (Copy.state == CopyState.COLD, Tier.COLD.value),
+        (Copy.state == CopyState.THAWING, Tier.THAWING.value),
+        else_=Tier.HOT.value,
+    )
+    # Pinned and held is what a checkpoint needs that is there: bytes that still arrive are neither.
+    needed = kept_for.in_((KeptFor.COMMITTED, KeptFor.TRASHED))
+    query = (
+        select(
+            Copy.project_id,
+            Copy.store_id,
+            Copy.storage_class,
+            tier,
+            kept_for,
+            func.count(),
+            func.sum(Copy.stored_bytes),
+            func.sum(case((and_(needed, users.c.pinned == 1), Copy.stored_bytes), else_=0)),
+            func.sum(case((and_(needed, users.c.held == 1), Copy.stored_bytes), else_=0)),
+        )
+        .join(users, users.c.chunk_id == Copy.chunk_id, isouter=run_id is None)
+        .where(Copy.state != CopyState.GONE)
+        .group_by(Copy.project_id, Copy.store_id, Copy.storage_class, tier, kept_for)
+    )
+    if project_id is not None:
+        query = query.where(Copy.project_id == project_id)
+    return list(_counted(session, query))
+
+
+def _counted(session: Session, query: object) -> Iterator[CountedBytes]:
+    for project, store, storage_class, tier, kept_for, copies, total, pinned, held in session.execute(query):  # type: ignore[call-overload]
+        yield CountedBytes(
+            project, store, storage_class, Tier(tier), KeptFor(kept_for), copies, int(total), int(pinned), int(held)
+        )
+
+
+def _kept_for(users: CTE) -> ColumnElement[str]:
+    return case(
+        (Copy.state == CopyState.DELETING, KeptFor.PENDING_COLLECTION.value),
+        (Copy.state.in_((CopyState.PENDING, CopyState.COPYING)), KeptFor.ARRIVING.value),
+        (users.c.committed == 1, KeptFor.COMMITTED.value),
+        (users.c.uploading == 1, KeptFor.ARRIVING.value),
+        (users.c.trashed == 1, KeptFor.TRASHED.value),
+        else_=KeptFor.PENDING_COLLECTION.value,
+    )
+
+
+def _users(now: datetime, project_id: str | None, run_id: str | None) -> CTE:
+    """By chunk, which kinds of checkpoints use it. Lists first: many shards of a long run have the same one."""
+    held = select(Hold.checkpoint_id).where(in_force(now))
+    lists = (
+        select(
+            Shard.chunk_list_id,
+            _any(Checkpoint.state == CheckpointState.COMMITTED).label("committed"),
+            _any(Checkpoint.state == CheckpointState.UPLOADING).label("uploading"),
+            _any(Checkpoint.state.in_(_IN_TRASH)).label("trashed"),
+            _any(pin_in_force(now)).label("pinned"),
+            _any(Checkpoint.id.in_(held)).label("held"),
+        )
+        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
+        .where(
+            Shard.chunk_list_id.is_not(None),
+            Checkpoint.state.in_(_NEEDING),
+            *_of(Checkpoint.run_id, project_id, run_id),
+        )
+        .group_by(Shard.chunk_list_id)
+        .subquery()
+    )
+    flags = ("committed", "uploading", "trashed", "pinned", "held")
+    sealed = select(ChunkListEntry.chunk_id, *(lists.c[flag] for flag in flags)).join(
+        lists, lists.c.chunk_list_id == ChunkListEntry.chunk_list_id
+    )
+    negotiated = (
+        select(ShardChunk.chunk_id, *(literal(int(flag == "uploading")).label(flag) for flag in flags))
+        .join(Shard, Shard.id == ShardChunk.shard_id)
+        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
+        .where(Checkpoint.state == CheckpointState.UPLOADING, *_of(Checkpoint.run_id, project_id, run_id))
+    )
+    uses = union_all(sealed, negotiated).subquery()
+    grouped = select(uses.c.chunk_id, *(func.max(uses.c[flag]).label(flag) for flag in flags)).group_by(uses.c.chunk_id)
+    # Else Postgres lets each of its workers count all references for itself, to join its part of the copies.
+    return grouped.cte("users").prefix_with("MATERIALIZED", dialect="postgresql")
+
+
+def _of(column: InstrumentedAttribute[str], project_id: str | None, run_id: str | None) -> list[ColumnElement[bool]]:
+    if run_id is not None:
+        return [column == run_id]
+    if project_id is not None:
+        return [column.in_(select(Run.id).where(Run.project_id == project_id))]
+    return []
+
+
+def _any(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.max(case((condition, 1), else_=0))

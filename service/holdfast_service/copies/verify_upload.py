@@ -1,0 +1,130 @@
+"""Verifying uploads: the store is asked, never the client's word taken (protocol rules 10, 11 and 14).
+
+Used by negotiating (for uploads that are reported as done, while others are still going up) and by sealing (for what
+nobody has reported). The store is asked outside of any transaction, several objects at once; the answers are settled
+with a conditional update, so that doing it twice, or beside somebody else, is fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import bindparam, update
+
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.stores.base import (
+    Capabilities,
+    MountedStore,
+    ObjectFacts,
+    ObjectKey,
+    ObjectMismatch,
+    ObjectMissing,
+    Store,
+)
+
+_AT_ONCE = 16
+
+
+class Finding(StrEnum):
+    ARRIVED = "arrived"
+    MISSING = "missing"
+    MISMATCH = "mismatch"
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A copy that should be in the store by now. Mounted clients hand it over under the name of its generation."""
+
+    copy_id: int
+    key: ObjectKey
+    stored_bytes: int
+    stored_digest: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    upload: Upload
+    finding: Finding
+    proof: Proof | None = None
+    version_id: str | None = None
+    detail: str = ""
+
+
+def verify_uploads(database: Database, store: Store, uploads: Sequence[Upload]) -> list[Verdict]:
+    """One verdict per upload, in their order, settled in the catalog. Raises StoreError if the store does not say."""
+    if not uploads:
+        return []
+    if len(uploads) == 1:
+        verdicts = [ask_store(store, uploads[0])]
+    else:
+        with ThreadPoolExecutor(min(_AT_ONCE, len(uploads)), thread_name_prefix="holdfast-verify") as threads:
+            verdicts = list(threads.map(lambda upload: ask_store(store, upload), uploads))
+    _settle(database, verdicts)
+    return verdicts
+
+
+def ask_store(store: Store, upload: Upload) -> Verdict:
+    """What the store says of this upload. Raises StoreError other than a missing or a wrong object."""
+    try:
+        facts = _facts(store, upload)
+    except ObjectMissing:
+        return Verdict(upload, Finding.MISSING, detail="the store does not have it")
+    except ObjectMismatch as error:
+        return Verdict(upload, Finding.MISMATCH, detail=str(error))
+    if facts.bytes != upload.stored_bytes:
+        return Verdict(
+            upload, Finding.MISMATCH, detail=f"the store has {facts.bytes} bytes, announced {upload.stored_bytes}"
+        )
+    if facts.sha256 is not None and facts.sha256 != upload.stored_digest:
+        return Verdict(upload, Finding.MISMATCH, detail="the store's SHA-256 of it is another one")
+    # What it decodes to is the client's word: the store's SHA-256 proves the chunk only where it is stored raw.
+    raw = upload.stored_digest == upload.key.digest
+    proof = proof_of(facts, store.capabilities) if raw else Proof.UNPROVEN
+    return Verdict(upload, Finding.ARRIVED, proof, facts.version_id)
+
+
+def proof_of(facts: ObjectFacts, capabilities: Capabilities | None) -> Proof:
+    """A checksum proves something only where the store was seen to compute it; none at all proves nothing."""
+    enforced = capabilities is not None and capabilities.sha256_enforced
+    return Proof.STORE_SHA256 if facts.sha256 is not None and enforced else Proof.UNPROVEN
+
+
+def _facts(store: Store, upload: Upload) -> ObjectFacts:
+    if isinstance(store, MountedStore):
+        # A client with the mount may have written it for us to publish. If it is there already, only this says that
+        # it stays: the service may have died before its name was durable.
+        store.publish(upload.key.generation, upload.key, upload.stored_bytes)
+    return store.head(upload.key)
+
+
+def _settle(database: Database, verdicts: Sequence[Verdict]) -> None:
+    settled = [verdict for verdict in verdicts if verdict.finding is not Finding.MISSING]
+    if not settled:
+        return
+    # Only from `pending`: whatever else has happened to the copy meanwhile weighs more.
+    pending = update(Copy).where(Copy.id == bindparam("copy_id"), Copy.state == CopyState.PENDING)
+    with database.transaction() as session:
+        now = database_now(session)
+        session.connection().execute(
+            pending.values({name: bindparam(name) for name in ("state", "proof", "version_id", "verified_at")}),
+            [_columns(verdict, now) for verdict in sorted(settled, key=lambda verdict: verdict.upload.copy_id)],
+        )
+
+
+def _columns(verdict: Verdict, now: datetime) -> dict[str, Any]:
+    arrived = verdict.finding is Finding.ARRIVED
+    return {
+        "copy_id": verdict.upload.copy_id,
+        "state": CopyState.VERIFIED if arrived else CopyState.BAD,
+        "proof": verdict.proof,
+        "version_id": verdict.version_id,
+        "verified_at": now if arrived else None,
+    }

@@ -1,0 +1,81 @@
+"""What SQLite and Postgres say differently: column types, the clock, and the insert of what may be there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Index, Integer, TypeDecorator, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Session
+
+if TYPE_CHECKING:
+    from holdfast_service.db.tables.core import Table
+
+
+# Column types and indexes that mean the same on SQLite and on Postgres.
+
+# SQLite gives row ids only to a column of exactly this type.
+RowId = BigInteger().with_variant(Integer, "sqlite")
+Document = JSON().with_variant(JSONB, "postgresql")
+
+
+class Moment(TypeDecorator[datetime]):
+    """A point in time in UTC. SQLite forgets the zone, so it is put back; a naive time is refused."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a time without a zone must not reach the catalog")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    """Of the rows for which `where` holds. A query that says exactly this can use it."""
+    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
+
+
+# The catalog's clock. Leases and deadlines are compared with the database's time, never with a client's.
+#
+# On Postgres `clock_timestamp()`: after a wait for a lock `now()`, the transaction's start, is old (protocol rule 31).
+# On SQLite service and database are one process on one machine.
+
+
+def database_now(session: Session) -> datetime:
+    """The database's time at this moment, in UTC."""
+    return _read_clock(session)
+
+
+def _read_clock(session: Session) -> datetime:
+    if session.get_bind().dialect.name == "postgresql":
+        moment: datetime = session.execute(text("SELECT clock_timestamp()")).scalar_one()
+        return moment.astimezone(UTC)
+    return datetime.now(UTC)
+
+
+# Inserting what may be there already, in one statement that waits for a concurrent insert instead of failing.
+
+
+def insert_absent(session: Session, table: type[Table], rows: Sequence[dict[str, Any]]) -> None:
+    """`INSERT … ON CONFLICT DO NOTHING`, in the order given.
+
+    Whoever inserts rows that others may insert too gives them sorted, or two batches deadlock (protocol rule 16).
+    What is there afterwards must be read in a LATER statement: this one's snapshot is older than the other's commit.
+    """
+    if not rows:
+        return
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    session.flush()  # the connection does not: what was added before may be what these rows refer to
+    # The rows as parameters: a statement that holds them is compiled anew each time, which costs more than to run it.
+    session.connection().execute(dialect.insert(table).on_conflict_do_nothing(), list(rows))

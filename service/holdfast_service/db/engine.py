@@ -1,0 +1,288 @@
+"""Engines and transactions: one session style for SQLite and Postgres, and what its settings can lose."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from sqlalchemy import Engine, create_engine, event, make_url, text, update
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session, sessionmaker
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.db.memory import INFO, Memory
+from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.errors import ProblemError, WentBackError
+
+# Engines and transactions: one session style for SQLite and Postgres.
+#
+# Operations open their own transaction (`with database.transaction() as session:`) and the endpoint replies after the
+# block has committed. A FastAPI `yield` dependency would commit after the reply was sent (protocol rule 9).
+
+Result = TypeVar("Result")
+
+_log = structlog.get_logger("holdfast.database")
+
+_NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse.", "9p", "lustre", "ceph", "glusterfs", "afs", "beegfs", "gpfs")
+_RETRYABLE_SQLSTATES = {"40001", "40P01"}  # serialization failure, deadlock detected
+_UNWRITABLE_SQLSTATES = {"25006", "53100"}  # read-only transaction (a standby), disk full
+_UNWRITABLE_SQLITE = {"attempt to write a readonly database", "database or disk is full"}
+
+
+class DatabaseConfigurationError(ValueError):
+    """The database URL cannot be used. The message names HOLDFAST_DATABASE_URL and says what to do."""
+
+
+class Database:
+    """One engine. Thread-safe; sessions are not shared between threads."""
+
+    def __init__(self, url: str, *, statement_seconds: float = 60.0) -> None:
+        parsed = make_url(url)
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+            raise DatabaseConfigurationError(
+                f"HOLDFAST_DATABASE_URL names {parsed.get_backend_name()!r}; use sqlite:///path or postgresql://…"
+            )
+        self.url = parsed
+        self.is_postgres = parsed.get_backend_name() == "postgresql"
+        self._statement_seconds = statement_seconds
+        self.engine = self._postgres() if self.is_postgres else self._sqlite()
+        self.memory = Memory()
+        self._sessions = sessionmaker(self.engine, expire_on_commit=False, info={INFO: self.memory})
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """A write transaction: READ COMMITTED on Postgres, BEGIN IMMEDIATE on SQLite (protocol rule 33).
+
+        Commits when the block ends; a lost database is `database_unavailable`, which a client retries, and one that
+        takes no writes now is `catalog_read_only`.
+        """
+        with self._problems(), self._noticing(), self._sessions.begin() as session:
+            yield session
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that only reads; nothing is written at its end, and SQLite writers are not kept waiting."""
+        with self._problems(), self._noticing(), self._sessions() as session:
+            session.connection(execution_options={"holdfast_read_only": True})
+            yield session
+            # Closing ends the transaction; a rollback here would also empty the rows that the caller keeps.
+
+    def run(self, work: Callable[[Session], Result], *, tries: int = 5) -> Result:
+        """Run `work` in a transaction, again after a deadlock or a serialization failure. `work` must be repeatable."""
+        for remaining in range(tries - 1, -1, -1):
+            try:
+                with self._noticing(), self._sessions.begin() as session:
+                    return work(session)
+            except DBAPIError as error:
+                if _sqlstate(error) not in _RETRYABLE_SQLSTATES or not remaining:
+                    _raise_problem(error)
+                    raise
+                time.sleep(random.uniform(0.005, 0.05))  # noqa: S311
+            except PoolTimeoutError:
+                raise _busy() from None
+            except (DataError, OverflowError):
+                raise _not_keepable() from None
+        raise AssertionError("unreachable")
+
+    def note_went_back(self, lost: Sequence[str]) -> None:
+        """For all processes, until an operator has accepted it. What was noted first stays."""
+        _log.error("database_went_back", lost=lost)
+        noted = (
+            update(CatalogIdentity)
+            .where(CatalogIdentity.went_back.is_(None))
+            .values(
+                went_back="; ".join(lost) or "nothing that this process can name", went_back_epoch=CatalogIdentity.epoch
+            )
+        )
+        with self._sessions.begin() as session:
+            session.execute(noted, execution_options={"synchronize_session": False})
+
+    def dispose(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Around a transaction: that it found the database gone back outlives its rollback."""
+        try:
+            yield
+        except WentBackError as error:
+            if not error.noticed:
+                with suppress(DBAPIError):  # who asks next finds it again
+                    self.note_went_back(error.lost)
+                    error.noticed = True
+            raise
+
+    @contextmanager
+    def _problems(self) -> Iterator[None]:
+        try:
+            yield
+        except PoolTimeoutError:
+            raise _busy() from None
+        except (DataError, OverflowError):
+            raise _not_keepable() from None
+        except DBAPIError as error:
+            _raise_problem(error)
+            raise
+
+    def _postgres(self) -> Engine:
+        from holdfast_service.db import postgres as postgres_limits  # psycopg takes 0.1 s, and SQLite never needs it
+
+        engine = create_engine(
+            self.url,
+            isolation_level="READ COMMITTED",
+            pool_size=20,
+            max_overflow=30,
+            pool_timeout=20,
+            pool_pre_ping=True,
+            connect_args=postgres_limits.CONNECT_ARGUMENTS,
+        )
+        ping = engine.dialect.do_ping
+
+        @event.listens_for(engine, "do_connect")
+        def _connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
+            return postgres_limits.connect(self._statement_seconds, *arguments, **options)
+
+        def do_ping(connection: Any) -> bool:
+            with postgres_limits.brief_ping(connection):
+                return ping(connection)
+
+        engine.dialect.do_ping = do_ping  # type: ignore[method-assign, assignment]
+        return engine
+
+    def _sqlite(self) -> Engine:
+        if self.url.database not in (None, "", ":memory:"):
+            path = Path(str(self.url.database))
+            _refuse_network_filesystem(path)
+            _for_the_owner_alone(path)
+        engine = create_engine(self.url, connect_args={"timeout": 30, "check_same_thread": False}, pool_size=20)
+
+        @event.listens_for(engine, "connect")
+        def _configure(connection: Any, _record: Any) -> None:
+            connection.isolation_level = None  # pysqlite must not begin by itself; _begin does
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {pragma}")
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Any) -> None:
+            read_only = connection.get_execution_options().get("holdfast_read_only", False)
+            connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+        return engine
+
+
+def _raise_problem(error: DBAPIError) -> None:
+    """Raises ProblemError for what a caller can act upon. Anything else is a bug, and stays what it is."""
+    # Only the first line: the rest repeats the statement and its values.
+    reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+    if _sqlstate(error) in _UNWRITABLE_SQLSTATES or reason in _UNWRITABLE_SQLITE:
+        raise ProblemError(
+            ProblemCode.CATALOG_READ_ONLY,
+            f"The database takes no writes now ({reason}). What is committed can still be read and pulled; saves and "
+            "new attempts wait until an operator frees its disk, or promotes the standby.",
+        ) from error
+    if isinstance(error, OperationalError) or error.connection_invalidated:
+        raise ProblemError(
+            ProblemCode.DATABASE_UNAVAILABLE, f"The database did not answer ({reason}). Try again."
+        ) from error
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    found: str | None = getattr(error.orig, "sqlstate", None)
+    return found
+
+
+def _not_keepable() -> ProblemError:
+    """A number beyond 64 bits, or NUL in a name: what a caller sent, and nothing that a row could be found by."""
+    return ProblemError(
+        ProblemCode.INVALID_REQUEST, "The request holds a number or a text that no database can keep. Correct it."
+    )
+
+
+def _busy() -> ProblemError:
+    return ProblemError(ProblemCode.BUSY, "Every database connection of the service is in use. Try again in a second.")
+
+
+def _for_the_owner_alone(path: Path) -> None:
+    """The catalog holds the service's keys; what SQLite puts beside it gets the same mode. Another owner's is left."""
+    with suppress(OSError):  # SQLite says better what is wrong with a path
+        os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            path.chmod(0o600)
+
+
+def _refuse_network_filesystem(path: Path) -> None:
+    """WAL needs shared memory that network filesystems do not give: two hosts would corrupt the catalog."""
+    kind = filesystem_kind(path)
+    if kind.startswith(_NETWORK_FILESYSTEMS):
+        raise DatabaseConfigurationError(
+            f"HOLDFAST_DATABASE_URL points to a {kind} filesystem, where SQLite is not safe; "
+            "put it on a local disk or use Postgres"
+        )
+
+
+def filesystem_kind(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The filesystem type that holds `path` ("ext4", "nfs4", …); "" where the system does not tell."""
+    if not mounts.exists():
+        return ""
+    resolved = os.path.realpath(path)
+    best, kind = "", ""
+    for line in mounts.read_text(errors="replace").splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        mount_point = fields[1].replace("\\040", " ")
+        inside = resolved == mount_point or resolved.startswith(mount_point.rstrip("/") + "/")
+        if inside and len(mount_point) >= len(best):
+            best, kind = mount_point, fields[2]
+    return kind
+
+
+# Where the database's settings can lose a commit that it has acknowledged: said at the start and by /readyz.
+#
+# Nothing is refused: a failover that has lost something is noticed all the same (`memory.py`), and then costs an
+# operator's time and the checkpoints of the last moments.
+
+_SETTINGS = text(
+    "SELECT name, setting FROM pg_settings WHERE name IN "
+    "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names')"
+)
+# How many there are is told to everybody; who they are is not.
+_REPLICAS = text("SELECT count(*) FROM pg_stat_replication")
+
+
+def what_can_be_lost(database: Database) -> list[str]:
+    """A sentence for each setting, with what to set. Empty on SQLite, which writes through. Raises ProblemError."""
+    if not database.is_postgres:
+        return []
+    with database.read() as session:
+        settings = {row.name: row.setting for row in session.execute(_SETTINGS)}
+        replicas = session.execute(_REPLICAS).scalar_one()
+    return lossy_settings(settings, replicas)
+
+
+def lossy_settings(settings: dict[str, str], replicas: int) -> list[str]:
+    """Pure."""
+    told = []
+    if settings.get("fsync") == "off":
+        told.append("fsync is off: a crash of its machine can lose acknowledged commits and damage the database.")
+    if settings.get("full_page_writes") == "off":
+        told.append("full_page_writes is off: a crash of its machine can damage the database.")
+    commit = settings.get("synchronous_commit")
+    if commit == "off":
+        told.append("synchronous_commit is off: a crash of Postgres loses the last acknowledged commits. Set it to on.")
+    elif replicas and (commit == "local" or not settings.get("synchronous_standby_names")):
+        told.append(
+            "It has a replica that no commit waits for: a failover to it loses the last acknowledged commits. Name it "
+            "in synchronous_standby_names, with synchronous_commit on."
+        )
+    return told

@@ -1,0 +1,10 @@
+"""The catalog's tables, by subject. Importing this package makes `Table.metadata` whole."""
+
+from __future__ import annotations
+
+import holdfast_service.db.tables.operations
+import holdfast_service.db.tables.records
+import holdfast_service.db.tables.webhooks  # noqa: F401  (all add their tables)
+from holdfast_service.db.tables.core import Table
+
+__all__ = ["Table"]

@@ -1,0 +1,179 @@
+"""The lineage of a run: which checkpoints led to where it is now, what they must contain, which are best and proven."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import exists, select, text
+from sqlalchemy.orm import Session, aliased
+
+from holdfast_service.copies.predicates import KEPT, PROVEN
+from holdfast_service.db.tables.core import COPY_TO_READ, Checkpoint, ChunkListEntry, Copy, Shard
+
+# The line of descent: which checkpoints led to where the run is now (protocol rule 3). Pure.
+#
+# Attempts form a tree by what they resumed from. `latest` follows one line through it and not the largest step: after
+# a rollback to 500, a poisoned 1000 must never outrank 550.
+
+
+@dataclass(frozen=True)
+class AttemptNode:
+    """`resumed_from` is the attempt and step of the checkpoint that the ranks loaded; None for a fresh start.
+
+    `cut` is True from the attempt's first commit or explicit rollback on.
+    """
+
+    number: int
+    resumed_from: tuple[int, int] | None
+    cut: bool
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The checkpoints of one attempt up to and with `max_step`; None: all of them."""
+
+    attempt: int
+    max_step: int | None
+
+
+class Line:
+    """Segments from the newest to the oldest; at most one per attempt."""
+
+    def __init__(self, segments: Iterable[Segment]) -> None:
+        self.segments = tuple(segments)
+        self._max_step = {segment.attempt: segment.max_step for segment in self.segments}
+
+    def __contains__(self, point: tuple[int, int]) -> bool:
+        """Whether the checkpoint (attempt, step) lies on the line."""
+        attempt, step = point
+        if attempt not in self._max_step:
+            return False
+        limit = self._max_step[attempt]
+        return limit is None or step <= limit
+
+
+def line_of_descent(attempts: Iterable[AttemptNode]) -> Line:
+    """The line of the newest attempt that has cut. One that has not leaves the line as the older ones made it."""
+    by_number = {attempt.number: attempt for attempt in attempts}
+    newest = max((attempt.number for attempt in by_number.values() if attempt.cut), default=None)
+    segments: list[Segment] = []
+    step: int | None = None
+    while newest is not None and newest in by_number:
+        segments.append(Segment(newest, step))
+        parent = by_number[newest].resumed_from
+        # Parents are older attempts; anything else would be a loop and ends the line.
+        if parent is None or parent[0] >= newest:
+            break
+        newest, step = parent
+    return Line(segments)
+
+
+# Which components a run declares: those of its first checkpoint that was ever committed, whatever became of it since.
+#
+# Opening an attempt tells them to the trainer, and the commit compares with them.
+
+
+def first_components(session: Session, run_id: str) -> list[str]:
+    """By name; none while nothing is committed."""
+    components = session.scalar(
+        select(Checkpoint.components)
+        .where(Checkpoint.run_id == run_id, Checkpoint.committed_at.is_not(None))
+        .order_by(Checkpoint.step, Checkpoint.id)
+        .limit(1)
+    )
+    return sorted(components or {})
+
+
+# Which checkpoints are the best by a metric: one order for restores, retention and copies. Pure (protocol rule 32).
+
+
+class ByMetric(Protocol):
+    """A rule or a selector. `mode`: `min`, the smallest is the best, or `max`."""
+
+    @property
+    def metric(self) -> str: ...
+    @property
+    def mode(self) -> str: ...
+
+
+class Judged(Protocol):
+    """`metrics` as the catalog keeps them: name -> {"value": …, "nonfinite": …}."""
+
+    @property
+    def metrics(self) -> Mapping[str, Any]: ...
+    @property
+    def healthy(self) -> bool: ...
+
+
+J = TypeVar("J", bound=Judged)
+
+
+def finite_value(metrics: Mapping[str, Any], metric: str) -> float | None:
+    """None: the metric is missing or not finite, so nobody can judge by it."""
+    value = (metrics.get(metric) or {}).get("value")
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def rank(metrics: Mapping[str, Any], by: ByMetric) -> float | None:
+    """The smaller, the better; None as `finite_value`."""
+    value = finite_value(metrics, by.metric)
+    return None if value is None else value if by.mode == "min" else -value
+
+
+def best_of(newest_first: Iterable[J], by: ByMetric, most: int) -> list[J]:
+    """The best first; of equal ones the newest. What is not healthy is no best: it may have diverged to a fine loss."""
+    ranked = [(rank(each.metrics, by), each) for each in newest_first if each.healthy]
+    judged = [(value, each) for value, each in ranked if value is not None]
+    return [each for _, each in sorted(judged, key=lambda pair: pair[0])[:most]]
+
+
+# Which checkpoints are proven: somebody other than the client has hashed every byte that a restore would read.
+#
+# A committed checkpoint may rest on copies that only its own client has hashed (protocol rule 14). Most are good; but
+# what must stay of a run is counted over those that are known to be (protocol rule 39).
+
+PROVEN_POINTS = 2
+"""So many stay of each run."""
+_FIRST_PORTION = 4
+_LARGEST_PORTION = 1024
+
+
+def newest_proven(session: Session, newest_first: Sequence[str]) -> list[str]:
+    """The first two ids that are proven. It asks about a few, then about more: mostly the first few will do."""
+    found: list[str] = []
+    portion, first = _FIRST_PORTION, 0
+    while first < len(newest_first) and len(found) < PROVEN_POINTS:
+        ids = newest_first[first : first + portion]
+        proven = proven_among(session, ids)
+        found += [checkpoint_id for checkpoint_id in ids if checkpoint_id in proven]
+        first, portion = first + portion, min(_LARGEST_PORTION, portion * 4)
+    return found[:PROVEN_POINTS]
+
+
+def unproven_among(session: Session, checkpoint_ids: Collection[str]) -> set[str]:
+    """Those with a chunk that somebody has yet to read and of which no other copy is proven. It begins with the copies
+    that are to be read, mostly few: a page of large checkpoints must not ask about each of their chunks."""
+    other = aliased(Copy)
+    proven = exists().where(other.chunk_id == Copy.chunk_id, other.state.in_(KEPT), other.proof.in_(PROVEN))
+    to_read = select(Copy.chunk_id).where(text(f"({COPY_TO_READ})"), ~proven)
+    return set(
+        session.scalars(
+            select(Shard.checkpoint_id)
+            .distinct()
+            .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
+            .where(Shard.checkpoint_id.in_(checkpoint_ids), ChunkListEntry.chunk_id.in_(to_read))
+        )
+    )
+
+
+def proven_among(session: Session, checkpoint_ids: Collection[str]) -> set[str]:
+    """Those of which each chunk has a good copy, in some store, that the store or the service has hashed: data, indexes
+    and layouts, for all of them are chunks. Their health is the caller's to ask."""
+    proven = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, Copy.state.in_(KEPT), Copy.proof.in_(PROVEN))
+    lacking = exists().where(
+        Shard.checkpoint_id == Checkpoint.id, ChunkListEntry.chunk_list_id == Shard.chunk_list_id, ~proven
+    )
+    return set(session.scalars(select(Checkpoint.id).where(Checkpoint.id.in_(checkpoint_ids), ~lacking)))

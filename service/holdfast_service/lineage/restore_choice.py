@@ -1,0 +1,440 @@
+"""Which checkpoint can be restored now, and why not a newer one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, exists, select
+from sqlalchemy.orm import Session, aliased
+
+from holdfast_protocol.checkpoints import PassedOver, PassedOverReason, RestoreDecision, RestorePoint
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.runs import AtStep, Best, ById, Latest, Point, SelectorError, parse_point
+from holdfast_protocol.states import CheckpointState, CopyState, Health, Tier
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.cold import cold_problem, how_to_thaw, selector_of
+from holdfast_service.copies.predicates import is_readable
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Attempt, Checkpoint, ChunkListEntry, Copy, Shard
+from holdfast_service.db.tables.records import RebuildDoubt
+from holdfast_service.errors import ProblemError
+from holdfast_service.lineage.lineage import AttemptNode, Line, line_of_descent, rank
+
+# What a request's selector means; the wire's grammar is holdfast_protocol.runs.
+
+
+def point_of(selector: str) -> Point:
+    """Raises `invalid_request`."""
+    try:
+        return parse_point(selector)
+    except SelectorError as error:
+        raise ProblemError(ProblemCode.INVALID_REQUEST, f"{error}.", selector=selector[:200]) from None
+
+
+# Which checkpoints can be looked into: those that are wholly there.
+
+WHOLE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
+
+
+def refuse_unless_whole(checkpoint: Checkpoint) -> None:
+    """Raises `incomplete_checkpoint`, `checkpoint_aborted`, and `chunk_gone` for one whose bytes are being deleted."""
+    if checkpoint.state in WHOLE:
+        return
+    if checkpoint.state == CheckpointState.UPLOADING:
+        raise ProblemError(
+            ProblemCode.INCOMPLETE_CHECKPOINT,
+            f"Step {checkpoint.step} is still uploading. Wait with GET /v1/checkpoints/{checkpoint.id}?wait=30.",
+        )
+    if checkpoint.state == CheckpointState.ABORTED:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_ABORTED,
+            f"Step {checkpoint.step} was never complete: {checkpoint.abort_reason}. Read another checkpoint.",
+        )
+    raise ProblemError(
+        ProblemCode.CHUNK_GONE, f"Step {checkpoint.step} was deleted, and so are its bytes. Read another checkpoint."
+    )
+
+
+# What a rebuilt catalog does not know, and who has looked into it (protocol rule 41).
+#
+# A bucket may hold objects that no checkpoint refers to, and documents that cannot be read. A commit may have been
+# there: so of a run without one the service does not confirm that nothing was ever committed, until a person does. A
+# catalog that was never rebuilt has no row here.
+
+EVERY = ""
+"""In place of a run's name: all of the project's. In place of a project's: all that the rebuild did not find."""
+
+
+def why_in_doubt(session: Session, project: str, run: str) -> str | None:
+    """A sentence; None where the rebuild saw everything, or a person has confirmed. The word on the run counts before
+    that on its project, and that before the one on all unknown projects."""
+    rows = session.scalars(
+        select(RebuildDoubt).where(RebuildDoubt.project.in_((project, EVERY)), RebuildDoubt.run.in_((run, EVERY)))
+    )
+    doubts = {(row.project, row.run): row.reason for row in rows}
+    for key in ((project, run), (project, EVERY), (EVERY, EVERY)):
+        if key in doubts:
+            return doubts[key]
+    return None
+
+
+def without_doubt(session: Session, project: str, run: str, decision: RestoreDecision) -> RestoreDecision:
+    """The decision, with a word on what may be missing. Raises `commits_unknown` where it would say that nothing was
+    ever committed, and nobody knows."""
+    why = why_in_doubt(session, project, run)
+    if why is None:
+        return decision
+    if not decision.ever_committed:
+        raise ProblemError(
+            ProblemCode.COMMITS_UNKNOWN,
+            f"The catalog was rebuilt, and something of {project} could not be known: {why} So nobody knows whether "
+            f"{project}/{run} ever had a checkpoint. If it is new, or may begin from nothing, confirm that: `holdfast "
+            f"catalog confirm {project}/{run}`; for every run of the project: `holdfast catalog confirm {project}`.",
+            project=project,
+            run=run,
+        )
+    told = (
+        f"The catalog was rebuilt, and newer checkpoints may be missing: {why} This note ends with `holdfast catalog "
+        f"confirm {project}/{run}`."
+    )
+    return decision.model_copy(update={"note": f"{decision.note} {told}".strip()})
+
+
+# Which stores a reader can be sent to now, and whether a checkpoint is whole in them (protocol rule 34).
+
+
+@dataclass(frozen=True)
+class Reach:
+    """`store_ids` are the stores that answer; `reason` is a sentence about those that do not."""
+
+    store_ids: tuple[int, ...]
+    reason: str
+
+
+def reach_of(context: ServiceContext) -> Reach | None:
+    """None where every store answers, or has answered a moment ago: an older checkpoint costs training time, so nobody
+    is sent to one for a short silence. Never called inside a transaction: it may ask the stores."""
+    ask_stores(context)
+    longest = context.settings.store_away_seconds
+    silent = [each for each in context.stores if each.watch.away and each.watch.away_seconds >= longest]
+    if not silent or len(silent) == len(context.stores):
+        return None
+    named = " and ".join(f"the {each.role.value} store" for each in silent)
+    seconds = round(max(each.watch.away_seconds for each in silent))
+    return Reach(
+        tuple(each.store_id for each in context.stores if each not in silent),
+        f"{named[:1].upper()}{named[1:]} has not answered for {seconds} s.",
+    )
+
+
+def ask_stores(context: ServiceContext) -> None:
+    """Where there are several: so that what is known of each is fresh. Never called inside a transaction."""
+    if len(context.stores) > 1:
+        for attached in context.stores:
+            attached.watch.refresh()
+
+
+def whole_in(session: Session, checkpoint_id: str, attempt_id: int, store_ids: Collection[int]) -> bool:
+    """Whether each chunk of the checkpoint can be read from one of these stores now."""
+    until = database_now(session)
+    readable = exists().where(
+        Copy.chunk_id == ChunkListEntry.chunk_id,
+        Copy.state != CopyState.SUSPECT,
+        is_readable(store_ids, attempt_id, until=until),
+    )
+    lacking = session.scalar(
+        select(ChunkListEntry.chunk_id)
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .where(Shard.checkpoint_id == checkpoint_id, ~readable)
+        .limit(1)
+    )
+    return lacking is None
+
+
+# Which checkpoint can be restored now, and why not a newer one. Used by opening an attempt and by reading.
+#
+# The decision is pure (`choose`): it takes the run's checkpoints, newest first, and stops reading at the first that
+# will do. `choose_restore_point` feeds it from the catalog.
+
+PASSED_OVER_SHOWN = 50
+_ROWS_PER_FETCH = 200
+_KNOWS_AWAY = 2
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What the choice looks at. `metrics` as the catalog keeps them: name -> {"value": …, "nonfinite": …}."""
+
+    checkpoint_id: str
+    attempt: int
+    step: int
+    world_size: int
+    state: CheckpointState
+    health: Health
+    tier: Tier
+    digest: str | None
+    logical_bytes: int
+    committed_at: datetime | None
+    off_line: bool = False
+    abort_reason: str | None = None
+    health_reason: str | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    away: str | None = None
+    """A sentence, where it cannot be read now because a store does not answer."""
+    thaw: str = ""
+    """What to do, where it is cold."""
+
+
+def choose_restore_point(
+    session: Session,
+    run_id: str,
+    point: Point,
+    *,
+    before_step: int | None = None,
+    reach: Reach | None = None,
+    strictly: bool = False,
+    diverged: bool = False,
+) -> RestoreDecision:
+    """Only steps below `before_step` count, if it is given. `latest` and `best` may find nothing: then the restore
+    point is None. A step or an id that was named and cannot be restored is `no_restore_point` or
+    `checkpoint_not_found`: never another step instead.
+
+    With a `reach`, `latest` and `best` are what is whole in the stores that answer; where nothing is, what they would
+    be if all did, for that can be waited for; not if `strictly`. `diverged`: what has diverged will do as well.
+    """
+    line = line_of_run(session, run_id)
+    chosen: Candidate | None
+    passed_over: list[PassedOver] = []
+    note = ""
+    if isinstance(point, AtStep | ById):
+        chosen = _named(session, _candidates(session, run_id, before_step), line, point, diverged=diverged)
+    else:
+        candidates = _candidates(session, run_id, before_step, reach)
+        chosen, passed_over = choose(candidates, line, point, diverged=diverged)
+        if reach is not None and chosen is not None:
+            note = f"{reach.reason} Step {chosen.step} is whole in the stores that answer, and is read from there."
+        elif reach is not None and not strictly:
+            chosen, passed_over = choose(_candidates(session, run_id, before_step), line, point, diverged=diverged)
+            note = f"{reach.reason} No checkpoint is whole in the stores that answer." if chosen is not None else ""
+    return RestoreDecision(
+        note=note,
+        restore_point=None if chosen is None else _restore_point(chosen),
+        passed_over=passed_over,
+        ever_committed=_ever_committed(session, run_id),
+    )
+
+
+def known_to(passed_over: Sequence[PassedOver], protocol_minor: int) -> list[PassedOver]:
+    """With the reasons that a client of this minor version has a word for: to an older one, what no store that answers
+    holds is not readable now, as what is cold. The sentence says which it is. Pure."""
+    if protocol_minor >= _KNOWS_AWAY:
+        return list(passed_over)
+    return [
+        each.model_copy(update={"reason": PassedOverReason.COLD}) if each.reason is PassedOverReason.AWAY else each
+        for each in passed_over
+    ]
+
+
+def choose(
+    newest_first: Iterable[Candidate], line: Line, point: Latest | Best, *, diverged: bool = False
+) -> tuple[Candidate | None, list[PassedOver]]:
+    """The restore point and what was passed over for it. Pure; `newest_first` is ordered by step, descending."""
+    if isinstance(point, Best):
+        return _best(newest_first, line, point, diverged=diverged)
+    passed_over: list[tuple[Candidate, PassedOver]] = []
+    for candidate in newest_first:
+        reason = not_restorable(candidate, line, diverged=diverged)
+        if reason is None:
+            # An aborted first try of the very same step is not newer than what was then committed.
+            return candidate, [seen for rejected, seen in passed_over if rejected.step > candidate.step]
+        if len(passed_over) < PASSED_OVER_SHOWN:
+            passed_over.append((candidate, reason))
+    return None, [seen for _, seen in passed_over]
+
+
+def not_restorable(candidate: Candidate, line: Line | None, *, diverged: bool = False) -> PassedOver | None:
+    """Why not this one; None if it can be restored. Without a line, an off-line branch will do; with `diverged`, what
+    has diverged."""
+    reason, detail = None, ""
+    name = f"Step {candidate.step} of attempt {candidate.attempt}"
+    why = f": {candidate.health_reason}" if candidate.health_reason else ""
+    if candidate.state == CheckpointState.UPLOADING:
+        reason, detail = PassedOverReason.UPLOADING, f"{name} is not complete: not all ranks have sealed."
+    elif candidate.state == CheckpointState.ABORTED:
+        reason = PassedOverReason.ABORTED
+        detail = f"{name} was never complete: {candidate.abort_reason or 'it was aborted'}"
+    elif candidate.state != CheckpointState.COMMITTED:
+        reason, detail = PassedOverReason.TRASHED, f"{name} was deleted; its state is {candidate.state}."
+    elif line is not None and candidate.off_line:
+        reason = PassedOverReason.OFF_LINE
+        detail = f"{name} was pushed late, when the run had gone on without it; name its attempt to restore it."
+    elif line is not None and (candidate.attempt, candidate.step) not in line:
+        reason = PassedOverReason.OFF_LINE
+        detail = f"{name} is not on the line of descent: the run went on from an older checkpoint."
+    elif candidate.health == Health.CORRUPT:
+        reason, detail = PassedOverReason.CORRUPT, f"{name} cannot be read whole{why}"
+    elif candidate.health == Health.DIVERGED and not diverged:
+        reason, detail = PassedOverReason.DIVERGED, f"{name} diverged{why}"
+    elif candidate.health == Health.QUARANTINED:
+        reason, detail = PassedOverReason.QUARANTINED, f"{name} is in quarantine{why}"
+    elif candidate.tier != Tier.HOT:
+        reason, detail = PassedOverReason.COLD, f"{name} is {candidate.tier}. {candidate.thaw}".strip()
+    elif candidate.away is not None:
+        reason, detail = PassedOverReason.AWAY, f"{name} is not whole in the stores that answer. {candidate.away}"
+    if reason is None:
+        return None
+    return PassedOver(
+        checkpoint_id=candidate.checkpoint_id,
+        step=candidate.step,
+        attempt=candidate.attempt,
+        reason=reason,
+        detail=detail if detail.endswith(".") else detail + ".",
+    )
+
+
+def _best(
+    newest_first: Iterable[Candidate], line: Line, point: Best, *, diverged: bool
+) -> tuple[Candidate | None, list[PassedOver]]:
+    """The best finite value of the metric; of equal ones the newest. Passed over: what is better and will not do."""
+    chosen: tuple[float, Candidate] | None = None
+    rejected: list[tuple[float, PassedOver]] = []
+    for candidate in newest_first:
+        ranked = rank(candidate.metrics, point)
+        if ranked is None:
+            continue
+        reason = not_restorable(candidate, line, diverged=diverged)
+        if reason is not None:
+            rejected.append((ranked, reason))
+        elif chosen is None or ranked < chosen[0]:
+            chosen = (ranked, candidate)
+    better = sorted((item for item in rejected if chosen is None or item[0] < chosen[0]), key=lambda item: item[0])
+    return None if chosen is None else chosen[1], [seen for _, seen in better[:PASSED_OVER_SHOWN]]
+
+
+def _named(
+    session: Session, newest_first: Iterable[Candidate], line: Line, point: AtStep | ById, *, diverged: bool
+) -> Candidate:
+    """Exactly that one, or a problem. A step alone means the one on the line; an attempt or an id may lie off it."""
+    if isinstance(point, ById):
+        matching = [each for each in newest_first if each.checkpoint_id == point.checkpoint_id]
+        within = None
+    else:
+        matching = [each for each in newest_first if each.step == point.step and point.attempt in (None, each.attempt)]
+        within = line if point.attempt is None else None
+    reasons = []
+    for candidate in matching:
+        reason = not_restorable(candidate, within, diverged=diverged)
+        if reason is None:
+            return candidate
+        reasons.append(reason)
+    if not reasons:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_NOT_FOUND,
+            f"This run has no checkpoint {point}. `holdfast checkpoints` lists those that it has.",
+            selector=str(point),
+        )
+    for reason in reasons:
+        if reason.reason is PassedOverReason.COLD:
+            raise cold_problem(session, session.get_one(Checkpoint, reason.checkpoint_id))
+    raise ProblemError(
+        ProblemCode.NO_RESTORE_POINT,
+        f"The checkpoint {point} cannot be restored. {' '.join(reason.detail for reason in reasons[:5])} "
+        "Name another one, or take the latest.",
+        selector=str(point),
+        passed_over=[reason.model_dump(mode="json") for reason in reasons],
+    )
+
+
+def line_of_run(session: Session, run_id: str) -> Line:
+    """The run's line of descent as it is now."""
+    parent = aliased(Checkpoint)
+    rows = session.execute(
+        select(Attempt.number, Attempt.cut_at, parent.attempt_number, parent.step)
+        .outerjoin(parent, parent.id == Attempt.resumed_from_id)
+        .where(Attempt.run_id == run_id)
+    )
+    return line_of_descent(
+        AttemptNode(number, None if step is None else (parent_attempt, step), cut_at is not None)
+        for number, cut_at, parent_attempt, step in rows
+    )
+
+
+def _candidates(
+    session: Session, run_id: str, before_step: int | None, reach: Reach | None = None
+) -> Iterator[Candidate]:
+    """Newest step first; fetched in portions, for the choice mostly needs the first few of many thousands."""
+    statement: Select[Any] = (
+        select(Checkpoint)
+        .where(Checkpoint.run_id == run_id)
+        .order_by(Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.off_line, Checkpoint.id)
+    )
+    if before_step is not None:
+        statement = statement.where(Checkpoint.step < before_step)
+    rows = session.scalars(statement, execution_options={"yield_per": _ROWS_PER_FETCH})
+    try:
+        for row in rows:
+            yield Candidate(
+                checkpoint_id=row.id,
+                attempt=row.attempt_number,
+                step=row.step,
+                world_size=row.world_size,
+                state=CheckpointState(row.state),
+                health=Health(row.health),
+                tier=_tier(session, row),
+                thaw=_thaw(session, row),
+                digest=row.digest,
+                logical_bytes=row.logical_bytes,
+                committed_at=row.committed_at,
+                off_line=row.off_line,
+                abort_reason=row.abort_reason,
+                health_reason=row.health_reason,
+                metrics=row.metrics,
+                away=_away(session, row, reach),
+            )
+    finally:
+        rows.close()
+
+
+def _tier(session: Session, row: Checkpoint) -> Tier:
+    """What is thawed is hot until its end, also where nobody is there to write that down."""
+    over = row.readable_until is not None and row.readable_until <= database_now(session)
+    return Tier.COLD if row.tier == Tier.HOT and over else Tier(row.tier)
+
+
+def _thaw(session: Session, row: Checkpoint) -> str:
+    tier = _tier(session, row)
+    if tier is Tier.HOT or row.state != CheckpointState.COMMITTED:
+        return ""
+    return how_to_thaw(tier, row.cold_class, selector_of(session, row), row.thaw_expected_at)
+
+
+def _away(session: Session, row: Checkpoint, reach: Reach | None) -> str | None:
+    """Asked only of what could be restored otherwise: it looks at every chunk."""
+    if reach is None or row.state != CheckpointState.COMMITTED or row.health not in (Health.OK, Health.DIVERGED):
+        return None
+    return None if whole_in(session, row.id, row.attempt_id, reach.store_ids) else reach.reason
+
+
+def _ever_committed(session: Session, run_id: str) -> bool:
+    """Also where the checkpoint has no row any more: a commit cuts the line, and a rebuild has the attempts."""
+    committed = exists().where(Checkpoint.run_id == run_id, Checkpoint.committed_at.is_not(None))
+    cut = exists().where(Attempt.run_id == run_id, Attempt.cut_at.is_not(None))
+    return bool(session.scalar(select(committed | cut)))
+
+
+def _restore_point(chosen: Candidate) -> RestorePoint:
+    # What is committed has both.
+    assert chosen.digest is not None
+    assert chosen.committed_at is not None
+    return RestorePoint(
+        checkpoint_id=chosen.checkpoint_id,
+        step=chosen.step,
+        attempt=chosen.attempt,
+        world_size=chosen.world_size,
+        digest=chosen.digest,
+        logical_bytes=chosen.logical_bytes,
+        committed_at=chosen.committed_at,
+    )

@@ -1,0 +1,1 @@
+"""Who has fallen silent: attempts that stand still, attempts that are lost, uploads that nobody goes on with."""

@@ -1,0 +1,229 @@
+"""The controller `reap`: gives up what nobody works on any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
+from holdfast_service.db.tables.operations import Controller
+from holdfast_service.runs.views import MISSING_RANKS_SHOWN, seal_progress
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.training.commit import abort
+from holdfast_service.training.fencing import DRAIN_SECONDS, REAPER, unheard
+from holdfast_service.work.processes import SILENT_AFTER, last_served_at
+from holdfast_service.work.report import Backlog, RoundReport
+
+# Why the reaper gave a checkpoint up, in words for people. Pure.
+
+
+def silent(missing_ranks: Sequence[int], idle_seconds: int) -> str:
+    """`missing_ranks`: the first MISSING_RANKS_SHOWN that have not sealed."""
+    more = ", …" if len(missing_ranks) == MISSING_RANKS_SHOWN else ""
+    who = f"rank{'s' if len(missing_ranks) > 1 else ''} {', '.join(map(str, missing_ranks))}{more}"
+    return f"{who} did not seal, and no rank has called for {idle_seconds} seconds"
+
+
+def ended(attempt: int, outcome: str | None) -> str:
+    return f"attempt {attempt} has ended ({outcome}) without completing it"
+
+
+def not_heard(seconds: float) -> str:
+    return f"not heard of for {seconds:g} seconds (HOLDFAST_LOST_AFTER_SECONDS)"
+
+
+# Deadlines leave out the service's own downtime and jumps of the clock (protocol rule 31).
+#
+# While the service was away no rank could call, so silence meant nothing. The row in `controllers` says when the last
+# round was; if that is far longer ago than the pause between two rounds, all deadlines move by the gap instead. Workers
+# may go on while no process serves: their rounds reap nothing, and are not counted.
+
+NAME = REAPER
+_SHORTEST_GAP = timedelta(seconds=60)
+_ROUNDS = 5
+
+
+def leave_out_downtime(session: Session, settings: ServiceSettings) -> timedelta | None:
+    """Notes this round and returns by how much the deadlines were moved; zero in the ordinary case. None while no
+    process serves.
+
+    A clock that went back moves nothing: deadlines are further away then, which is safe.
+    """
+    now = database_now(session)
+    insert_absent(session, Controller, [{"name": NAME, "ticked_at": now}])
+    row = session.execute(select(Controller).where(Controller.name == NAME).with_for_update()).scalar_one()
+    served_at = last_served_at(session)
+    if served_at is not None and now - served_at > SILENT_AFTER:
+        row.ticked_at = min(row.ticked_at, served_at)
+        return None
+    gap = now - row.ticked_at
+    row.ticked_at = now
+    if gap <= max(_SHORTEST_GAP, timedelta(seconds=settings.controller_interval_seconds) * _ROUNDS):
+        return timedelta()
+    _move(session, gap, now)
+    return gap
+
+
+def _move(session: Session, gap: timedelta, now: datetime) -> None:
+    """In Python: the two databases have no common arithmetic on times, and there are few of these rows."""
+    for checkpoint in session.scalars(
+        select(Checkpoint)
+        .where(Checkpoint.state == CheckpointState.UPLOADING)
+        .order_by(Checkpoint.id)
+        .with_for_update()
+    ):
+        checkpoint.deadline_at += gap
+    for attempt in session.scalars(
+        select(Attempt)
+        .where(or_(Attempt.ended_at.is_(None), unheard(now - gap)))
+        .order_by(Attempt.id)
+        .with_for_update()
+    ):
+        # Its last heartbeat stays what it was: how far a job came is counted from it. A fenced one is waited for since
+        # it was fenced.
+        last_sign = attempt.ended_at or attempt.heartbeat_at or attempt.opened_at
+        silent_since = max(last_sign, attempt.excused_until or attempt.opened_at)
+        attempt.excused_until = min(now, silent_since + gap)
+
+
+# One round of the reaper. May run in several processes at once, and twice: each step is settled under a row's lock.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReapReport(RoundReport):
+    aborted: tuple[str, ...] = ()
+    lost_attempts: int = 0
+    deadlines_moved_seconds: float = 0.0
+
+
+def tick(context: ServiceContext) -> ReapReport:
+    """After a gap nothing is reaped in this round: the ranks get the time to call again."""
+    with context.database.transaction() as session:
+        moved = leave_out_downtime(session, context.settings)
+    if moved is None:
+        return ReapReport(error="No process serves, so no rank can call: nothing is given up meanwhile.")
+    if moved:
+        return ReapReport(deadlines_moved_seconds=moved.total_seconds())
+    with context.database.transaction() as session:
+        lost = _mark_lost(session, context)
+    with context.database.read() as session:
+        due = _due(session, database_now(session))
+    aborted = tuple(checkpoint_id for checkpoint_id in due if _give_up(context, checkpoint_id))
+    return ReapReport(done=lost + len(aborted), aborted=aborted, lost_attempts=lost)
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    """Checkpoints that are to be given up, by their deadlines."""
+    del context
+    due, oldest = session.execute(
+        select(func.count(), func.min(Checkpoint.deadline_at))
+        .join(Attempt, Attempt.id == Checkpoint.attempt_id)
+        .where(_is_due(database_now(session)))
+    ).one()
+    return Backlog(due, oldest_due_at=oldest)
+
+
+def _mark_lost(session: Session, context: ServiceContext) -> int:
+    """They come back by calling again."""
+    now = database_now(session)
+    seconds = context.settings.lost_after_seconds
+    silent_since = now - timedelta(seconds=seconds)
+    lost = session.scalars(
+        update(Attempt)
+        .where(
+            Attempt.ended_at.is_(None),
+            func.coalesce(Attempt.heartbeat_at, Attempt.opened_at) < silent_since,
+            func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,
+        )
+        .values(ended_at=now, outcome=AttemptOutcome.LOST, outcome_detail=not_heard(seconds))
+        .returning(Attempt.id),
+        execution_options={"synchronize_session": False},
+    ).all()
+    _record_lost(session, lost)
+    return len(lost)
+
+
+def _record_lost(session: Session, attempt_ids: Sequence[int]) -> None:
+    for number, detail, run_id, project_id in session.execute(
+        select(Attempt.number, Attempt.outcome_detail, Run.id, Run.project_id)
+        .join(Run, Run.id == Attempt.run_id)
+        .where(Attempt.id.in_(attempt_ids))
+        .order_by(Attempt.id)
+    ):
+        record_event(
+            session,
+            Actor.controller(NAME),
+            "attempt.lost",
+            project_id=project_id,
+            run_id=run_id,
+            reason=detail,
+            after={"attempt": number},
+        )
+
+
+def _due(session: Session, now: datetime) -> list[str]:
+    return list(
+        session.scalars(
+            select(Checkpoint.id)
+            .join(Attempt, Attempt.id == Checkpoint.attempt_id)
+            .where(_is_due(now))
+            .order_by(Checkpoint.deadline_at, Checkpoint.id)
+        )
+    )
+
+
+def _is_due(now: datetime) -> ColumnElement[bool]:
+    """Over `checkpoints` with their `attempts`."""
+    return and_(
+        Checkpoint.state == CheckpointState.UPLOADING,
+        # A late save outlives the attempts that staged and pushed it: only its own silence ends it.
+        or_(Checkpoint.deadline_at <= now, _is_over(now) & Checkpoint.pushed_by.is_(None)),
+    )
+
+
+def _is_over(now: datetime) -> ColumnElement[bool]:
+    """Over `attempts`: nobody writes its checkpoints any more."""
+    drained = Attempt.ended_at <= now - timedelta(seconds=DRAIN_SECONDS)
+    return and_(Attempt.ended_at.is_not(None), or_(Attempt.outcome != AttemptOutcome.FAILED, drained))
+
+
+def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:
+    """Looks again under the lock: a rank may have called, sealed or committed meanwhile."""
+    with context.database.transaction() as session:
+        checkpoint = session.execute(
+            select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(skip_locked=True)
+        ).scalar_one_or_none()
+        if checkpoint is None or checkpoint.state != CheckpointState.UPLOADING:
+            return False
+        now = database_now(session)
+        attempt, over = session.execute(select(Attempt, _is_over(now)).where(Attempt.id == checkpoint.attempt_id)).one()
+        missing = seal_progress(session, [checkpoint])[checkpoint.id].missing_ranks
+        if over and checkpoint.pushed_by is None:
+            # A lost attempt was only silent: it may be cut off, and comes back by calling again.
+            lost = attempt.outcome == AttemptOutcome.LOST
+            cause = AbortCause.SILENT if lost else AbortCause.ATTEMPT_ENDED
+            abort(checkpoint, ended(attempt.number, attempt.outcome), now, cause=cause, rank=missing[0])
+        elif checkpoint.deadline_at <= now:
+            reason = silent(missing, context.settings.upload_idle_seconds)
+            abort(checkpoint, reason, now, cause=AbortCause.SILENT, rank=missing[0])
+        else:
+            return False
+        record_event(
+            session,
+            Actor.controller(NAME),
+            "checkpoint.abort",
+            project_id=session.execute(select(Run.project_id).where(Run.id == checkpoint.run_id)).scalar_one(),
+            run_id=checkpoint.run_id,
+            checkpoint_id=checkpoint.id,
+            reason=checkpoint.abort_reason,
+        )
+    context.notifier.notify(checkpoint_id)
+    return True

@@ -1,0 +1,185 @@
+"""The controller `attend`: attempts that live and stand still, and fenced ones that were lost before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import AttemptOutcome, Doing
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Attempt, Run
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.training.fencing import heard_until, unheard
+from holdfast_service.work.report import Backlog, RoundReport
+
+# Whether an attempt that lives still comes on. Pure.
+#
+# Only the job's own words are compared, its last heartbeat with its last step: neither a service that was away nor a
+# clock that jumps makes a stalled job of one that trains.
+
+USUAL_STEPS = 20
+"""A step may take so many times as long as usual: for an evaluation, a compilation, a slow file system."""
+_LONGEST_SECONDS = 7 * 86400.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    heartbeat_at: datetime | None
+    progressed_at: datetime | None
+    """The last sign of the training thread; None for a job that does not call step()."""
+    doing: Doing | None
+    steps_per_second: float | None
+
+
+def stalled_since(pace: Pace, *, stall_seconds: float) -> datetime | None:
+    """Since when it makes no progress; None while nothing is wrong, or nobody knows. Saves and restores have their own
+    time-outs."""
+    if pace.heartbeat_at is None or pace.progressed_at is None or pace.doing is not Doing.TRAINING:
+        return None
+    usual = USUAL_STEPS / pace.steps_per_second if pace.steps_per_second else 0.0
+    longest = timedelta(seconds=max(stall_seconds, min(usual, _LONGEST_SECONDS)))
+    return pace.progressed_at if pace.heartbeat_at - pace.progressed_at > longest else None
+
+
+# A fenced attempt that has never called again was lost before it was fenced, and nobody had noticed yet.
+#
+# At the takeover nobody knows whether the older one is alive: a job that was killed looks for a while like one that is
+# between two heartbeats. So it is fenced first; one that calls later was alive, and one that stays silent was lost.
+
+_HEARTBEATS = 3
+"""So many a living job would have sent meanwhile, and have been refused."""
+
+
+def to_settle(session: Session, settings: ServiceSettings) -> ColumnElement[bool]:
+    """Over `attempts`."""
+    silent_since = heard_until(session, database_now(session)) - timedelta(
+        seconds=settings.heartbeat_interval_seconds * _HEARTBEATS
+    )
+    return and_(
+        unheard(silent_since),
+        Attempt.ended_at <= silent_since,
+        or_(Attempt.excused_until.is_(None), Attempt.excused_until <= silent_since),
+    )
+
+
+def settle(session: Session, actor: Actor, settings: ServiceSettings) -> int:
+    """How many were lost. Should one call later all the same, `training/attempt_reports.py` corrects it."""
+    rows = session.execute(
+        select(Attempt, Run.project_id)
+        .join(Run, Run.id == Attempt.run_id)
+        .where(to_settle(session, settings))
+        .order_by(Attempt.id)
+        .with_for_update(of=Attempt, skip_locked=True)
+    ).all()
+    for attempt, project_id in rows:
+        attempt.outcome = AttemptOutcome.LOST.value
+        last_sign_at = attempt.heartbeat_at or attempt.opened_at
+        attempt.outcome_detail = (
+            f"not heard of since {last_sign_at:%Y-%m-%d %H:%M:%S} UTC; attempt {attempt.number + 1} has taken over"
+        )
+        record_event(
+            session,
+            actor,
+            "attempt.lost",
+            project_id=project_id,
+            run_id=attempt.run_id,
+            reason=attempt.outcome_detail,
+            after={"attempt": attempt.number},
+        )
+    return len(rows)
+
+
+# One round: which living attempts have come to a stop, which go on again, and which fenced ones were dead already.
+#
+# May run in several processes at once, and twice: each row is changed only as long as it is as it was seen. An attempt
+# that says nothing at all is the reaper's, which notes when the service itself was away.
+
+NAME = "attend"
+_ACTOR = Actor.controller(NAME)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendReport(RoundReport):
+    """`stalled` have come to a stop in this round, `going_on` go on again, `lost` were dead when they were fenced."""
+
+    stalled: int = 0
+    going_on: int = 0
+    lost: int = 0
+
+
+def tick(context: ServiceContext) -> AttendReport:
+    lost = stalled = going_on = 0
+    with context.database.read() as session:
+        due = backlog(session, context).due
+        seen = session.execute(
+            select(Attempt, Run.project_id).join(Run, Run.id == Attempt.run_id).where(_living()).order_by(Attempt.id)
+        ).all()
+    if due:
+        with context.database.transaction() as session:
+            lost = settle(session, _ACTOR, context.settings)
+    for attempt, project_id in seen:
+        since = _stalled_since(attempt, context.settings.stall_seconds)
+        if (since is None) == (attempt.stalled_at is None):
+            continue
+        with context.database.transaction() as session:
+            if not _mark(session, attempt, project_id, since):
+                continue
+        stalled, going_on = stalled + (since is not None), going_on + (since is None)
+    return AttendReport(done=stalled + going_on + lost, stalled=stalled, going_on=going_on, lost=lost)
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    """Fenced attempts that nobody has heard of since; whether a living one comes on is looked at in each round."""
+    due, oldest = session.execute(
+        select(func.count(), func.min(Attempt.ended_at)).where(to_settle(session, context.settings))
+    ).one()
+    return Backlog(due, oldest_due_at=oldest)
+
+
+def _living() -> ColumnElement[bool]:
+    return Attempt.ended_at.is_(None) & Attempt.progressed_at.is_not(None)
+
+
+def _stalled_since(attempt: Attempt, stall_seconds: float) -> datetime | None:
+    pace = Pace(
+        heartbeat_at=attempt.heartbeat_at,
+        progressed_at=attempt.progressed_at,
+        doing=None if attempt.doing is None else Doing(attempt.doing),
+        steps_per_second=attempt.steps_per_second,
+    )
+    return stalled_since(pace, stall_seconds=stall_seconds)
+
+
+def _mark(session: Session, attempt: Attempt, project_id: str, since: datetime | None) -> bool:
+    """False where a heartbeat, an end or another process has come in between."""
+    changed = session.scalar(
+        update(Attempt)
+        .where(
+            Attempt.id == attempt.id,
+            Attempt.ended_at.is_(None),
+            Attempt.progressed_at == attempt.progressed_at,
+            Attempt.stalled_at.is_(None) if attempt.stalled_at is None else Attempt.stalled_at == attempt.stalled_at,
+        )
+        .values(stalled_at=since)
+        .returning(Attempt.id),
+        execution_options={"synchronize_session": False},
+    )
+    if changed is None:
+        return False
+    step = "no step" if attempt.last_step is None else f"step {attempt.last_step}"
+    reason = f"alive, and nothing after {step} since {since:%Y-%m-%d %H:%M:%S} UTC" if since else f"goes on at {step}"
+    record_event(
+        session,
+        _ACTOR,
+        "attempt.stalled" if since else "attempt.goes_on",
+        project_id=project_id,
+        run_id=attempt.run_id,
+        reason=reason,
+        after={"attempt": attempt.number, "step": attempt.last_step},
+    )
+    return True

@@ -1,0 +1,190 @@
+"""What processes remember outlives them beside the data, and is held against the database (protocol rule 36)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.engine import Database
+from holdfast_service.db.memory import Snapshot, forget_long_gone, note_change, prove_history
+from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.errors import ProblemError, WentBackError
+from holdfast_service.stores.base import ObjectMissing, Store, StoreError
+
+if TYPE_CHECKING:
+    from holdfast_service.context import ServiceContext
+
+
+# What each process remembers of acknowledged changes, kept beside the data, outlives the process (protocol rule 36).
+#
+#     history/<memory id>.json      one document per process, written by it alone, a moment after each change
+#
+# A process that was started since, or that saw none of the changes, finds by it that the database has forgotten them. A
+# document of an earlier epoch counts no more: whoever raised the epoch knows that the database is an older one.
+
+FOLDER = "history"
+_GONE_AFTER = timedelta(days=1)
+
+_log = structlog.get_logger("holdfast.history")
+
+
+class KeptMemory:
+    """One per opened store and process."""
+
+    def __init__(self, database: Database, store: Store, identity: CatalogIdentity) -> None:
+        self._database = database
+        self._store = store
+        self._catalog_id = identity.catalog_id
+        self._epoch = identity.epoch
+        self._writing = threading.Lock()
+        self._kept: Snapshot | None = None
+        self._compared_on: str | None = None
+
+    def keep(self) -> None:
+        """Writes what this process remembers, if it is not there yet. Raises StoreError."""
+        with self._writing:
+            known = self._database.memory.snapshot()
+            if known == self._kept:
+                return
+            with self._database.read() as session:
+                now = database_now(session)
+            document = {
+                "catalog_id": self._catalog_id,
+                "epoch": self._epoch,
+                "kept_at": now.isoformat(),
+                "marks": sorted(known.marks.items()),
+                "changes": known.changes,
+            }
+            self._store.write_named(_name(known.memory_id), json.dumps(document).encode())
+            self._kept = known
+
+    def compare(self, server: str) -> None:
+        """With what every process has kept here, once for each server of the database. Raises WentBackError and
+        StoreError."""
+        if self._compared_on == server:
+            return
+        for name, document in list(self._documents()):
+            known = _snapshot(name, document)
+            with self._database.read() as session:
+                lost = known.lost(session)
+            if lost is not None:
+                self._database.note_went_back(lost)
+                raise WentBackError(lost, noticed=True)
+        self._compared_on = server
+
+    def forget_the_gone(self) -> None:
+        """Takes away what processes have left that are gone. Called once this process has compared it, and has kept a
+        mark of its own, which is newer than all of it. Raises StoreError."""
+        with self._database.read() as session:
+            oldest = database_now(session) - _GONE_AFTER
+        for name, document in list(self._documents()):
+            if name != _name(self._database.memory.id) and datetime.fromisoformat(document["kept_at"]) < oldest:
+                self._store.delete_named(name)
+
+    def _documents(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Those of this catalog and epoch, by name."""
+        for name in list(self._store.list_named(FOLDER)):
+            try:
+                document = json.loads(self._store.read_named(name))
+                ours = document["catalog_id"] == self._catalog_id and document["epoch"] >= self._epoch
+                _snapshot(name, document)
+                datetime.fromisoformat(document["kept_at"])
+            except ObjectMissing:
+                continue  # its process has just been forgotten
+            except (ValueError, KeyError, TypeError) as error:
+                _log.warning("history_cannot_be_read", name=name, error=str(error))
+                continue
+            if ours:
+                yield name, document
+
+
+def _name(memory_id: str) -> str:
+    return f"{FOLDER}/{memory_id}.json"
+
+
+def _snapshot(name: str, document: dict[str, Any]) -> Snapshot:
+    """Raises ValueError, KeyError and TypeError for what is none."""
+    marks = {int(slot): int(number) for slot, number in document["marks"]}
+    changes = tuple((int(slot), int(number), str(what)) for slot, number, what in document["changes"])
+    return Snapshot(name.removeprefix(f"{FOLDER}/").removesuffix(".json"), marks, changes)
+
+
+# What the processes remember, against the database: asked before what cannot be taken back (protocol rule 36).
+#
+# `db/memory.py` is what a process remembers, `history.py` its copy beside the data, `db/memory.py` the question.
+
+_LOOK_SECONDS = 1.0
+_REFRESHED_AFTER_SECONDS = 6 * 3600.0
+
+
+def settle_history(context: ServiceContext) -> None:
+    """Outside of any transaction, before an attempt is opened, a restore point chosen or something deleted. A store
+    that does not answer is asked the next time. Raises WentBackError."""
+    server = prove_history(context.database)
+    for attached in context.stores:
+        if attached.watch.away:
+            continue
+        try:
+            attached.watch.kept_memory.compare(server)
+        except StoreError as error:
+            _log.warning("history_not_compared", store=attached.role.value, error=str(error))
+
+
+def keep_history(context: ServiceContext) -> None:
+    """Brings what lies beside the data up to date, in each store that answers. Never raises."""
+    for attached in context.stores:
+        if attached.watch.away:
+            continue
+        try:
+            attached.watch.kept_memory.keep()
+        except (StoreError, ProblemError) as error:
+            _log.info("history_not_kept", store=attached.role.value, error=str(error))
+
+
+def begin_history(context: ServiceContext) -> None:
+    """At the start of a process, once its stores are attached: compares, and leaves a mark of its own. What is found
+    is said by /readyz, and refuses by itself."""
+    try:
+        settle_history(context)
+        with context.database.transaction() as session:
+            forget_long_gone(session)
+            note_change(session, "a process of the service was started")
+        keep_history(context)
+        for attached in context.stores:
+            if not attached.watch.away:
+                attached.watch.kept_memory.forget_the_gone()
+    except WentBackError as error:
+        _log.error("database_went_back", reason=error.detail, lost=error.lost)
+    except StoreError as error:
+        _log.warning("history_not_compared", error=str(error))
+
+
+class HistoryKeeper:
+    """A thread that keeps the memory beside the data: a moment after each change, and a few times a day without one,
+    so that nobody takes the process for gone."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._thread = threading.Thread(target=self._run, name="holdfast-history", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        memory, changed_at = self._context.database.memory, time.monotonic()
+        while not self._context.stopping.is_set():
+            if memory.changed.wait(_LOOK_SECONDS):
+                memory.changed.clear()
+                changed_at = time.monotonic()
+                keep_history(self._context)
+            elif time.monotonic() - changed_at > _REFRESHED_AFTER_SECONDS:
+                with suppress(ProblemError), self._context.database.transaction() as session:
+                    note_change(session, "a process of the service is alive")

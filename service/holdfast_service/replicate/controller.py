@@ -1,0 +1,102 @@
+"""One round of the controller `replicate`: judge what is new, then copy what is due, newest checkpoint first.
+
+A second store that is away is told and tried again in the next round; it blocks nothing but its own copies (rule 28).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CheckpointState, CopyState, StoreRole
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.db.tables.operations import TO_COPY, CheckpointCopy
+from holdfast_service.replicate.copy_checkpoint import copy_checkpoint, due
+from holdfast_service.replicate.policy import judge, reopen_damaged
+from holdfast_service.stores.reading_pace import ReadingPace
+from holdfast_service.work.report import Backlog, RoundReport
+
+_CHECKPOINTS_AT_ONCE = 50
+_SHORTEST_ROUND_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicateReport(RoundReport):
+    """`done` are chunks; `whole` the checkpoints that were found whole in the second store."""
+
+    copied_bytes: int = 0
+    judged: int = 0
+    reopened: int = 0
+    whole: tuple[str, ...] = ()
+
+
+def tick(context: ServiceContext) -> ReplicateReport:
+    """Copies for about one interval, or until nothing is due."""
+    second = context.attached(StoreRole.SECOND)
+    if second is None:
+        return ReplicateReport()
+    for attached in context.stores:
+        attached.watch.refresh()
+    judged = judge(context, second.store_id)
+    reopened = reopen_damaged(context, second.store_id)
+    ends_at = time.monotonic() + max(context.settings.controller_interval_seconds, _SHORTEST_ROUND_SECONDS)
+    pace = ReadingPace(context.settings.copy_bytes_per_second)
+    done = failed = copied_bytes = 0
+    error = f"The second store is away: {second.watch.reason}" if second.watch.away else None
+    whole: list[str] = []
+
+    def go_on() -> bool:
+        return not second.watch.away and not context.stopping.is_set() and time.monotonic() < ends_at
+
+    with context.database.read() as session:
+        statement = due(second.store_id, database_now(session)).limit(_CHECKPOINTS_AT_ONCE)
+        checkpoint_ids = [row.CheckpointCopy.checkpoint_id for row in session.execute(statement)]
+    for checkpoint_id in checkpoint_ids:
+        if not go_on():
+            break
+        copied = copy_checkpoint(context, second, checkpoint_id, on_bytes=pace.spend, go_on=go_on)
+        done, failed, copied_bytes = done + copied.chunks, failed + copied.failed, copied_bytes + copied.bytes
+        error = copied.error or error
+        if copied.whole:
+            whole.append(checkpoint_id)
+        if copied.target_failed:
+            break
+    return ReplicateReport(
+        done=done,
+        failed=failed,
+        error=error,
+        copied_bytes=copied_bytes,
+        judged=judged,
+        reopened=reopened,
+        whole=tuple(whole),
+    )
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    """`due` are checkpoints, `leased` the chunks that are on their way."""
+    second = context.attached(StoreRole.SECOND)
+    if second is None:
+        return Backlog(0)
+    waiting, oldest = session.execute(
+        select(func.count(), func.min(Checkpoint.committed_at))
+        .select_from(CheckpointCopy)
+        .join(Checkpoint, Checkpoint.id == CheckpointCopy.checkpoint_id)
+        .where(
+            CheckpointCopy.store_id == second.store_id,
+            text(f"({TO_COPY})"),
+            Checkpoint.state == CheckpointState.COMMITTED,
+        )
+    ).one()
+    leased = session.scalar(
+        select(func.count()).where(
+            Copy.store_id == second.store_id,
+            Copy.state == CopyState.COPYING,
+            Copy.leased_until > database_now(session),
+        )
+    )
+    return Backlog(int(waiting), int(leased or 0), oldest)

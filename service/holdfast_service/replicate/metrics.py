@@ -1,0 +1,117 @@
+"""How far the second store is behind, and what the last drills said, for `/metrics`: true for all processes together,
+so take `max` and not `sum`.
+
+Read at most once in CACHE_SECONDS, however many scrapers come.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import OperationState, StoreRole
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Project, Run
+from holdfast_service.db.tables.operations import Operation
+from holdfast_service.errors import ProblemError
+from holdfast_service.replicate.drill import KIND
+from holdfast_service.replicate.lag import lag_of
+
+CACHE_SECONDS = 10.0
+
+_Labels = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """By project and run."""
+
+    lag_seconds: dict[_Labels, float]
+    lag_bytes: dict[_Labels, float]
+    drill_age_seconds: dict[_Labels, float]
+    drill_succeeded: dict[_Labels, float]
+
+
+_NAMES = (
+    (
+        "holdfast_copy_lag_seconds",
+        "For how long a state has been committed that the second store lacks.",
+        "lag_seconds",
+    ),
+    ("holdfast_copy_lag_bytes", "What is still to be copied to the second store.", "lag_bytes"),
+    ("holdfast_drill_age_seconds", "Since the last drill of the run ended.", "drill_age_seconds"),
+    ("holdfast_drill_succeeded", "1 if the last drill restored and verified a checkpoint.", "drill_succeeded"),
+)
+
+
+class CopyNumbers(Collector):
+    """Registered once per application."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._numbers = _Numbers({}, {}, {}, {})
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not read the catalog."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            if time.monotonic() - self._read_at >= CACHE_SECONDS:
+                try:
+                    with self._context.database.read() as session:
+                        self._numbers = _read(session, self._context)
+                except ProblemError:  # the process's own metrics must still be shown
+                    self._numbers = _Numbers({}, {}, {}, {})
+                self._read_at = time.monotonic()
+            numbers = self._numbers
+        for name, text, field in _NAMES:
+            gauge = GaugeMetricFamily(name, text, labels=("project", "run"))
+            for labels, value in getattr(numbers, field).items():
+                gauge.add_metric(labels, value)
+            yield gauge
+
+
+def _read(session: Session, context: ServiceContext) -> _Numbers:
+    second = context.attached(StoreRole.SECOND)
+    lags = {} if second is None else lag_of(session, second.store_id)
+    now = database_now(session)
+    drills = _last_drills(session)
+    rows = session.execute(
+        select(Run.id, Project.name, Run.name)
+        .join(Project, Project.id == Run.project_id)
+        .where(Run.id.in_(lags.keys() | drills.keys()))
+    )
+    names: dict[str, _Labels] = {run_id: (project, run) for run_id, project, run in rows}
+    return _Numbers(
+        lag_seconds={names[run_id]: lag.seconds(now) for run_id, lag in lags.items()},
+        lag_bytes={names[run_id]: lag.missing_bytes for run_id, lag in lags.items()},
+        drill_age_seconds={
+            names[run_id]: (now - drill.ended_at).total_seconds()
+            for run_id, drill in drills.items()
+            if drill.ended_at is not None
+        },
+        drill_succeeded={names[run_id]: float(drill.state == OperationState.DONE) for run_id, drill in drills.items()},
+    )
+
+
+def _last_drills(session: Session) -> dict[str, Operation]:
+    """By run id, the one that ended last; those that were cancelled say nothing."""
+    place = func.row_number().over(partition_by=Operation.run_id, order_by=Operation.ended_at.desc())
+    ranked = (
+        select(Operation.id, place.label("place"))
+        .where(Operation.kind == KIND, Operation.state.in_((OperationState.DONE, OperationState.FAILED)))
+        .subquery()
+    )
+    rows = session.scalars(select(Operation).join(ranked, ranked.c.id == Operation.id).where(ranked.c.place == 1))
+    return {row.run_id: row for row in rows if row.run_id is not None}

@@ -1,0 +1,1 @@
+"""Projects, runs and their checkpoints, as people and programs look at them."""

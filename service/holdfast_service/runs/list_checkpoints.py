@@ -1,0 +1,247 @@
+"""A run's checkpoints: listed, named by people, and edited by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, column, exists, func, select, tuple_, type_coerce
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.runs import AtStep, Best, Latest, Point
+from holdfast_protocol.states import CheckpointState, Health
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.stored_bytes import stored_bytes_of_checkpoint
+from holdfast_service.db.pages import cut_page, decode_cursor
+from holdfast_service.db.tables.core import Checkpoint, Run
+from holdfast_service.errors import ProblemError
+from holdfast_service.lineage.lineage import unproven_among
+from holdfast_service.lineage.restore_choice import choose_restore_point, line_of_run, point_of
+from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint, run_named
+from holdfast_service.runs.views import checkpoint_view, current_checkpoint_view, seal_progress
+
+# A run's checkpoints, the largest step first, with filters. What `holdfast checkpoints` and the dashboards read.
+
+_CURSOR = "checkpoints"
+
+
+@dataclass(frozen=True)
+class CheckpointFilter:
+    """Empty or None: all of them. `min_step` and `max_step` are within the range."""
+
+    states: Sequence[CheckpointState] = ()
+    healths: Sequence[Health] = ()
+    min_step: int | None = None
+    max_step: int | None = None
+    label: str | None = None
+    attempt: int | None = None
+
+
+def list_checkpoints(
+    context: ServiceContext,
+    caller: Principal,
+    project: str,
+    run: str,
+    wanted: CheckpointFilter,
+    *,
+    cursor: str | None,
+    limit: int,
+) -> Page[CheckpointView]:
+    """Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    query = select(Checkpoint).order_by(Checkpoint.step.desc(), Checkpoint.id.desc()).limit(limit + 1)
+    if cursor is not None:
+        step, checkpoint_id = decode_cursor(_CURSOR, cursor, int, str)
+        query = query.where(tuple_(Checkpoint.step, Checkpoint.id) < tuple_(step, checkpoint_id))
+    with context.database.read() as session:
+        owner, found = run_named(session, caller, project, run, deleted=True)
+        conditions = [Checkpoint.run_id == found.id, *_conditions(session, wanted)]
+        rows, next_cursor = cut_page(
+            _CURSOR, session.scalars(query.where(*conditions)).all(), limit, lambda row: (row.step, row.id)
+        )
+        progress = seal_progress(session, rows)
+        unproven = unproven_among(session, [row.id for row in rows if row.committed_at is not None])
+        views = [
+            checkpoint_view(
+                owner.name, found.name, row, progress[row.id].sealed_ranks, progress[row.id].missing_ranks
+            ).model_copy(update={"unproven": row.id in unproven})
+            for row in rows
+        ]
+    return Page(items=views, next_cursor=next_cursor)
+
+
+def _conditions(session: Session, wanted: CheckpointFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.states:
+        conditions.append(Checkpoint.state.in_(wanted.states))
+    if wanted.healths:
+        conditions.append(Checkpoint.health.in_(wanted.healths))
+    if wanted.min_step is not None:
+        conditions.append(Checkpoint.step >= wanted.min_step)
+    if wanted.max_step is not None:
+        conditions.append(Checkpoint.step <= wanted.max_step)
+    if wanted.attempt is not None:
+        conditions.append(Checkpoint.attempt_number == wanted.attempt)
+    if wanted.label is not None:
+        conditions.append(_has_label(session, wanted.label))
+    return conditions
+
+
+def _has_label(session: Session, label: str) -> ColumnElement[bool]:
+    if session.get_bind().dialect.name == "postgresql":
+        return type_coerce(Checkpoint.labels, JSONB).contains([label])
+    labels = func.json_each(Checkpoint.labels).table_valued("value")
+    return exists(select(1).select_from(labels).where(column("value") == label))
+
+
+# One checkpoint of a run, by what people write: `latest`, `1200`, `1200#3`, `best:loss`, `ck_…`.
+#
+# This looks; restoring asks for the restore point instead. So a step is shown whatever has become of it, while `latest`
+# and `best` mean what a restore would take.
+
+_LIVE = (CheckpointState.COMMITTED, CheckpointState.UPLOADING)
+
+
+def select_checkpoint(
+    context: ServiceContext, caller: Principal, project: str, run: str, selector: str
+) -> CheckpointView:
+    """Raises `forbidden`, `project_not_found`, `run_not_found`, `checkpoint_not_found` and `no_restore_point`."""
+    point = point_of(selector)
+    with context.database.read() as session:
+        owner, found = run_named(session, caller, project, run)
+        if isinstance(point, Latest | Best):
+            checkpoint = _restorable(session, found, point)
+        elif isinstance(point, AtStep):
+            checkpoint = _at_step(session, found, point)
+        else:
+            checkpoint = _or_not_found(session.get(Checkpoint, point.checkpoint_id), found, point)
+        view = current_checkpoint_view(session, owner.name, found.name, checkpoint)
+        told = {
+            "stored_bytes": stored_bytes_of_checkpoint(session, checkpoint.id),
+            "unproven": checkpoint.committed_at is not None and bool(unproven_among(session, [checkpoint.id])),
+        }
+        return view.model_copy(update=told)
+
+
+def _restorable(session: Session, run: Run, point: Latest | Best) -> Checkpoint:
+    decision = choose_restore_point(session, run.id, point)
+    if decision.restore_point is None:
+        raise ProblemError(
+            ProblemCode.NO_RESTORE_POINT,
+            f"No checkpoint of this run can be restored as {point}. `holdfast checkpoints` shows them and why not.",
+            selector=str(point),
+            ever_committed=decision.ever_committed,
+            passed_over=[one.model_dump(mode="json") for one in decision.passed_over],
+        )
+    return session.get_one(Checkpoint, decision.restore_point.checkpoint_id)
+
+
+def _at_step(session: Session, run: Run, point: AtStep) -> Checkpoint:
+    query = select(Checkpoint).where(Checkpoint.run_id == run.id, Checkpoint.step == point.step)
+    if point.attempt is not None:
+        query = query.where(Checkpoint.attempt_number == point.attempt)
+    line = line_of_run(session, run.id)
+    best = max(
+        session.scalars(query),
+        # The one on the line, else one that lives, else the one that was begun last.
+        key=lambda row: (
+            row.state in _LIVE and (row.attempt_number, row.step) in line,
+            row.state in _LIVE,
+            row.created_at,
+            row.id,
+        ),
+        default=None,
+    )
+    return _or_not_found(best, run, point)
+
+
+def _or_not_found(checkpoint: Checkpoint | None, run: Run, point: Point) -> Checkpoint:
+    if checkpoint is None or checkpoint.run_id != run.id:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_NOT_FOUND,
+            f"This run has no checkpoint {point}. `holdfast checkpoints` lists those that it has.",
+            selector=str(point),
+        )
+    return checkpoint
+
+
+# A person's edit: labels, and health with its reason. Only onto the version that the person has seen.
+
+
+def edit_checkpoint(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, request: EditCheckpoint, if_match: str | None
+) -> CheckpointView:
+    """Raises `checkpoint_not_found`, `edit_conflict`, `checkpoint_conflict` and `invalid_request`."""
+    _refuse_senseless(request, if_match)
+    with context.database.transaction() as session:
+        project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
+        checkpoint = locked_checkpoint(session, checkpoint_id)
+        if if_match not in (f'"{checkpoint.version}"', "*"):
+            raise ProblemError(
+                ProblemCode.EDIT_CONFLICT,
+                "The checkpoint was changed since it was read. Read it again and decide anew.",
+                etag=f'"{checkpoint.version}"',
+            )
+        before = _edited(checkpoint)
+        if request.health is not None:
+            _refuse_unfit_health(checkpoint)
+            checkpoint.health = request.health
+            checkpoint.health_reason = None if request.health is Health.OK else request.health_reason
+        if request.labels is not None:
+            checkpoint.labels = sorted(set(request.labels))
+        checkpoint.version += 1
+        after = _edited(checkpoint)
+        changed = [name for name in after if after[name] != before[name]]
+        record_event(
+            session,
+            Actor.person(caller),
+            "checkpoint.edit",
+            project_id=project.id,
+            run_id=run.id,
+            checkpoint_id=checkpoint.id,
+            reason=request.health_reason,
+            before={name: before[name] for name in changed},
+            after={name: after[name] for name in changed},
+        )
+        session.flush()
+        return current_checkpoint_view(session, project.name, run.name, checkpoint)
+
+
+def _edited(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "labels": list(checkpoint.labels),
+        "health": str(checkpoint.health),
+        "health_reason": checkpoint.health_reason,
+    }
+
+
+def _refuse_senseless(request: EditCheckpoint, if_match: str | None) -> None:
+    if if_match is None:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            "An edit needs the version that was seen. Send the checkpoint's `etag` as the header If-Match.",
+        )
+    if request.health not in (None, Health.OK) and not request.health_reason:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST, "This health needs a reason that others will read. Give health_reason."
+        )
+
+
+def _refuse_unfit_health(checkpoint: Checkpoint) -> None:
+    if checkpoint.health == Health.CORRUPT:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_CONFLICT,
+            f"Step {checkpoint.step} is corrupt: the service found bytes of it lost. It becomes ok by itself once its "
+            "chunks are whole again; no edit makes it so.",
+        )
+    if checkpoint.state != CheckpointState.COMMITTED:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_CONFLICT,
+            f"Step {checkpoint.step} is {checkpoint.state}, and only a committed checkpoint has a health to edit.",
+        )

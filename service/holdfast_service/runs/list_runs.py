@@ -1,0 +1,117 @@
+"""Runs, the newest first, each with its restore point as it is now; and making one by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, func, select, tuple_
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.runs import Latest, RunView
+from holdfast_protocol.states import CheckpointState, RunStatus
+from holdfast_service.audit.record import Actor
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.stored_bytes import stored_bytes_of_run
+from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
+from holdfast_service.lineage.restore_choice import choose_restore_point
+from holdfast_service.runs.find import ensure_run, project_named, run_named
+from holdfast_service.runs.views import in_trash, run_status, status_detail
+
+_CURSOR = "runs"
+
+
+def list_runs(
+    context: ServiceContext,
+    caller: Principal,
+    project: str,
+    *,
+    statuses: Sequence[RunStatus],
+    deleted: bool = False,
+    cursor: str | None,
+    limit: int,
+) -> Page[RunView]:
+    """Without `statuses` all of them; with `deleted` those in the trash, and no others. Raises `forbidden` and
+    `project_not_found`."""
+    query = select(Run).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit + 1)
+    query = query.where(Run.deleted_at.is_not(None) if deleted else Run.deleted_at.is_(None), Run.purged_at.is_(None))
+    if statuses:
+        query = query.outerjoin(Attempt, _newest()).where(run_status().in_([status.value for status in statuses]))
+    if cursor is not None:
+        created_at, run_id = decode_cursor(_CURSOR, cursor, str, str)
+        query = query.where(tuple_(Run.created_at, Run.id) < tuple_(moment_from_text(created_at), run_id))
+    with context.database.read() as session:
+        owner = project_named(session, caller, project, deleted=deleted)
+        found = session.scalars(query.where(Run.project_id == owner.id)).all()
+        rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (moment_to_text(row.created_at), row.id))
+        return Page(items=_run_views(session, owner, rows), next_cursor=next_cursor)
+
+
+def show_run(context: ServiceContext, caller: Principal, project: str, run: str) -> RunView:
+    """Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    with context.database.read() as session:
+        owner, found = run_named(session, caller, project, run)
+        stored = stored_bytes_of_run(session, found.id)
+        return _run_views(session, owner, [found])[0].model_copy(update={"stored_bytes": stored})
+
+
+def put_run(context: ServiceContext, caller: Principal, project: str, run: str) -> RunView:
+    """Makes it; the same again is fine. Raises `forbidden` and `project_not_found`."""
+    with context.database.transaction() as session:
+        owner = project_named(session, caller, project)
+        return _run_views(session, owner, [ensure_run(session, owner, run, Actor.person(caller))])[0]
+
+
+def _newest() -> ColumnElement[bool]:
+    """Joins a run with its newest attempt."""
+    return (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt)
+
+
+def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[RunView]:
+    committed = (
+        select(
+            Checkpoint.run_id,
+            func.count(),
+            func.max(Checkpoint.step),
+            func.sum(Checkpoint.logical_bytes),
+            func.sum(Checkpoint.deduplicated_bytes),
+        )
+        .where(Checkpoint.run_id.in_([run.id for run in runs]), Checkpoint.state == CheckpointState.COMMITTED)
+        .group_by(Checkpoint.run_id)
+    )
+    counted = {run_id: figures for run_id, *figures in session.execute(committed)}
+    newest = {
+        run_id: (status, attempt)
+        for run_id, status, attempt in session.execute(
+            select(Run.id, run_status(), Attempt)
+            .outerjoin(Attempt, _newest())
+            .where(Run.id.in_([run.id for run in runs]))
+        )
+    }
+    views = []
+    for run in runs:
+        status, attempt = newest[run.id]
+        count, newest_step, logical, deduplicated = counted.get(run.id, (0, None, 0, 0))
+        decision = choose_restore_point(session, run.id, Latest()) if count else None
+        views.append(
+            RunView(
+                id=run.id,
+                project=project.name,
+                name=run.name,
+                created_at=run.created_at,
+                latest_attempt=run.latest_attempt,
+                status=RunStatus(status),
+                status_detail=status_detail(attempt),
+                last_step=None if attempt is None else attempt.last_step,
+                last_heard_at=None if attempt is None else attempt.heartbeat_at or attempt.opened_at,
+                committed_checkpoints=count,
+                newest_step=newest_step,
+                logical_bytes=int(logical),
+                deduplicated_bytes=int(deduplicated),
+                in_trash=in_trash(run),
+                restore_point=decision.restore_point if decision else None,
+            )
+        )
+    return views

@@ -1,0 +1,120 @@
+"""Projects, by name, with what they hold; made, and given a quota."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.runs import EditProject, ProjectView
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.stored_bytes import committed_bytes, stored_bytes
+from holdfast_service.db.tables.core import Project, Run
+from holdfast_service.errors import ProblemError
+from holdfast_service.records.documents import RecordKind
+from holdfast_service.records.outbox import subject_changed
+from holdfast_service.runs.find import ensure_project, page_of_projects, project_named
+from holdfast_service.runs.views import in_trash
+
+# Projects, by name, with what they hold. A project's token sees its own only.
+
+_CURSOR = "projects"
+
+
+def list_projects(
+    context: ServiceContext, caller: Principal, *, deleted: bool = False, cursor: str | None, limit: int
+) -> Page[ProjectView]:
+    """With `deleted` those in the trash, and no others."""
+    with context.database.read() as session:
+        rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit, deleted=deleted)
+        return Page(items=project_views(session, rows), next_cursor=next_cursor)
+
+
+def show_project(context: ServiceContext, caller: Principal, project: str) -> ProjectView:
+    """Raises `forbidden` and `project_not_found`."""
+    with context.database.read() as session:
+        return project_views(session, [project_named(session, caller, project)])[0]
+
+
+def etag_of(project: Project) -> str:
+    """It follows from what an edit can change, and is the same again when that is."""
+    return f'"quota-{project.quota_bytes}"'
+
+
+def project_views(session: Session, projects: Sequence[Project]) -> list[ProjectView]:
+    ids = [project.id for project in projects]
+    sizes = stored_bytes(session, ids)
+    committed = committed_bytes(session, ids)
+    living = Run.deleted_at.is_(None)
+    counts = select(Run.project_id, func.count()).where(Run.project_id.in_(ids), living).group_by(Run.project_id)
+    runs = dict(session.execute(counts).all())
+    return [
+        ProjectView(
+            id=project.id,
+            name=project.name,
+            created_at=project.created_at,
+            quota_bytes=project.quota_bytes,
+            etag=etag_of(project),
+            stored_bytes=sizes[project.id],
+            logical_bytes=committed[project.id].logical,
+            deduplicated_bytes=committed[project.id].deduplicated,
+            runs=runs.get(project.id, 0),
+            in_trash=in_trash(project),
+        )
+        for project in projects
+    ]
+
+
+# Makes a project or changes its quota, only from the one that the caller has seen. Twice the same is fine.
+
+
+def put_project(
+    context: ServiceContext, caller: Principal, name: str, request: EditProject, if_match: str | None
+) -> ProjectView:
+    """Raises `forbidden` for another project's token, and for a quota that a token of one project would change: it
+    bounds that project. `edit_needs_version` and `edit_conflict` where a quota that is there would change."""
+    caller.check_project_name(name)
+    with context.database.transaction() as session:
+        is_new = session.scalar(select(Project.id).where(Project.name == name)) is None
+        project = ensure_project(session, name, Actor.person(caller))
+        session.refresh(project, with_for_update=True)
+        if "quota_bytes" in request.model_fields_set and project.quota_bytes != request.quota_bytes:
+            caller.check_every_project()
+            if not (is_new and project.quota_bytes is None):
+                _check_version(project, if_match)
+            _set_quota(session, caller, project, request.quota_bytes)
+        return project_views(session, [project])[0]
+
+
+def _set_quota(session: Session, caller: Principal, project: Project, quota_bytes: int | None) -> None:
+    record_event(
+        session,
+        Actor.person(caller),
+        "project.quota",
+        project_id=project.id,
+        before={"quota_bytes": project.quota_bytes},
+        after={"quota_bytes": quota_bytes},
+    )
+    subject_changed(session, RecordKind.PROJECT, project.id, project.id)
+    project.quota_bytes = quota_bytes
+    session.flush()
+
+
+def _check_version(project: Project, if_match: str | None) -> None:
+    if if_match is None:
+        raise ProblemError(
+            ProblemCode.EDIT_NEEDS_VERSION,
+            "To change a quota, say which one was seen. Read the project, and send its `etag` as the header If-Match.",
+            etag=etag_of(project),
+        )
+    if if_match not in (etag_of(project), "*"):
+        raise ProblemError(
+            ProblemCode.EDIT_CONFLICT,
+            "The project was changed since it was read. Read it again and decide anew.",
+            etag=etag_of(project),
+        )

@@ -1,1 +1,0 @@
-"""What `holdfast doctor` asks of the stores: a sample object there and back, which no table knows, and their clocks."""

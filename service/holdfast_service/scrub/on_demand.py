@@ -1,0 +1,373 @@
+"""The operation behind `holdfast scrub`: reads the copies of a run's or a checkpoint's chunks, and repairs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.copies import ScrubMode, ScrubResult, StartScrub
+from holdfast_protocol.service import OperationView
+from holdfast_protocol.states import CopyState, Health, Proof
+from holdfast_service.audit.record import Actor
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.copy_chunk import LeaseOverError, StoreFailedError
+from holdfast_service.copies.predicates import KEPT, can_be_read, is_read_back
+from holdfast_service.copies.read_back import READABLE, Claim, Finding, claim, claim_bad, is_free, let_go
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, Run, Shard
+from holdfast_service.db.tables.operations import Operation
+from holdfast_service.lineage.restore_choice import WHOLE, refuse_unless_whole
+from holdfast_service.runs.find import checkpoint_by_id, run_named
+from holdfast_service.scrub.read_copies import Tally, keep_totals, lease, read_one, seems_fine, total_of
+from holdfast_service.scrub.repair import Damaged, Mended, claim_damaged, mend, put_off, unmark
+from holdfast_service.stores.base import StoreError
+from holdfast_service.work.operations import OperationRun, start_operation
+
+# Scrubs the copies of given chunks, in every attached store, and mends those that are damaged: what an operation does.
+#
+# A store that does not answer is left alone from then on and told. What somebody else is at work on is waited for at
+# the end: their finding is as good as ours.
+
+_LOOK_AGAIN_SECONDS = 1.0
+
+Progress = Callable[[], None]
+
+
+class ChunkScrub:
+    """`copies` are all that were met; each is one of good, bad, missing, cold or unread in the end. `by_store` is only
+    what this process has read, `marked` the checkpoints that are corrupt by it."""
+
+    def __init__(self, context: ServiceContext, actor: Actor, mode: ScrubMode, since: datetime) -> None:
+        self._context = context
+        self._actor = actor
+        self._mode = mode
+        self._since = since
+        self._waiting: list[int] = []
+        self._looked_at: set[int] = set()
+        self.by_store: dict[int, Tally] = {attached.store_id: Tally() for attached in context.stores}
+        self.problems: dict[str, str] = {}
+        self.copies = self.good = self.bad = self.missing = self.cold = self.unread = 0
+
+    @property
+    def marked(self) -> set[str]:
+        return set().union(*(tally.marked for tally in self.by_store.values()))
+
+    def portion(self, chunk_ids: Sequence[int], progress: Progress) -> None:
+        """Good copies before others: they keep a chunk's checkpoints from being marked."""
+        with self._context.database.read() as session:
+            copies = session.scalars(
+                select(Copy)
+                .where(
+                    Copy.chunk_id.in_(chunk_ids),
+                    Copy.store_id.in_(self._context.store_ids),
+                    Copy.state.in_((*READABLE, CopyState.COLD, CopyState.THAWING, CopyState.BAD)),
+                )
+                .order_by(Copy.chunk_id, Copy.id)
+            ).all()
+        for copy in copies:
+            progress()
+            self._scrub(copy)
+        self._mend(chunk_ids, progress)
+
+    def wait_for_the_rest(self, progress: Progress) -> None:
+        """Their leases end, whatever becomes of those who hold them."""
+        while self._waiting:
+            progress()
+            waiting, self._waiting = self._waiting, []
+            with self._context.database.read() as session:
+                copies = session.scalars(select(Copy).where(Copy.id.in_(waiting)).order_by(Copy.id)).all()
+            self.copies -= len(waiting)
+            for copy in copies:
+                self._scrub(copy)
+            self._mend([copy.chunk_id for copy in copies], progress)
+            if self._waiting:
+                self._context.stopping.wait(_LOOK_AGAIN_SECONDS)
+
+    def _scrub(self, copy: Copy) -> None:
+        if copy.state == CopyState.BAD and not self._is_worth_a_look(copy):
+            self._count_damage(copy)
+            return
+        self.copies += 1
+        if copy.state == CopyState.BAD:
+            self._read(copy.id)
+            return
+        if not can_be_read(self._context, copy):
+            self.cold += copy.state in (CopyState.COLD, CopyState.THAWING)
+        elif self._read_since(copy):
+            self.good += 1
+        elif self._role(copy.store_id) in self.problems:
+            self.unread += 1
+        else:
+            self._read(copy.id)
+
+    def _is_worth_a_look(self, copy: Copy) -> bool:
+        """What was found bad before this operation was asked for: it may be good by now."""
+        if self._role(copy.store_id) in self.problems or copy.id in self._looked_at:
+            return False
+        self._looked_at.add(copy.id)
+        return copy.bad_at is not None and copy.bad_at < self._since and copy.healed_at is None
+
+    def _count_damage(self, copy: Copy) -> None:
+        """Found bad before, or by another: it counts unless it was healed before this operation."""
+        if copy.bad_at is None or (copy.healed_at is not None and copy.healed_at < self._since):
+            return
+        self.copies += 1
+        if copy.finding == Finding.MISSING:
+            self.missing += 1
+        else:
+            self.bad += 1
+
+    def _read_since(self, copy: Copy) -> bool:
+        if self._mode is not ScrubMode.READ or copy.proof != Proof.READ or copy.state == CopyState.SUSPECT:
+            return False
+        return copy.verified_at is not None and copy.verified_at >= self._since
+
+    def _read(self, copy_id: int) -> None:
+        claimed = self._context.database.run(lambda session: _claim(session, self._context, copy_id))
+        if claimed is None:
+            self._waiting.append(copy_id)
+            return
+        spend = self._context.reading_pace.spend
+        try:
+            bad = claimed.state_before is CopyState.BAD  # what seems fine proves nothing of it
+            if self._mode is ScrubMode.METADATA and not bad and seems_fine(self._context, claimed):
+                let_go(self._context, claimed)
+                self.good += 1
+                return
+            tally = read_one(self._context, claimed, self._actor, spend)
+        except StoreError as error:
+            let_go(self._context, claimed)
+            self.note_problem(claimed.store_id, error)
+            self.unread += 1
+            return
+        if not tally.settled:  # the lease was lost: whoever has it now finds out
+            self._waiting.append(copy_id)
+        self.by_store[claimed.store_id].add(tally)
+        self.good, self.bad = self.good + tally.good, self.bad + tally.bad
+        self.missing += tally.missing
+
+    def _mend(self, chunk_ids: Sequence[int], progress: Progress) -> None:
+        """What is damaged of these chunks, each once. What is lost now is left to the round of healing."""
+        with self._context.database.read() as session:
+            damaged = session.scalars(
+                select(Copy.id)
+                .where(
+                    Copy.chunk_id.in_(chunk_ids),
+                    Copy.store_id.in_(self._context.store_ids),
+                    Copy.state == CopyState.BAD,
+                    Copy.bad_at.is_not(None),
+                    Copy.healed_at.is_(None),
+                )
+                .order_by(Copy.id)
+            ).all()
+        for copy_id in damaged:
+            progress()
+            claimed = self._context.database.run(partial(_claim_damaged, context=self._context, copy_id=copy_id))
+            if claimed is not None and not self._mend_one(claimed):
+                put_off(self._context, claimed)
+
+    def _mend_one(self, damaged: Damaged) -> bool:
+        """Whether it is healed."""
+        spend = self._context.reading_pace.spend
+        try:
+            return mend(self._context, damaged, spend, self.by_store[damaged.store_id]) is Mended.HEALED
+        except StoreFailedError as error:
+            self.note_problem(error.store_id, error)
+        except (StoreError, LeaseOverError) as error:
+            self.note_problem(damaged.store_id, error)
+        return False
+
+    def note_problem(self, store_id: int, error: Exception) -> None:
+        """From now on that store is not asked any more."""
+        self.problems.setdefault(self._role(store_id), str(error))
+
+    def _role(self, store_id: int) -> str:
+        return next(attached.role.value for attached in self._context.stores if attached.store_id == store_id)
+
+
+def _claim(session: Session, context: ServiceContext, copy_id: int) -> Claim | None:
+    """None: somebody else is at work on it, or it can be read no longer."""
+    if (bad := claim_bad(session, context, copy_id)) is not None:
+        return bad
+    now = database_now(session)
+    row = session.execute(
+        select(Copy, Chunk)
+        .join(Chunk, Chunk.id == Copy.chunk_id)
+        .where(Copy.id == copy_id, is_read_back(context), is_free(now))
+        .with_for_update(of=Copy, skip_locked=True)
+    ).one_or_none()
+    return None if row is None else claim(session, row.Chunk, row.Copy, now + lease(context), suspect=False)
+
+
+def _claim_damaged(session: Session, context: ServiceContext, copy_id: int) -> Damaged | None:
+    copy = session.execute(
+        select(Copy)
+        .where(
+            Copy.id == copy_id,
+            Copy.state == CopyState.BAD,
+            Copy.healed_at.is_(None),
+            is_free(database_now(session)),
+        )
+        .with_for_update(skip_locked=True)
+    ).scalar_one_or_none()
+    return None if copy is None else claim_damaged(session, context, copy)
+
+
+# The operation behind `holdfast scrub`: reads every copy of a run's or a checkpoint's chunks, and heals what is bad.
+#
+#     the chunks, a portion at a time: read or look at each copy, then mend what is damaged
+#       -> take back the marks of what is whole again -> the result
+#
+# It may be begun again at any point: what was read since the operation was asked for is not read again.
+
+_PORTION = 200
+
+
+def run_scrub(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
+    """A ScrubResult. What a store does not answer is told in it, and fails nothing."""
+    mode = ScrubMode(run.arguments["mode"])
+    with context.database.read() as session:
+        since = session.execute(select(Operation.created_at).where(Operation.id == run.id)).scalar_one()
+        checkpoint_ids = _checkpoints(session, run)
+        chunk_ids = _chunks(session, checkpoint_ids)
+    scrub = ChunkScrub(context, run.actor, mode, since)
+    try:
+        for first in range(0, len(chunk_ids), _PORTION):
+            run.progress(done=first, total=len(chunk_ids), note="chunks")
+            scrub.portion(chunk_ids[first : first + _PORTION], run.progress)
+        run.progress(done=len(chunk_ids), total=len(chunk_ids), note="chunks")
+        scrub.wait_for_the_rest(run.progress)
+        for checkpoint_id in _corrupt(context, checkpoint_ids | scrub.marked):
+            run.progress(note="takes back marks")
+            try:
+                unmark(context, checkpoint_id, scrub.by_store)
+            except StoreFailedError as error:
+                scrub.note_problem(error.store_id, error)
+    finally:
+        keep_totals(context.database, scrub.by_store)
+    result = ScrubResult(
+        mode=mode,
+        copies=scrub.copies,
+        good=scrub.good,
+        bad=scrub.bad,
+        missing=scrub.missing,
+        read_bytes=total_of(scrub.by_store).read_bytes,
+        healed=_count_healed(context, chunk_ids, since),
+        lost=_count_lost(context, chunk_ids),
+        cold=scrub.cold,
+        unread=scrub.unread,
+        problems=scrub.problems,
+        marked=_names(context, _corrupt(context, checkpoint_ids | scrub.marked)),
+    )
+    return result.model_dump(mode="json")
+
+
+def _checkpoints(session: Session, run: OperationRun) -> set[str]:
+    if run.checkpoint_id is not None:
+        return {run.checkpoint_id}
+    return set(
+        session.scalars(select(Checkpoint.id).where(Checkpoint.run_id == run.run_id, Checkpoint.state.in_(WHOLE)))
+    )
+
+
+def _chunks(session: Session, checkpoint_ids: Collection[str]) -> list[int]:
+    """Each once, however many checkpoints share it."""
+    found: set[int] = set()
+    for portion in _portions(sorted(checkpoint_ids)):
+        lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id.in_(portion))
+        found.update(
+            session.scalars(select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists)).distinct())
+        )
+    return sorted(found)
+
+
+def _corrupt(context: ServiceContext, checkpoint_ids: Collection[str]) -> list[str]:
+    found: list[str] = []
+    with context.database.read() as session:
+        for portion in _portions(sorted(checkpoint_ids)):
+            found += session.scalars(
+                select(Checkpoint.id).where(Checkpoint.id.in_(portion), Checkpoint.health == Health.CORRUPT)
+            )
+    return found
+
+
+def _names(context: ServiceContext, checkpoint_ids: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    with context.database.read() as session:
+        for portion in _portions(checkpoint_ids):
+            rows = session.execute(
+                select(Project.name, Run.name, Checkpoint.step, Checkpoint.attempt_number)
+                .join(Run, Run.project_id == Project.id)
+                .join(Checkpoint, Checkpoint.run_id == Run.id)
+                .where(Checkpoint.id.in_(portion))
+                .order_by(Run.name, Checkpoint.step, Checkpoint.attempt_number)
+            )
+            names += [f"{project}/{run}@{step}#{attempt}" for project, run, step, attempt in rows]
+    return names
+
+
+def _count_healed(context: ServiceContext, chunk_ids: Sequence[int], since: datetime) -> int:
+    healed = 0
+    with context.database.read() as session:
+        for portion in _portions(chunk_ids):
+            healed += (
+                session.scalar(select(func.count()).where(Copy.chunk_id.in_(portion), Copy.healed_at >= since)) or 0
+            )
+    return healed
+
+
+def _count_lost(context: ServiceContext, chunk_ids: Sequence[int]) -> int:
+    kept = 0
+    with context.database.read() as session:
+        for portion in _portions(chunk_ids):
+            kept += (
+                session.scalar(
+                    select(func.count(Copy.chunk_id.distinct())).where(
+                        Copy.chunk_id.in_(portion), Copy.store_id.in_(context.store_ids), Copy.state.in_(KEPT)
+                    )
+                )
+                or 0
+            )
+    return len(chunk_ids) - kept
+
+
+def _portions(items: Sequence[Any]) -> list[Sequence[Any]]:
+    return [items[first : first + _PORTION] for first in range(0, len(items), _PORTION)]
+
+
+# Starts a scrub on demand, of a run or of one checkpoint: an operation, which any worker carries out.
+
+KIND = "scrub"
+
+
+def scrub_run(context: ServiceContext, caller: Principal, project: str, run: str, request: StartScrub) -> OperationView:
+    """Every checkpoint of the run that is there. Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    with context.database.transaction() as session:
+        owner, found = run_named(session, caller, project, run)
+        return start_operation(
+            session, caller, KIND, project_id=owner.id, run_id=found.id, arguments=request.model_dump(mode="json")
+        )
+
+
+def scrub_checkpoint(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, request: StartScrub
+) -> OperationView:
+    """Raises `checkpoint_not_found` and what refuse_unless_whole raises."""
+    with context.database.transaction() as session:
+        project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
+        refuse_unless_whole(checkpoint)
+        return start_operation(
+            session,
+            caller,
+            KIND,
+            project_id=project.id,
+            run_id=run.id,
+            checkpoint_id=checkpoint.id,
+            arguments=request.model_dump(mode="json"),
+        )

@@ -1,0 +1,444 @@
+"""Another copy for each that was found bad, then the flags of checkpoints that are whole again."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+import structlog
+from sqlalchemy import and_, exists, func, or_, select, text, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CopyState, Proof
+from holdfast_protocol.tiers import ARCHIVED
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.copy_chunk import (
+    CopyTask,
+    LeaseOverError,
+    SourceBadError,
+    StoreFailedError,
+    TargetBadError,
+    begin_copy,
+    copy_now,
+)
+from holdfast_service.copies.corruption import heal_if_whole, needed_by_a_checkpoint, read_since_damage
+from holdfast_service.copies.predicates import KEPT, PROVEN, keeps_anywhere
+from holdfast_service.copies.read_back import Claim, Finding, claim, claim_bad, is_free, let_go, look_again, look_is_due
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import COPY_DAMAGED, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from holdfast_service.lineage.restore_choice import WHOLE
+from holdfast_service.scrub.read_copies import BATCH, Tally, keep_totals, lease, read_one, total_of
+from holdfast_service.stores.base import StoreError
+from holdfast_service.work.report import Backlog, RoundReport
+
+# Heals one copy that was found bad: its store gets another copy of the chunk, which counts once it was read.
+#
+#     claim the bad copy -> is there another good one in its store? read it (it may have been sent anew since)
+#                        -> else copy from any store that has a good one (copies/copy_chunk.py), then read that
+#                        -> settle: the bad copy is healed, an event says so, and the collector may take it
+#
+# The bad copy's row is claimed with a lease, and the new copy's row with one of its own: a process that dies between
+# any two of these steps leaves what the next one goes on from, and two at once do no harm. A new copy always has a
+# generation of its own (protocol rule 17), so what is rotten stays rotten and nobody confuses the two.
+
+# Each try meets another rotten copy, or another's work that ended meanwhile.
+_TRIES = 8
+_AGAIN_AFTER = timedelta(minutes=1)
+
+HEAL = Actor.controller("heal")
+
+
+class Mended(StrEnum):
+    HEALED = "healed"
+    RETURNED = "read again, and it has the right bytes"
+    LOST = "no store that is attached and answers has a good copy"
+    LATER = "somebody else is at work on it"
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A copy that was found bad, claimed until `leased_until`, which is the lease's token. `damage`: by its chunk's
+    count of findings."""
+
+    copy_id: int
+    chunk_id: int
+    store_id: int
+    storage_class: str | None
+    bad_at: datetime
+    damage: int
+    leased_until: datetime
+    look_is_due: bool
+
+
+def claim_damaged(session: Session, context: ServiceContext, copy: Copy) -> Damaged:
+    """The row must be locked by the caller and free of another's lease."""
+    assert copy.bad_at is not None
+    now = database_now(session)
+    copy.leased_until = now + lease(context)
+    session.flush()
+    return Damaged(
+        copy_id=copy.id,
+        chunk_id=copy.chunk_id,
+        store_id=copy.store_id,
+        storage_class=copy.storage_class,
+        bad_at=copy.bad_at,
+        damage=copy.damage or 0,
+        leased_until=copy.leased_until,
+        look_is_due=look_is_due(copy, now),
+    )
+
+
+def mend(context: ServiceContext, damaged: Damaged, spend: Callable[[int], None], tally: Tally) -> Mended:
+    """What came of it. Raises StoreError and `StoreFailedError` if a store does not answer, and `LeaseOverError`; the
+    claim is then still the caller's to give back."""
+    for _ in range(_TRIES):
+        if _settle_healed(context, damaged):
+            tally.healed += 1
+            return Mended.HEALED
+        claimed = context.database.run(lambda session: _claim_another(session, context, damaged))
+        if claimed is not None:
+            _read(context, claimed, spend, tally)
+            continue
+        task = context.database.run(lambda session: _begin(session, context, damaged))
+        if task is None:
+            break
+        try:
+            copy_now(context, task, spend)
+        except (SourceBadError, TargetBadError):
+            continue  # the one is suspect and the other bad now: the next try takes another
+        tally.read_bytes += task.stored_bytes
+    return context.database.run(lambda session: _give_up(session, damaged))
+
+
+def look(context: ServiceContext, damaged: Damaged, spend: Callable[[int], None], tally: Tally) -> Mended:
+    """Reads the bad copy itself again, where there is no other to heal it from: its store may have been wrong, or
+    somebody has put it back. Raises StoreError; the claim is then still the caller's to give back."""
+    claimed = context.database.run(lambda session: claim_bad(session, context, damaged.copy_id))
+
+    def on_bytes(count: int) -> None:
+        tally.read_bytes += count
+        spend(count)
+
+    if claimed is None or look_again(context, claimed, HEAL, on_bytes) is not Finding.GOOD:
+        return Mended.LOST
+    tally.healed += 1
+    return Mended.RETURNED
+
+
+def put_off(context: ServiceContext, damaged: Damaged) -> None:
+    """Gives the claim back: it is due again, but does not hold up the others."""
+    with context.database.transaction() as session:
+        session.execute(
+            update(Copy)
+            .where(
+                Copy.id == damaged.copy_id,
+                Copy.state == CopyState.BAD,
+                # It is nobody's after it was looked at.
+                or_(Copy.leased_until.is_(None), Copy.leased_until == damaged.leased_until),
+            )
+            .values(leased_until=database_now(session) + _AGAIN_AFTER)
+        )
+
+
+def _read(context: ServiceContext, claimed: Claim, spend: Callable[[int], None], tally: Tally) -> None:
+    try:
+        tally.add(read_one(context, claimed, HEAL, spend))
+    except StoreError:
+        let_go(context, claimed)
+        raise
+
+
+def _claim_another(session: Session, context: ServiceContext, damaged: Damaged) -> Claim | None:
+    """A copy in the same store that would do, once it was read."""
+    row = session.execute(
+        select(Copy, Chunk)
+        .join(Chunk, Chunk.id == Copy.chunk_id)
+        .where(
+            Copy.chunk_id == damaged.chunk_id,
+            Copy.store_id == damaged.store_id,
+            Copy.state == CopyState.VERIFIED,
+            is_free(database_now(session)),
+        )
+        .order_by(Copy.id)
+        .limit(1)
+        .with_for_update(of=Copy, skip_locked=True)
+    ).one_or_none()
+    until = database_now(session) + lease(context)
+    return None if row is None else claim(session, row.Chunk, row.Copy, until, suspect=False)
+
+
+def _begin(session: Session, context: ServiceContext, damaged: Damaged) -> CopyTask | None:
+    return begin_copy(session, context, damaged.chunk_id, damaged.store_id, storage_class=damaged.storage_class)
+
+
+def _settle_healed(context: ServiceContext, damaged: Damaged) -> bool:
+    """Whether a copy in the same store was read since the damage: then it is healed, and an event says so."""
+
+    def settle(session: Session) -> bool:
+        digest = session.scalar(select(Chunk.digest).where(Chunk.id == damaged.chunk_id).with_for_update())
+        good = session.scalar(
+            select(Copy.id)
+            .where(
+                Copy.chunk_id == damaged.chunk_id,
+                Copy.store_id == damaged.store_id,
+                Copy.state.in_(KEPT),
+                # What lies in an archive nobody reads before a thaw: there the store's own SHA-256 counts.
+                or_(Copy.proof == Proof.READ, and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),
+                Copy.read_after >= damaged.damage,
+            )
+            .order_by(Copy.id)
+            .limit(1)
+        )
+        bad = _locked(session, damaged)
+        if good is None or bad is None:
+            return False
+        bad.healed_at, bad.leased_until = database_now(session), None
+        record_event(
+            session,
+            HEAL,
+            "copy.heal",
+            project_id=bad.project_id,
+            reason=f"The copy {bad.finding}; another one was made and read.",
+            before={"chunk": digest, "store": bad.store_id, "copy": bad.id, "bad_at": damaged.bad_at.isoformat()},
+            after={"chunk": digest, "store": bad.store_id, "copy": good},
+        )
+        return True
+
+    return context.database.run(settle)
+
+
+def _give_up(session: Session, damaged: Damaged) -> Mended:
+    """Another worker's copy that is under way, or being read, is no loss."""
+    at_work = session.scalar(
+        select(Copy.id)
+        .where(
+            Copy.chunk_id == damaged.chunk_id,
+            Copy.store_id == damaged.store_id,
+            Copy.state.in_((*KEPT, CopyState.COPYING, CopyState.SUSPECT, CopyState.PENDING)),
+        )
+        .limit(1)
+    )
+    return Mended.LOST if at_work is None else Mended.LATER
+
+
+def _locked(session: Session, damaged: Damaged) -> Copy | None:
+    """None: the lease was lost, or the copy was collected."""
+    return session.execute(
+        select(Copy)
+        .where(Copy.id == damaged.copy_id, Copy.state == CopyState.BAD, Copy.leased_until == damaged.leased_until)
+        .with_for_update(),
+        execution_options={"populate_existing": True},
+    ).scalar_one_or_none()
+
+
+# A round of healing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
+#
+# What is bad is healed from any store that has a good copy, or by whoever sends the same digest anew.
+# If none has, it is itself read again from time to time. A mark is taken back only when every chunk of the checkpoint
+# that was ever found damaged has a copy that was read since. The rotten copy itself is left to the collector.
+
+# Rounds of the controllers' pause between two of this one; so long it may take, and then there is no pause.
+EVERY_ROUNDS = 12
+_PORTION = 50
+
+_log = structlog.get_logger("holdfast.scrub")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealReport(RoundReport):
+    """`lost_copies`: no store has a good one to heal them from now."""
+
+    healed_copies: int = 0
+    lost_copies: int = 0
+    read_bytes: int = 0
+    healed_checkpoints: tuple[str, ...] = ()
+    corrupt_checkpoints: tuple[str, ...] = ()
+
+
+@dataclass
+class _Round:
+    by_store: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    lost: int = 0
+    failed: int = 0
+    error: str | None = None
+
+    def fail(self, error: Exception) -> None:
+        self.failed += 1
+        self.error = str(error)
+        _log.warning("not_healed", reason=str(error))
+
+
+def tick(context: ServiceContext) -> HealReport:
+    """Heals for about the interval of its rounds, or until nothing is due."""
+    doing = _Round()
+    healed: list[str] = []
+    ends_at = time.monotonic() + context.settings.controller_interval_seconds * EVERY_ROUNDS
+    try:
+        _mend_what_is_due(context, doing, ends_at)
+        _unmark_what_changed(context, doing, ends_at, healed)
+    finally:
+        keep_totals(context.database, doing.by_store)
+    total = total_of(doing.by_store)
+    return HealReport(
+        done=total.healed + len(healed),
+        failed=doing.failed,
+        error=doing.error,
+        healed_copies=total.healed,
+        lost_copies=doing.lost,
+        read_bytes=total.read_bytes,
+        healed_checkpoints=tuple(healed),
+        corrupt_checkpoints=tuple(sorted(total.marked)),
+    )
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    free = is_free(database_now(session))
+    due, leased, oldest = session.execute(
+        select(func.count().filter(free), func.count().filter(~free), func.min(Copy.bad_at)).where(
+            text(f"({COPY_DAMAGED})"), Copy.store_id.in_(context.store_ids), needed_by_a_checkpoint()
+        )
+    ).one()
+    return Backlog(due, leased, oldest)
+
+
+def _mend_what_is_due(context: ServiceContext, doing: _Round, ends_at: float) -> None:
+    store_ids = set(context.store_ids)
+    while store_ids and time.monotonic() < ends_at and not context.stopping.is_set():
+        damaged = context.database.run(lambda session: _claim_one(session, context, store_ids))
+        if damaged is None:
+            return
+        try:
+            tally = doing.by_store[damaged.store_id]
+            mended = mend(context, damaged, context.reading_pace.spend, tally)
+            if mended is Mended.LOST and damaged.look_is_due:
+                mended = look(context, damaged, context.reading_pace.spend, tally)
+        except StoreFailedError as error:
+            doing.fail(error)
+            store_ids.discard(error.store_id)
+        except StoreError as error:
+            doing.fail(error)
+            store_ids.discard(damaged.store_id)
+        except LeaseOverError as error:
+            doing.fail(error)
+        else:
+            if mended in (Mended.HEALED, Mended.RETURNED):
+                continue
+            doing.lost += mended is Mended.LOST
+        put_off(context, damaged)
+
+
+def _claim_one(session: Session, context: ServiceContext, store_ids: set[int]) -> Damaged | None:
+    copy = session.scalars(
+        select(Copy)
+        .where(
+            # The text of the partial index, so that it is used.
+            text(f"({COPY_DAMAGED})"),
+            Copy.store_id.in_(store_ids),
+            is_free(database_now(session)),
+            needed_by_a_checkpoint(),
+        )
+        .order_by(Copy.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    ).one_or_none()
+    return None if copy is None else claim_damaged(session, context, copy)
+
+
+def _unmark_what_changed(context: ServiceContext, doing: _Round, ends_at: float, healed: list[str]) -> None:
+    """A portion in any case, however long the mending took. A store that fails is asked once."""
+    store_ids = set(context.store_ids)
+    portion = _changed(context, store_ids, "")
+    while portion:
+        for checkpoint_id in portion:
+            if context.stopping.is_set():
+                return
+            try:
+                if unmark(context, checkpoint_id, doing.by_store, store_ids):
+                    healed.append(checkpoint_id)
+            except StoreFailedError as error:
+                doing.fail(error)
+                store_ids.discard(error.store_id)
+        if time.monotonic() >= ends_at:
+            return
+        portion = _changed(context, store_ids, portion[-1])
+
+
+def _changed(context: ServiceContext, store_ids: Collection[int], after: str) -> list[str]:
+    """Corrupt checkpoints at which nobody has looked, or whose chunk that stood in the way is whole now or may be once
+    it is read. Whoever looks leaves what stands in the way, so the next process does not repeat it."""
+    with context.database.read() as session:
+        readable = and_(Copy.store_id.in_(store_ids), Copy.state == CopyState.VERIFIED, is_free(database_now(session)))
+        stands_no_more = exists().where(
+            Copy.chunk_id == Checkpoint.lost_chunk_id,
+            keeps_anywhere(Checkpoint.attempt_id),
+            or_(read_since_damage(), readable),
+        )
+        # The text of the partial index, so that it is used.
+        return list(
+            session.scalars(
+                select(Checkpoint.id)
+                .where(
+                    text("health = 'corrupt'"),
+                    Checkpoint.state.in_(WHOLE),
+                    Checkpoint.id > after,
+                    or_(Checkpoint.lost_chunk_id.is_(None), stands_no_more),
+                )
+                .order_by(Checkpoint.id)
+                .limit(_PORTION)
+            ).all()
+        )
+
+
+def unmark(
+    context: ServiceContext, checkpoint_id: str, by_store: dict[int, Tally], store_ids: Collection[int] | None = None
+) -> bool:
+    """Reads what keeps its damaged chunks and was not read since, from these stores or from all that are attached; then
+    takes the mark away if all of them are there. Raises StoreFailedError if a store cannot tell."""
+    among = context.store_ids if store_ids is None else store_ids
+    while claims := context.database.run(lambda session: _claim_unread(session, context, checkpoint_id, among)):
+        for position, claimed in enumerate(claims):
+            try:
+                tally = read_one(context, claimed, HEAL, context.reading_pace.spend)
+            except StoreError as error:
+                for left in claims[position:]:
+                    let_go(context, left)
+                raise StoreFailedError(claimed.store_id, error) from error
+            by_store.setdefault(claimed.store_id, Tally()).add(tally)
+    with context.database.transaction() as session:
+        return heal_if_whole(session, checkpoint_id, actor=HEAL)
+
+
+def _claim_unread(
+    session: Session, context: ServiceContext, checkpoint_id: str, store_ids: Collection[int]
+) -> list[Claim]:
+    """A batch of the copies that would keep it whole if only they were read: of chunks that have no other that was."""
+    attempt_id = session.scalar(select(Checkpoint.attempt_id).where(Checkpoint.id == checkpoint_id))
+    if attempt_id is None:
+        return []
+    lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
+    chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
+    whole = keeps_anywhere(attempt_id)
+    read = select(Copy.chunk_id).where(Copy.chunk_id.in_(chunks), whole, read_since_damage()).correlate(None)
+    now = database_now(session)
+    rows = session.execute(
+        select(Copy, Chunk)
+        .join(Chunk, Chunk.id == Copy.chunk_id)
+        .where(
+            Copy.chunk_id.in_(chunks),
+            Copy.store_id.in_(store_ids),
+            Copy.state == CopyState.VERIFIED,
+            whole,
+            ~read_since_damage(),
+            Copy.chunk_id.not_in(read),
+            is_free(now),
+        )
+        .order_by(Copy.id)
+        .limit(BATCH)
+        .with_for_update(of=Copy, skip_locked=True)
+    ).all()
+    return [claim(session, chunk, copy, now + lease(context), suspect=False) for copy, chunk in rows]

@@ -1,0 +1,1 @@
+"""What S3 and GCS have in common: a bucket over HTTP."""

@@ -1,0 +1,1 @@
+"""Chunks in a bucket of Google Cloud Storage."""

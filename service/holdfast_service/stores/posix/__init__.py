@@ -1,0 +1,1 @@
+"""Chunks in a folder: the embedded default, and every mounted filesystem."""

@@ -1,0 +1,115 @@
+"""`/v1/objects/...`: chunks through the service, for clients of a posix store that do not see its mount.
+
+The signed URL is the authorization. `async def`, because bytes stream through: memory stays at about a MiB for each
+transfer, and no file operation runs on the event loop. Nothing of a refused body is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import FileResponse, Response
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.errors import ProblemError
+from holdfast_service.stores.base import ObjectMismatch
+from holdfast_service.stores.posix.posix_store import PosixStore
+from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH, Grant, SignatureInvalid, TicketExpired, UrlSigner
+
+_PIECE_BYTES = 1024 * 1024
+
+
+class _ObjectFile(FileResponse):
+    """Of an open file, which it closes: by its name another one could be found meanwhile."""
+
+    chunk_size = _PIECE_BYTES
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        super().__init__(
+            f"/dev/fd/{descriptor}", stat_result=os.fstat(descriptor), media_type="application/octet-stream"
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            os.close(self._descriptor)
+
+
+@dataclass(frozen=True)
+class SignedStore:
+    """A posix store with the key that it was opened with."""
+
+    store: PosixStore
+    signing_key: bytes
+
+
+def object_router(stores: Sequence[SignedStore]) -> APIRouter:
+    """The routes that the tickets of these stores point at. A StoreError or ProblemError is left to the application's
+    handlers."""
+    signers = [(each.store, UrlSigner(each.signing_key)) for each in stores]
+    router = APIRouter(tags=["objects"])
+
+    @router.put(OBJECTS_PATH + "/{payload}", status_code=201, summary="Upload one object with a signed URL")
+    async def put_object(payload: str, request: Request, signature: str = Query()) -> Response:
+        store, grant = _granted(signers, "PUT", payload, signature)
+        try:
+            await _receive(store, grant, request)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        return Response(status_code=201)
+
+    @router.get(OBJECTS_PATH + "/{payload}", response_class=Response, summary="Read one object with a signed URL")
+    async def get_object(payload: str, signature: str = Query()) -> Response:
+        store, grant = _granted(signers, "GET", payload, signature)
+        return _ObjectFile(await asyncio.to_thread(store.open_object, grant.key))
+
+    return router
+
+
+def _granted(
+    signers: Sequence[tuple[PosixStore, UrlSigner]], method: str, payload: str, signature: str
+) -> tuple[PosixStore, Grant]:
+    for store, signer in signers:
+        try:
+            return store, signer.verify(method, payload, signature)
+        except SignatureInvalid:
+            continue
+        except TicketExpired as error:
+            raise ProblemError(ProblemCode.TICKET_EXPIRED, str(error)) from error
+    raise ProblemError(ProblemCode.SIGNATURE_INVALID, str(SignatureInvalid()))
+
+
+async def _receive(store: PosixStore, grant: Grant, request: Request) -> None:
+    announced = request.headers.get("content-length")
+    if announced != str(grant.stored_bytes):
+        raise ObjectMismatch(
+            f"the URL is for {grant.stored_bytes} bytes and the request announces {announced or 'none'}"
+        )
+    staged = await asyncio.to_thread(store.stage)
+    try:
+        async for piece in _pieces(request.stream()):
+            await asyncio.to_thread(staged.write, piece)
+        if (staged.bytes, staged.sha256) != (grant.stored_bytes, grant.stored_sha256):
+            raise ObjectMismatch("the SHA-256 of the body is not the one that was announced; send the chunk again")
+        await asyncio.to_thread(store.publish_staged, staged, grant.key)
+    finally:
+        await asyncio.shield(asyncio.to_thread(staged.discard))
+
+
+async def _pieces(body: AsyncIterator[bytes]) -> AsyncIterator[bytearray]:
+    """The body in larger pieces: a hop to a thread for each 64 KiB would cost more than the write."""
+    gathered = bytearray()
+    async for part in body:
+        gathered += part
+        if len(gathered) >= _PIECE_BYTES:
+            yield gathered
+            gathered = bytearray()
+    yield gathered

@@ -1,0 +1,119 @@
+"""`s3://bucket/prefix?...`: where the bucket is, and where the keys for it come from."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+from urllib.parse import quote
+
+from holdfast_service.stores.base import StoreRefused, StoreUnavailable
+from holdfast_service.stores.bucket.location import BucketLocation, origin_option, split_bucket_url
+from holdfast_service.stores.s3.signer import Credentials
+
+# `s3://bucket/prefix?endpoint=...&public_endpoint=...&region=...&path_style=...&profile=...` -> where requests go, and
+# whose keys they are signed with. Pure.
+
+EXAMPLE = "s3://my-bucket/checkpoints?region=eu-central-1, or with &endpoint=https://s3.example.org for other stores"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PROFILE = re.compile(r"[0-9A-Za-z._-]{1,100}")
+_OPTIONS = ("endpoint", "public_endpoint", "region", "path_style", "profile")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Location(BucketLocation):
+    """A bucket with the region that its requests are signed for. `profile`: the section of the AWS configuration that
+    has its keys; None: the environment's."""
+
+    region: str
+    profile: str | None = None
+
+    def copy_source(self, relative_key: str) -> str:
+        """As `x-amz-copy-source` has it: the bucket is always named."""
+        return f"/{quote(self.bucket)}/{self.key_prefix}{relative_key}"
+
+
+def parse_s3_url(url: str) -> S3Location:
+    """ValueError says what is wrong with the URL."""
+    bucket, prefix, options = split_bucket_url(
+        url, _BUCKET, _OPTIONS, keys_belong_in="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    )
+    endpoint = origin_option(options, "endpoint")
+    region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region is None and endpoint is None:
+        raise ValueError("it names no region; add ?region=... or set AWS_REGION")
+    region = region or "us-east-1"
+    path_style = _flag(options.get("path_style"), default=endpoint is not None or "." in bucket)
+    internal = endpoint or f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+    public = origin_option(options, "public_endpoint") or internal
+    profile = options.get("profile")
+    if profile is not None and not _PROFILE.fullmatch(profile):
+        raise ValueError(f"its profile {profile!r} is no name of a section of the AWS configuration")
+    if path_style:
+        return S3Location(bucket, prefix, internal, public, f"/{quote(bucket)}", region, profile)
+    return S3Location(bucket, prefix, _with_bucket(internal, bucket), _with_bucket(public, bucket), "", region, profile)
+
+
+def _with_bucket(origin: str, bucket: str) -> str:
+    scheme, _, host = origin.partition("://")
+    return f"{scheme}://{bucket}.{host}"
+
+
+def _flag(value: str | None, *, default: bool) -> bool:
+    if value is None:
+        return default
+    if value.lower() not in {"true", "false"}:
+        raise ValueError(f"its path_style is {value!r}; say true or false")
+    return value.lower() == "true"
+
+
+# Where the keys for a bucket come from: given, or found by botocore's default chain (environment, profile, role).
+
+
+class CredentialSource(Protocol):
+    def current(self) -> tuple[Credentials, datetime | None]:
+        """Credentials that are good now, and when they end (UTC), if they do."""
+
+
+class FixedCredentials:
+    """Long-lived keys."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    def current(self) -> tuple[Credentials, datetime | None]:
+        return self._credentials, None
+
+
+class DefaultChainCredentials:
+    """Whatever botocore finds, or what it finds in the `profile` that is named; temporary ones are refreshed by it."""
+
+    def __init__(self, profile: str | None = None) -> None:
+        # Imported here because it takes 0.2 s and a service with a posix store never needs it.
+        from botocore.exceptions import BotoCoreError
+        from botocore.session import Session
+
+        self._refresh_failure = BotoCoreError
+        try:
+            # A profile that is named comes before the environment's keys, which may be another store's.
+            found = Session(profile=profile).get_credentials()
+        except BotoCoreError as error:
+            raise StoreRefused(f"reading the AWS credentials failed: {error}") from error
+        if found is None:
+            raise StoreRefused(
+                "there are no credentials for the s3 store; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                "or give the machine a role"
+            )
+        self._found = found
+
+    def current(self) -> tuple[Credentials, datetime | None]:
+        try:
+            frozen = self._found.get_frozen_credentials()
+        except self._refresh_failure as error:
+            raise StoreUnavailable(f"the AWS credentials could not be refreshed: {error}") from error
+        # botocore keeps the end of temporary credentials in no public place.
+        ends_at: datetime | None = getattr(self._found, "_expiry_time", None)
+        keys = Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+        return keys, ends_at.astimezone(UTC) if ends_at else None

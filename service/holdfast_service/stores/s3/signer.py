@@ -1,0 +1,111 @@
+"""AWS Signature Version 4, as S3 wants it. Pure: no I/O, and the caller gives the time.
+
+boto3 spends 0.16 ms of CPU on a URL and 0.67 ms on a HEAD; a checkpoint of many ranks needs thousands of both (rule
+11). What is computed here is byte for byte what botocore's S3SigV4QueryAuth and S3SigV4Auth compute; the tests compare
+them. Source: https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-authenticating-requests.html
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from holdfast_service.stores.bucket.canonical_request import canonical_headers, joined, quoted_pairs
+
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+LONGEST_URL_SECONDS = 7 * 24 * 3600
+_ALGORITHM = "AWS4-HMAC-SHA256"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+class SigV4Signer:
+    """For one region. `origin` is scheme and host; `path` is percent-encoded; `query` is not; `headers` are lower-case
+    and all of them are signed. `at` is UTC."""
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._cached: tuple[tuple[str, str], bytes] = (("", ""), b"")
+
+    def presign(
+        self,
+        credentials: Credentials,
+        method: str,
+        origin: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        expires_in_seconds: int,
+        at: datetime,
+        query: Sequence[tuple[str, str]] = (),
+    ) -> str:
+        """A URL that allows this method with these headers. The payload is not part of the signature."""
+        timestamp, scope = self._when_and_where(at)
+        names, header_lines = canonical_headers(origin, headers)
+        terms = [
+            ("X-Amz-Algorithm", _ALGORITHM),
+            ("X-Amz-Credential", f"{credentials.access_key}/{scope}"),
+            ("X-Amz-Date", timestamp),
+            ("X-Amz-Expires", str(expires_in_seconds)),
+            ("X-Amz-SignedHeaders", names),
+        ]
+        if credentials.session_token:
+            terms.append(("X-Amz-Security-Token", credentials.session_token))
+        pairs = quoted_pairs([*query, *terms])
+        canonical = f"{method}\n{path}\n{joined(sorted(pairs))}\n{header_lines}\n{names}\nUNSIGNED-PAYLOAD"
+        signature = self._signature(credentials, timestamp, scope, canonical)
+        return f"{origin}{path}?{joined(pairs)}&X-Amz-Signature={signature}"
+
+    def sign_headers(
+        self,
+        credentials: Credentials,
+        method: str,
+        origin: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        payload_sha256: str,
+        at: datetime,
+        query: Sequence[tuple[str, str]] = (),
+    ) -> dict[str, str]:
+        """The headers to send: the given ones, the date, the payload's digest and the authorization."""
+        timestamp, scope = self._when_and_where(at)
+        sent = {**headers, "x-amz-content-sha256": payload_sha256, "x-amz-date": timestamp}
+        if credentials.session_token:
+            sent["x-amz-security-token"] = credentials.session_token
+        names, header_lines = canonical_headers(origin, sent)
+        canonical_query = joined(sorted(quoted_pairs(query)))
+        canonical = f"{method}\n{path}\n{canonical_query}\n{header_lines}\n{names}\n{payload_sha256}"
+        signature = self._signature(credentials, timestamp, scope, canonical)
+        sent["authorization"] = (
+            f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+        )
+        return sent
+
+    def _when_and_where(self, at: datetime) -> tuple[str, str]:
+        timestamp = at.strftime("%Y%m%dT%H%M%SZ")
+        return timestamp, f"{timestamp[:8]}/{self._region}/s3/aws4_request"
+
+    def _signature(self, credentials: Credentials, timestamp: str, scope: str, canonical: str) -> str:
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        text = f"{_ALGORITHM}\n{timestamp}\n{scope}\n{digest}"
+        return hmac.digest(self._key_for(credentials.secret_key, timestamp[:8]), text.encode(), "sha256").hex()
+
+    def _key_for(self, secret_key: str, date: str) -> bytes:
+        """Four HMACs a day, not four a URL. The pair is replaced as one, so threads need no lock."""
+        wanted = (secret_key, date)
+        cached_for, key = self._cached
+        if cached_for != wanted:
+            key = f"AWS4{secret_key}".encode()
+            for part in (date, self._region, "s3", "aws4_request"):
+                key = hmac.digest(key, part.encode(), "sha256")
+            self._cached = (wanted, key)
+        return key

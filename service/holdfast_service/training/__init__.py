@@ -1,0 +1,1 @@
+"""Every write of a training job: attempts, begin, negotiate, seal, commit, abort."""

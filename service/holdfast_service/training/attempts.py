@@ -1,0 +1,362 @@
+"""Open an attempt, which fences every older one, and note what it really resumed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import and_, exists, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.attempts import AttemptOpened, AttemptView, OpenAttempt, ResumedFrom
+from holdfast_protocol.checkpoints import RestoreDecision
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.runs import Latest
+from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState, Scope
+from holdfast_service.audit.record import Actor
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.memory import note_change, refuse_if_went_back
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
+from holdfast_service.errors import ProblemError
+from holdfast_service.lineage.lineage import first_components
+from holdfast_service.lineage.restore_choice import Reach, choose_restore_point, reach_of, without_doubt
+from holdfast_service.records.documents import RecordKind
+from holdfast_service.records.history import settle_history
+from holdfast_service.records.outbox import subject_changed
+from holdfast_service.runs.find import ensure_project, ensure_run, project_named, refuse_if_deleted, run_named
+from holdfast_service.runs.views import attempt_view
+from holdfast_service.training.commit import abort
+from holdfast_service.training.crash_loop import break_crash_loop
+from holdfast_service.training.fencing import pass_fence
+
+# Whether a run's name looks like a mistyped one of a run that is there. Pure (protocol rule 20).
+#
+# One slip of the finger (a letter or a separator too many, missing, wrong, or two exchanged) inside a word of three or
+# more letters is a typo, and so is another case. People differ in digits and in words of one or two letters on purpose:
+# gpt-1 and gpt-2, run-a and run-b.
+
+_SHORTEST_WORD = 3
+
+
+def similar_names(name: str, existing: Iterable[str]) -> list[str]:
+    """Those of `existing` that `name` may have been meant to be, sorted. Names are `project/run`."""
+    return sorted(other for other in existing if looks_mistyped(name, other))
+
+
+def looks_mistyped(name: str, existing: str) -> bool:
+    if name == existing:
+        return False
+    if name.lower() == existing.lower():
+        return True
+    edit = _single_edit(name, existing)
+    if edit is None:
+        return False
+    start, ours, theirs = edit
+    if any(letter.isdigit() for letter in ours + theirs):
+        return False
+    return max(_letters_around(name, start, len(ours)), _letters_around(existing, start, len(theirs))) >= _SHORTEST_WORD
+
+
+def _single_edit(name: str, other: str) -> tuple[int, str, str] | None:
+    """Where two names differ and in what: `(position, part of name, part of other)`, if one edit makes them equal."""
+    shorter = min(len(name), len(other))
+    start = next((i for i in range(shorter) if name[i] != other[i]), shorter)
+    end = next((i for i in range(shorter - start) if name[-1 - i] != other[-1 - i]), shorter - start)
+    ours, theirs = name[start : len(name) - end], other[start : len(other) - end]
+    one_more_or_less = len(ours) + len(theirs) == 1
+    one_other = len(ours) == len(theirs) == 1
+    exchanged = len(ours) == 2 and ours == theirs[::-1]
+    return (start, ours, theirs) if one_more_or_less or one_other or exchanged else None
+
+
+def _letters_around(name: str, start: int, length: int) -> int:
+    """How many letters the word (or, around a separator, the two words) at this place have together."""
+    before = start
+    while before > 0 and name[before - 1].isalpha():
+        before -= 1
+    after = start + length
+    while after < len(name) and name[after].isalpha():
+        after += 1
+    return sum(letter.isalpha() for letter in name[before:after])
+
+
+# The run that an attempt is opened in: found, or made where that is what the caller wants.
+#
+# A mistyped name must not quietly train from scratch (protocol rule 20): unless `create` says so, a new name that looks
+# like that of a run with checkpoints is refused.
+
+_SUGGESTIONS = 3
+
+
+def find_or_make_run(session: Session, caller: Principal, project_name: str, run_name: str, create: bool | None) -> Run:
+    """Raises `forbidden`, `project_not_found` and `run_not_found` ("did you mean")."""
+    caller.check_project_name(project_name)
+    project = session.scalar(select(Project).where(Project.name == project_name))
+    run = None if project is None else _run_of(session, project, run_name)
+    if project is not None:
+        refuse_if_deleted(project, run)
+    if run is not None:
+        return run
+    if create is None:
+        _refuse_mistyped(session, caller, project_name, run_name)
+    if project is None:
+        project = _make_project(session, caller, project_name, create)
+    if create is False:
+        return run_named(session, caller, project_name, run_name)[1]
+    return ensure_run(session, project, run_name, Actor.person(caller))
+
+
+def _run_of(session: Session, project: Project, run_name: str) -> Run | None:
+    return session.scalar(select(Run).where(Run.project_id == project.id, Run.name == run_name))
+
+
+def _make_project(session: Session, caller: Principal, name: str, create: bool | None) -> Project:
+    """Only for tokens that may make projects; for any other the name is wrong."""
+    if create is not False and caller.project_id is None and Scope.ADMIN in caller.scopes:
+        return ensure_project(session, name, Actor.person(caller))
+    return project_named(session, caller, name)
+
+
+def _refuse_mistyped(session: Session, caller: Principal, project_name: str, run_name: str) -> None:
+    committed = exists().where(Checkpoint.run_id == Run.id, Checkpoint.committed_at.is_not(None))
+    living = and_(Run.deleted_at.is_(None), Project.deleted_at.is_(None))
+    rows = session.execute(
+        select(Project.id, Project.name, Run.name).join(Run, Run.project_id == Project.id).where(committed, living)
+    )
+    known = (f"{project}/{run}" for project_id, project, run in rows if caller.sees_project(project_id))
+    name = f"{project_name}/{run_name}"
+    meant = similar_names(name, known)[:_SUGGESTIONS]
+    if meant:
+        raise ProblemError(
+            ProblemCode.RUN_NOT_FOUND,
+            f"There is no run {name}. Did you mean {' or '.join(meant)}, which has checkpoints? Correct the name, or "
+            "say that the run is new (create=True).",
+            project=project_name,
+            run=run_name,
+            did_you_mean=meant,
+        )
+
+
+# Open an attempt: from here on every write of an older one is refused (protocol rules 1, 2 and 20).
+#
+# In one transaction, in this order: the run's row FOR UPDATE, which waits for every commit that is under way and holds
+# off every new one; the number; the abort of what older attempts left uploading; and only then, in a later statement,
+# the restore point. Otherwise attempt 2 is told step 800 and then 1000 commits. What the last launches have all crashed
+# from is not offered again (`crash_loop.py`). A running job may open one too, to leave its own attempt and go back.
+
+
+@dataclass(frozen=True)
+class _Opened:
+    attempt: int
+    run_id: str
+    decision: RestoreDecision
+    components: list[str]
+    aborted: list[str]
+
+
+def open_attempt(
+    context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: OpenAttempt
+) -> AttemptOpened:
+    """The same launch gets its number back. Raises `attempt_conflict` if another attempt was opened since `after`,
+    `stale_attempt` for a launch that was fenced meanwhile, `catalog_went_back`, `commits_unknown` for a run without a
+    commit of which a rebuild could not know whether it had one, and what finding or making the run raises.
+    """
+    settle_history(context)
+    reach = reach_of(context)
+    breaks_after = context.settings.crash_loop_attempts
+    opened = context.database.run(
+        lambda session: _open(session, caller, project_name, run_name, request, reach=reach, breaks_after=breaks_after)
+    )
+    for checkpoint_id in opened.aborted:
+        context.notifier.notify(checkpoint_id)
+    return AttemptOpened(
+        attempt=opened.attempt,
+        epoch=context.epoch,
+        run_id=opened.run_id,
+        restore_point=opened.decision.restore_point,
+        passed_over=opened.decision.passed_over,
+        ever_committed=opened.decision.ever_committed,
+        components=opened.components,
+        note=opened.decision.note,
+        save_interval_seconds=context.save_advice.interval_seconds(opened.run_id),
+        heartbeat_interval_seconds=context.settings.heartbeat_interval_seconds,
+    )
+
+
+def _open(
+    session: Session,
+    caller: Principal,
+    project_name: str,
+    run_name: str,
+    request: OpenAttempt,
+    *,
+    reach: Reach | None,
+    breaks_after: int,
+) -> _Opened:
+    refuse_if_went_back(session)
+    run = find_or_make_run(session, caller, project_name, run_name, request.create)
+    run = session.execute(
+        select(Run).where(Run.id == run.id).with_for_update(), execution_options={"populate_existing": True}
+    ).scalar_one()
+    refuse_if_deleted(session.get_one(Project, run.project_id), run)
+    known = run.latest_attempt
+    attempt = session.scalar(select(Attempt).where(Attempt.run_id == run.id, Attempt.launch_id == request.launch_id))
+    aborted: list[str] = []
+    if attempt is None:
+        _refuse_if_another_was_first(run, request)
+        attempt, aborted = _fence_the_older(session, run, request)
+    elif attempt.number != run.latest_attempt:
+        raise ProblemError(
+            ProblemCode.STALE_ATTEMPT,
+            f"This launch was attempt {attempt.number}, and attempt {run.latest_attempt} has taken over the run. Stop "
+            "this job and do not restart it.",
+            attempt=attempt.number,
+            latest_attempt=run.latest_attempt,
+        )
+    # A later statement than the lock: it sees every commit that the lock has waited for.
+    decision = choose_restore_point(session, run.id, Latest(), reach=reach)
+    decision = without_doubt(session, project_name, run_name, decision)
+    if run.latest_attempt != known and request.rolls_back is None:
+        decision = break_crash_loop(session, run, decision, attempts=breaks_after, reach=reach)
+        attempt.offered_id = None if decision.restore_point is None else decision.restore_point.checkpoint_id
+    if run.latest_attempt != known:
+        subject_changed(session, RecordKind.RUN, run.id, run.project_id)
+        note_change(session, f"attempt {attempt.number} of {project_name}/{run_name} was opened")
+    return _Opened(attempt.number, run.id, decision, first_components(session, run.id), aborted)
+
+
+def _refuse_if_another_was_first(run: Run, request: OpenAttempt) -> None:
+    if request.rolls_back not in (None, request.after):
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"A job goes back from its own attempt, and this one names attempt {request.rolls_back} and opens after "
+            f"{request.after}. Give the same number in both.",
+        )
+    if request.after == run.latest_attempt:
+        return
+    raise ProblemError(
+        ProblemCode.ATTEMPT_CONFLICT,
+        f"The newest attempt of this run is {run.latest_attempt}, and this launch knows of {request.after}: another "
+        "launch was opened in between. Look whether it is meant to run; to take over, launch again.",
+        latest_attempt=run.latest_attempt,
+        after=request.after,
+    )
+
+
+def _fence_the_older(session: Session, run: Run, request: OpenAttempt) -> tuple[Attempt, list[str]]:
+    """The new attempt, and the ids of the checkpoints that were given up for it."""
+    now = database_now(session)
+    number = run.latest_attempt + 1
+    run.latest_attempt = number
+    aborted = _abort_uploading(session, run, number, now)
+    session.execute(
+        update(Attempt)
+        .where(Attempt.run_id == run.id, Attempt.ended_at.is_(None))
+        .values(ended_at=now, outcome=AttemptOutcome.FENCED, outcome_detail=f"attempt {number} has taken over"),
+        execution_options={"synchronize_session": False},
+    )
+    if request.rolls_back is not None:
+        session.execute(
+            update(Attempt)
+            .where(Attempt.run_id == run.id, Attempt.number == request.rolls_back)
+            .values(rolled_back_at=now, outcome_detail=f"left by its own job, which went back as attempt {number}"),
+            execution_options={"synchronize_session": False},
+        )
+    attempt = Attempt(
+        run_id=run.id,
+        number=number,
+        launch_id=request.launch_id,
+        world_size=request.world_size,
+        host=request.host,
+        environment=dict(request.environment),
+        opened_at=now,
+        heartbeat_at=now,
+    )
+    session.add(attempt)
+    session.flush()
+    return attempt, aborted
+
+
+def _abort_uploading(session: Session, run: Run, number: int, now: datetime) -> list[str]:
+    uploading = session.scalars(
+        select(Checkpoint)
+        .where(
+            Checkpoint.run_id == run.id,
+            Checkpoint.state == CheckpointState.UPLOADING,
+            ~Checkpoint.off_line,  # a branch is never the restore point, whenever it commits
+        )
+        .order_by(Checkpoint.id)
+        .with_for_update(),
+        execution_options={"populate_existing": True},
+    ).all()
+    for checkpoint in uploading:
+        abort(checkpoint, f"fenced by attempt {number}", now, cause=AbortCause.FENCED)
+    session.flush()
+    return [checkpoint.id for checkpoint in uploading]
+
+
+# What the ranks have really loaded: the line of descent follows it (protocol rule 3).
+
+
+def record_resumed_from(
+    context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: ResumedFrom
+) -> AttemptView:
+    """`rollback` cuts the line here. Raises `checkpoint_not_found` for one that is not of this run, and
+    `invalid_request` for one that was never committed or once this attempt has committed on from elsewhere.
+    """
+    with context.database.transaction() as session:
+        _, run = run_named(session, caller, project_name, run_name, deleted=True)
+        _, attempt = pass_fence(session, run.id, request, context.epoch)
+        if not _is_own(session, run, attempt, request):
+            if attempt.resumed_from_id != request.checkpoint_id:
+                _refuse_if_cut(attempt)
+                attempt.resumed_from_id = request.checkpoint_id
+            if request.rollback and attempt.cut_at is None:
+                attempt.cut_at = database_now(session)
+            session.flush()
+            subject_changed(session, RecordKind.RUN, run.id, run.project_id)
+            note_change(session, f"attempt {attempt.number} of {project_name}/{run_name} resumed")
+        return attempt_view(attempt)
+
+
+def _is_own(session: Session, run: Run, attempt: Attempt, request: ResumedFrom) -> bool:
+    """Whether it is a checkpoint of this very attempt, which lies on its line already and changes nothing."""
+    if request.checkpoint_id is None:
+        return False
+    checkpoint = session.get(Checkpoint, request.checkpoint_id)
+    if checkpoint is None or checkpoint.run_id != run.id:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_NOT_FOUND,
+            f"This run has no checkpoint {request.checkpoint_id}. To start from another run's weights, load them "
+            "without resuming.",
+            checkpoint_id=request.checkpoint_id,
+        )
+    if checkpoint.committed_at is None:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"The checkpoint {checkpoint.id} was never committed, so nothing can have been resumed from it.",
+            checkpoint_id=checkpoint.id,
+        )
+    own = checkpoint.attempt_number == attempt.number
+    if own and request.rollback:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"Step {checkpoint.step} is this attempt's own. To go back to it, launch the job again: a new attempt can "
+            "roll back to any step.",
+            checkpoint_id=checkpoint.id,
+        )
+    return own
+
+
+def _refuse_if_cut(attempt: Attempt) -> None:
+    if attempt.cut_at is not None:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"Attempt {attempt.number} has its own line already, from another checkpoint. Launch the job again to "
+            "resume from elsewhere.",
+            attempt=attempt.number,
+            resumed_from=attempt.resumed_from_id,
+        )

@@ -1,0 +1,233 @@
+"""Begin a checkpoint, also a late one that a spool has kept."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import exists, func, select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health, Tier
+from holdfast_protocol.text import counted
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
+from holdfast_service.errors import ProblemError
+from holdfast_service.runs.find import attempt_numbered, run_named
+from holdfast_service.runs.views import current_checkpoint_view
+from holdfast_service.training.fencing import (
+    DRAIN_SECONDS,
+    Writing,
+    keep_alive,
+    pass_fence,
+    reached,
+    refuse_unless_pusher,
+)
+
+# Late saves: where a save that an attempt kept in its spool belongs once it is pushed (protocol rule 4).
+#
+# It belongs to the attempt that staged it, and is written by the one that pushes it. On the line it is as if it had
+# been committed in time; that is allowed only while the run has not gone on without it. Afterwards it is a branch off
+# the line: kept, and never `latest`.
+#
+# Two that act at once: whoever opens an attempt holds the run's row alone, and aborts what is being pushed on the line.
+# The newest attempt's own first begin needs no such order: a late save that has not seen it is one that came before it.
+
+
+@dataclass(frozen=True)
+class LateSave:
+    """`off_line` says why it cannot be on the line of descent any more; None: it can."""
+
+    run: Run
+    origin: Attempt
+    pusher: Attempt
+    off_line: str | None
+
+
+def place_late_save(session: Session, run_id: str, request: BeginCheckpoint, epoch: int) -> LateSave:
+    """Raises `stale_attempt`, `attempt_not_found`, and `invalid_request` for a save of an attempt yet to come."""
+    # Who accepts a branch needs no fence against newer attempts: a branch changes nothing that they were told.
+    run, pusher = pass_fence(session, run_id, request, epoch, newest=not request.allow_off_line)
+    assert request.origin_attempt is not None
+    origin = attempt_numbered(session, run, request.origin_attempt)
+    if origin.number > pusher.number:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"Attempt {pusher.number} cannot push a save of attempt {origin.number}, which is newer. Push it as the "
+            f"newest attempt, {run.latest_attempt}.",
+            origin_attempt=origin.number,
+            latest_attempt=run.latest_attempt,
+        )
+    return LateSave(run, origin, pusher, _why_off_line(session, run, origin, pusher))
+
+
+def refuse_off_line(late: LateSave, request: BeginCheckpoint) -> None:
+    """Raises `off_line_branch` unless the caller accepts one."""
+    if late.off_line is None or request.allow_off_line:
+        return
+    raise ProblemError(
+        ProblemCode.OFF_LINE_BRANCH,
+        f"Step {request.step} of attempt {late.origin.number} comes too late: {late.off_line}. It can be kept beside "
+        "the line and restored by its name (allow_off_line), but never be the latest.",
+        origin_attempt=late.origin.number,
+        step=request.step,
+    )
+
+
+def _why_off_line(session: Session, run: Run, origin: Attempt, pusher: Attempt) -> str | None:
+    if pusher.number != run.latest_attempt:
+        return f"attempt {run.latest_attempt} has taken over this run"
+    if origin.number == pusher.number:
+        return None
+    went_on = session.scalar(
+        select(func.min(Attempt.number)).where(
+            Attempt.run_id == run.id, Attempt.number > origin.number, Attempt.cut_at.is_not(None)
+        )
+    )
+    if went_on is not None:
+        return f"attempt {went_on} has made the run go on from elsewhere"
+    begun = exists().where(Checkpoint.run_id == run.id, Checkpoint.attempt_number == pusher.number)
+    if session.scalar(select(begun)):
+        return f"attempt {pusher.number} has begun to save steps of its own"
+    return None
+
+
+# Begin a checkpoint. Any rank may be the first; the others find it (protocol rule 6).
+
+_LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED)
+
+
+def begin_checkpoint(
+    context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: BeginCheckpoint
+) -> CheckpointView:
+    """The checkpoint of this attempt and step, new or as it is; after an abort a new one. A late save is its origin's.
+
+    Raises `stale_attempt`, `checkpoint_conflict` if it was begun with another world size or kind or is being pushed by
+    another attempt, and for a late save `off_line_branch`, `attempt_not_found` and `invalid_request`.
+    """
+    with context.database.transaction() as session:
+        project, run = run_named(session, caller, project_name, run_name, deleted=True)
+        begin = _begin if request.origin_attempt is None else _begin_late
+        attempt, pusher, checkpoint = begin(session, context, run, request)
+        _refuse_if_different(checkpoint, request)
+        keep_alive(session, Writing(project, run, attempt, pusher, checkpoint), context.settings)
+        # Whatever becomes of the save: its state is that after this step. A job that is killed before its next
+        # heartbeat has told so by this alone.
+        reached(session, attempt, checkpoint.step)
+        return current_checkpoint_view(session, project.name, run.name, checkpoint)
+
+
+def _begin(
+    session: Session, context: ServiceContext, run: Run, request: BeginCheckpoint
+) -> tuple[Attempt, Attempt, Checkpoint]:
+    _, attempt = pass_fence(session, run.id, request, context.epoch)
+    checkpoint = _live(session, attempt, request.step)
+    if checkpoint is None:
+        _refuse_if_ended(session, attempt)
+        checkpoint = _insert(session, context, attempt, request, pushed_by=None, off_line=False)
+    return attempt, attempt, checkpoint
+
+
+def _begin_late(
+    session: Session, context: ServiceContext, run: Run, request: BeginCheckpoint
+) -> tuple[Attempt, Attempt, Checkpoint]:
+    late = place_late_save(session, run.id, request, context.epoch)
+    # What is on the line comes first: it may have been committed in time, or be on its way since it still could.
+    checkpoint = _live(session, late.origin, request.step)
+    off_line = late.off_line is not None
+    if checkpoint is None and off_line:
+        checkpoint = _live(session, late.origin, request.step, off_line=True)
+    if checkpoint is None:
+        refuse_off_line(late, request)
+        checkpoint = _insert(session, context, late.origin, request, pushed_by=late.pusher.number, off_line=off_line)
+    if checkpoint.state == CheckpointState.UPLOADING:
+        refuse_unless_pusher(checkpoint, request)
+    return late.origin, late.pusher, checkpoint
+
+
+def _live(session: Session, attempt: Attempt, step: int, *, off_line: bool = False) -> Checkpoint | None:
+    return session.scalar(
+        select(Checkpoint).where(
+            Checkpoint.run_id == attempt.run_id,
+            Checkpoint.attempt_number == attempt.number,
+            Checkpoint.step == step,
+            Checkpoint.off_line == off_line,
+            Checkpoint.state.in_(_LIVE),
+        )
+    )
+
+
+def _insert(
+    session: Session,
+    context: ServiceContext,
+    attempt: Attempt,
+    request: BeginCheckpoint,
+    *,
+    pushed_by: int | None,
+    off_line: bool,
+) -> Checkpoint:
+    row = _new(session, context, attempt, request) | {"pushed_by": pushed_by, "off_line": off_line}
+    insert_absent(session, Checkpoint, [row])
+    checkpoint = _live(session, attempt, request.step, off_line=off_line)
+    assert checkpoint is not None  # inserted here, or by a rank that was faster
+    return checkpoint
+
+
+def _new(session: Session, context: ServiceContext, attempt: Attempt, request: BeginCheckpoint) -> dict[str, object]:
+    now = database_now(session)
+    return {
+        "id": f"ck_{uuid.uuid4().hex}",
+        "run_id": attempt.run_id,
+        "attempt_id": attempt.id,
+        "attempt_number": attempt.number,
+        "step": request.step,
+        "kind": request.kind,
+        "world_size": request.world_size,
+        "state": CheckpointState.UPLOADING,
+        "health": Health.OK,
+        "tier": Tier.HOT,
+        "logical_bytes": 0,
+        "chunk_bytes": 0,
+        "uploaded_bytes": 0,
+        "metrics": {},
+        "labels": list(request.labels),
+        "components": {},
+        "version": 1,
+        "created_at": now,
+        "deadline_at": now + timedelta(seconds=context.settings.upload_idle_seconds),
+    }
+
+
+def _refuse_if_ended(session: Session, attempt: Attempt) -> None:
+    """An attempt that said that it has ended begins nothing more. One that was only thought lost comes back, and one
+    that crashed still begins what it had queued by then."""
+    if attempt.outcome is None or attempt.outcome == AttemptOutcome.LOST:
+        return
+    assert attempt.ended_at is not None  # who sets the outcome sets both
+    drains_until = attempt.ended_at + timedelta(seconds=DRAIN_SECONDS)
+    if attempt.outcome == AttemptOutcome.FAILED and database_now(session) < drains_until:
+        return
+    raise ProblemError(
+        ProblemCode.STALE_ATTEMPT,
+        f"Attempt {attempt.number} has ended ({attempt.outcome}). Launch the job again to go on.",
+        attempt=attempt.number,
+        outcome=attempt.outcome,
+    )
+
+
+def _refuse_if_different(checkpoint: Checkpoint, request: BeginCheckpoint) -> None:
+    if (checkpoint.world_size, checkpoint.kind) == (request.world_size, request.kind):
+        return
+    raise ProblemError(
+        ProblemCode.CHECKPOINT_CONFLICT,
+        f"Step {request.step} was begun as {checkpoint.kind} by {counted(checkpoint.world_size, 'rank')}, and is now "
+        f"begun as {request.kind} by {request.world_size}. All ranks must save the same step in the same way.",
+        checkpoint_id=checkpoint.id,
+        world_size=checkpoint.world_size,
+        kind=checkpoint.kind,
+    )

@@ -1,0 +1,200 @@
+"""Routes of training jobs: attempts, chunks, shards and the outcome of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Query, Response
+from starlette.concurrency import run_in_threadpool
+
+from holdfast_protocol.attempts import (
+    AttemptOpened,
+    AttemptView,
+    EndAttempt,
+    Heartbeat,
+    HeartbeatReply,
+    OpenAttempt,
+    ResumedFrom,
+)
+from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, Name, Page, minor_of
+from holdfast_protocol.checkpoints import (
+    AbortCheckpoint,
+    BeginCheckpoint,
+    CheckpointView,
+    ChunksNegotiated,
+    FailShard,
+    MountProofOffer,
+    NegotiateChunks,
+    SealOrFail,
+)
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import CheckpointState, Scope
+from holdfast_service.auth.authenticate import require
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import Context
+from holdfast_service.errors import ProblemError
+from holdfast_service.lineage.restore_choice import known_to
+from holdfast_service.training.attempt_reports import end_attempt, list_attempts, read_attempt, take_heartbeat
+from holdfast_service.training.attempts import open_attempt, record_resumed_from
+from holdfast_service.training.begin import begin_checkpoint
+from holdfast_service.training.commit import abort_checkpoint, read_checkpoint
+from holdfast_service.training.negotiate import negotiate_chunks, offer_mount_proof
+from holdfast_service.training.seal import fail_shard, seal_shard
+from holdfast_service.web.guarded_route import GuardedRoute
+
+# Routes of attempts, under `/v1/projects/{project}/runs/{run}/attempts`.
+
+attempts_router = APIRouter(
+    route_class=GuardedRoute, prefix="/v1/projects/{project}/runs/{run}/attempts", tags=["attempts"]
+)
+
+Trainer = Annotated[Principal, require(Scope.TRAIN)]
+Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
+
+
+@attempts_router.post("", summary="Open an attempt; every older one is fenced")
+def open_(
+    *,
+    project: Name,
+    run: Name,
+    body: OpenAttempt,
+    context: Context,
+    caller: Trainer,
+    spoken: Annotated[str, Header(alias=PROTOCOL_HEADER, description="The client's version.")] = PROTOCOL_VERSION,
+) -> AttemptOpened:
+    opened = open_attempt(context, caller, project, run, body)
+    return opened.model_copy(update={"passed_over": known_to(opened.passed_over, minor_of(spoken))})
+
+
+@attempts_router.get("", summary="List the attempts of a run, the newest first")
+def list_(
+    project: str,
+    run: str,
+    context: Context,
+    caller: Annotated[Principal, require(None)],
+    *,
+    cursor: Annotated[str | None, Query(max_length=500)] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Page[AttemptView]:
+    return list_attempts(context, caller, project, run, cursor=cursor, limit=limit)
+
+
+@attempts_router.get("/{number}", summary="Read an attempt", name="read")
+def show_attempt(
+    project: str, run: str, number: Number, context: Context, caller: Annotated[Principal, require(None)]
+) -> AttemptView:
+    return read_attempt(context, caller, project, run, number)
+
+
+@attempts_router.put("/{number}/resumed-from", summary="Say what the ranks have really loaded")
+def resumed_from(
+    project: str, run: str, number: Number, body: ResumedFrom, *, context: Context, caller: Trainer
+) -> AttemptView:
+    _refuse_other_number(number, body.attempt)
+    return record_resumed_from(context, caller, project, run, body)
+
+
+@attempts_router.post("/{number}/heartbeat", summary="Say that the attempt is alive")
+def heartbeat(
+    project: str, run: str, number: Number, body: Heartbeat, *, context: Context, caller: Trainer
+) -> HeartbeatReply:
+    _refuse_other_number(number, body.attempt)
+    return take_heartbeat(context, caller, project, run, body)
+
+
+@attempts_router.post("/{number}/end", summary="Say how the attempt ended")
+def end(project: str, run: str, number: Number, body: EndAttempt, *, context: Context, caller: Trainer) -> AttemptView:
+    _refuse_other_number(number, body.attempt)
+    return end_attempt(context, caller, project, run, body)
+
+
+def _refuse_other_number(in_path: int, in_body: int) -> None:
+    if in_path != in_body:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"The path names attempt {in_path} and the body attempt {in_body}. Give the same number in both.",
+        )
+
+
+# Routes of negotiating: `POST /v1/checkpoints/{id}/shards/{rank}/chunks` and `POST /v1/mount-proofs`.
+
+uploads_router = APIRouter(route_class=GuardedRoute, tags=["uploads"])
+
+
+@uploads_router.post(
+    "/v1/checkpoints/{checkpoint_id}/shards/{rank}/chunks", summary="Negotiate chunks, report finished ones"
+)
+def negotiate(
+    checkpoint_id: str,
+    rank: int,
+    body: NegotiateChunks,
+    context: Context,
+    caller: Annotated[Principal, require(Scope.TRAIN)],
+) -> ChunksNegotiated:
+    return negotiate_chunks(context, caller, checkpoint_id, rank, body)
+
+
+@uploads_router.post("/v1/mount-proofs", summary="A nonce on the store's filesystem, for clients that see its mount")
+def mount_proof(context: Context, _caller: Annotated[Principal, require(None)]) -> MountProofOffer:
+    return offer_mount_proof(context)
+
+
+# Routes of the commit protocol. All but the waiting one are plain `def`: they reply after the database committed.
+
+checkpoints_router = APIRouter(route_class=GuardedRoute, tags=["checkpoints"])
+
+LONGEST_WAIT_SECONDS = 60
+
+
+@checkpoints_router.post("/v1/projects/{project}/runs/{run}/checkpoints", summary="Begin a checkpoint")
+def begin(
+    project: str,
+    run: str,
+    body: BeginCheckpoint,
+    context: Context,
+    caller: Annotated[Principal, require(Scope.TRAIN)],
+) -> CheckpointView:
+    return begin_checkpoint(context, caller, project, run, body)
+
+
+@checkpoints_router.put(
+    "/v1/checkpoints/{checkpoint_id}/shards/{rank}", summary="Seal a rank's shard, or report that it failed"
+)
+def seal(
+    checkpoint_id: str,
+    rank: int,
+    body: SealOrFail,
+    context: Context,
+    caller: Annotated[Principal, require(Scope.TRAIN)],
+) -> CheckpointView:
+    if isinstance(body, FailShard):
+        return fail_shard(context, caller, checkpoint_id, rank, body)
+    return seal_shard(context, caller, checkpoint_id, rank, body)
+
+
+@checkpoints_router.post("/v1/checkpoints/{checkpoint_id}/abort", summary="Give a checkpoint up")
+def abort(
+    checkpoint_id: str,
+    body: AbortCheckpoint,
+    context: Context,
+    caller: Annotated[Principal, require(Scope.TRAIN)],
+) -> CheckpointView:
+    return abort_checkpoint(context, caller, checkpoint_id, body)
+
+
+@checkpoints_router.get(
+    "/v1/checkpoints/{checkpoint_id}", summary="Read a checkpoint, or wait until it is not uploading any more"
+)
+async def read(
+    checkpoint_id: str,
+    response: Response,
+    context: Context,
+    caller: Annotated[Principal, require(None)],
+    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for the outcome.")] = 0,
+) -> CheckpointView:
+    view = await run_in_threadpool(read_checkpoint, context, caller, checkpoint_id)
+    if wait and view.state == CheckpointState.UPLOADING:
+        await context.notifier.wait(checkpoint_id, wait)
+        view = await run_in_threadpool(read_checkpoint, context, caller, checkpoint_id)
+    response.headers["ETag"] = view.etag
+    return view

@@ -1,0 +1,422 @@
+"""One call of a rank: verify what it has sent, reserve what it will send, hand out tickets."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NoReturn
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.checkpoints import (
+    ChunkAnswer,
+    ChunkOffer,
+    ChunksNegotiated,
+    FinishedAnswer,
+    FinishedState,
+    MountProof,
+    MountProofOffer,
+    NegotiateChunks,
+    UploadTicket,
+)
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import CopyState, ShardState, StoreRole
+from holdfast_protocol.text import counted
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.predicates import object_key
+from holdfast_service.copies.verify_upload import Finding, Upload, verify_uploads
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.tables.core import Chunk, Copy, Shard, ShardChunk
+from holdfast_service.errors import ProblemError
+from holdfast_service.lineage.restore_choice import ask_stores
+from holdfast_service.stores.base import Capabilities, MountedStore, StoreError, make_tickets
+from holdfast_service.training.fencing import Writing, begin_writing, keep_alive, refuse_unless_uploading
+from holdfast_service.training.offers import Answer, Decision, check_offers, decide, lock_quota, refuse_over_quota
+from holdfast_service.training.seal import locked_shard
+
+# Uploads that a rank reports as done: verified with the store while the rest is still going up (protocol rule 11).
+
+_STATES = {
+    Finding.ARRIVED: FinishedState.VERIFIED,
+    Finding.MISSING: FinishedState.MISSING,
+    Finding.MISMATCH: FinishedState.MISMATCH,
+}
+
+
+def verify_finished(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: NegotiateChunks
+) -> list[FinishedAnswer]:
+    """One answer per reported digest. Raises `chunk_not_negotiated`, and StoreError if the store does not say."""
+    digests = list(dict.fromkeys(request.finished))
+    if not digests:
+        return []
+    with context.database.transaction() as session:
+        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
+        refuse_unless_uploading(writing.checkpoint)
+        keep_alive(session, writing, context.settings)
+        copies = _negotiated(session, checkpoint_id, rank, digests)
+        project_id = writing.project.id
+    answers: dict[str, FinishedAnswer] = {}
+    pending: list[Upload] = []
+    for digest, copy in copies.items():
+        if copy.state == CopyState.PENDING:
+            key = object_key(project_id, digest, copy)
+            pending.append(Upload(copy.id, key, copy.stored_bytes, copy.stored_digest))
+        elif copy.state == CopyState.VERIFIED:
+            answers[digest] = FinishedAnswer(digest=digest, state=FinishedState.VERIFIED)
+        else:
+            answers[digest] = FinishedAnswer(
+                digest=digest, state=FinishedState.MISMATCH, detail=f"this copy is {copy.state}; offer the chunk again"
+            )
+    for verdict in verify_uploads(context.database, context.store, pending):
+        digest = verdict.upload.key.digest
+        answers[digest] = FinishedAnswer(digest=digest, state=_STATES[verdict.finding], detail=verdict.detail)
+    return [answers[digest] for digest in digests]
+
+
+def _negotiated(session: Session, checkpoint_id: str, rank: int, digests: Sequence[str]) -> dict[str, Copy]:
+    rows = session.execute(
+        select(Chunk.digest, Copy)
+        .join(ShardChunk, ShardChunk.chunk_id == Chunk.id)
+        .join(Copy, Copy.id == ShardChunk.copy_id)
+        .join(Shard, Shard.id == ShardChunk.shard_id)
+        .where(Shard.checkpoint_id == checkpoint_id, Shard.rank == rank, Chunk.digest.in_(digests))
+    )
+    copies: dict[str, Copy] = {row.digest: row.Copy for row in rows}
+    unknown = [digest for digest in digests if digest not in copies]
+    if unknown:
+        raise ProblemError(
+            ProblemCode.CHUNK_NOT_NEGOTIATED,
+            f"Rank {rank} reports {counted(len(unknown), 'chunk')} as sent that it has not negotiated under this "
+            "checkpoint. "
+            "Offer them first.",
+            digests=unknown[:20],
+        )
+    return copies
+
+
+# The transaction of a negotiation: rows for the chunks, a copy for each that must be sent, a reference to each.
+#
+# From its commit on the collector leaves these chunks alone (protocol rule 15): it locks a chunk FOR UPDATE before it
+# marks a copy, and this takes FOR KEY SHARE before it relies on one.
+
+_STILL_GOOD = (CopyState.PENDING, CopyState.VERIFIED)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """By digest, the copy to send into; of the others, those that were asked for and are not there."""
+
+    project_id: str
+    send_into: dict[str, Copy]
+    absent: frozenset[str]
+
+
+def reserve(
+    session: Session,
+    context: ServiceContext,
+    caller: Principal,
+    checkpoint_id: str,
+    rank: int,
+    *,
+    request: NegotiateChunks,
+) -> Reservation:
+    """Raises what `begin_writing` does, `checkpoint_aborted`, `shard_sealed` and `quota_exceeded`. Repeatable."""
+    writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
+    refuse_unless_uploading(writing.checkpoint)
+    keep_alive(session, writing, context.settings)
+    shard = open_shard(session, writing, rank)
+    quota_bytes = lock_quota(session, writing.project)
+    offers = sorted({offer.digest: offer for offer in request.chunks}.values(), key=lambda offer: offer.digest)
+    sizes = _sizes(request.chunks)
+    chunks = _locked_chunks(session, writing.project.id, offers)
+    references = _references(session, shard, sizes)
+    now = database_now(session)
+    decisions = _decisions(session, context, writing, offers, chunks=chunks, references=references, now=now)
+    expires_at = now + timedelta(seconds=context.settings.ticket_seconds)
+    longest_upload = timedelta(seconds=context.settings.longest_upload_seconds)
+    bound = context.store.capabilities is not None and context.store.capabilities.binds_tickets
+    copies: dict[str, Copy] = {}
+    for offer in offers:
+        answer, copy = decisions[offer.digest]
+        if answer is Answer.ABSENT:
+            continue
+        if copy is None:
+            copy = _new_copy(context, writing, chunks[offer.digest], offer, now)
+            session.add(copy)
+        if answer is not Answer.PRESENT:
+            copy.ticket_expires_at = expires_at
+            if not bound:
+                copy.overwritable_until = expires_at + longest_upload
+        copies[offer.digest] = copy
+    session.flush()
+    new_bytes = sum(copy.stored_bytes for digest, copy in copies.items() if decisions[digest].copy is None)
+    if quota_bytes is not None and new_bytes:
+        refuse_over_quota(session, context, writing.project, quota_bytes, new_bytes)
+    for digest, copy in copies.items():
+        _refer(session, shard, chunks[digest], copy, decision=decisions[digest], references=references)
+    return Reservation(
+        writing.project.id,
+        {digest: copy for digest, copy in copies.items() if decisions[digest].answer is not Answer.PRESENT},
+        frozenset(digest for digest, each in decisions.items() if each.answer is Answer.ABSENT),
+    )
+
+
+def open_shard(session: Session, writing: Writing, rank: int) -> Shard:
+    """The rank's shard, made at its first call. Raises `shard_sealed`."""
+    # Locked: two calls of one rank at once (a retry overtook) must see each other's references.
+    shard = locked_shard(session, writing.checkpoint, rank)
+    if shard.state != ShardState.OPEN:
+        raise ProblemError(
+            ProblemCode.SHARD_SEALED,
+            f"Rank {rank} has sealed its shard of step {writing.checkpoint.step}: nothing can be added. "
+            "Wait for the checkpoint to commit.",
+            rank=rank,
+        )
+    return shard
+
+
+def _sizes(offers: Iterable[ChunkOffer]) -> dict[str, int]:
+    """By digest. Raises `invalid_request`."""
+    sizes: dict[str, int] = {}
+    for offer in offers:
+        if sizes.setdefault(offer.digest, offer.bytes) != offer.bytes:
+            _refuse_two_sizes(offer.digest)
+    return sizes
+
+
+def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffer]) -> dict[str, Chunk]:
+    """By digest. Inserted in order and locked in the same order, or overlapping batches deadlock (protocol rule 16).
+
+    What is only asked for is not inserted, and is not among them where nobody has ever offered it.
+    """
+    digests = [offer.digest for offer in offers]
+    if not digests:
+        return {}
+    sizes = {offer.digest: offer.bytes for offer in offers}
+    needed = {offer.digest for offer in offers if not offer.ask}
+    missing = needed
+    while True:  # again only if the collector forgot one between the two statements
+        now = database_now(session)
+        insert_absent(
+            session,
+            Chunk,
+            [
+                {"project_id": project_id, "digest": each.digest, "bytes": each.bytes, "created_at": now}
+                for each in offers
+                if each.digest in missing
+            ],
+        )
+        # A later statement: the insert's snapshot does not show what a concurrent one has just committed.
+        rows = session.scalars(
+            select(Chunk)
+            .where(Chunk.project_id == project_id, Chunk.digest.in_(digests))
+            .order_by(Chunk.digest, Chunk.id)
+            .with_for_update(read=True, key_share=True),
+            execution_options={"populate_existing": True},
+        )
+        # A row of another size is somebody else's word, and binds nobody here.
+        chunks = {chunk.digest: chunk for chunk in rows if sizes[chunk.digest] == chunk.bytes}
+        missing = needed - chunks.keys()
+        if not missing:
+            return chunks
+
+
+def _references(session: Session, shard: Shard, sizes: dict[str, int]) -> dict[int, ShardChunk]:
+    """By chunk id, what this shard refers to. Raises `invalid_request` for what it offered with another size before."""
+    rows = session.execute(
+        select(ShardChunk, Chunk.digest, Chunk.bytes)
+        .join(Chunk, Chunk.id == ShardChunk.chunk_id)
+        .where(ShardChunk.shard_id == shard.id, Chunk.digest.in_(sizes))
+    ).all()
+    for _, digest, size in rows:
+        if sizes[digest] != size:
+            _refuse_two_sizes(digest)
+    return {row.ShardChunk.chunk_id: row.ShardChunk for row in rows}
+
+
+def _refuse_two_sizes(digest: str) -> NoReturn:
+    raise ProblemError(
+        ProblemCode.INVALID_REQUEST,
+        f"The chunk {digest} is offered with two sizes. One content has one size: hash and measure the same buffer.",
+        digest=digest,
+    )
+
+
+def _decisions(
+    session: Session,
+    context: ServiceContext,
+    writing: Writing,
+    offers: Sequence[ChunkOffer],
+    *,
+    chunks: dict[str, Chunk],
+    references: dict[int, ShardChunk],
+    now: datetime,
+) -> dict[str, Decision]:
+    copies: dict[int, list[Copy]] = {chunk.id: [] for chunk in chunks.values()}
+    for copy in session.scalars(
+        select(Copy)
+        .where(Copy.chunk_id.in_(copies), Copy.store_id == context.store_id, Copy.state.in_(_STILL_GOOD))
+        .order_by(Copy.id),
+        execution_options={"populate_existing": True},
+    ):
+        copies[copy.chunk_id].append(copy)
+
+    def decision(offer: ChunkOffer) -> Decision:
+        chunk = chunks.get(offer.digest)
+        reference = references.get(chunk.id) if chunk is not None else None
+        return decide(
+            offer,
+            copies[chunk.id] if chunk is not None else (),
+            attempt_id=writing.attempt.id,
+            own_copy_id=reference.copy_id if reference is not None else None,
+            now=now,
+        )
+
+    return {offer.digest: decision(offer) for offer in offers}
+
+
+def _new_copy(context: ServiceContext, writing: Writing, chunk: Chunk, offer: ChunkOffer, now: datetime) -> Copy:
+    return Copy(
+        chunk_id=chunk.id,
+        project_id=writing.project.id,
+        store_id=context.store_id,
+        attempt_id=writing.attempt.id,
+        generation=uuid.uuid4().hex,
+        state=CopyState.PENDING,
+        codec=offer.codec,
+        stored_digest=offer.wire_digest,
+        stored_bytes=offer.wire_bytes,
+        ticket_expires_at=now,
+        created_at=now,
+    )
+
+
+def _refer(
+    session: Session,
+    shard: Shard,
+    chunk: Chunk,
+    copy: Copy,
+    *,
+    decision: Decision,
+    references: dict[int, ShardChunk],
+) -> None:
+    sending = decision.answer is not Answer.PRESENT
+    reference = references.get(chunk.id)
+    if reference is None:
+        session.add(ShardChunk(shard_id=shard.id, chunk_id=chunk.id, copy_id=copy.id, uploading=sending))
+    elif reference.copy_id != copy.id:
+        reference.copy_id, reference.uploading = copy.id, sending
+
+
+# How to send a chunk: a presigned request, or a file on the store's own mount. No transaction is open here.
+
+
+class TicketOffice:
+    """Makes the tickets of one call. `mount_proof` is checked once; a wrong one only means signed URLs."""
+
+    def __init__(self, context: ServiceContext, project_id: str, mount_proof: MountProof | None) -> None:
+        self._store = context.store
+        self._expires_in_seconds = context.settings.ticket_seconds
+        self._project_id = project_id
+        self._mounted: MountedStore | None = None
+        store = context.store
+        if mount_proof is not None and isinstance(store, MountedStore):
+            seen = store.check_mount_proof(mount_proof.proof_id, mount_proof.content)
+            self._mounted = store if seen else None
+
+    def ticket(self, offer: ChunkOffer, copy: Copy) -> UploadTicket:
+        if self._mounted is not None:
+            path = self._mounted.incoming_path(copy.generation)
+            return UploadTicket(kind="file", path=str(path), expires_in_seconds=self._expires_in_seconds)
+        put = self._store.presign_put(
+            object_key(self._project_id, offer.digest, copy),
+            stored_bytes=copy.stored_bytes,
+            stored_sha256=copy.stored_digest,
+            md5=offer.md5,
+            expires_in_seconds=self._expires_in_seconds,
+        )
+        return UploadTicket(
+            kind="http",
+            method=put.method,
+            url=put.url,
+            headers=put.headers,
+            expires_in_seconds=put.expires_in_seconds,
+        )
+
+
+# Offers a fresh nonce on each mounted store's filesystem: whoever can read it back sees the same mount (rule 18).
+
+
+def offer_mount_proof(context: ServiceContext) -> MountProofOffer:
+    """`path` is null where the primary store is not a mounted filesystem. Raises StoreError if it is the only store and
+    does not answer; where there are others, a reader goes on with those."""
+    ask_stores(context)
+    seconds = context.settings.ticket_seconds
+    alone = len(context.stores) == 1
+    offers: dict[StoreRole, MountProofOffer] = {}
+    away = False
+    for attached in context.stores:
+        if not isinstance(attached.store, MountedStore):
+            continue
+        try:
+            offered = None if attached.watch.away and not alone else _offer(attached.store, seconds)
+        except StoreError:
+            if alone:
+                raise
+            offered = None
+        if offered is not None:
+            offers[attached.role] = offered
+        elif attached.role is StoreRole.PRIMARY:
+            away = True
+    others = [offer for role, offer in offers.items() if role is not StoreRole.PRIMARY]
+    nothing = MountProofOffer(proof_id=None, path=None, expires_in_seconds=seconds)
+    return offers.get(StoreRole.PRIMARY, nothing).model_copy(update={"away": away, "others": others})
+
+
+def _offer(store: MountedStore, seconds: int) -> MountProofOffer:
+    proof_id, path = store.new_mount_proof(expires_in_seconds=seconds)
+    return MountProofOffer(proof_id=proof_id, path=str(path), expires_in_seconds=seconds)
+
+
+# One call of a rank: verify what it has sent, reserve what it will send, hand out tickets.
+#
+# Flow: the SDK hashes chunks -> negotiate (here) -> PUT straight to the store -> negotiate again, with what is finished
+# -> seal (training/seal.py).
+
+_CLIENTS_ASK_WITHIN = timedelta(minutes=15)
+"""So long a client may go by what it was told of the store."""
+
+
+def negotiate_chunks(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: NegotiateChunks
+) -> ChunksNegotiated:
+    """An answer per offered chunk, in the order offered. Repeating it is fine: the same copies, fresh tickets."""
+    check_offers(request.chunks, md5_needed=_md5_needed(context.store.capabilities))
+    # First what has arrived: a chunk that is reported and offered again in one call is present.
+    finished = verify_finished(context, caller, checkpoint_id, rank, request)
+    if finished and not request.chunks:
+        return ChunksNegotiated(chunks=[], finished=finished)
+    reservation = context.database.run(
+        lambda session: reserve(session, context, caller, checkpoint_id, rank, request=request)
+    )
+    office = TicketOffice(context, reservation.project_id, request.mount_proof)
+
+    def answer(offer: ChunkOffer) -> ChunkAnswer:
+        copy = reservation.send_into.get(offer.digest)
+        if copy is not None:
+            return ChunkAnswer(digest=offer.digest, status="upload", ticket=office.ticket(offer, copy))
+        return ChunkAnswer(digest=offer.digest, status="absent" if offer.digest in reservation.absent else "present")
+
+    return ChunksNegotiated(chunks=make_tickets(context.store, answer, request.chunks), finished=finished)
+
+
+def _md5_needed(capabilities: Capabilities | None) -> bool:
+    """Not at once where the store has only just come to compare MD5: jobs that run must hear of it first."""
+    if capabilities is None or not capabilities.asks_md5:
+        return False
+    return capabilities.changed_at is None or datetime.now(UTC) - capabilities.changed_at > _CLIENTS_ASK_WITHIN

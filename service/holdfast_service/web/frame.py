@@ -1,0 +1,302 @@
+"""The frame around each request: its id, its host, its protocol, its connection and the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import time
+import uuid
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.errors import ProblemError
+from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
+from holdfast_service.web.problem_reply import internal_problem, problem_response
+
+# Connections that do not say what they want cost little and not for long (protocol rule 43).
+#
+# uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a head
+# has `header_seconds`, and so has what is left of a body that was refused; and a connection too many takes the place of
+# the one that has been without a request for the longest. Only where each has a request in hand is the new one refused.
+
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
+    """For `uvicorn.Config(http=…)`; one for each server."""
+    waiting: dict[BoundedConnection, None] = {}  # without a request in hand, the longest first
+
+    class BoundedConnection(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > most:
+                self._make_room()
+            self._look()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._has_request()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._look()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            # uvicorn's own time for idle connections runs now, until the next byte comes.
+            if not self._busy() and not self.transport.is_closing():
+                waiting[self] = None
+
+        def _busy(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _look(self) -> None:
+            if self._busy() or self.transport.is_closing():
+                self._has_request()
+                return
+            waiting.setdefault(self, None)
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(header_seconds, self.transport.abort)
+
+        def _has_request(self) -> None:
+            waiting.pop(self, None)
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _make_room(self) -> None:
+            idle = next(iter(waiting), None)
+            if idle is None:
+                self.transport.write(_FULL)
+                self.transport.close()
+            else:
+                idle.transport.abort()
+                waiting.pop(idle)
+
+    return BoundedConnection
+
+
+# Refuses a Host that is not this service's name (protocol rule 43).
+#
+# A web page whose name its owner has pointed at this machine's loopback could else read the open routes through the
+# browser of a person here (DNS rebinding). An address is always good: no page can choose one, and load balancers and
+# scrapers call by address.
+
+_SHOWN_HOST_CHARACTERS = 100
+
+
+class HostCheck:
+    """`names`: lower-case, `*.example.org` for all below one."""
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if host is None or _is_address(name := _without_port(host)) or self._allows(name):
+            await self._app(scope, receive, send)
+            return
+        await problem_response(_refusal(name), scope["state"]["request_id"])(scope, receive, send)
+
+    def _allows(self, name: str) -> bool:
+        return any(fnmatchcase(name, allowed) for allowed in self._names)
+
+
+def _without_port(host: str) -> str:
+    name = host.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0].removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _refusal(name: str) -> ProblemError:
+    shown = name[:_SHOWN_HOST_CHARACTERS]
+    return ProblemError(
+        ProblemCode.HOST_NOT_ALLOWED,
+        f"This service does not go by the name {shown!r}. Call it by its address or by a name that "
+        "HOLDFAST_ALLOWED_HOSTS lists.",
+        host=shown,
+    )
+
+
+# Both sides tell their protocol's version; what does not fit is refused with both numbers (protocol rule 35).
+#
+# A caller that says nothing (curl, a browser, a store's ticket) is served.
+
+_SHOWN_CHARACTERS = 20
+
+
+class ProtocolHeader:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_version(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[PROTOCOL_HEADER] = PROTOCOL_VERSION
+            await send(message)
+
+        theirs = Headers(scope=scope).get(PROTOCOL_HEADER)
+        if theirs is not None and not speaks_with(theirs):
+            refusal = problem_response(_unsupported(theirs), scope["state"]["request_id"])
+            await refusal(scope, receive, send_with_version)
+            return
+        await self._app(scope, receive, send_with_version)
+
+
+def _unsupported(theirs: str) -> ProblemError:
+    shown = theirs[:_SHOWN_CHARACTERS]
+    return ProblemError(
+        ProblemCode.UNSUPPORTED_PROTOCOL,
+        f"The client speaks protocol {shown} and this service {PROTOCOL_VERSION}. Install a client of the same major "
+        "version as the service.",
+        client=shown,
+        service=PROTOCOL_VERSION,
+    )
+
+
+# Counts requests by route and status, and their time. Pure ASGI; by the route's template, never by the path: a path
+# holds ids, and each would be a time series of its own.
+
+# A commit with many ranks takes tens of milliseconds, a long poll up to a minute.
+_BUCKETS_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+# What a client may call its method is up to the client, and each would be a time series of its own too.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class RequestMeter:
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+        self._app = app
+        self._requests = Counter(
+            "holdfast_requests", "Requests, by route and status.", ("method", "route", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "holdfast_request_seconds",
+            "Time from the request's first byte to the reply's last.",
+            ("method", "route"),
+            buckets=_BUCKETS_SECONDS,
+            registry=registry,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500  # what the frame answers, should nothing be sent from inside
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        begun = time.monotonic()
+        try:
+            await self._app(scope, receive, send_and_note)
+        finally:
+            route = getattr(scope.get("route"), "path", "unknown")
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._requests.labels(method, route, str(status)).inc()
+            self._seconds.labels(method, route).observe(time.monotonic() - begun)
+
+
+# The outermost middleware: gives each request its id, logs it when it is done, and turns a bug into a reply.
+#
+# Pure ASGI, so that bodies stream through untouched. The log has the path and never the query string: that of a signed
+# URL is a secret.
+
+REQUEST_ID_HEADER = "X-Request-Id"
+# A caller's own id is kept if it cannot break a log line or a header.
+_SANE_ID = re.compile(r"^[A-Za-z0-9._:-]{8,128}\Z")
+_QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+
+_log = structlog.get_logger("holdfast.requests")
+
+
+class RequestFrame:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _incoming_id(scope) or uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        begun = time.monotonic()
+        status: int | None = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", []),
+                    (REQUEST_ID_HEADER.lower().encode(), request_id.encode()),
+                ]
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                await self._app(scope, receive, send_with_id)
+            except Exception:
+                _log.exception("bug", method=scope["method"], path=scope["path"])
+                if status is not None:
+                    raise  # half a reply is out: only a broken connection can still say that it is not whole
+                await problem_response(internal_problem(), request_id)(scope, receive, send_with_id)
+            finally:
+                self._log_access(scope, status, time.monotonic() - begun)
+
+    @staticmethod
+    def _log_access(scope: Scope, status: int | None, seconds: float) -> None:
+        log = _log.debug if scope["path"] in _QUIET_PATHS and status == 200 else _log.info
+        caller = scope["state"].get("caller")
+        log(
+            "request",
+            method=scope["method"],
+            path=_shown_path(scope),
+            status=status,
+            seconds=round(seconds, 4),
+            client=None if scope.get("client") is None else scope["client"][0],
+            token=None if caller is None else caller.token_id,
+        )
+
+
+def _shown_path(scope: Scope) -> str:
+    """Signed URLs hold their terms in the path: long, and of use to nobody."""
+    path: str = scope["path"]
+    return f"{OBJECTS_PATH}/…" if path.startswith(OBJECTS_PATH) else path
+
+
+def _incoming_id(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID_HEADER.lower().encode():
+            text: str = value.decode("latin-1")
+            return text if _SANE_ID.match(text) else None
+    return None

@@ -1,0 +1,137 @@
+"""Whether the process lives and can serve, and what it tells of itself."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from sqlalchemy import select
+
+from holdfast_protocol.base import PROTOCOL_VERSION
+from holdfast_protocol.codecs import Codec
+from holdfast_protocol.service import Readiness, ReadinessCheck, ServerInfo
+from holdfast_protocol.states import StoreRole
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import Context, ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.engine import what_can_be_lost
+from holdfast_service.db.migrate import pending_revision
+from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.errors import ProblemError
+from holdfast_service.records.history import settle_history
+from holdfast_service.release import VERSION
+from holdfast_service.work.processes import attached_here, say_alive, weaknesses_of, what_differs
+
+# `/healthz` (the process lives) and `/readyz` (database, migrations, a store answer). Open: they tell no secrets.
+#
+# `/healthz` runs on the event loop: it answers while every thread waits for a database that does not. `/readyz` writes
+# a row, because a standby that was not promoted, and a full disk, answer every question and take no save.
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", summary="Whether the process lives")
+async def healthz() -> dict[str, str]:
+    return {"status": "alive"}
+
+
+@router.get(
+    "/readyz",
+    summary="Whether database, migrations and a store answer",
+    responses={503: {"model": Readiness, "description": "One of them does not."}},
+)
+def readyz(context: Context, response: Response) -> Readiness:
+    readiness = check_readiness(context)
+    if not readiness.ready:
+        response.status_code = 503
+    return readiness
+
+
+def check_readiness(context: ServiceContext) -> Readiness:
+    checks = [*_check_database(context), _check_stores(context)]
+    ready = all(check.ok for check in checks)
+    weak = weaknesses_of(context)
+    return Readiness(ready=ready, checks=checks, warnings=[*_differences(context), *weak], weaknesses=weak)
+
+
+def _differences(context: ServiceContext) -> list[str]:
+    try:
+        with context.database.read() as session:
+            return what_differs(session, context)
+    except ProblemError:
+        return []  # the checks say it
+
+
+def _check_database(context: ServiceContext) -> list[ReadinessCheck]:
+    try:
+        with context.database.read() as session:
+            epoch = session.scalar(select(CatalogIdentity.epoch))
+            pending = pending_revision(session.connection())
+        unwritable = _why_unwritable(context) if pending is None else None
+    except ProblemError as error:
+        return [
+            ReadinessCheck(name="database", ok=False, detail=error.detail),
+            ReadinessCheck(name="migrations", ok=False, detail="Unknown while the database does not answer."),
+        ]
+    if unwritable is not None:
+        database = ReadinessCheck(name="database", ok=False, detail=unwritable)
+    elif epoch == context.epoch:
+        database = _check_history(context)
+    else:
+        database = ReadinessCheck(
+            name="database",
+            ok=False,
+            detail=f"The catalog is at epoch {epoch}, and this process began in {context.epoch}. Restart it.",
+        )
+    detail = "All applied." if pending is None else f"The revision {pending} is not applied. Restart the service."
+    return [database, ReadinessCheck(name="migrations", ok=pending is None, detail=detail)]
+
+
+def _check_history(context: ServiceContext) -> ReadinessCheck:
+    """Also what its settings can lose: that is a warning, and nothing to stop for."""
+    try:
+        settle_history(context)
+        lossy = what_can_be_lost(context.database)
+    except ProblemError as error:
+        return ReadinessCheck(name="database", ok=False, detail=error.detail)
+    return ReadinessCheck(name="database", ok=True, detail=" ".join(["It answers and takes writes.", *lossy]))
+
+
+def _why_unwritable(context: ServiceContext) -> str | None:
+    """None if a write was committed just now: that of this process's own row, which says that it serves."""
+    try:
+        with context.database.transaction() as session:
+            say_alive(session, context.process_id, "serve", attached_here(context))
+    except ProblemError as error:
+        return error.detail
+    return None
+
+
+def _check_stores(context: ServiceContext) -> ReadinessCheck:
+    """With one of several away the service still gives back what the others hold: it must go on being asked."""
+    problems = {attached.role: attached.watch.check() for attached in context.stores}
+    ok = None in problems.values()
+    if len(problems) == 1:
+        return ReadinessCheck(name="store", ok=ok, detail=problems[StoreRole.PRIMARY] or "It answers.")
+    told = [f"{role}: {problem or 'It answers.'}" for role, problem in problems.items()]
+    return ReadinessCheck(name="store", ok=ok, detail=" ".join(told))
+
+
+# What the service tells a client about itself and about the client's own token.
+
+
+def server_info(context: ServiceContext, caller: Principal) -> ServerInfo:
+    capabilities = context.store.capabilities
+    with context.database.read() as session:
+        now = database_now(session)
+    return ServerInfo(
+        version=VERSION,
+        protocol=PROTOCOL_VERSION,
+        catalog_id=context.catalog_id,
+        epoch=context.epoch,
+        now=now,
+        store_kind=context.store.kind,
+        codecs=[codec.value for codec in Codec],
+        store_asks_md5=capabilities is not None and capabilities.asks_md5,
+        token_name=caller.name,
+        token_project=caller.project_name,
+        token_scopes=sorted(caller.scopes),
+    )

@@ -1,0 +1,255 @@
+"""The controller `webhooks`: makes the calls that are due, and forgets those that were over long ago."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+
+import structlog
+from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, text
+from sqlalchemy.orm import Session
+
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Project
+from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDelivery
+from holdfast_service.release import VERSION
+from holdfast_service.webhooks.call import WHOLE_SECONDS, Answer, call, pause_seconds, signature
+from holdfast_service.webhooks.manage import delivery_id
+from holdfast_service.webhooks.target import RefusedTargetError, find_target
+from holdfast_service.work.report import Backlog, RoundReport
+
+# Forgets calls that were over long ago, and deleted webhooks with the last of theirs. Called by each round.
+
+_AT_ONCE = 1000
+"""In one transaction: after a receiver's long outage there are many, and who leaves a new call waits behind them."""
+_UNSYNCHRONIZED = {"synchronize_session": False}
+
+
+def forget_old(context: ServiceContext) -> None:
+    """Writes nothing where nothing is old. Whoever dies in between leaves the rest to the next round."""
+    kept_for = timedelta(days=context.settings.keep_webhook_calls_days)
+    more = _is_there(context, partial(_is_over, kept_for=kept_for))
+    while more and not context.stopping.is_set():
+        more = _forget_calls(context, kept_for)
+    if _is_there(context, partial(_is_unused, kept_for=kept_for)):
+        with context.database.transaction() as session:
+            unused = _is_unused(database_now(session), kept_for)
+            session.execute(delete(Webhook).where(unused), execution_options=_UNSYNCHRONIZED)
+
+
+def _is_there(context: ServiceContext, which: Callable[[datetime], ColumnElement[bool]]) -> bool:
+    with context.database.read() as session:
+        return session.execute(select(exists().where(which(database_now(session))))).scalar_one()
+
+
+def _forget_calls(context: ServiceContext, kept_for: timedelta) -> bool:
+    """Whether there are more."""
+    with context.database.transaction() as session:
+        old = session.scalars(
+            select(WebhookDelivery.id)
+            .where(_is_over(database_now(session), kept_for))
+            .order_by(WebhookDelivery.created_at)
+            .limit(_AT_ONCE)
+            .with_for_update(skip_locked=True)
+        ).all()
+        session.execute(delete(WebhookDelivery).where(WebhookDelivery.id.in_(old)), execution_options=_UNSYNCHRONIZED)
+    return len(old) == _AT_ONCE
+
+
+def _is_over(now: datetime, kept_for: timedelta) -> ColumnElement[bool]:
+    """By when it was made, which an index knows: it is over a day or so later."""
+    over = or_(WebhookDelivery.delivered_at.is_not(None), WebhookDelivery.given_up_at.is_not(None))
+    return and_(WebhookDelivery.created_at < now - kept_for, over)
+
+
+def _is_unused(now: datetime, kept_for: timedelta) -> ColumnElement[bool]:
+    """Deleted so long ago that nobody leaves a call of it any more."""
+    left = exists().where(WebhookDelivery.webhook_id == Webhook.id)
+    return and_(Webhook.deleted_at < now - kept_for, ~left)
+
+
+# One round: makes the calls that are due. At least once each, with the same id whenever it is made again.
+#
+# A call is claimed with a lease, in a transaction of its own, and made outside of any; whoever dies in between leaves a
+# call that is made again when the lease is over. A result settles only the try that it belongs to.
+
+NAME = "webhooks"
+_LEASE = timedelta(seconds=8 * WHOLE_SECONDS)
+_CALLS_OF_A_ROUND = 100
+_GONE = 410
+
+_log = structlog.get_logger("holdfast.webhooks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhooksReport(RoundReport):
+    given_up: int = 0
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one try needs; nothing of it changes meanwhile."""
+
+    delivery: WebhookDelivery
+    url: str
+    secret: bytes
+    at: datetime
+
+
+def tick(context: ServiceContext) -> WebhooksReport:
+    done = failed = given_up = 0
+    error: str | None = None
+    forget_old(context)
+    with context.database.read() as session:
+        due = session.execute(select(exists().where(_is_due(database_now(session))))).scalar_one()
+    if not due:
+        return WebhooksReport()
+    tls = ssl.create_default_context()
+    for _ in range(_CALLS_OF_A_ROUND):
+        if context.stopping.is_set():
+            break
+        claimed = _claim(context)
+        if claimed is None:
+            break
+        answer = _make(context, claimed, tls)
+        if answer.taken:
+            done += 1
+        else:
+            failed += 1
+            error = answer.error or f"the receiver has answered {answer.status}"
+        given_up += _settle(context, claimed, answer)
+    return WebhooksReport(done=done, failed=failed, given_up=given_up, error=error)
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    """Calls whose time has come, and those that somebody makes."""
+    del context
+    now = database_now(session)
+    due = _is_due(now)
+    waiting, oldest, leased = session.execute(
+        select(
+            func.count().filter(due),
+            func.min(WebhookDelivery.next_try_at).filter(due),
+            func.count().filter(WebhookDelivery.leased_until > now),
+        ).where(text(TO_DELIVER))
+    ).one()
+    return Backlog(waiting, leased, oldest)
+
+
+def _is_due(now: datetime) -> ColumnElement[bool]:
+    return and_(
+        text(TO_DELIVER),
+        WebhookDelivery.next_try_at <= now,
+        or_(WebhookDelivery.leased_until.is_(None), WebhookDelivery.leased_until <= now),
+    )
+
+
+def _claim(context: ServiceContext) -> _Call | None:
+    """The one that waits longest, of the projects of which none is in hand: one project with many receivers that do not
+    answer holds one thread up. Whoever owes an answer comes after the others. Those of a webhook that was deleted are
+    given up."""
+    while True:
+        with context.database.transaction() as session:
+            now = database_now(session)
+            may_be_made = and_(_is_due(now), Webhook.project_id.not_in(_in_hand(now)))
+            first = session.execute(
+                select(WebhookDelivery.id, Webhook)
+                .join(Webhook, Webhook.id == WebhookDelivery.webhook_id)
+                .where(may_be_made)
+                .order_by(
+                    WebhookDelivery.webhook_id.in_(_unanswered()), WebhookDelivery.next_try_at, WebhookDelivery.id
+                )
+                .limit(1)
+            ).first()
+            if first is None:
+                return None
+            found_id, hook = first
+            # Those who claim for one project take turns, and look again at what the one before has left.
+            session.execute(select(Project.id).where(Project.id == hook.project_id).with_for_update(key_share=True))
+            delivery = session.scalar(
+                select(WebhookDelivery)
+                .join(Webhook, Webhook.id == WebhookDelivery.webhook_id)
+                .where(WebhookDelivery.id == found_id, may_be_made)
+                .with_for_update(of=WebhookDelivery)
+            )
+            if delivery is None:
+                continue
+            if hook.deleted_at is not None:
+                delivery.given_up_at, delivery.last_error = now, "the webhook was deleted"
+                continue
+            delivery.tries += 1
+            delivery.leased_until = now + _LEASE
+            return _Call(delivery, hook.url, hook.secret, now)
+
+
+def _in_hand(now: datetime) -> Select[str]:
+    """The projects of which somebody makes a call."""
+    return (
+        select(Webhook.project_id)
+        .join(WebhookDelivery, WebhookDelivery.webhook_id == Webhook.id)
+        .where(text(TO_DELIVER), WebhookDelivery.leased_until > now)
+    )
+
+
+def _unanswered() -> Select[str]:
+    """The webhooks that gave no answer at all to a call that is still to be made."""
+    return select(WebhookDelivery.webhook_id).where(
+        text(TO_DELIVER), WebhookDelivery.last_error.is_not(None), WebhookDelivery.last_status.is_(None)
+    )
+
+
+def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answer:
+    message_id = delivery_id(claimed.delivery)
+    body = json.dumps(claimed.delivery.body, separators=(",", ":")).encode()
+    timestamp = int(claimed.at.timestamp())
+    try:
+        target = find_target(claimed.url, context.settings.webhook_hosts)
+    except RefusedTargetError as refused:
+        return Answer(None, str(refused))
+    except OSError as error:
+        return Answer(None, f"the host's name cannot be resolved ({type(error).__name__})")
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": f"holdfast/{VERSION}",
+        "Connection": "close",
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature(claimed.secret, message_id, timestamp, body),
+    }
+    answer = call(target, body, headers, tls)
+    _log.info("webhook_called", delivery=message_id, host=target.host, status=answer.status, error=answer.error)
+    return answer
+
+
+def _settle(context: ServiceContext, claimed: _Call, answer: Answer) -> int:
+    """1 if it is given up. Nothing, where the lease ran out and somebody else has made the call again."""
+    with context.database.transaction() as session:
+        now = database_now(session)
+        delivery = session.scalar(
+            select(WebhookDelivery)
+            .where(
+                WebhookDelivery.id == claimed.delivery.id,
+                WebhookDelivery.tries == claimed.delivery.tries,
+                text(TO_DELIVER),
+            )
+            .with_for_update(),
+            execution_options={"populate_existing": True},
+        )
+        if delivery is None:
+            return 0
+        delivery.leased_until = None
+        delivery.last_status, delivery.last_error = answer.status, answer.error
+        if answer.taken:
+            delivery.delivered_at = now
+            return 0
+        pause = None if answer.status == _GONE else pause_seconds(delivery.tries)
+        if pause is None:
+            delivery.given_up_at = now
+            return 1
+        delivery.next_try_at = now + timedelta(seconds=pause)
+        return 0

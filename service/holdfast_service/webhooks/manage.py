@@ -1,0 +1,237 @@
+"""Webhooks of a project: made, shown, tried out and deleted."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.webhooks import (
+    CreateWebhook,
+    DeliveryView,
+    WebhookBody,
+    WebhookCreated,
+    WebhookData,
+    WebhookEvent,
+    WebhookView,
+)
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.pages import cut_page, decode_cursor
+from holdfast_service.db.tables.core import Project
+from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDelivery
+from holdfast_service.errors import ProblemError
+from holdfast_service.runs.find import project_named
+from holdfast_service.webhooks.call import new_secret, shown
+from holdfast_service.webhooks.outbox import delivery_row
+from holdfast_service.webhooks.target import RefusedTargetError, parsed
+
+# Webhooks and their calls as people see them.
+
+
+def webhook_views(session: Session, project: Project, hooks: Sequence[Webhook]) -> list[WebhookView]:
+    counted = {
+        webhook_id: (waiting, given_up)
+        for webhook_id, waiting, given_up in session.execute(
+            select(
+                WebhookDelivery.webhook_id,
+                func.count().filter(text(TO_DELIVER)),
+                func.count(WebhookDelivery.given_up_at),
+            )
+            .where(WebhookDelivery.webhook_id.in_([hook.id for hook in hooks]))
+            .group_by(WebhookDelivery.webhook_id)
+        )
+    }
+    return [
+        WebhookView(
+            id=hook.id,
+            project=project.name,
+            url=shown_url(hook.url),
+            events=[WebhookEvent(event) for event in hook.events],
+            created_at=hook.created_at,
+            created_by=hook.created_by,
+            deleted_at=hook.deleted_at,
+            waiting=counted.get(hook.id, (0, 0))[0],
+            given_up=counted.get(hook.id, (0, 0))[1],
+        )
+        for hook in hooks
+    ]
+
+
+def shown_url(url: str) -> str:
+    """Without the query, where receivers often keep a secret."""
+    head, mark, _ = url.partition("?")
+    return head + (f"{mark}…" if mark else "")
+
+
+def host_of(url: str) -> str:
+    """For logs and events: some receivers keep their secret in the path."""
+    return urlsplit(url).hostname or ""
+
+
+def delivery_view(row: WebhookDelivery) -> DeliveryView:
+    over = row.delivered_at is not None or row.given_up_at is not None
+    return DeliveryView(
+        id=delivery_id(row),
+        event=WebhookEvent(row.event),
+        created_at=row.created_at,
+        tries=row.tries,
+        next_try_at=None if over else row.next_try_at,
+        delivered_at=row.delivered_at,
+        given_up_at=row.given_up_at,
+        last_status=row.last_status,
+        last_error=row.last_error,
+    )
+
+
+def delivery_id(row: WebhookDelivery) -> str:
+    return f"msg_{row.webhook_id.removeprefix('wh_')}_{row.id}"
+
+
+def webhook_of(session: Session, project: Project, webhook_id: str) -> Webhook:
+    """Raises `webhook_not_found`, also for another project's."""
+    hook = session.scalar(select(Webhook).where(Webhook.id == webhook_id, Webhook.project_id == project.id))
+    if hook is None:
+        raise ProblemError(
+            ProblemCode.WEBHOOK_NOT_FOUND,
+            f"The project {project.name!r} has no webhook {webhook_id!r}. Correct the id; `holdfast webhook list` "
+            "shows them.",
+            webhook=webhook_id,
+        )
+    return hook
+
+
+# Makes a webhook. Its secret is shown once; it is kept as it is, for it signs each call.
+
+MOST_OF_A_PROJECT = 20
+
+
+def create_webhook(
+    context: ServiceContext, caller: Principal, project_name: str, request: CreateWebhook
+) -> WebhookCreated:
+    """Its name is resolved when it is called, each time: only its form is judged here. Raises `invalid_request`."""
+    try:
+        parsed(request.url, context.settings.webhook_hosts)
+    except RefusedTargetError as refused:
+        raise ProblemError(ProblemCode.INVALID_REQUEST, str(refused)) from None
+    secret = new_secret()
+    with context.database.transaction() as session:
+        project = project_named(session, caller, project_name)
+        session.execute(select(Project.id).where(Project.id == project.id).with_for_update())
+        there = session.execute(
+            select(func.count()).where(Webhook.project_id == project.id, Webhook.deleted_at.is_(None))
+        ).scalar_one()
+        if there >= MOST_OF_A_PROJECT:
+            raise ProblemError(
+                ProblemCode.INVALID_REQUEST,
+                f"The project {project_name!r} has {there} webhooks, and cannot have more. Delete one.",
+            )
+        hook = Webhook(
+            id=f"wh_{secrets.token_hex(8)}",
+            project_id=project.id,
+            url=request.url,
+            secret=secret,
+            events=sorted({event.value for event in request.events}),
+            created_at=database_now(session),
+            created_by=caller.name,
+        )
+        session.add(hook)
+        session.flush()
+        record_event(
+            session,
+            Actor.person(caller),
+            "webhook.create",
+            project_id=project.id,
+            after={"webhook": hook.id, "host": host_of(hook.url), "events": hook.events},
+        )
+        (view,) = webhook_views(session, project, [hook])
+    return WebhookCreated(**view.model_dump(), secret=shown(secret))
+
+
+# Deletes a webhook: nothing is called any more, and its secret goes. What was called stays to be seen for a while.
+
+
+def delete_webhook(context: ServiceContext, caller: Principal, project_name: str, webhook_id: str) -> WebhookView:
+    """Twice is fine. Raises `webhook_not_found`, also when it was forgotten with its last call (`controller.py`)."""
+    with context.database.transaction() as session:
+        project = project_named(session, caller, project_name)
+        hook = webhook_of(session, project, webhook_id)
+        if hook.deleted_at is None:
+            hook.deleted_at = database_now(session)
+            hook.secret = b""
+            record_event(
+                session,
+                Actor.person(caller),
+                "webhook.delete",
+                project_id=project.id,
+                before={"webhook": hook.id, "host": host_of(hook.url), "events": hook.events},
+            )
+            session.flush()
+        return webhook_views(session, project, [hook])[0]
+
+
+# A call that somebody asks for, to see whether it arrives. The controller makes it, as any other.
+
+
+def try_out(context: ServiceContext, caller: Principal, project_name: str, webhook_id: str) -> DeliveryView:
+    """Raises `webhook_not_found`, and `invalid_request` for one that was deleted."""
+    with context.database.transaction() as session:
+        project = project_named(session, caller, project_name)
+        hook = webhook_of(session, project, webhook_id)
+        if hook.deleted_at is not None:
+            raise ProblemError(ProblemCode.INVALID_REQUEST, f"The webhook {webhook_id} was deleted. Make it anew.")
+        body = WebhookBody(
+            type=WebhookEvent.TEST,
+            timestamp=database_now(session),
+            data=WebhookData(project=project.name, reason=f"asked for by {caller.name}"),
+        )
+        subject = secrets.token_hex(8)
+        insert_absent(session, WebhookDelivery, [delivery_row(hook.id, subject, body)])
+        record_event(
+            session,
+            Actor.person(caller),
+            "webhook.test",
+            project_id=project.id,
+            after={"webhook": hook.id, "host": host_of(hook.url)},
+        )
+        made = select(WebhookDelivery).where(WebhookDelivery.webhook_id == hook.id, WebhookDelivery.subject == subject)
+        return delivery_view(session.execute(made).scalar_one())
+
+
+# The webhooks of a project, and what became of their calls. For its administrators: a URL may hold a secret.
+
+_CURSOR = "deliveries"
+
+
+def list_webhooks(context: ServiceContext, caller: Principal, project_name: str) -> Page[WebhookView]:
+    """All that are not deleted: there are few."""
+    with context.database.read() as session:
+        project = project_named(session, caller, project_name)
+        hooks = session.scalars(
+            select(Webhook)
+            .where(Webhook.project_id == project.id, Webhook.deleted_at.is_(None))
+            .order_by(Webhook.created_at, Webhook.id)
+        ).all()
+        return Page(items=webhook_views(session, project, hooks))
+
+
+def list_deliveries(
+    context: ServiceContext, caller: Principal, project_name: str, webhook_id: str, *, cursor: str | None, limit: int
+) -> Page[DeliveryView]:
+    """The newest first. Raises `webhook_not_found`."""
+    with context.database.read() as session:
+        project = project_named(session, caller, project_name)
+        hook = webhook_of(session, project, webhook_id)
+        query = select(WebhookDelivery).where(WebhookDelivery.webhook_id == hook.id)
+        if cursor is not None:
+            query = query.where(WebhookDelivery.id < decode_cursor(_CURSOR, cursor, int)[0])
+        found = session.scalars(query.order_by(WebhookDelivery.id.desc()).limit(limit + 1)).all()
+        rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (row.id,))
+        return Page(items=[delivery_view(row) for row in rows], next_cursor=next_cursor)

@@ -1,0 +1,195 @@
+"""Long work that a person starts, as rows: started by a verb's call, looked at, cancelled."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.digests import canonical_bytes
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.service import OperationProgress, OperationView
+from holdfast_protocol.states import OperationState
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.tables.core import Project, Run
+from holdfast_service.db.tables.operations import Operation
+from holdfast_service.errors import ProblemError
+
+# One try of an operation, as its handler sees it: what to do, and a way to say how far it is.
+#
+# A handler calls `progress` between two steps. That renews the lease, so that nobody else begins it too, and it raises
+# where the handler must stop: somebody cancelled it, another worker has it, or this process is asked to end. A handler
+# lets these through; what it has done stays done, for every step may run twice.
+
+# A handler may say more often how far it is than anybody looks.
+WRITTEN_EVERY_SECONDS = 1.0
+
+
+class HandlerStopped(Exception):  # noqa: N818 (as HandlerError is what its children are not: errors)
+    """The handler must end now. It is no failure."""
+
+
+class OperationCancelled(HandlerStopped):
+    """Somebody has cancelled it."""
+
+
+class LeaseLost(HandlerStopped):
+    """It took longer than its lease without a word, and another worker has it now."""
+
+
+class ProcessEnds(HandlerStopped):
+    """This process was asked to end. Another one goes on."""
+
+
+@dataclass
+class OperationRun:
+    """`arguments` are those it was started with; `actor` is who started it, for the events that the handler writes.
+    `said` is how far it is."""
+
+    context: ServiceContext = field(repr=False)
+    id: str
+    kind: str
+    project_id: str | None
+    run_id: str | None
+    checkpoint_id: str | None
+    arguments: dict[str, Any]
+    actor: Actor
+    lease_token: str
+    tries: int
+    said: dict[str, Any] = field(default_factory=dict)
+    _written_at: float = float("-inf")
+
+    def progress(self, *, done: int | None = None, total: int | None = None, note: str | None = None) -> None:
+        """What is left out stays as it was said before. Raises HandlerStopped. Call it outside of transactions."""
+        said = {"done": done, "total": total, "note": note}
+        self.said |= {name: value for name, value in said.items() if value is not None}
+        if self.context.stopping.is_set():
+            raise ProcessEnds
+        if time.monotonic() - self._written_at < WRITTEN_EVERY_SECONDS:
+            return
+        with self.context.database.transaction() as session:
+            lease = timedelta(seconds=self.context.settings.lease_seconds)
+            row = session.execute(
+                update(Operation)
+                .where(Operation.id == self.id, Operation.lease_token == self.lease_token)
+                .values(progress=self.said, leased_until=database_now(session) + lease)
+                .returning(Operation.cancel_requested_at),
+                execution_options={"synchronize_session": False},
+            ).one_or_none()
+        self._written_at = time.monotonic()
+        if row is None:
+            raise LeaseLost
+        if row.cancel_requested_at is not None:
+            raise OperationCancelled
+
+
+Handler = Callable[[ServiceContext, OperationRun], dict[str, Any]]
+"""Carries out one kind of operation, and returns what came of it as JSON values. See `operation_kinds`."""
+
+
+# Long work that a person starts, as rows: started here by a verb's call, carried out by the controller `operations`.
+#
+#     with context.database.transaction() as session:
+#         return start_operation(session, caller, "drill", project_id=project.id, run_id=run.id, arguments={})
+#
+# Its handler stands in `operation_kinds`. The row is written in the caller's transaction, so a call that is refused
+# leaves none.
+
+_TRIES = 5
+
+
+def start_operation(
+    session: Session,
+    caller: Principal,
+    kind: str,
+    *,
+    project_id: str | None,
+    run_id: str | None = None,
+    checkpoint_id: str | None = None,
+    arguments: dict[str, Any],
+) -> OperationView:
+    """Queues it, and says so in the audit. The same that is under way already is answered with and not started again:
+    a call whose reply was lost may be repeated. `arguments` are JSON values and never a secret. Raises `busy`."""
+    fingerprint = hashlib.sha256(canonical_bytes([kind, project_id, run_id, checkpoint_id, arguments])).hexdigest()
+    row = {
+        "id": f"op_{secrets.token_hex(6)}",
+        "kind": kind,
+        "project_id": project_id,
+        "run_id": run_id,
+        "checkpoint_id": checkpoint_id,
+        "arguments": arguments,
+        "fingerprint": fingerprint,
+        "state": OperationState.QUEUED,
+        "progress": {},
+        "created_at": database_now(session),
+        "created_by": caller.name,
+        "created_by_token": caller.token_id,
+        "tries": 0,
+    }
+    # Its twin may end between the two statements: then there is room for this one.
+    for _ in range(_TRIES):
+        insert_absent(session, Operation, [row])
+        found = session.scalar(
+            select(Operation).where(
+                Operation.fingerprint == fingerprint,
+                Operation.ended_at.is_(None),
+                Operation.cancel_requested_at.is_(None),
+            )
+        )
+        if found is not None:
+            break
+    else:
+        raise ProblemError(ProblemCode.BUSY, "The same operation is started and ended again and again. Try again.")
+    if found.id == row["id"]:
+        record_event(
+            session,
+            Actor.person(caller),
+            "operation.start",
+            project_id=project_id,
+            run_id=run_id,
+            checkpoint_id=checkpoint_id,
+            after={"operation": found.id, "kind": kind, "arguments": arguments},
+        )
+    return operation_views(session, [found])[0]
+
+
+def operation_views(session: Session, rows: Sequence[Operation]) -> list[OperationView]:
+    """In the order given."""
+    projects = _names(session, Project, {row.project_id for row in rows})
+    runs = _names(session, Run, {row.run_id for row in rows})
+    return [
+        OperationView(
+            id=row.id,
+            kind=row.kind,
+            project=projects.get(row.project_id),
+            run=runs.get(row.run_id),
+            checkpoint_id=row.checkpoint_id,
+            arguments=row.arguments,
+            state=OperationState(row.state),
+            progress=OperationProgress(**row.progress),
+            result=row.result,
+            error=row.error,
+            created_at=row.created_at,
+            created_by=row.created_by,
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+            cancel_requested_at=row.cancel_requested_at,
+            tries=row.tries,
+        )
+        for row in rows
+    ]
+
+
+def _names(session: Session, table: type[Project] | type[Run], ids: set[str | None]) -> dict[str | None, str]:
+    found = session.execute(select(table.id, table.name).where(table.id.in_(ids - {None})))
+    return {row.id: row.name for row in found}

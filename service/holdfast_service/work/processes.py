@@ -1,0 +1,217 @@
+"""The processes of the service: what each has attached, that it is alive, and the leases of its rounds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Literal
+
+import structlog
+from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import CopyState, StoreRole
+from holdfast_service.attached_stores.attached import SETTING_OF_ROLE
+from holdfast_service.context import ServiceContext
+from holdfast_service.copies.predicates import KEPT
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.tables.core import Store as StoreRow
+from holdfast_service.db.tables.operations import Controller, Worker
+from holdfast_service.errors import ProblemError
+from holdfast_service.release import VERSION
+
+# The processes of the service, as each says of itself: registered at its start, seen again and again, and gone.
+#
+# Silence says that a process was killed, cut off, or hangs. Nothing relies on it but what people are shown, and the
+# reaper: while no process serves, no rank can call (protocol rule 31).
+
+ProcessKind = Literal["serve", "worker"]
+
+SILENT_AFTER = timedelta(seconds=45)
+"""A process says so every ten seconds at least."""
+_FORGOTTEN_AFTER = timedelta(days=1)
+
+
+def say_alive(session: Session, process_id: str, kind: ProcessKind, stores: Mapping[str, int]) -> None:
+    """The first time, and again after a day of sleep, it makes the row. `stores` are those attached, by role."""
+    now = database_now(session)
+    seen = update(Worker).where(Worker.id == process_id).values(seen_at=now).returning(Worker.id)
+    if session.scalar(seen, execution_options={"synchronize_session": False}) is None:
+        row = {
+            "id": process_id,
+            "kind": kind,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": VERSION,
+            "started_at": now,
+            "seen_at": now,
+            "stores": dict(stores),
+            "done": {},
+        }
+        insert_absent(session, Worker, [row])
+        _forget_the_long_gone(session, now)
+
+
+def say_goodbye(session: Session, process_id: str) -> None:
+    now = database_now(session)
+    session.execute(update(Worker).where(Worker.id == process_id).values(seen_at=now, ended_at=now))
+
+
+def last_served_at(session: Session) -> datetime | None:
+    """When a process that serves was last heard of; None if none has ever said so."""
+    return session.scalar(select(func.max(Worker.seen_at)).where(Worker.kind == "serve"))
+
+
+def _forget_the_long_gone(session: Session, now: datetime) -> None:
+    """But for the last one that served: the reaper must know since when nobody does."""
+    newest = select(Worker.id).where(Worker.kind == "serve").order_by(Worker.seen_at.desc()).limit(1)
+    session.execute(
+        delete(Worker).where(Worker.seen_at < now - _FORGOTTEN_AFTER, Worker.id.not_in(newest)),
+        execution_options={"synchronize_session": False},
+    )
+
+
+# Which stores each process of a catalog has attached: asked where one says that it is alive, and by /readyz.
+#
+# Every process is to have the same. One that lacks a store cannot read what is only there: it heals nothing from it,
+# sends no reader to it, and does not find what is bad in it. That costs and is said, but refuses nothing.
+
+_REMEDY = "Give every process of a catalog the same stores."
+
+
+def attached_here(context: ServiceContext) -> dict[str, int]:
+    """The stores' rows, by role."""
+    return {attached.role.value: attached.store_id for attached in context.stores}
+
+
+def weaknesses_of(context: ServiceContext) -> list[str]:
+    """A sentence for each thing that an attached store does not enforce, and should."""
+    return [
+        f"{SETTING_OF_ROLE[attached.role]}: {told}"
+        for attached in context.stores
+        if attached.store.capabilities is not None
+        for told in attached.store.capabilities.weaknesses
+    ]
+
+
+def what_differs(session: Session, context: ServiceContext) -> list[str]:
+    """A sentence for each setting that another process which is alive has otherwise, and for each store with copies
+    that none of them has. Empty where all is the same. It names no process: /readyz is open."""
+    own = attached_here(context)
+    others = session.scalars(
+        select(Worker.stores).where(
+            Worker.id != context.process_id,
+            Worker.ended_at.is_(None),
+            Worker.seen_at > database_now(session) - SILENT_AFTER,
+        )
+    ).all()
+    told = []
+    for role in StoreRole:
+        here, setting = own.get(role.value), SETTING_OF_ROLE[role]
+        if all(other.get(role.value) == here for other in others):
+            continue
+        if here is None:
+            told.append(f"{setting} is not set here, but for another process. {_REMEDY}")
+        elif any(other.get(role.value) not in (here, None) for other in others):
+            told.append(f"{setting} names another store than for another process. {_REMEDY}")
+        else:
+            told.append(f"{setting} is set here, but not for another process. {_REMEDY}")
+    attached = {store_id for stores in (own, *others) for store_id in stores.values()}
+    return told + [
+        f"No process has store {store_id} of the catalog attached, and copies are in it. They count as there while "
+        "nobody reads them: attach it again."
+        for store_id in _holding_copies(session, attached)
+    ]
+
+
+def _holding_copies(session: Session, attached: set[int]) -> list[int]:
+    there = exists().where(Copy.store_id == StoreRow.id, Copy.state.in_((*KEPT, CopyState.SUSPECT)))
+    query = select(StoreRow.id).where(StoreRow.id.not_in(attached), there).order_by(StoreRow.id)
+    return list(session.scalars(query))
+
+
+# Says in the catalog that this process is alive, and renews the leases of the rounds that are under way in it.
+# It warns where the processes do not all have the same stores.
+#
+# A process that is killed falls silent, and its leases run out.
+
+_log = structlog.get_logger("holdfast.presence")
+
+_EVERY_SECONDS = 10.0
+# A lease survives two renewals that fail.
+_PER_LEASE = 3
+
+
+class Presence:
+    """Enter once, leave once; `keep` from any thread."""
+
+    def __init__(self, context: ServiceContext, kind: ProcessKind) -> None:
+        self._context = context
+        self._kind = kind
+        self._lock = threading.Lock()
+        self._leases: set[str] = set()
+        self._told: list[str] = []
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-presence", daemon=True)
+
+    def enter(self) -> None:
+        """Raises ProblemError if the database is away."""
+        self._say()
+        self._thread.start()
+
+    def leave(self) -> None:
+        """A database that is away hears nothing; to the others this process has fallen silent then."""
+        self._leaving.set()
+        self._thread.join(_EVERY_SECONDS)
+        try:
+            with self._context.database.transaction() as session:
+                say_goodbye(session, self._context.process_id)
+        except ProblemError as error:
+            _log.warning("not_said", error=error.detail)
+
+    @contextmanager
+    def keeping(self, lease_token: str | None) -> Iterator[None]:
+        """The lease is renewed while the block is under way."""
+        if lease_token is None:
+            yield
+            return
+        with self._lock:
+            self._leases.add(lease_token)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._leases.discard(lease_token)
+
+    def _run(self) -> None:
+        pause = min(_EVERY_SECONDS, self._context.settings.lease_seconds / _PER_LEASE)
+        while not self._leaving.wait(pause):
+            try:
+                self._say()
+            except ProblemError as error:
+                _log.warning("not_said", error=error.detail)
+            except Exception:
+                _log.exception("not_said")
+
+    def _say(self) -> None:
+        with self._lock:
+            leases = sorted(self._leases)
+        with self._context.database.transaction() as session:
+            if leases:  # before the process's own row: whoever notes a round locks them in this order too
+                until = database_now(session) + timedelta(seconds=self._context.settings.lease_seconds)
+                session.execute(
+                    update(Controller).where(Controller.lease_token.in_(leases)).values(leased_until=until),
+                    execution_options={"synchronize_session": False},
+                )
+            say_alive(session, self._context.process_id, self._kind, attached_here(self._context))
+        with self._context.database.read() as session:
+            differs = what_differs(session, self._context)
+        if differs != self._told:
+            for sentence in differs:
+                _log.warning("stores_differ", reason=sentence)
+            self._told = differs

@@ -1,0 +1,82 @@
+"""`holdfast pull`: the command, which hangs itself into the client's CLI. torch is loaded when it runs, not before."""
+
+from __future__ import annotations
+
+import importlib.util
+import json as json_module
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from holdfast_client.cli.arguments import JsonOption, SelectorArgument, connect, read_selector
+from holdfast_client.cli.output import as_bytes
+from holdfast_client.cli.say import show_line
+
+_NEEDED = ("torch", "numpy", "safetensors")
+
+
+def register(app: typer.Typer) -> None:
+    """Raises ModuleNotFoundError where the extra is not installed; the CLI then says which one it is."""
+    for module in _NEEDED:
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    app.command("pull")(pull)
+
+
+def pull(
+    selector: SelectorArgument,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    *,
+    format_: Annotated[
+        Literal["torch", "safetensors", "dcp"], typer.Option("--format", help="What the files are for.")
+    ] = "torch",
+    only: Annotated[list[str] | None, typer.Option(help="Just this component; may be given several times.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace DIR if it is not empty.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Fetch a checkpoint, verify it, and write files that stock tools open.
+
+    torch: COMPONENT.pt for torch.load(weights_only=True). safetensors: COMPONENT.safetensors. dcp: a folder for
+    torch.distributed.checkpoint.load. What is not tensors comes as JSON.
+    """
+    name, point = read_selector(selector)
+    from holdfast.export.pull import Format
+    from holdfast.export.pull import pull as pull_checkpoint
+
+    with connect() as client, _progress(json) as progress:
+        task = progress.add_task("fetching", total=None)
+        summary = pull_checkpoint(
+            client,
+            name,
+            point,
+            directory,
+            Format(format_),
+            only=only or (),
+            force=force,
+            on_total=lambda total: progress.update(task, total=total),
+            on_bytes=lambda count: progress.advance(task, count),
+            on_note=lambda note: sys.stderr.write(f"holdfast: {note}\n"),
+        )
+    if json:
+        show_line(json_module.dumps(summary, indent=2))
+    else:
+        size = as_bytes(summary["logical_bytes"])
+        show_line(f"{name}@{summary['step']}#{summary['attempt']} ({size}) is in {directory}, as {format_}.")
+
+
+def _progress(quiet: bool) -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=quiet or not console.is_terminal,
+        transient=True,
+    )

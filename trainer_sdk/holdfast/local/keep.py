@@ -1,0 +1,77 @@
+"""The local tiers of all ranks, opened together, and a save that is kept in one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from holdfast.distributed.ranks import Ranks
+from holdfast.save.job import SaveJob
+from holdfast.session.session import Session
+from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.local.spool import Spool, SpooledChunk, SpoolRecord, record_name
+from holdfast_client.local.tier import LocalTier, keep_shard
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.checkpoints import IndexOrdinals
+
+# The local tiers of all ranks, opened together: where one node's folder cannot be used, no rank waits for that one.
+
+
+def open_local_tier(ranks: Ranks, settings: ClientSettings, path: str | Path | None) -> LocalTier | None:
+    """Collective. This rank's, or None where nobody names a folder. All ranks raise what the lowest failing one met."""
+    opened: list[LocalTier | None] = []
+    try:
+        ranks.together(lambda: opened.append(LocalTier.of(settings, path)))
+    except BaseException:
+        for tier in opened:
+            if tier is not None:
+                tier.close()
+        raise
+    return opened[0]
+
+
+# staged -> hashed -> on this node's disk, with a record: the save outlives the process, and its slab is free again.
+
+
+def keep_save(
+    session: Session,
+    spool: Spool,
+    job: SaveJob,
+    chunks: Iterable[OutgoingChunk],
+    *,
+    index: int,
+    workers: TransferWorkers,
+) -> SpoolRecord:
+    """`index`: the ordinal of this rank's index document; rank 0's layout follows it. Raises as
+    keep_shard does."""
+    rank = session.ranks.rank
+
+    def record(kept: list[SpooledChunk]) -> SpoolRecord:
+        return SpoolRecord(
+            project=session.run.project,
+            run=session.run.run,
+            epoch=session.fence.epoch,
+            attempt=session.fence.attempt,
+            launch_id=session.launch_id,
+            number=job.number,
+            step=job.step,
+            kind=job.kind,
+            world_size=session.ranks.world_size,
+            rank=rank,
+            chunks=kept,
+            index=IndexOrdinals(shard=index, layout=index + 1 if rank == 0 else None),
+            components=job.components,
+            finite=job.is_healthy,
+            metrics=job.metrics,
+            verdict=job.verdict,
+            dropped_components=list(job.dropped_components),
+            blocked_seconds=job.standstill.seconds,
+            host=socket.gethostname(),
+            created_at=datetime.now(UTC),
+        )
+
+    name = record_name(session.launch_id, job.number, rank)
+    return keep_shard(spool, name, chunks, record, workers=workers)

@@ -1,0 +1,302 @@
+"""One committed checkpoint as one rank reads it, and the chunks that the ranks of a host share."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from holdfast.distributed.ranks import Ranks
+from holdfast.errors import IntegrityError
+from holdfast.layout.reshard import Read, ReadPlan, Room, scatter, share_out, straight, wanted_bits
+from holdfast.settings import TrainerSettings
+from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.host_chunks import HostChunks
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.errors import HoldfastError
+from holdfast_client.local.chunk_folder import ChunkFolder
+from holdfast_client.local.private_folder import job_folder_in_use, new_job_folder
+from holdfast_protocol.checkpoints import Manifest, RestorePoint
+from holdfast_protocol.digests import MAX_STORED_DOCUMENT_BYTES, DocumentError, checkpoint_digest, shard_digest
+from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
+from holdfast_protocol.runs import RunName
+from holdfast_protocol.states import StoreRole
+
+# The ranks of one host fetch each chunk that several of them want once. Between the plan of a load and its reading.
+#
+#     each rank: which chunks it wants, the host's leader: a folder -> [gathered] -> layout/reshard.py -> HostChunks
+#
+# Nothing of it where no host has two ranks: no collective, no folder, no file.
+
+log = logging.getLogger("holdfast")
+
+DEFAULT_CACHE_BYTES = 16 * 1024**3
+PART_OF_FREE_DISK = 4
+
+
+@dataclass(frozen=True)
+class SharedReads:
+    """What one rank fetches, and with whom: `order` has each digest that it wants once."""
+
+    host: HostChunks
+    order: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a rank tells the others. `folder` only the leader of a host: where, and how much may lie there."""
+
+    wanted: bytes
+    folder: tuple[Path, int] | None
+
+
+class HostSharing:
+    """`local`: the chunk folder that this host keeps anyway, its local tier; used in place of one for the restore."""
+
+    def __init__(self, ranks: Ranks, settings: TrainerSettings, *, local: ChunkFolder | None = None) -> None:
+        self._ranks = ranks
+        self._settings = settings
+        self.local = local
+
+    @contextmanager
+    def of(self, reads: ReadPlan, chunks: Mapping[int, Sequence[str]]) -> Iterator[SharedReads | None]:
+        """For the block in which this rank reads; the folder is gone afterwards. None where there is nobody to share
+        with. Collective at its beginning; all ranks must have ended their reading before the leader leaves the block.
+        """
+        wanted = tuple(dict.fromkeys(chunks[rank][ordinal] for rank, ordinal in reads.by_chunk))
+        with ExitStack() as stack:
+            if not self._ranks.some_share_a_host:
+                yield None if self.local is None else SharedReads(HostChunks(self.local, ()), wanted)
+                return
+            universe = tuple(dict.fromkeys(digest for rank in sorted(chunks) for digest in chunks[rank]))
+            offer = _Offer(wanted_bits(universe, frozenset(wanted)), self._offer_folder(stack))
+            offers = self._ranks.gather(offer)
+            folder = self._folder(stack, offers[self._ranks.host_leader].folder)
+            if folder is None:
+                yield None
+                return
+            share = share_out(
+                universe,
+                {rank: offers[rank].wanted for rank in self._ranks.host_ranks},
+                self._ranks.rank,
+                wanted,
+                window=self._settings.transfers * len(self._ranks.host_ranks),
+            )
+            yield SharedReads(HostChunks(folder, share.shared), share.order)
+
+    def _offer_folder(self, stack: ExitStack) -> tuple[Path, int] | None:
+        """The host's leader makes one, unless there is a local tier, or it is alone there."""
+        alone = len(self._ranks.host_ranks) == 1
+        limit = self._settings.cache_bytes
+        if self.local is not None or alone or limit == 0 or self._ranks.rank != self._ranks.host_leader:
+            return None
+        where = self._settings.cache_dir or Path(tempfile.gettempdir())
+        try:
+            folder = stack.enter_context(new_job_folder(where))
+            free = shutil.disk_usage(folder).free // PART_OF_FREE_DISK
+        except (OSError, HoldfastError) as error:
+            log.warning("the ranks of this host fetch each for itself, as %s is not usable: %s", where, error)
+            return None
+        return folder, min(DEFAULT_CACHE_BYTES, free) if limit is None else limit
+
+    def _folder(self, stack: ExitStack, offered: tuple[Path, int] | None) -> ChunkFolder | None:
+        if self.local is not None:
+            return self.local
+        if offered is None:
+            return None
+        path, limit_bytes = offered
+        try:
+            stack.enter_context(job_folder_in_use(path))
+            folder = ChunkFolder(path, limit_bytes=limit_bytes)
+        except (OSError, HoldfastError) as error:
+            # As in containers that have a host's name in common, and not its disk.
+            log.info("rank %d fetches for itself, as %s is not usable: %s", self._ranks.rank, path, error)
+            return None
+        stack.callback(folder.close)
+        return folder
+
+
+# One committed checkpoint as one rank reads it: manifest, documents, chunk lists and chunks. No collectives.
+#
+#     checkpoint digest -> shard digests -> chunk digests -> bytes
+#
+# Each arrow is checked here or, the last one, by the fetcher: out comes what was committed, or IntegrityError. The
+# indexes say which run and step they were saved as, and must say what the catalog says (protocol rule 42).
+# A document may have its digest and still be malformed: it is checked against itself and against what the checkpoint
+# consists of, before anything is made of its numbers, so that what it costs to read is bounded by what is stored.
+
+ChunkLists = Mapping[int, Sequence[str]]
+"""Stored rank -> the digests of its chunks, by ordinal."""
+
+
+def chunk_sizes(reads: ReadPlan, layout: Layout, chunks: ChunkLists) -> dict[str, int]:
+    """Digest -> bytes of each chunk that is read, as the layout says."""
+    return {chunks[rank][ordinal]: layout.shards[rank].chunks[ordinal] for rank, ordinal in reads.by_chunk}
+
+
+class CheckpointSource:
+    """Keep it open while reading: it holds a lease, so that nothing is deleted under it."""
+
+    def __init__(
+        self,
+        client: Client,
+        run: RunName,
+        point: RestorePoint,
+        *,
+        workers: TransferWorkers,
+        local: ChunkFolder | None = None,
+    ) -> None:
+        """`run` and `point`: what was asked for and what the service chose, which is what must come out. `local`: this
+        host's local tier, where documents are looked for first."""
+        self.checkpoint_id = point.checkpoint_id
+        self._point = point
+        self._saved_as = SavedAs(str(run), point.step, point.world_size)
+        self._local = None if local is None else HostChunks(local, ())
+        self._client = client
+        self._fetcher = ShardFetcher(client, point.checkpoint_id, workers=workers)
+
+    def manifest(self) -> Manifest:
+        """Raises IntegrityError unless it is the restore point's and its shards' digests make the checkpoint's."""
+        manifest = self._client.manifest(self.checkpoint_id)
+        view = manifest.checkpoint
+        told = SavedAs(f"{view.project}/{view.run}", view.step, view.world_size)
+        if (told, view.digest) != (self._saved_as, self._point.digest):
+            raise IntegrityError(
+                f"The service offers {self.checkpoint_id} as {self._saved_as}, and its manifest is of {told}"
+            )
+        sealed = [shard.digest or "" for shard in sorted(manifest.shards, key=lambda shard: shard.rank)]
+        if len(sealed) != manifest.checkpoint.world_size or checkpoint_digest(sealed) != manifest.checkpoint.digest:
+            raise IntegrityError(f"The manifest of {self.checkpoint_id} does not match its digest")
+        return manifest
+
+    def chunk_list(self, manifest: Manifest, layout: Layout, rank: int) -> list[str]:
+        """The digests of a shard's chunks, by ordinal. Raises IntegrityError unless they make the shard's digest and
+        have the sizes that the layout says."""
+        chunks = self._client.shard_chunks(self.checkpoint_id, rank).chunks
+        digests = [chunk.digest for chunk in chunks]
+        [sealed] = [shard.digest for shard in manifest.shards if shard.rank == rank]
+        if shard_digest(digests) != sealed:
+            raise IntegrityError(f"The chunk list of rank {rank} in {self.checkpoint_id} does not match its digest")
+        sizes = layout.shards[rank].chunks
+        if tuple(chunk.bytes for chunk in chunks[: len(sizes)]) != sizes:
+            raise IntegrityError(f"The chunks of rank {rank} in {self.checkpoint_id} are not those of its layout")
+        return digests
+
+    def documents(self, digests: Iterable[str]) -> dict[str, bytes]:
+        """Small chunks, whole, by digest."""
+        found: dict[str, bytes] = {}
+        self._fetcher.fetch(
+            digests,
+            lambda digest, view: found.__setitem__(digest, bytes(view)),
+            host=self._local,
+            most_bytes=MAX_STORED_DOCUMENT_BYTES,
+        )
+        return found
+
+    def layout_document(self, manifest: Manifest) -> bytes:
+        [document] = self.documents([manifest.layout_digest]).values()
+        return document
+
+    def layout(self, manifest: Manifest, document: bytes) -> Layout:
+        """Raises IntegrityError unless it is a layout of this checkpoint: of its ranks, and of no more bytes."""
+        try:
+            layout = Layout.decode(document)
+        except DocumentError as error:
+            raise IntegrityError(f"The layout of {self.checkpoint_id} cannot be used: {error}") from error
+        view = manifest.checkpoint
+        if layout.world_size != view.world_size or layout.tensor_bytes > view.logical_bytes:
+            raise IntegrityError(
+                f"The layout of {self.checkpoint_id} describes {layout.tensor_bytes} bytes of {layout.world_size} "
+                f"ranks, and the checkpoint has {view.logical_bytes} bytes of {view.world_size}"
+            )
+        return layout
+
+    def indexes(self, manifest: Manifest, ranks: Iterable[int]) -> dict[int, ShardIndex]:
+        """The index documents of these stored ranks. Raises IntegrityError unless each was sealed as this rank's, in
+        the run and step that the catalog says."""
+        wanted = set(ranks)
+        digests = {s.rank: s.index_digest for s in manifest.shards if s.rank in wanted and s.index_digest is not None}
+        if digests.keys() != wanted:
+            raise IntegrityError(f"{self.checkpoint_id} has no index of rank {min(wanted - digests.keys())}")
+        documents = self.documents(digests.values())
+        return {rank: self._index(rank, documents[digest]) for rank, digest in digests.items()}
+
+    def _index(self, rank: int, document: bytes) -> ShardIndex:
+        try:
+            index = ShardIndex.decode(document)
+        except DocumentError as error:
+            raise IntegrityError(f"The index of rank {rank} in {self.checkpoint_id} cannot be used: {error}") from error
+        if (index.saved_as, index.rank) != (self._saved_as, rank):
+            raise IntegrityError(
+                f"The service offers {self.checkpoint_id} as {self._saved_as}, and what rank {rank} sealed is "
+                f"rank {index.rank} of {index.saved_as}. `holdfast catalog check` compares the catalog with its records"
+            )
+        return index
+
+    def read(
+        self,
+        reads: ReadPlan,
+        layout: Layout,
+        chunks: ChunkLists,
+        rooms: Mapping[str, Room],
+        *,
+        shared: SharedReads | None = None,
+        on_bytes: Callable[[int], object] | None = None,
+    ) -> int:
+        """Fetches each chunk that the reads touch once, and puts what they take from it into `rooms`, by wanted name:
+        a chunk that is one run of host memory arrives there, others are copied from one buffer per thread. Believe
+        what is there only when this returns: every digest was checked by then. Returns the bytes read. `shared`: with
+        whom, from `HostSharing`. `on_bytes` is called on the transfer threads with the bytes of each chunk that is
+        verified.
+        """
+        by_digest: dict[str, list[Read]] = defaultdict(list)
+        for (rank, ordinal), of_chunk in reads.by_chunk.items():
+            by_digest[chunks[rank][ordinal]].extend(of_chunk)
+        in_place = {
+            digest: room[run.offset : run.offset + run.bytes]
+            for digest, of_chunk in by_digest.items()
+            if (run := straight(of_chunk)) is not None and isinstance(room := rooms[run.name], memoryview)
+        }
+        sizes = chunk_sizes(reads, layout, chunks)
+        fetched: list[int] = []
+        lock = threading.Lock()
+
+        def receive(digest: str, chunk: memoryview) -> None:
+            if chunk is not in_place.get(digest):
+                for read in by_digest[digest]:
+                    scatter(read, chunk, rooms[read.name])
+            with lock:
+                fetched.append(chunk.nbytes)
+            if on_bytes is not None:
+                on_bytes(chunk.nbytes)
+
+        if shared is None:
+            self._fetcher.fetch(by_digest, receive, in_place, sizes=sizes)
+        else:
+            self._fetcher.fetch(shared.order, receive, in_place, shared.host, sizes=sizes)
+        return sum(fetched)
+
+    @property
+    def bytes_from(self) -> dict[StoreRole, int]:
+        """Of all that was fetched by a ticket, by the store that gave it."""
+        return self._fetcher.bytes_from
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

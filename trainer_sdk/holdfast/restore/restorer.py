@@ -1,0 +1,452 @@
+"""The way back: choose the point -> read documents -> plan -> fetch and verify -> all ranks agree."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.distributed.ranks import Ranks
+from holdfast.errors import (
+    CheckpointNotFound,
+    ChunkGone,
+    ConfigurationError,
+    HoldfastError,
+    IntegrityError,
+    NoRestorePoint,
+)
+from holdfast.layout.reshard import ReadPlan, plan_reads
+from holdfast.progress import Phase, Progress, ProgressBoard, readable_bytes, readable_seconds
+from holdfast.restore.checkpoint_reader import CheckpointSource, HostSharing, chunk_sizes
+from holdfast.session.environment import differences
+from holdfast.session.session import Session
+from holdfast.state.components import Declarations, derive_rng, restore_rng
+from holdfast.state.destinations import Arrivals
+from holdfast.state.load import LoadPlan, StoredState, plan_load
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.errors import CheckpointCold, ChunkNotFound
+from holdfast_protocol.checkpoints import Manifest, PassedOver, RestoreDecision, RestorePoint
+from holdfast_protocol.index_documents import Layout, ShardIndex
+from holdfast_protocol.runs import SelectorError, parse_point
+from holdfast_protocol.states import StoreRole
+from holdfast_protocol.text import counted
+
+# What every rank must know of a checkpoint before it reads tensors, read once and shared between the ranks.
+#
+# Rank 0 reads manifest, layout and its index, and sends them round. The chunk lists, and on another world size the
+# indexes too, are dealt out: each rank reads its share, and the ranks exchange them. So N ranks make N requests, not
+# N times N (protocol rule 23).
+
+
+@dataclass(frozen=True)
+class CheckpointDocuments:
+    manifest: Manifest
+    stored: StoredState
+    chunks: Mapping[int, Sequence[str]]
+    """Stored rank -> the digests of its chunks, by ordinal."""
+    rng: Any
+    """This rank's random number generators; None on another world size, where no rank's fits."""
+
+    @property
+    def layout(self) -> Layout:
+        return self.stored.layout
+
+
+def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) -> CheckpointDocuments:
+    """Collective. All ranks get the same documents (but for `rng`), or all raise what the lowest failing rank met.
+
+    `rank_trees`: also what each rank had of its own; without it only what all ranks share.
+    """
+    manifest, layout_bytes, first_index = ranks.from_first(lambda: _read_first(source))
+    layout = source.layout(manifest, layout_bytes)
+    same_world = layout.world_size == ranks.world_size
+    shares = ranks.together(lambda: _read_share(ranks, source, manifest, layout, indexes=rank_trees and not same_world))
+    chunks = {rank: digests for share in shares for rank, digests in share[0].items()}
+    indexes = {rank: index for share in shares for rank, index in share[1].items()}
+    if rank_trees and same_world:
+        indexes = _own_index(ranks, source, manifest)
+    if rank_trees and (ranks.is_first or not same_world):
+        indexes[0] = first_index
+    for index in (first_index, *indexes.values()):
+        if index.layout_digest != layout.digest:
+            raise IntegrityError(f"The index of rank {index.rank} in {source.checkpoint_id} names another layout")
+    return CheckpointDocuments(
+        manifest=manifest,
+        stored=StoredState(
+            layout=layout,
+            replicated_trees=first_index.replicated_trees,
+            rank_trees={rank: index.trees for rank, index in indexes.items()},
+        ),
+        chunks=chunks,
+        rng=indexes[ranks.rank].rng if rank_trees and same_world else None,
+    )
+
+
+def _read_first(source: CheckpointSource) -> tuple[Manifest, bytes, ShardIndex]:
+    manifest = source.manifest()
+    return manifest, source.layout_document(manifest), source.indexes(manifest, [0])[0]
+
+
+def _read_share(
+    ranks: Ranks, source: CheckpointSource, manifest: Manifest, layout: Layout, *, indexes: bool
+) -> tuple[dict[int, list[str]], dict[int, ShardIndex]]:
+    mine = range(ranks.rank, layout.world_size, ranks.world_size)
+    chunks = {rank: source.chunk_list(manifest, layout, rank) for rank in mine}
+    # The index of rank 0 is known: it came round with the manifest.
+    others = [rank for rank in mine if rank != 0]
+    return chunks, source.indexes(manifest, others) if indexes and others else {}
+
+
+def _own_index(ranks: Ranks, source: CheckpointSource, manifest: Manifest) -> dict[int, ShardIndex]:
+    own: dict[int, ShardIndex] = {}
+    ranks.together(lambda: None if ranks.is_first else own.update(source.indexes(manifest, [ranks.rank])))
+    return own
+
+
+# Tells on resume what is another now than it was for the attempt that wrote the restore point: restored -> the log.
+#
+# Another torch or GPU type may round otherwise, another commit may compute something else. Nothing is refused for it:
+# to go on elsewhere is what checkpoints are for. It is only never hidden.
+
+log = logging.getLogger("holdfast")
+
+
+def tell_differences(session: Session, written_by: int) -> None:
+    """For rank 0. `written_by`: the attempt whose checkpoint was restored. Never raises."""
+    if written_by == session.opened.attempt:
+        return
+    try:
+        wrote = session.brief_client.attempt(session.run.project, session.run.run, written_by)
+    except HoldfastError as error:
+        log.info("what attempt %d ran with is not known, so nothing is compared: %s", written_by, error)
+        return
+    for difference in differences(wrote.environment, session.environment):
+        log.warning("since attempt %d, which saved this, %s", written_by, difference)
+
+
+# The way back: choose the point -> read documents -> plan -> fetch and verify -> all ranks agree -> apply -> RNG.
+#
+# Bytes arrive in the live tensors while they are hashed, wherever these can take them. No rank returns before every
+# byte of every rank was verified and all ranks said so; what is no tensor, and RNG, come after that. Where a checkpoint
+# turns out to be damaged, the ranks take the one before it, together, which overwrites all of it. Where none is left,
+# the state is nothing to train on: the error says so, and nothing can be saved from it.
+
+DAMAGED = (IntegrityError, ChunkGone, ChunkNotFound, CheckpointNotFound, CheckpointCold)
+"""The checkpoint is at fault: an earlier one may do. Anything else that goes wrong would go wrong with that one too."""
+
+_NOT_TO_BE_TRAINED_ON = (
+    "The state holds parts of a checkpoint that could not be restored: do not train on it. Build it anew, or restore "
+    "another point."
+)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    plan: LoadPlan
+    reads: ReadPlan
+    arrivals: Arrivals
+
+
+@dataclass(frozen=True)
+class _Read:
+    """By one rank: `from_host_bytes` of the `bytes` lay on its host already; `from_stores` is what else it fetched."""
+
+    bytes: int
+    from_host_bytes: int
+    from_stores: dict[StoreRole, int]
+
+
+class Restorer:
+    def __init__(
+        self,
+        session: Session,
+        workers: TransferWorkers,
+        *,
+        declared: Declarations,
+        sharing: HostSharing,
+        progress: ProgressBoard,
+    ) -> None:
+        self._session = session
+        self._sharing = sharing
+        self._progress = progress
+        self._ranks = session.ranks
+        self._workers = workers
+        self._declared = declared
+
+    def restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool = True) -> int:
+        """Collective. The next step to run: 0 only where the service says that nothing was ever committed. After a
+        rebuild of its catalog it may not know that, and raises CommitsUnknown until a person has confirmed it.
+
+        `at` names one point, which is restored or raises; without it the newest that all ranks can read is taken.
+        What is raised says so where the state is no longer what it was.
+        """
+        return self._restoring(lambda: self._restore(state, at, skip_diverged=skip_diverged))
+
+    def go_back(self, state: dict[str, Any], before_step: int | None, keep: frozenset[str]) -> int:
+        """Collective, and begun in an attempt that is new: the newest healthy point below `before_step`, without the
+        components of `keep`. The line of descent goes on from there."""
+        return self._restoring(lambda: self._go_back(state, before_step, keep))
+
+    def _restoring(self, work: Callable[[], int]) -> int:
+        try:
+            with self._session.account.restoring():
+                start = work()
+        except BaseException as error:
+            if self._session.is_half_restored and not isinstance(error, NoRestorePoint):
+                error.add_note(_NOT_TO_BE_TRAINED_ON)
+            raise
+        self._session.account.goes_on_from(start)
+        return start
+
+    def _restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool) -> int:
+        if at is not None and self._session.may_save:
+            raise ConfigurationError(
+                f"restore(at={at!r}) comes too late: this job has begun already. rollback(state, before=…) goes back "
+                "in a running job; or launch it again."
+            )
+        decision = self._decide(at, skip_diverged=skip_diverged)
+        if at is not None and decision.restore_point is not None:
+            return self._restore_point(state, decision.restore_point, decision.passed_over, rollback=True)
+        loaded, decision = self._newest_readable(
+            decision,
+            lambda point, passed_over: self._restore_point(state, point, passed_over, rollback=False),
+            skip_diverged=skip_diverged,
+        )
+        if loaded is not None:
+            return loaded
+        if decision.ever_committed or at is not None:
+            raise self._nothing_left(decision, at)
+        if self._ranks.is_first:
+            log.info("%s begins: nothing was ever committed in it", self._session.run)
+        self._session.restored_from(None, rollback=False)
+        return 0
+
+    def _go_back(self, state: dict[str, Any], before_step: int | None, keep: frozenset[str]) -> int:
+        wanted = {key: value for key, value in state.items() if key not in keep}
+        declared = self._declared.without(keep)
+        start, decision = self._newest_readable(
+            self._before(before_step),
+            lambda point, passed_over: self._restore_point(
+                wanted, point, passed_over, rollback=True, declared=declared
+            ),
+        )
+        if start is None:
+            raise self._nothing_left(decision, None)
+        state.update(wanted)  # plain values are replaced
+        return start
+
+    def _newest_readable(
+        self,
+        decision: RestoreDecision,
+        load: Callable[[RestorePoint, list[PassedOver]], int],
+        *,
+        skip_diverged: bool = True,
+    ) -> tuple[int | None, RestoreDecision]:
+        """The next step to run, of the newest point that all ranks can read; None, and the last decision, where there
+        is none."""
+        if decision.note and self._ranks.is_first:
+            log.warning("%s: %s", self._session.run, decision.note)
+        while (point := decision.restore_point) is not None:
+            try:
+                return load(point, decision.passed_over), decision
+            except DAMAGED as error:
+                # All ranks hold the same error, so all of them come here.
+                decision = self._before(point.step, skip_diverged=skip_diverged)
+                self._say_fallback(point, decision, error)
+        return None, decision
+
+    def choose(self, at: str | None) -> RestorePoint:
+        """The point that a restore would begin with. Collective. Raises NoRestorePoint where there is none."""
+        decision = self._decide(at)
+        if decision.restore_point is None:
+            raise self._nothing_left(decision, at)
+        return decision.restore_point
+
+    def choose_before(self, step: int | None) -> RestorePoint:
+        """The newest healthy point below `step`. Collective. Raises NoRestorePoint, with nothing changed."""
+        decision = self._before(step)
+        if decision.restore_point is None:
+            raise self._nothing_left(decision, None if step is None else f"before step {step}")
+        return decision.restore_point
+
+    def _decide(self, at: str | None, *, skip_diverged: bool = True) -> RestoreDecision:
+        again = self._session.has_opened
+        opened = self._session.open()
+        if at is None and not again and skip_diverged:
+            return RestoreDecision(
+                restore_point=opened.restore_point,
+                passed_over=opened.passed_over,
+                ever_committed=opened.ever_committed,
+                note=opened.note,
+            )
+        try:
+            selector = str(parse_point(at or "latest"))
+        except SelectorError as error:
+            raise ConfigurationError(f"restore(at={at!r}) is not usable: {error}.") from None
+        run = self._session.run
+        return self._ranks.from_first(
+            lambda: self._session.client.restore_point(run.project, run.run, selector, diverged=not skip_diverged)
+        )
+
+    def _before(self, step: int | None, *, skip_diverged: bool = True) -> RestoreDecision:
+        run = self._session.run
+        return self._ranks.from_first(
+            lambda: self._session.client.restore_point(
+                run.project, run.run, before_step=step, diverged=not skip_diverged
+            )
+        )
+
+    def _restore_point(
+        self,
+        state: dict[str, Any],
+        point: RestorePoint,
+        passed_over: list[PassedOver],
+        *,
+        rollback: bool,
+        declared: Declarations | None = None,
+    ) -> int:
+        began = time.monotonic()
+        with CheckpointSource(
+            self._session.client, self._session.run, point, workers=self._workers, local=self._sharing.local
+        ) as source:
+            documents = read_documents(self._ranks, source, rank_trees=True)
+            planned = self._plan_on_all(state, documents, declared or self._declared)
+            try:
+                read = self._read_on_all(source, planned, documents, point.step)
+                self._session.begin_to_restore()
+                self._ranks.together(lambda: self._apply(planned, documents, point.step))
+            finally:
+                planned.arrivals.let_go()
+        self._ranks.from_first(lambda: self._session.restored_from(point.checkpoint_id, rollback=rollback))
+        self._session.has_whole_state()
+        if self._ranks.is_first:
+            tell_differences(self._session, point.attempt)
+            log.info(
+                "resumed %s from step %d%s: %s read and verified%s%s in %.1f s%s",
+                self._session.run,
+                point.step,
+                self._other_world(documents),
+                readable_bytes(sum(each.bytes for each in read)),
+                _from_hosts(sum(each.from_host_bytes for each in read)),
+                _from_others(each.from_stores for each in read),
+                time.monotonic() - began,
+                _newer(passed_over),
+            )
+        return point.step + 1
+
+    def _read_on_all(
+        self, source: CheckpointSource, planned: _Planned, documents: CheckpointDocuments, step: int
+    ) -> list[_Read]:
+        sizes = chunk_sizes(planned.reads, documents.layout, documents.chunks)
+        with (
+            self._sharing.of(planned.reads, documents.chunks) as shared,
+            self._progress.under_way(Phase.RESTORING, step, sum(sizes.values())) as meter,
+        ):
+
+            def read() -> _Read:
+                count = source.read(
+                    planned.reads,
+                    documents.layout,
+                    documents.chunks,
+                    planned.arrivals.rooms(),
+                    shared=shared,
+                    on_bytes=lambda count: self._say_progress(meter.advance(count)),
+                )
+                return _Read(count, 0 if shared is None else shared.host.taken_bytes, source.bytes_from)
+
+            # Nobody leaves before all have read: the folder that they share goes with the block.
+            return self._ranks.together(read)
+
+    def _say_progress(self, progress: Progress | None) -> None:
+        if progress is not None and self._ranks.is_first:
+            log.info(
+                "restoring %s from step %d: rank 0 has %s of %s, %s/s, time left %s",
+                self._session.run,
+                progress.step,
+                readable_bytes(progress.bytes_done),
+                readable_bytes(progress.bytes_total),
+                readable_bytes(round(progress.bytes_per_second)),
+                readable_seconds(progress.seconds_left),
+            )
+
+    def _plan_on_all(self, state: dict[str, Any], documents: CheckpointDocuments, declared: Declarations) -> _Planned:
+        """What this rank reads, and where that arrives. Where one rank refuses, no rank's state has changed."""
+        planned: list[_Planned] = []
+
+        def plan() -> bool:
+            planned.append(self._plan(state, documents, declared))
+            return planned[0].arrivals.touch_live_tensors
+
+        if any(self._ranks.together(plan)):
+            self._session.begin_to_restore()
+        return planned[0]
+
+    def _plan(self, state: dict[str, Any], documents: CheckpointDocuments, declared: Declarations) -> _Planned:
+        plan = plan_load(
+            state,
+            documents.stored,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+            declared=declared,
+        )
+        reads = plan_reads(documents.layout, plan.wanted, prefer_rank=self._ranks.rank)
+        return _Planned(plan, reads, plan.arrivals(into_live=True))
+
+    def _apply(self, planned: _Planned, documents: CheckpointDocuments, step: int) -> None:
+        planned.plan.apply(planned.arrivals)
+        # Last: loading draws numbers too.
+        if documents.layout.world_size != self._ranks.world_size:
+            derive_rng(str(self._session.run), step, self._ranks.rank)
+        elif documents.rng is not None:
+            restore_rng(documents.rng)
+
+    def _other_world(self, documents: CheckpointDocuments) -> str:
+        if documents.layout.world_size == self._ranks.world_size:
+            return ""
+        return (
+            f" (saved by {counted(documents.layout.world_size, 'rank')}, now {self._ranks.world_size}: resharded, and "
+            "random "
+            "numbers derived anew from run, step and rank)"
+        )
+
+    def _say_fallback(self, point: RestorePoint, decision: RestoreDecision, error: Exception) -> None:
+        if self._ranks.is_first:
+            following = decision.restore_point
+            then = f"taking step {following.step} instead" if following else "and there is no earlier one"
+            log.warning("step %d of %s cannot be restored, %s: %s", point.step, self._session.run, then, error)
+
+    def _nothing_left(self, decision: RestoreDecision, at: str | None) -> NoRestorePoint:
+        what = f"{self._session.run} has no restore point" + (f" {at!r}" if at else "")
+        half = self._session.is_half_restored
+        consequence = f". {_NOT_TO_BE_TRAINED_ON}" if half else ", so nothing was loaded."
+        reasons = " ".join(passed.detail for passed in decision.passed_over[:3])
+        return NoRestorePoint(
+            f"{what}{consequence} {reasons} `holdfast checkpoints {self._session.run}` lists what there is; "
+            "to begin from nothing, choose the name of a new run"
+        )
+
+
+def _from_hosts(count: int) -> str:
+    return f" ({readable_bytes(count)} of it found on the hosts)" if count else ""
+
+
+def _from_others(read: Iterable[dict[StoreRole, int]]) -> str:
+    counted: Counter[StoreRole] = Counter()
+    for from_stores in read:
+        counted.update(from_stores)
+    if not set(counted) - {StoreRole.PRIMARY}:
+        return ""
+    if len(counted) == 1:
+        return f", from the {next(iter(counted))} store"
+    parts = [f"{readable_bytes(counted[role])} from the {role} store" for role in StoreRole if role in counted]
+    return f" ({', '.join(parts)}, documents among it)"
+
+
+def _newer(passed_over: list[PassedOver]) -> str:
+    if not passed_over:
+        return ""
+    shown = ", ".join(f"{passed.step} ({passed.reason})" for passed in passed_over[:3])
+    return f"; newer steps passed over: {shown}" + (" and more" if len(passed_over) > 3 else "")

@@ -1,0 +1,213 @@
+"""One save on its way: the job, the thread that takes it, the handle that save() gives back, and `ckpt.stats`."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from holdfast.errors import CheckpointAborted, SaveDeclined, SaveFailed
+from holdfast.staging import StagedShard
+from holdfast_client.errors import ChunkGone, IncompleteCheckpoint
+from holdfast_client.local.spool import SpoolRecord
+from holdfast_protocol.checkpoints import CheckpointView, Component, HealthVerdict, Metrics
+from holdfast_protocol.index_documents import Layout, ShardIndex
+from holdfast_protocol.states import AbortCause, CheckpointKind
+
+# What save() gives back: the futures of one save. Background threads resolve them; training asks when it likes.
+
+
+@dataclass(eq=False)
+class SaveHandle:
+    """`staged` is done once the state may change again (save() returns no earlier). `local` is done once it is known
+    whether this rank's part is durable on this node: False where there is no local tier, or no room in it. `committed`
+    is done once the checkpoint can be restored, with the service's view of it, or with the reason why not.
+
+    `diverged`, known when save() returns and the same on every rank: why nobody should go on from this state; None
+    where it is healthy.
+
+    The futures have `result(timeout)`, `exception(timeout)` and `done()` as in concurrent.futures. Cancelling does
+    nothing.
+    """
+
+    step: int
+    diverged: str | None = None
+    staged: Future[None] = field(default_factory=Future, repr=False)
+    local: Future[bool] = field(default_factory=Future, repr=False)
+    committed: Future[CheckpointView] = field(default_factory=Future, repr=False)
+
+    def __post_init__(self) -> None:
+        # Running from the start, so that nobody can cancel what other ranks count on.
+        for future in (self.staged, self.local, self.committed):
+            future.set_running_or_notify_cancel()
+
+    @property
+    def declined(self) -> bool:
+        """All ranks have left this save out: known when save() returns, and the same on every rank. Any other failure
+        comes when it comes, to each rank by itself: before a collective nothing may hang on that."""
+        return self.committed.done() and isinstance(self.committed.exception(), SaveDeclined)
+
+    def mark_staged(self) -> None:
+        """Once staging is over; an upload that failed at the same moment may have been first."""
+        with suppress(InvalidStateError):
+            self.staged.set_result(None)
+
+    def mark_local(self, *, kept: bool) -> None:
+        with suppress(InvalidStateError):
+            self.local.set_result(kept)
+
+    def mark_committed(self, view: CheckpointView) -> None:
+        """The end of the job may have come first, and said that it does not know."""
+        with suppress(InvalidStateError):
+            self.committed.set_result(view)
+
+    def fail(self, error: BaseException) -> None:
+        """All futures end with `error`, where they have not ended yet."""
+        for future in (self.staged, self.local, self.committed):
+            with suppress(InvalidStateError):
+                future.set_exception(error)
+
+
+# What a Checkpointer has done so far; `ckpt.stats`. Written by the save's two halves, read by anyone.
+
+
+@dataclass
+class SaveStats:
+    """Counts are of this process; what a `ckpt.writer()` commits counts on rank 0. `blocked_seconds` is what saving has
+    cost the training thread."""
+
+    committed: int = 0
+    failed: int = 0
+    declined: int = 0
+    """Left out by all ranks together, for an earlier save was still in flight."""
+    diverged: int = 0
+    """Staged with a verdict that nobody should go on from them (SaveHandle.diverged)."""
+    superseded: int = 0
+    """Given up for a newer state, when there was no time for both."""
+    spooled: int = 0
+    """Durable on this node's disk before they went up; only with a local tier."""
+    committed_late: int = 0
+    """After service or store had been away, or left in the spool by an earlier attempt and committed by this one."""
+    sent_bytes: int = 0
+    """On the wire."""
+    sent_chunk_bytes: int = 0
+    """Of the chunks that were sent, before they were compressed; without compression the same."""
+    blocked_seconds: float = 0.0
+    last_committed_step: int | None = None
+    last_failure: SaveFailed | None = None
+
+
+# One rank's share of one save, on its way from the training thread to the commit.
+
+
+class Standstill:
+    """How long training has stood still for one save; for any thread. Begins when it is made."""
+
+    def __init__(self) -> None:
+        self._began_at = time.monotonic()
+        self._ended_at: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """So far, while it lasts: a save through a window may be sealed before training goes on."""
+        ended_at = self._ended_at
+        return (time.monotonic() if ended_at is None else ended_at) - self._began_at
+
+    def end(self) -> None:
+        self._ended_at = time.monotonic()
+
+
+@dataclass(frozen=True)
+class SaveJob:
+    """Ready to go up. The staged bytes stay as they are until it is over, or kept in the spool; what a window has no
+    room for yet is staged while the job goes on."""
+
+    number: int
+    """Counts the saves of this job, alike on all ranks."""
+    step: int
+    kind: CheckpointKind
+    staged: StagedShard | BaseException
+    """Or why this rank could not stage: the others have voted for this save and must hear that it failed."""
+    index: ShardIndex
+    layout: Layout
+    components: dict[str, Component]
+    verdict: HealthVerdict | None
+    """Of this rank: None where it has found nothing and has no rule to ask."""
+    metrics: Metrics | None
+    dropped_components: tuple[str, ...]
+    handle: SaveHandle
+    standstill: Standstill = field(default_factory=Standstill)
+    has_own_memory: bool = False
+    """It is not in the memory that the next save waits for (`stage_every=`)."""
+    record: SpoolRecord | None = None
+    """In the spool: its bytes come from the folder, and what was staged is released."""
+    begun_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_healthy(self) -> bool:
+        """As far as this rank can tell; an older service knows no more than that."""
+        return self.verdict is None or self.verdict.healthy
+
+    @property
+    def total_bytes(self) -> int:
+        """Of its chunks, without the documents; 0 where there was nothing to stage."""
+        return self.staged.total_bytes if isinstance(self.staged, StagedShard) else 0
+
+
+# A background thread that takes saves in their order, one at a time: the pipeline has one for the upload, and one for
+# the spool.
+#
+# Started at construction: a thread that is first needed while the interpreter ends could not be started any more.
+
+
+class SaveThread:
+    """`work` must catch its own exceptions: the next save may go well."""
+
+    def __init__(self, name: str, work: Callable[[SaveJob], None]) -> None:
+        self._work = work
+        self._jobs: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: SaveJob) -> None:
+        """From any thread; it comes after what was put before."""
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Once the saves that were put are done with. Does not wait."""
+        self._jobs.put(None)
+
+    def join(self, timeout_seconds: float) -> None:
+        """Waits for the end; a thread that takes longer is left behind, and does not keep the process alive."""
+        self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._work(job)
+            # A waiting thread must not keep the last save's memory alive.
+            del job
+
+
+# Whether a save that did not commit is worth another begin. Pure; the pipeline asks.
+#
+# The service gives a checkpoint up when no rank has called for long: it cannot tell a dead job from one that is cut
+# off. A job that is alive still holds the staged bytes. Every rank that hears of it begins the same step anew, and gets
+# the same new checkpoint (protocol rule 6); what had arrived is not sent again.
+
+BEGINS = 3
+"""So often in all: where a rank is dead for good, the others must not wait for it for ever."""
+
+
+BEGIN_ANEW_AFTER = frozenset({AbortCause.SILENT, AbortCause.CHUNK_GONE})
+"""What an outage does to a checkpoint. The other causes say that somebody does not want it or cannot complete it."""
+
+
+def worth_another_begin(error: BaseException) -> bool:
+    if isinstance(error, ChunkGone | IncompleteCheckpoint):
+        # This rank's seal has found that a chunk was lost, another rank's or its own. It is sent anew.
+        return True
+    return isinstance(error, CheckpointAborted) and error.context.get("cause") in BEGIN_ANEW_AFTER

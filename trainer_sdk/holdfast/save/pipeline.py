@@ -1,0 +1,382 @@
+"""The background half of a save: staged -> hashed -> uploaded -> sealed -> committed. HTTP only, no collectives."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator
+
+from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed, SaveSpooled, SaveSuperseded
+from holdfast.local.adoption import Verdict, verdict_of
+from holdfast.local.keep import keep_save
+from holdfast.preemption.estimate import SaveRates
+from holdfast.progress import Phase, ProgressBoard
+from holdfast.save.job import BEGINS, SaveJob, SaveStats, SaveThread, worth_another_begin
+from holdfast.save.outcome import CommitWatch, SaveReports
+from holdfast.session.heartbeat import ENDS_THE_JOB
+from holdfast.session.session import Session
+from holdfast.staging import StagedShard
+from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.errors import TransferStopped
+from holdfast_client.local.push import push_shard
+from holdfast_client.local.tier import LocalTier, NoRoom
+from holdfast_client.shard_writer import ShardWriter
+from holdfast_client.transport import Backoff, check_stop
+from holdfast_protocol.base import text_to_keep
+from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView
+from holdfast_protocol.index_documents import Layout
+from holdfast_protocol.states import AbortCause, CheckpointState
+
+# What one rank uploads of a save, in ordinal order: the staged chunks, its index, and rank 0's layout.
+
+
+class ShardChunks:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._encoded_layout: tuple[str, bytes] | None = None
+
+    def of(self, job: SaveJob, staged: StagedShard) -> Iterator[OutgoingChunk]:
+        for ordinal in range(staged.chunk_count):
+            yield OutgoingChunk(
+                functools.partial(staged.chunk, ordinal),
+                digest=staged.digest(ordinal),
+                release=functools.partial(staged.done_with, ordinal),
+                item_bytes=staged.plan.item_bytes[ordinal],
+            )
+        yield OutgoingChunk.of(job.index.encode())
+        if self._rank == 0:
+            yield OutgoingChunk.of(self._layout_bytes(job.layout))
+
+    def _layout_bytes(self, layout: Layout) -> bytes:
+        """Encoded once per plan, which is used by many saves."""
+        if self._encoded_layout is None or self._encoded_layout[0] != layout.digest:
+            self._encoded_layout = (layout.digest, layout.encode())
+        return self._encoded_layout[1]
+
+
+# The background half of a save: staged -> hashed -> uploaded -> sealed -> committed. HTTP only, no collectives.
+#
+#     training thread -> [slab] -> upload thread: hashed, sent, sealed, committed -> slab free
+#     with a local tier:
+#     training thread -> [slab] -> spool thread: hashed, on this node's disk -> slab free
+#                                   -> upload thread, in order, from the disk, until it is committed or the job ends
+#
+# One slab is in use at a time; the foreground waits for it or declines.
+
+log = logging.getLogger("holdfast")
+
+_STOP_SECONDS = 10.0
+
+
+class SavePipeline:
+    def __init__(
+        self,
+        session: Session,
+        stats: SaveStats,
+        workers: TransferWorkers,
+        *,
+        retry_seconds: float,
+        progress: ProgressBoard,
+        tier: LocalTier | None = None,
+    ) -> None:
+        """`retry_seconds`: how long a staged save outlives an absent service or store; with a local tier as the job."""
+        self._session = session
+        self._rank = session.ranks.rank
+        self._tier = tier
+        self._progress = progress
+        self._reports = SaveReports(session, stats, tier)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._in_flight: dict[int, SaveJob] = {}
+        self._left: list[SaveJob] = []
+        """What this job has stopped trying to commit, and did not fail for good."""
+        self._superseded: dict[int, str] = {}
+        self.rates = SaveRates()
+        self.last_committed_number = 0
+        self._idle = threading.Event()
+        self._idle.set()
+        self._free = threading.Event()
+        self._free.set()
+        self._writer: ShardWriter | None = None
+        self._staged: StagedShard | None = None
+        self._chunks = ShardChunks(self._rank).of
+        # Nobody waits for what is staged whole; for the next chunk of a window training does.
+        self._patient_client = session.client.with_patience(retry_seconds, self._stop)
+        self._prompt_client = session.client.with_patience(session.client.settings.retry_seconds, self._stop)
+        self._watch = CommitWatch(self._patient_client, session.ranks, self._stop)
+        self._workers = workers
+        self._uploads = SaveThread("holdfast-save", self._run)
+        self._keeps = None if tier is None else SaveThread("holdfast-spool", self._keep)
+
+    @property
+    def busy(self) -> bool:
+        """The staging memory of this rank is in use."""
+        return not self._free.is_set()
+
+    @property
+    def in_flight(self) -> list[SaveJob]:
+        """The saves that are not over, in their order."""
+        with self._lock:
+            return list(self._in_flight.values())
+
+    def start(self, job: SaveJob) -> None:
+        """Takes the job over; its handle says how it ends. Only while not busy, or with memory of its own."""
+        with self._lock:
+            self._in_flight[job.number] = job
+            self._idle.clear()
+        if not job.has_own_memory:
+            self._free.clear()
+            self._staged = job.staged if isinstance(job.staged, StagedShard) else None
+        if self._keeps is None:
+            job.handle.mark_local(kept=False)
+        (self._keeps or self._uploads).put(job)
+
+    def wait_free(self, timeout_seconds: float | None) -> bool:
+        """Waits until the next save can be staged; false if it takes longer."""
+        return self._free.wait(timeout_seconds)
+
+    def wait_idle(self, timeout_seconds: float | None) -> bool:
+        """Waits until every save is over; false if it takes longer."""
+        return self._idle.wait(timeout_seconds)
+
+    def supersede(self, reason: str) -> None:
+        """Gives up what is in flight, on every rank alike, for a state that is newer: closes its sockets, ends its
+        readers, and aborts it at the service. `wait_free` then says when the memory is free. What the spool holds
+        stays there. What has just been committed stays committed."""
+        with self._lock:
+            given_up = list(self._in_flight.values())
+            self._superseded.update({job.number: reason for job in given_up})
+            writer = self._writer
+        if writer is None or not given_up:
+            return
+        writer.stop()
+        self._session.client.transfers.cut()
+        if self._rank == 0:
+            # Who has sealed already waits at the service, and hears of it there.
+            abort = AbortCheckpoint(**self._session.fence.model_dump(), reason=text_to_keep(reason, 4000))
+            try:
+                self._session.brief_client.abort(writer.checkpoint_id, abort)
+            except HoldfastError as error:
+                log.info("the save in flight was not aborted at the service: %s", error)
+
+    def close(self, *, drain_seconds: float, waited_seconds: float = 0.0) -> None:
+        """Waits for the saves in flight, then stops whatever still runs, and says what is not committed.
+        `waited_seconds`: for which the caller has waited already."""
+        self._idle.wait(drain_seconds)
+        self._stop.set()
+        if (writer := self._writer) is not None:
+            writer.stop()
+        if (staged := self._staged) is not None:
+            staged.give_up()
+        threads = [thread for thread in (self._keeps, self._uploads) if thread is not None]
+        for thread in threads:
+            thread.end()
+        for thread in threads:
+            thread.join(_STOP_SECONDS)
+        with self._lock:
+            cut_off = list(self._in_flight.values())
+        for job in cut_off:
+            kind = SaveFailed if job.record is None else SaveSpooled
+            job.handle.fail(kind(f"The job ended before the checkpoint of step {job.step} was committed"))
+        left = [*self._left, *cut_off]
+        self._reports.ended_with(
+            spooled=[job for job in left if job.record is not None],
+            lost=[job for job in left if job.record is None],
+            drain_seconds=drain_seconds + waited_seconds,
+        )
+
+    def _keep(self, job: SaveJob) -> None:
+        """On the spool thread: makes the save durable on this node, and hands it on. What has no room here goes
+        straight from the slab, in its turn."""
+        assert self._tier is not None  # the thread runs only with one
+        try:
+            kept = self._kept(job, self._tier) if isinstance(job.staged, StagedShard) else job
+        except BaseException as error:  # this thread must live on: the next save may have room, or no Ctrl-C
+            if not self._stop.is_set():
+                self._reports.not_kept(job, None if isinstance(error, NoRoom) else error)
+            if isinstance(job.staged, StagedShard) and not job.staged.can_repeat:
+                # A part went through the window already, and is nowhere any more.
+                self._release(job)
+                job = dataclasses.replace(job, staged=error)
+            kept = job
+        job.handle.mark_local(kept=kept.record is not None)
+        with self._lock:
+            self._in_flight[job.number] = kept
+        self._uploads.put(kept)
+
+    def _kept(self, job: SaveJob, tier: LocalTier) -> SaveJob:
+        staged = job.staged
+        assert isinstance(staged, StagedShard)
+        chunks = self._chunks(job, staged)
+        record = keep_save(self._session, tier.spool, job, chunks, index=staged.chunk_count, workers=self._workers)
+        staged.hashed([chunk.digest for chunk in record.chunks])
+        self._reports.kept()
+        self._release(job)
+        return dataclasses.replace(job, record=record)
+
+    def _release(self, job: SaveJob) -> None:
+        if isinstance(job.staged, StagedShard):
+            job.staged.give_up()
+            job.staged.release()
+        if not job.has_own_memory:
+            self._staged = None
+            self._free.set()
+
+    def _run(self, job: SaveJob) -> None:
+        """On the upload thread."""
+        committed: CheckpointView | None = None
+        failure: BaseException | None = None
+        try:
+            committed = self._commit(job)
+        except BaseException as error:  # this thread must live on: the next save may go well
+            failure = error
+        finally:
+            self._watch.tell(job.number, committed)
+            if job.record is None:
+                self._release(job)
+        if committed is not None:
+            self.last_committed_number = job.number
+            self.rates.committed(job.total_bytes, time.monotonic() - job.begun_at)
+            self._forget(job)
+            self._reports.committed(job, committed)
+        failed = None if failure is None else self._failed(job, failure)
+        # Idle before the handle: who waits for the handle may save again at once.
+        with self._lock:
+            self._in_flight.pop(job.number)
+            if not self._in_flight:
+                self._idle.set()
+        if committed is not None:
+            job.handle.mark_committed(committed)
+        elif failed is not None:
+            job.handle.fail(failed)
+
+    def _commit(self, job: SaveJob) -> CheckpointView:
+        """Tries again as often as that makes sense, while the bytes are here. Every rank that hears of an abort begins
+        the same step anew, and gets the same new checkpoint."""
+        patience = Backoff(math.inf, self._stop.wait)
+        for tries in itertools.count(1):
+            check_stop(self._stop)
+            if reason := self._superseded.get(job.number):
+                raise SaveSuperseded(reason)
+            if reason := self._watch.given_up(job.number):
+                raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
+            try:
+                return self._save(job, tries)
+            except HoldfastError as error:
+                if not self._tries_again(job, error, tries):
+                    raise
+                if self._writer is not None and worth_another_begin(error):
+                    self._watch.leave(job.number, self._writer.checkpoint_id)
+                self._reports.tries_again(job, error)
+            patience.pause()
+        raise AssertionError("the loop ends with a commit or an error")
+
+    def _tries_again(self, job: SaveJob, error: BaseException, tries: int) -> bool:
+        if job.number in self._superseded:
+            return False
+        if self._tier is not None and not isinstance(job.staged, BaseException):
+            return verdict_of(error) is Verdict.AGAIN
+        can_repeat = isinstance(job.staged, StagedShard) and job.staged.can_repeat
+        return tries < BEGINS and can_repeat and worth_another_begin(error)
+
+    def _save(self, job: SaveJob, tries: int) -> CheckpointView:
+        staged = job.staged if job.record is None and isinstance(job.staged, StagedShard) else None
+        prompt = self._tier is not None or (staged is not None and not staged.can_repeat)
+        client = self._prompt_client if prompt else self._patient_client
+        self._writer = self._session.begin_shard(job.step, job.kind, self._workers, client)
+        try:
+            if job.number in self._superseded:
+                self._writer.stop()
+            self._refuse_if_given_up(job)
+            with self._progress.under_way(Phase.SAVING, job.step, job.total_bytes) as meter:
+                self._writer.on_verified = meter.advance
+                view = self._write(self._writer, job)
+        except BaseException as error:
+            if staged is not None:
+                staged.give_up()  # before the service is told, which may take a while: training may be waiting
+            if not self._tries_again(job, error, tries) and self._others_must_hear(job, error):
+                self._give_up(job, error)
+                self._writer.fail(error)
+            raise
+        if view.state is CheckpointState.UPLOADING:
+            view = self._watch.wait(job.number, self._writer.checkpoint_id)
+        if view.state is CheckpointState.ABORTED:
+            raise CheckpointAborted(view.abort_reason or "It was aborted", context={"cause": view.abort_cause})
+        return view
+
+    def _refuse_if_given_up(self, job: SaveJob) -> None:
+        """Asked once more after the begin: where the rank that failed has had the checkpoint aborted in between, this
+        begin has made a new one of the same step, which nobody else will ever seal."""
+        if reason := self._watch.given_up(job.number):
+            error = CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
+            if self._writer is not None:
+                self._writer.fail(error)
+            raise error
+
+    def _give_up(self, job: SaveJob, error: BaseException) -> None:
+        """Tells the others, before the service hears: where they find the checkpoint aborted they begin it anew."""
+        why = str(error) if isinstance(error, CheckpointAborted) else f"Rank {self._rank} failed: {error}"
+        self._watch.give_up(job.number, why)
+
+    def _others_must_hear(self, job: SaveJob, error: BaseException) -> bool:
+        """This rank fails for good, and the others would wait for it."""
+        if isinstance(error, (CheckpointAborted, *ENDS_THE_JOB)) or job.number in self._superseded:
+            return False
+        # Stopped, and in the spool: the next attempt goes on with it.
+        return job.record is None or not isinstance(error, TransferStopped)
+
+    def _write(self, writer: ShardWriter, job: SaveJob) -> CheckpointView:
+        if job.record is not None and self._tier is not None:
+            view = push_shard(writer, self._tier.folder, job.record)
+            self._reports.sent(writer)
+            return view
+        if isinstance(job.staged, BaseException):
+            raise job.staged
+        writer.upload(self._chunks(job, job.staged), held_bytes=job.staged.room_bytes)
+        job.staged.hashed(writer.digests)
+        self._reports.sent(writer)
+        index = job.staged.chunk_count
+        return writer.seal(
+            index=index,
+            layout=index + 1 if self._rank == 0 else None,
+            components=job.components,
+            finite=job.is_healthy,
+            metrics=job.metrics,
+            verdict=job.verdict,
+            dropped_components=job.dropped_components,
+            blocked_seconds=job.standstill.seconds,
+        )
+
+    def _failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
+        if reason := self._superseded.get(job.number):
+            if job.record is not None:
+                self._left.append(job)
+            return self._reports.superseded(job, reason)
+        dropped = verdict_of(failure) is Verdict.DROP
+        if dropped or isinstance(job.staged, BaseException):
+            # Also after an abort that this rank only heard of, or before it could begin: one that is some saves behind
+            # would begin this one, and wait for a shard that nobody has.
+            self._give_up(job, failure)
+        if job.record is None:
+            if isinstance(failure, TransferStopped):
+                self._left.append(job)
+            return self._reports.failed(job, failure)
+        if dropped:
+            self._forget(job)
+            return self._reports.failed(job, failure)
+        self._left.append(job)
+        return self._reports.left_in_spool(job, failure)
+
+    def _forget(self, job: SaveJob) -> None:
+        """Its chunks may be evicted. If that fails, the next launch finds it committed."""
+        if job.record is not None and self._tier is not None:
+            try:
+                self._tier.spool.forget(job.record.name)
+            except OSError as error:
+                log.warning("step %d stays in the spool of %s: %s", job.step, self._tier.path, error)

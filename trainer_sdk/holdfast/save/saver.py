@@ -1,0 +1,386 @@
+"""The foreground half of a save, on the training thread: capture -> plan -> vote -> stage."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import logging
+import operator
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from holdfast.distributed.ranks import Ballot, Question
+from holdfast.errors import ConfigurationError, SaveDeclined
+from holdfast.health.components import Completeness
+from holdfast.health.rule import HealthJudge
+from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
+from holdfast.save.job import SaveHandle, SaveJob, SaveStats, Standstill
+from holdfast.save.pipeline import SavePipeline
+from holdfast.session.session import Session
+from holdfast.staging import StagedShard, StagingArea, WindowedShard
+from holdfast.state.capture import CapturedState, capture
+from holdfast.state.components import Declarations, capture_rng, path_of
+from holdfast.state.finite import FiniteCheck, Looked
+from holdfast.state.replicas import check_optimizers, first_difference, shared_by
+from holdfast_client.chunks.workers import WorkerThreads
+from holdfast_protocol.checkpoints import MAX_METRICS, Component, HealthVerdict, MetricValue
+from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
+from holdfast_protocol.states import CheckpointKind
+from holdfast_protocol.text import is_text
+
+# The numbers of `metrics`, as a script gives them. A tensor is read, and so waited for: only where it is needed.
+
+Metrics = Mapping[str, Any]
+"""Names of at most 100 letters -> numbers, or tensors with one element."""
+
+
+def metric_values(metrics: Metrics) -> dict[str, MetricValue]:
+    """Raises TypeError, which names the metric."""
+    if len(metrics) > MAX_METRICS:
+        raise TypeError(f"there are {len(metrics)} metrics, and {MAX_METRICS} are the most; leave some out")
+    values = {}
+    for name, value in metrics.items():
+        if not (isinstance(name, str) and 1 <= len(name) <= 100 and is_text(name, one_line=True)):
+            raise TypeError(f"the metric name {name!r:.120} is not usable; give text of 1 to 100 letters in one line")
+        values[name] = MetricValue.of(number_of(name, value))
+    return values
+
+
+def number_of(name: str, value: Any) -> float:
+    """Raises TypeError, which names the metric."""
+    try:
+        return float(value.item() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"metrics[{name!r}] is a {type(value).__name__}, not one number; give a float or a one-element tensor"
+        ) from error
+
+
+# The foreground half of a save, on the training thread: capture -> plan -> vote -> stage; then the pipeline has it.
+#
+# All ranks save, all decline, or all raise; whatever can fail on one rank alone comes before the vote, or is told to
+# the others through the service. The state may change again as soon as this returns. Where a window bounds the memory,
+# the pipeline starts first and takes the chunks while this stages them.
+
+log = logging.getLogger("holdfast")
+
+_REASONS_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class _Captured:
+    state: CapturedState
+    rng: Any
+    plan: LocalPlan
+    metrics: dict[str, MetricValue] | None
+
+
+def window_bytes(host_memory: int | None, sizes: ChunkSizes) -> int | None:
+    """The size of the staging window. Raises ConfigurationError where the largest chunk has no room in it."""
+    if host_memory is not None and host_memory < sizes.cut_bytes:
+        raise ConfigurationError(
+            f"host_memory is {host_memory} bytes, and a chunk has up to {sizes.cut_bytes}. "
+            f"Give it {sizes.cut_bytes} at least; with three times that, copy and upload go on side by side."
+        )
+    return host_memory
+
+
+class Saver:
+    def __init__(
+        self,
+        session: Session,
+        pipeline: SavePipeline,
+        stats: SaveStats,
+        *,
+        declared: Declarations,
+        sizes: ChunkSizes,
+        check_finite: bool | None,
+        judge: HealthJudge,
+        completeness: Completeness,
+        window_bytes: int | None,
+        helpers: WorkerThreads,
+    ) -> None:
+        """`helpers`: threads that have nothing to do while training waits for the copy."""
+        self._session = session
+        self._ranks = session.ranks
+        self._pipeline = pipeline
+        self._stats = stats
+        self._declared = declared
+        self._sizes = sizes
+        self._finite = FiniteCheck.asked_for(check_finite)
+        self._judge = judge
+        self._completeness = completeness
+        self._staging = StagingArea(window_bytes=window_bytes, helpers=helpers)
+        self._number = 0
+        self._plan: LocalPlan | None = None
+        self._agreed: tuple[LocalPlan, Layout] | None = None
+        self._components: tuple[str, ...] = ()
+        """Of this rank's state, when the layout was agreed on."""
+
+    def save(
+        self, step: int, state: Mapping[str, Any], metrics: Metrics | None, kind: CheckpointKind, *, wait: bool
+    ) -> SaveHandle:
+        """`wait`: for an earlier save that is in flight, half the ranks' time-out at most; else decline.
+
+        A declined save's handle holds SaveDeclined. Raises on every rank where one rank's state cannot be saved.
+        """
+        with self._session.account.saving():
+            return self._save(step, state, metrics, kind, wait=wait)
+
+    def _save(
+        self, step: int, state: Mapping[str, Any], metrics: Metrics | None, kind: CheckpointKind, *, wait: bool
+    ) -> SaveHandle:
+        began = time.monotonic()
+        handle = SaveHandle(operator.index(step))
+        self._session.ready_to_save()
+        if wait:
+            self._pipeline.wait_free(self._ranks.timeout_seconds / 2)
+        standstill = Standstill()
+        agreed = self._vote(handle.step, state, metrics, busy=self._pipeline.busy)
+        if agreed is None:
+            return self._declined(handle, waited=wait)
+        self._session.account.saves_begun += 1
+        job = self._job(handle, kind, *agreed, state, area=self._staging, standstill=standstill)
+        self._start(job)
+        self._agree_on_health(job)
+        standstill.end()
+        self._stats.blocked_seconds += time.monotonic() - began
+        return handle
+
+    def stage_apart(self, step: int, state: Mapping[str, Any], metrics: Metrics | None, area: StagingArea) -> SaveJob:
+        """Stages into memory of its own, and starts nothing: the job is the caller's. Raises as save() does."""
+        with self._session.account.saving():
+            began, standstill = time.monotonic(), Standstill()
+            handle = SaveHandle(operator.index(step))
+            agreed = self._vote(handle.step, state, metrics, busy=False)
+            if agreed is None:
+                raise AssertionError("nobody is busy")
+            job = self._job(handle, CheckpointKind.EMERGENCY, *agreed, state, area=area, standstill=standstill)
+            job.handle.mark_staged()
+            standstill.end()
+            self._stats.blocked_seconds += time.monotonic() - began
+            return dataclasses.replace(job, has_own_memory=True)
+
+    def forget_frozen(self) -> None:
+        """The state was loaded anew: what is declared frozen is staged once more."""
+        self._staging.forget_frozen()
+        if self._finite is not None:
+            self._finite.forget()
+
+    def close(self) -> None:
+        """Gives the staging memory back, once no save reads it any more."""
+        self._staging.close()
+
+    def _vote(
+        self, step: int, state: Mapping[str, Any], metrics: Metrics | None, *, busy: bool
+    ) -> tuple[_Captured, Layout] | None:
+        """None where any rank is busy; then all have voted alike, and none goes on."""
+        captured, error = self._capture(state, metrics)
+        unchanged = captured is not None and self._is_as_agreed(captured)
+        verdict = self._ranks.vote(
+            Ballot(
+                step,
+                busy=busy,
+                failed=error is not None,
+                layout_digest=self._agreed[1].digest if unchanged and self._agreed else None,
+            )
+        )
+        if verdict.failed or captured is None:
+            self._ranks.raise_together(error)
+        if verdict.busy:
+            return None
+        layout = self._agree(captured, same=verdict.same_layout)
+        self._number += 1
+        return captured, layout
+
+    def _capture(
+        self, state: Mapping[str, Any], metrics: Metrics | None
+    ) -> tuple[_Captured, None] | tuple[None, Exception]:
+        try:
+            if (ended_by := self._session.ended_by()) is not None:
+                raise ended_by
+            captured = capture(state, rank=self._ranks.rank, world_size=self._ranks.world_size, declared=self._declared)
+            self._plan = build_local_plan(
+                captured.specs,
+                rank=self._ranks.rank,
+                world_size=self._ranks.world_size,
+                sizes=self._sizes,
+                previous=self._plan,
+            )
+            values = metric_values(metrics) if metrics is not None and self._ranks.is_first else None
+            return _Captured(captured, capture_rng(), self._plan, values), None
+        except Exception as error:  # the other ranks are on their way into the vote, and must not wait for this one
+            return None, error
+
+    def _is_as_agreed(self, captured: _Captured) -> bool:
+        same_plan = self._agreed is not None and captured.plan is self._agreed[0]
+        return same_plan and captured.state.components == self._components
+
+    def _agree(self, captured: _Captured, *, same: bool) -> Layout:
+        if not same or self._agreed is None:
+            plan, components = captured.plan, captured.state.components
+            told = self._ranks.gather((plan, components, shared_by(captured.state)))
+            # Pure from here on: with the same plans every rank makes the same layout, or raises the same LayoutError.
+            self._completeness.check((name for _, names, _ in told for name in names), self._session.opened.components)
+            check_optimizers([shared.optimized for _, _, shared in told])
+            self._agreed = (plan, global_layout([each for each, _, _ in told]))
+            self._components = components
+            if self._ranks.is_first:
+                _warn_of_idle_patterns(self._agreed[1], self._declared)
+                _warn_of_difference(first_difference([shared.marks for _, _, shared in told]))
+        return self._agreed[1]
+
+    def _declined(self, handle: SaveHandle, *, waited: bool) -> SaveHandle:
+        self._stats.declined += 1
+        declined = SaveDeclined(f"Step {handle.step} is not saved: an earlier save is still in flight on some rank")
+        # Of one that only comes a little later the schedule tells.
+        if waited and self._ranks.is_first:
+            log.warning("%s", declined)
+        handle.fail(declined)
+        return handle
+
+    def _job(
+        self,
+        handle: SaveHandle,
+        kind: CheckpointKind,
+        captured: _Captured,
+        layout: Layout,
+        state: Mapping[str, Any],
+        *,
+        area: StagingArea,
+        standstill: Standstill,
+    ) -> SaveJob:
+        first = self._ranks.is_first
+        index = ShardIndex(
+            SavedAs(str(self._session.run), handle.step, layout.world_size),
+            rank=self._ranks.rank,
+            layout_digest=layout.digest,
+            trees=captured.state.trees,
+            replicated_trees=captured.state.replicated_trees if first else {},
+            rng=captured.rng,
+        )
+        staged, verdict = self._stage(captured, state, area)
+        if first:
+            own = self._judge.judge(handle.step, captured.metrics)
+            verdict = own if verdict is None else _both(verdict, own)
+        return SaveJob(
+            number=self._number,
+            step=handle.step,
+            kind=kind,
+            index=index,
+            layout=layout,
+            components=_components(captured.plan, state),
+            verdict=verdict,
+            metrics=captured.metrics,
+            dropped_components=tuple(sorted(self._completeness.dropped)) if first else (),
+            handle=handle,
+            standstill=standstill,
+            staged=staged,
+        )
+
+    def _start(self, job: SaveJob) -> None:
+        windowed = job.staged if isinstance(job.staged, WindowedShard) else None
+        if isinstance(job.staged, StagedShard) and windowed is None:
+            job.handle.mark_staged()
+        self._pipeline.start(job)
+        if windowed is not None and windowed.fill():
+            job.handle.mark_staged()
+
+    def _stage(
+        self, captured: _Captured, state: Mapping[str, Any], area: StagingArea
+    ) -> tuple[StagedShard | Exception, HealthVerdict | None]:
+        """And what is wrong with this rank's part, which is looked at only here: a save that is declined costs none."""
+        looked: list[Looked] = []
+        plan, pieces, check = captured.plan, captured.state.pieces, self._finite
+        try:
+            if check is None:
+                return area.stage(plan, pieces), None
+            staged = area.stage(plan, pieces, meanwhile=lambda: looked.append(check.look(plan, pieces, state)))
+            try:
+                return staged, _verdict_on(check.found(looked[0]))
+            except BaseException:
+                staged.release()
+                raise
+        except Exception as error:  # after the vote: raising here would leave the others with a save that never ends
+            return error, None
+
+    def _agree_on_health(self, job: SaveJob) -> None:
+        """Every rank learns what any of them has found: going back is something that all do, or none."""
+        own = job.verdict.reason if job.verdict is not None and not job.verdict.healthy else None
+        ballot = Ballot(job.step, busy=False, failed=False, layout_digest=None, question=Question.IS_DIVERGED)
+        if not self._ranks.vote(dataclasses.replace(ballot, yes=own is not None)).yes:
+            return
+        reason = _first_reasons([each for each in self._ranks.gather(own) if each])
+        job.handle.diverged = reason
+        self._stats.diverged += 1
+        if self._ranks.is_first:
+            log.warning(
+                "step %d has diverged: %s. It is saved, and never resumed from; rollback(state) goes back to the last "
+                "healthy checkpoint",
+                job.step,
+                reason,
+            )
+
+
+def _first_reasons(told: list[str]) -> str:
+    """What is wrong with the ranks' parts, one for each rank with a reason: a few say it, of thousands."""
+    shown = list(dict.fromkeys(told))[:_REASONS_SHOWN]
+    more = sum(each not in shown for each in told)
+    return "; ".join(shown) + (f"; and {more} more rank{'s' if more > 1 else ''}" if more else "")
+
+
+def _verdict_on(not_finite: list[str]) -> HealthVerdict | None:
+    if not not_finite:
+        return None
+    more = f" and {len(not_finite) - 1} more" if len(not_finite) > 1 else ""
+    return HealthVerdict(healthy=False, reason=f"{not_finite[0]:.500}{more} held NaN or infinity")
+
+
+def _both(found: HealthVerdict, said: HealthVerdict) -> HealthVerdict:
+    reasons = [each.reason for each in (found, said) if not each.healthy]
+    return HealthVerdict(healthy=not reasons, reason="; ".join(reasons)[:1000])
+
+
+def _warn_of_idle_patterns(layout: Layout, declared: Declarations) -> None:
+    paths = [path_of(name, entry.component) for name, entry in layout.tensors.items()]
+    for pattern in declared.frozen:
+        if not fnmatch.filter(paths, pattern):
+            log.warning(
+                "frozen=[%r] matches no tensor of the state, whose names are like %s",
+                pattern,
+                ", ".join(map(repr, paths[:3])) or "nothing: it has no tensors",
+            )
+
+
+def _warn_of_difference(found: tuple[str, int, int] | None) -> None:
+    if found is not None:
+        log.error(
+            "ranks %d and %d hold other values of %r, and only one of them is saved. Pipeline stages whose layers have "
+            'the same names: declare them with per_rank=["model", "optimizer"]; else begin all ranks with one state',
+            *found[1:],
+            found[0],
+        )
+
+
+def _components(plan: LocalPlan, state: Mapping[str, Any]) -> dict[str, Component]:
+    """What the service lists of each component: its kind, and this rank's bytes of it."""
+    stored: Counter[str] = Counter()
+    for piece in plan.shard.pieces:
+        stored[plan.tensors[piece.tensor].component] += sum(segment.bytes for segment in piece.segments)
+    return {key: _component(key, value, stored[key]) for key, value in state.items()}
+
+
+def _component(key: str, value: Any, logical_bytes: int) -> Component:
+    if isinstance(value, torch.nn.Module):
+        return Component(kind="model", logical_bytes=logical_bytes)
+    if isinstance(value, torch.optim.Optimizer):
+        return Component(kind="optimizer", logical_bytes=logical_bytes)
+    if isinstance(value, LRScheduler):
+        return Component(kind="lr_scheduler", logical_bytes=logical_bytes)
+    return Component(kind="dataloader" if "loader" in key else "extra", logical_bytes=logical_bytes)

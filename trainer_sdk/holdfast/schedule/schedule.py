@@ -1,0 +1,227 @@
+"""Whether a step is saved: one decision after each step, the same on every rank; and the best so far."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from enum import Enum, auto
+from typing import Any
+
+from holdfast.distributed.ranks import Question, Ranks
+from holdfast.distributed.vote_watchdog import Attendance
+from holdfast.errors import HoldfastError
+from holdfast.save.job import SaveHandle
+from holdfast.save.saver import Metrics, number_of
+from holdfast.schedule.save_policy import Auto, Best, Every, Policy
+from holdfast_client.client import Client
+from holdfast_protocol.runs import RunName
+
+# The best so far of one metric, as rank 0 knows it: the best that can be restored, or is on its way there.
+#
+# `Schedule` asks at the steps whose metrics hold it. What earlier attempts saved counts, or a resumed run would save a
+# worse step as its best; so the service is asked once, at the first such step after a restore.
+
+log = logging.getLogger("holdfast")
+
+KnownBest = Callable[[Best], float | None]
+"""The metric of the best checkpoint that can be restored; None where there is none."""
+
+
+def known_best(client: Client, run: RunName, policy: Best) -> float | None:
+    """`restore(at=…)` would load this very checkpoint. Where the service does not answer, nothing is known: the step is
+    then saved, and at worst it is one save too many."""
+    try:
+        found = client.restore_point(run.project, run.run, policy.selector).restore_point
+        metric = None if found is None else client.checkpoint(found.checkpoint_id).metrics.get(policy.metric)
+    except HoldfastError as error:
+        log.warning("which step had the best %r is not known, so the next one is saved: %s", policy.metric, error)
+        return None
+    return None if metric is None else metric.value
+
+
+class BestSoFar:
+    """Used by the training thread of rank 0; saves end on background threads, in any order, and some of them fail."""
+
+    def __init__(self, policy: Best, known: KnownBest) -> None:
+        self.policy = policy
+        self._known = known
+        self._asked = False
+        self._best: float | None = None
+        """Of what can be restored."""
+        self._on_the_way: dict[Future[Any], float] = {}
+        self._lock = threading.Lock()
+
+    def forget(self) -> None:
+        """The state was loaded anew, perhaps from before the best: what counts is what the service then says."""
+        with self._lock:
+            self._asked, self._best = False, None
+            self._on_the_way.clear()
+
+    def beaten_by(self, metrics: Metrics) -> bool:
+        """Whether this step is better. Raises TypeError for what is no number; never what asking the service meets."""
+        number = number_of(self.policy.metric, metrics[self.policy.metric])
+        if not math.isfinite(number):
+            return False
+        if not self._asked:
+            found = self._known(self.policy)
+            with self._lock:
+                self._asked = True
+                self._keep(found)
+        with self._lock:
+            return all(self._is_better(number, than) for than in (self._best, *self._on_the_way.values()))
+
+    def saving(self, metrics: Metrics | None, committed: Future[Any]) -> None:
+        """A save of this step has begun: it counts, unless it is not committed."""
+        if metrics is None or self.policy.metric not in metrics:
+            return
+        number = number_of(self.policy.metric, metrics[self.policy.metric])
+        if not math.isfinite(number):
+            return
+        with self._lock:
+            self._on_the_way[committed] = number
+        committed.add_done_callback(self._settle)
+
+    def _settle(self, committed: Future[Any]) -> None:
+        with self._lock:
+            number = self._on_the_way.pop(committed, None)
+            if committed.exception() is None:
+                self._keep(number)
+
+    def _keep(self, number: float | None) -> None:
+        if number is not None and self._is_better(number, self._best):
+            self._best = number
+
+    def _is_better(self, number: float, than: float | None) -> bool:
+        if than is None:
+            return True
+        return number < than if self.policy.mode == "min" else number > than
+
+
+# Whether a step is saved: one decision after each step, the same on every rank.
+#
+#     steps       arithmetic on the step's number, which all ranks have
+#     time        rank 0's clock, through the agreement (agreement.py): it asks `wants` in the background
+#     best        rank 0's metric, shared in one small vote, only at steps whose metrics hold it
+#     put off     what was due while an earlier save was in flight: done at the first step after that one
+#
+# A save that is put off is not lost: with a vote at each later step it would cost a collective a step, so it goes by
+# the agreement too. Saves never come faster than they become durable; the interval stretches instead, and that is said
+# once.
+
+
+class Due(Enum):
+    """Why a step is saved now."""
+
+    BY_INTERVAL = auto()
+    BEST = auto()
+    """This step and no later one: its save waits for the one in flight."""
+
+
+class Schedule:
+    def __init__(
+        self,
+        policy: Policy,
+        ranks: Ranks,
+        *,
+        busy: Callable[[], bool],
+        recommended_seconds: Callable[[], float],
+        known_best: KnownBest,
+    ) -> None:
+        """`busy`: whether a save of this rank is in flight. `recommended_seconds`: the service's word on Auto's
+        interval, infinite while it is unknown. `known_best`: asked on rank 0."""
+        self._ranks = ranks
+        self._alone = ranks.world_size == 1
+        self._busy = busy
+        self._recommended_seconds = recommended_seconds
+        parts = policy.parts
+        self._by_steps = [part for part in parts if isinstance(part, Every) and part.steps is not None]
+        self._seconds = min((part.seconds or math.inf for part in parts if isinstance(part, Every)), default=math.inf)
+        self._auto = any(isinstance(part, Auto) for part in parts)
+        self._bests = [BestSoFar(part, known_best) for part in parts if isinstance(part, Best)]
+        store = ranks.store("attendance") if self._bests else None
+        self._attendance = None if store is None else Attendance(ranks, store)
+        self._since = time.monotonic()
+        self._put_off = False
+        self._stretched = False
+
+    def wants(self) -> bool:
+        """Whether a save is due by the clock, or was put off and can be done now. On rank 0, on any thread."""
+        if not (self._put_off or time.monotonic() - self._since >= self._interval_seconds()):
+            return False
+        if not self._busy():
+            return True
+        self._say_that_it_stretches()
+        return False
+
+    def due(self, step: int, metrics: Metrics | None, *, agreed: bool) -> Due | None:
+        """After each step, on every rank. `agreed`: the ranks agreed on this step. A collective only where `metrics`
+        hold the name of a Best.
+
+        Raises RanksDisagree where some ranks' metrics hold it and others' do not, and TypeError on every rank where
+        rank 0's is no number.
+        """
+        if self._bests and self._is_best(step, metrics or {}):
+            return Due.BEST
+        if agreed or any(every.due_after(step) for every in self._by_steps):
+            return Due.BY_INTERVAL
+        # A lone process needs nobody's word.
+        return Due.BY_INTERVAL if self._put_off and self._alone and not self._busy() else None
+
+    def saved(self, metrics: Metrics | None, handle: SaveHandle, due: Due | None) -> None:
+        """A save began, or was declined by all ranks. `due`: why; None: the script asked for it."""
+        if handle.declined and due is Due.BY_INTERVAL:
+            self._put_off = True
+            self._say_that_it_stretches()
+        elif not handle.declined:
+            self._put_off = False
+            # What has diverged cannot be restored, so its number is no best.
+            if self._ranks.is_first and handle.diverged is None:
+                for best in self._bests:
+                    best.saving(metrics, handle.committed)
+
+    def restart(self) -> None:
+        """A save is over for the training thread, or has failed to begin: time is counted from here."""
+        self._since = time.monotonic()
+
+    def restored(self) -> None:
+        """The state was loaded anew."""
+        self.restart()
+        self._put_off = False
+        for best in self._bests:
+            best.forget()
+
+    def close(self) -> None:
+        """No step comes any more."""
+        if self._attendance is not None:
+            self._attendance.close()
+
+    def _interval_seconds(self) -> float:
+        return min(self._seconds, self._recommended_seconds() if self._auto else math.inf)
+
+    def _is_best(self, step: int, metrics: Metrics) -> bool:
+        given = [best for best in self._bests if best.policy.metric in metrics]
+        if not given:
+            if self._attendance is not None:
+                self._attendance.passed()
+            return False
+        better, error = False, None
+        if self._ranks.is_first:
+            try:
+                better = any(best.beaten_by(metrics) for best in given)
+            except Exception as caught:  # the other ranks are on their way into the vote
+                error = caught
+        with nullcontext() if self._attendance is None else self._attendance.voting(step, given[0].policy.metric):
+            return self._ranks.first_says(step, Question.IS_BEST, yes=better, error=error)
+
+    def _say_that_it_stretches(self) -> None:
+        if self._ranks.is_first and not self._stretched:
+            self._stretched = True
+            log.warning(
+                "a save is due while an earlier save is still in flight. It is done at the first step after that one: "
+                "where saves take longer than the interval, the interval stretches. This is said once."
+            )

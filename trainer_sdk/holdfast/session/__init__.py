@@ -1,0 +1,1 @@
+"""This job's part in its run: the attempt, its heartbeat, and what is told of it."""

@@ -1,0 +1,314 @@
+"""What this job tells of its attempt: heartbeats, the crash of any rank, and the file for `holdfast run`."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import HoldfastError, ServiceUnavailable, StaleAttempt, TokenProblem
+from holdfast.settings import TrainerSettings
+from holdfast_client.client import Client
+from holdfast_client.errors import UnsupportedProtocol
+from holdfast_client.launch import OutcomeNote, write_note
+from holdfast_protocol.attempts import AttemptOpened, EndAttempt, Heartbeat, Notice
+from holdfast_protocol.base import Fence, text_to_keep
+from holdfast_protocol.runs import RunName
+from holdfast_protocol.states import AttemptOutcome, Doing
+from holdfast_protocol.text import without_secrets
+
+# What the training thread of this process has done: the numbers of its heartbeats and of its last word.
+#
+# The training thread writes, the heartbeat's thread reads. A step costs less than a microsecond: nothing is locked, and
+# what belongs together is replaced as one.
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What the heartbeat before had seen."""
+
+    steps_run: int
+    training_seconds: float
+
+
+class TrainingAccount:
+    """Of one process. Steps are counted as they are numbered: of `step(10)`, `step(20)` the second counts for ten."""
+
+    def __init__(self) -> None:
+        self._doing = Doing.TRAINING
+        self._base: int | None = None
+        """The step whose state training goes on from; None at the very beginning. Outlives the attempt: what is gone
+        back from was reached in the one before."""
+        self.begin()
+
+    def begin(self) -> None:
+        """An attempt begins: all sums are zero. What is being done goes on."""
+        self.saves_begun = 0
+        self._began_at = time.monotonic()
+        self._first: tuple[int, float] | None = None
+        """The first step, and when it was over."""
+        self._ran: tuple[int | None, int] = (None, 0)
+        """The last step, and how many there were."""
+        self._progressed_at = self._began_at
+        self._tells_steps = False
+        """It calls step(), so that silence means something."""
+        self._doing_since = self._began_at
+        self._seconds = {Doing.RESTORING: 0.0, Doing.SAVING: 0.0}
+        self._read = _Reading(0, 0.0)
+
+    @property
+    def step(self) -> int | None:
+        """The last step that was run, here or before the restore point; None before the first."""
+        return self._base
+
+    def ran(self, step: int) -> None:
+        """After each step. The same one again is no step."""
+        self._tells_steps = True
+        self.reached(step)
+
+    def reached(self, step: int) -> None:
+        """Before a save that was asked for: it tells how far the job is."""
+        step = operator.index(step)
+        base, steps_run = self._base, self._ran[1]
+        if base is None:
+            steps_run += 1
+        elif step > base:
+            steps_run += step - base
+        self._base = step
+        self._ran = (step, steps_run)
+        self._progressed_at = now = time.monotonic()
+        if self._first is None:
+            self._first = (step, now)
+
+    def goes_on_from(self, next_step: int) -> None:
+        """The state was restored; 0: there was nothing to restore."""
+        self._base = next_step - 1 if next_step else None
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        with self._at(Doing.RESTORING):
+            yield
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """While training stands still for a save."""
+        with self._at(Doing.SAVING):
+            yield
+
+    def read(self) -> dict[str, Any]:
+        """The fields of a `holdfast_protocol.attempts.Account`."""
+        now = time.monotonic()
+        (step, steps_run), first = self._ran, self._first
+        return {
+            "step": step,
+            "first_step": None if first is None else first[0],
+            "steps_run": steps_run,
+            "first_step_age_seconds": None if first is None else max(0.0, now - first[1]),
+            "progress_age_seconds": max(0.0, now - self._progressed_at) if self._tells_steps else None,
+            "restore_seconds": self._seconds_of(Doing.RESTORING, now),
+            "saves_begun": self.saves_begun,
+            "save_blocked_seconds": self._seconds_of(Doing.SAVING, now),
+            "doing": self._doing,
+        }
+
+    def steps_per_second(self) -> float | None:
+        """Since it was last asked, without saves and restores; None while no step was run since. For one reader."""
+        now = time.monotonic()
+        before, steps_run = self._read, self._ran[1]
+        training = now - self._began_at - sum(self._seconds_of(doing, now) for doing in self._seconds)
+        self._read = _Reading(steps_run, training)
+        steps, seconds = steps_run - before.steps_run, training - before.training_seconds
+        return steps / seconds if steps > 0 and seconds > 0 else None
+
+    @contextmanager
+    def _at(self, doing: Doing) -> Iterator[None]:
+        outer = self._doing
+        if outer is not Doing.TRAINING:  # a save inside of a restore is the restore's time
+            yield
+            return
+        self._doing_since = time.monotonic()
+        self._doing = doing
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            self._doing = outer
+            self._seconds[doing] += now - self._doing_since
+            self._progressed_at = now
+
+    def _seconds_of(self, doing: Doing, now: float) -> float:
+        under_way = max(0.0, now - self._doing_since) if self._doing is doing else 0.0
+        return self._seconds[doing] + under_way
+
+
+# Tells `holdfast run` which attempt this rank has and how it ended: beside the session, in a folder of the launch.
+#
+# Without `holdfast run` around the job there is no folder, and nothing is written.
+
+log = logging.getLogger("holdfast")
+
+
+class OutcomeFile:
+    """This rank's word on this job's attempt."""
+
+    def __init__(self, run: RunName, rank: int, settings: TrainerSettings) -> None:
+        self._run = run
+        self._rank = rank
+        self._folder = settings.outcome_dir
+        self._launch = settings.launch
+        self._attempt = 0
+
+    def new_launch_id(self) -> str:
+        """One per process. It begins with the launch's own id, for who looks for its attempts in the catalog."""
+        own = uuid.uuid4().hex
+        return f"{self._launch}.{own}" if self._launch else own
+
+    def opened(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._write(None, "")
+
+    def ended(self, outcome: AttemptOutcome, detail: str) -> None:
+        self._write(outcome, detail)
+
+    def _write(self, outcome: AttemptOutcome | None, detail: str) -> None:
+        if self._folder is None:
+            return
+        note = OutcomeNote(
+            project=self._run.project,
+            run=self._run.run,
+            attempt=self._attempt,
+            rank=self._rank,
+            outcome=outcome,
+            detail=detail[:1000],
+        )
+        try:
+            write_note(self._folder, note)
+        except OSError as error:
+            # The training goes on, and `holdfast run` asks the catalog.
+            log.warning("`holdfast run` could not be told of this attempt (%s)", error.strerror or error)
+
+
+# What this job tells the service of its attempt: heartbeats from rank 0, the crash of any rank, the end from rank 0.
+#
+# A rank that raises tells at once, before its save in flight is drained and before its launcher ends the others:
+# whatever the others meet then comes from that. The service keeps the first word.
+
+ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
+"""What no later try can mend. Wherever in the background it shows, the training thread raises it at its next call."""
+
+_CRASH_SECONDS = 5.0
+_LONGEST_DETAIL = 4000
+
+
+class Heart:
+    """`client`: one with little patience. `note`: takes what ends the job. `take_interval`: the recommended seconds
+    between two saves, as each reply tells them."""
+
+    def __init__(
+        self,
+        client: Client,
+        run: RunName,
+        rank: int,
+        opened: AttemptOpened,
+        account: TrainingAccount,
+        *,
+        fence: Fence,
+        note: Callable[[BaseException], None],
+        take_interval: Callable[[float], None],
+    ) -> None:
+        self._client = client
+        self._run = run
+        self._rank = rank
+        self._opened = opened
+        self._fence = fence
+        self._account = account
+        self._note = note
+        self._take_interval = take_interval
+        self._stop = threading.Event()
+        self._told = False
+        self._crash: EndAttempt | None = None
+        self._left = False
+        self._telling: threading.Thread | None = None
+        self._beating: threading.Thread | None = None
+        if rank == 0:
+            self._beating = threading.Thread(target=self._beat, name="holdfast-heartbeat", daemon=True)
+            self._beating.start()
+
+    def crashed(self, error: BaseException) -> None:
+        """Tells what this rank met; comes back within seconds, whatever the service does. Never raises."""
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        crash = self._word(AttemptOutcome.FAILED, f"{kind.__name__}: {error}").model_copy(
+            update={"error_type": text_to_keep(name, 200), "error_rank": self._rank}
+        )
+        self._crash = crash
+        self._telling = threading.Thread(target=self._tell, args=(crash,), name="holdfast-crash", daemon=True)
+        self._telling.start()
+        self._telling.join(_CRASH_SECONDS)
+
+    def stop(self, outcome: AttemptOutcome, detail: str, notice: Notice | None, *, fenced: bool) -> None:
+        """The heartbeat stops. Rank 0 tells how the job ended; who could not tell of a crash tries once more. A fenced
+        one says nothing, for it would be refused. Never raises."""
+        self._stop.set()
+        if self._telling is not None:
+            self._telling.join(1.0)
+        if self._beating is not None:
+            self._beating.join(timeout=1.0)
+        if self._told or fenced:
+            return
+        if self._crash is not None:
+            self._tell(self._crash)
+        elif self._beating is not None:
+            self._tell(self._word(outcome, detail).model_copy(update={"notice": notice}))
+
+    def leave(self) -> None:
+        """The job goes on as another attempt: no more is told of this one, and being fenced ends nothing."""
+        self._left = True
+        self._stop.set()
+        if self._beating is not None:
+            self._beating.join(timeout=1.0)
+
+    def _word(self, outcome: AttemptOutcome, detail: str) -> EndAttempt:
+        return EndAttempt(
+            **self._fence.model_dump(),
+            **self._account.read(),
+            outcome=outcome,
+            detail=text_to_keep(without_secrets(detail), _LONGEST_DETAIL),
+        )
+
+    def _tell(self, word: EndAttempt) -> None:
+        try:
+            self._client.end_attempt(self._run.project, self._run.run, self._opened.attempt, word)
+            self._told = True
+        except StaleAttempt as error:
+            self._note(error)
+        except (HoldfastError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
+            log.warning("the service was not told that this attempt ended (%s); it will see so by its silence", error)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._opened.heartbeat_interval_seconds):
+            request = Heartbeat(
+                **self._fence.model_dump(),
+                **self._account.read(),
+                steps_per_second=self._account.steps_per_second(),
+            )
+            try:
+                reply = self._client.heartbeat(self._run.project, self._run.run, self._opened.attempt, request)
+                self._take_interval(reply.save_interval_seconds)
+            except ServiceUnavailable as error:
+                log.info("a heartbeat was lost: %s", error)
+            except ENDS_THE_JOB as error:
+                if self._left:
+                    return
+                self._note(error)
+                log.warning("the service does not take this attempt's heartbeat: %s", error)
+                return
+            except HoldfastError as error:
+                # A gateway's page or a bug's reply may pass, and a heart that stops has the attempt taken for lost.
+                log.warning("the service did not understand a heartbeat: %s", error)

@@ -1,0 +1,293 @@
+"""This job's part in its run: the attempt that rank 0 opened, its fencing token, its heartbeat, its end.
+
+Opened late, by the first restore() or save(): making a Checkpointer fences nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from functools import cached_property
+
+from holdfast.distributed.ranks import Ranks
+from holdfast.errors import HoldfastError, NotRestored, StaleAttempt
+from holdfast.local.adoption import Adoption
+from holdfast.session.environment import environment
+from holdfast.session.heartbeat import ENDS_THE_JOB, Heart, OutcomeFile, TrainingAccount
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.errors import AttemptConflict
+from holdfast_client.launch import open_attempt
+from holdfast_client.shard_writer import ShardWriter
+from holdfast_protocol.attempts import AttemptOpened, Notice, OpenAttempt, ResumedFrom
+from holdfast_protocol.base import Fence
+from holdfast_protocol.checkpoints import BeginCheckpoint
+from holdfast_protocol.runs import RunName
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind
+
+_BRIEF_SECONDS = 5.0
+
+
+class Session:
+    def __init__(
+        self,
+        client: Client,
+        run: RunName,
+        ranks: Ranks,
+        *,
+        create: bool | None,
+        outcome_file: OutcomeFile,
+        adoption: Adoption | None = None,
+    ) -> None:
+        self.client = client
+        self.brief_client = Client(client.settings.model_copy(update={"retry_seconds": _BRIEF_SECONDS}))
+        """For what is good to say and not worth waiting for."""
+        self.run = run
+        self.ranks = ranks
+        self.account = TrainingAccount()
+        self.save_interval_seconds = math.inf
+        """What the service recommends; known once the attempt is open."""
+        self.may_save = False
+        """Something was restored, or there was nothing to restore."""
+        self.is_half_restored = False
+        """A restore has written into the state, and none has ended well since."""
+        self._create = create
+        # Made once per process, so that a repeated call after a lost reply opens nothing twice. Rank 0's is the job's.
+        self.launch_id = outcome_file.new_launch_id()
+        self._next_launch_id: str | None = None
+        self._own: int | None = None
+        """The attempt that this one goes on after, and no other."""
+        self._may_be_left = False
+        """open_anew() has failed, and may have been carried out all the same. On every rank."""
+        self._outcome_file = outcome_file
+        self._opened: AttemptOpened | None = None
+        self._adoption = adoption
+        """Still to be done; every call of open() begins it anew until it has been gone through."""
+        self._ended_by: HoldfastError | None = None
+        self._heart: Heart | None = None
+
+    def open(self) -> AttemptOpened:
+        """The attempt; opened by rank 0 at the first call and shared, and then what older attempts had spooled is
+        committed. Collective at the first call. Every rank raises what rank 0 met."""
+        if self._opened is None:
+            try:
+                self.launch_id, self._opened = self.ranks.from_first(lambda: (self.launch_id, self._open_on_first()))
+            except StaleAttempt as error:
+                self._outcome_file.ended(AttemptOutcome.FENCED, str(error))
+                raise
+            self._is_open(self._opened)
+        if self._adoption is not None:
+            if self._adoption.adopt(self.fence):
+                self._opened = self.ranks.from_first(self._choose_again)
+            self._adoption = None
+        return self._opened
+
+    def go_on_after(self, own: int) -> None:
+        """Opens right after `own`, an attempt of this process that has ended: the state in memory goes on from what
+        that one left. Collective, in place of open(). Raises StaleAttempt on all ranks where another launch has taken
+        over, which is not fenced by this."""
+        self._own = own
+        point = self.open().restore_point
+        if point is not None:
+            self.ranks.from_first(lambda: self.restored_from(point.checkpoint_id, rollback=False))
+        self.has_whole_state()
+
+    def open_anew(self) -> None:
+        """A new attempt for this same job, which fences its own old one: from it a job may go back. Collective; no save
+        may be in flight. Raises StaleAttempt on all ranks where another launch has taken over; the old attempt goes on
+        where anything else is raised, unless the service has opened the new one and its reply was lost: then the old
+        one is refused, and nobody but this job has taken over. Called again, it gets the attempt that was opened."""
+        if self._heart is not None:
+            self._heart.leave()
+        try:
+            launch_id, opened = self.ranks.from_first(self._open_after_own)
+        except StaleAttempt as error:
+            self._may_be_left = False
+            self._ended_by = error
+            self._outcome_file.ended(AttemptOutcome.FENCED, str(error))
+            raise
+        except BaseException:
+            self._may_be_left = True
+            self._beat(self.opened)
+            raise
+        self.launch_id, self._opened, self._next_launch_id = launch_id, opened, None
+        if self._may_be_left and isinstance(self._ended_by, StaleAttempt):
+            self._ended_by = None  # what was met as the attempt that has been left
+        self._may_be_left = False
+        self.account.begin()
+        self._is_open(opened)
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """What this launch runs in, the same for all its attempts. For rank 0: finding it out takes seconds at most."""
+        return environment()
+
+    @property
+    def has_opened(self) -> bool:
+        return self._opened is not None
+
+    @property
+    def opened(self) -> AttemptOpened:
+        if self._opened is None:
+            raise AssertionError("the attempt is opened before anything is written")
+        return self._opened
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(epoch=self.opened.epoch, attempt=self.opened.attempt, launch_id=self.launch_id)
+
+    def ready_to_save(self) -> None:
+        """Opens the attempt if need be. Collective at the first call. Raises NotRestored where that would leave
+        existing checkpoints behind: to train from the beginning over them is what nobody means."""
+        if not self.may_save:
+            if self.is_half_restored:
+                raise NotRestored(f"The state holds parts of a checkpoint of {self.run} that could not be restored")
+            if self.open().ever_committed:
+                raise NotRestored(f"{self.run} has checkpoints, and this job has not restored one")
+            self.may_save = True
+
+    def restored_from(self, checkpoint_id: str | None, *, rollback: bool) -> None:
+        """Every rank has loaded this, or found that there is nothing to load. Rank 0 tells the service: the line of
+        descent goes on from there. Not a collective; what goes wrong is raised on rank 0."""
+        if checkpoint_id is not None and self.ranks.is_first:
+            self.client.resumed_from(
+                self.run.project,
+                self.run.run,
+                self.opened.attempt,
+                ResumedFrom(**self.fence.model_dump(), checkpoint_id=checkpoint_id, rollback=rollback),
+            )
+        self.has_whole_state()
+
+    def has_whole_state(self) -> None:
+        """On every rank, once all of them have loaded all of it."""
+        self.may_save, self.is_half_restored = True, False
+
+    def begin_to_restore(self) -> None:
+        """From here on the state is no longer what it was: nothing is saved until a restore has ended well."""
+        self.may_save, self.is_half_restored = False, True
+
+    def begin_shard(
+        self, step: int, kind: CheckpointKind, workers: TransferWorkers, client: Client | None = None
+    ) -> ShardWriter:
+        """This rank's part of a checkpoint of this attempt. Every rank begins it, and gets the same one. `client`: one
+        with another patience."""
+        begin = BeginCheckpoint(**self.fence.model_dump(), step=step, world_size=self.ranks.world_size, kind=kind)
+        return ShardWriter(
+            client or self.client, self.run, self.ranks.rank, begin, workers=workers, brief_client=self.brief_client
+        )
+
+    def note(self, error: BaseException) -> None:
+        """A background thread met `error`; kept if it ends the job."""
+        if isinstance(error, ENDS_THE_JOB) and self._ended_by is None:
+            self._ended_by = self._left_unheard(error) or error
+
+    def ended_by(self) -> HoldfastError | None:
+        """What a background thread met that ends the job."""
+        return self._ended_by
+
+    def crashed(self, error: BaseException) -> None:
+        """This rank has raised `error`: told at once, before anything is waited for. Never raises."""
+        self.note(error)
+        if self._heart is not None and not self._is_fenced:
+            self._heart.crashed(error)
+
+    def end(self, outcome: AttemptOutcome, detail: str = "", notice: Notice | None = None) -> None:
+        """Rank 0 tells how the job ended; the heartbeat stops. Never raises: it comes when all else is done."""
+        if self._heart is not None:
+            self._heart.stop(outcome, detail, notice, fenced=self._is_fenced)
+        if self._opened is not None:
+            # Last: a launcher that is told of the end may end this process.
+            if self._is_fenced:
+                outcome = AttemptOutcome.FENCED
+            elif isinstance(self._ended_by, StaleAttempt) and outcome is AttemptOutcome.FINISHED:
+                # What it saved at last was refused: it is to be launched again, and has not finished.
+                outcome, detail = AttemptOutcome.FAILED, str(self._ended_by)
+            self._outcome_file.ended(outcome, detail)
+        self.brief_client.close()
+
+    @property
+    def _is_fenced(self) -> bool:
+        """Another launch has the run: this one must not be launched again."""
+        return isinstance(self._ended_by, StaleAttempt) and self._ended_by.is_fenced
+
+    def _left_unheard(self, error: BaseException) -> StaleAttempt | None:
+        """What to say instead of `error`, where it may be our own next attempt that it names."""
+        own = self._opened.attempt if self._opened is not None else 0
+        if not self._may_be_left or not isinstance(error, StaleAttempt):
+            return None
+        if error.context.get("latest_attempt") != own + 1:
+            return None
+        return StaleAttempt(
+            f"The reply to a rollback was lost, so attempt {own} of {self.run} may write no more. Launch the job again",
+            request_id=error.request_id,
+        )
+
+    def _is_open(self, opened: AttemptOpened) -> None:
+        self.save_interval_seconds = opened.save_interval_seconds
+        self._outcome_file.opened(opened.attempt)
+        self._beat(opened)
+
+    def _beat(self, opened: AttemptOpened) -> None:
+        self._heart = Heart(
+            self.brief_client,
+            self.run,
+            self.ranks.rank,
+            opened,
+            self.account,
+            fence=self.fence,
+            note=self.note,
+            take_interval=self._take_interval,
+        )
+
+    def _open_after_own(self) -> tuple[str, AttemptOpened]:
+        own = self.opened.attempt
+        # Kept until it is known to have been opened: a lost reply and a second call must not fence each other.
+        self._next_launch_id = self._next_launch_id or self._outcome_file.new_launch_id()
+        return self._next_launch_id, self._open_right_after(own, self._next_launch_id, rolls_back=own)
+
+    def _open_right_after(self, own: int, launch_id: str, *, rolls_back: int | None = None) -> AttemptOpened:
+        request = OpenAttempt(
+            launch_id=launch_id,
+            after=own,
+            world_size=self.ranks.world_size,
+            host=socket.gethostname(),
+            environment=self.environment,
+            create=False,
+            rolls_back=rolls_back,
+        )
+        try:
+            return self.client.open_attempt(self.run.project, self.run.run, request)
+        except AttemptConflict as error:
+            raise StaleAttempt(
+                f"Another launch has taken over {self.run} since this job was attempt {own}",
+                request_id=error.request_id,
+                context=error.context,
+            ) from error
+
+    def _take_interval(self, seconds: float) -> None:
+        self.save_interval_seconds = seconds
+
+    def _open_on_first(self) -> AttemptOpened:
+        if self._own is not None:
+            return self._open_right_after(self._own, self.launch_id)
+        return open_attempt(
+            self.client,
+            self.run,
+            self.launch_id,
+            world_size=self.ranks.world_size,
+            host=socket.gethostname(),
+            environment=self.environment,
+            create=self._create,
+        )
+
+    def _choose_again(self) -> AttemptOpened:
+        """The restore point was chosen when the attempt was opened, before anything was adopted."""
+        decision = self.client.restore_point(self.run.project, self.run.run)
+        return self.opened.model_copy(
+            update={
+                "restore_point": decision.restore_point,
+                "passed_over": decision.passed_over,
+                "ever_committed": decision.ever_committed,
+                "note": decision.note,
+            }
+        )

@@ -1,0 +1,344 @@
+"""Bits of tensors -> bits in a slab: the memory, which views go onto which, the copies, and what need not be copied."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.layout.plan import LocalPlan
+from holdfast.state.tensors import TensorPiece
+from holdfast_client.chunks.workers import WorkerThreads
+
+# Bits of tensors -> bits in a slab: the memory, which views go onto which, and the copies on several threads.
+
+# The memory that is staged into. Everything that touches it is in here, so that it can be shared memory one day.
+
+PAGE_BYTES = 4096
+
+
+class Slab:
+    """Page-aligned host memory; page-locked and mapped for the device's copy engine where CUDA is in use."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        """Raises MemoryError or OSError when the host has not that much, RuntimeError when it cannot be locked."""
+        self.capacity_bytes = capacity_bytes
+        self._memory = mmap.mmap(-1, max(capacity_bytes, PAGE_BYTES))
+        self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.view = memoryview(self._memory)
+        self._locked = torch.cuda.is_available()
+        if self._locked:
+            _check_cuda(_runtime().cudaHostRegister(self.tensor.data_ptr(), self.tensor.numel(), 0))
+
+    def release(self) -> None:
+        """Unlock and let go. The memory itself ends with its last reader."""
+        if self._locked:
+            self._locked = False
+            _check_cuda(_runtime().cudaHostUnregister(self.tensor.data_ptr()))
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+        self.view = memoryview(b"")
+
+
+def on_page(position: int) -> int:
+    """The first page's start at or behind `position`."""
+    return -(-position // PAGE_BYTES) * PAGE_BYTES
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _check_cuda(error: object) -> None:
+    code = int(getattr(error, "value", error))  # type: ignore[call-overload]
+    if code != 0:
+        raise RuntimeError(f"the staging slab cannot be page-locked (CUDA error {code}); raise the memlock limit")
+
+
+# Host memory -> slab on several threads, and not on torch's own: those wait for each other once per tensor, and where
+# the cores are busy each of these waits is a turn of the scheduler. Here nobody waits until all parts are taken.
+
+_PART_BYTES = 8 * 1024 * 1024
+_ALONE_BYTES = 2 * _PART_BYTES
+"""Less than this is copied before a second thread would have begun."""
+
+
+class Copy(NamedTuple):
+    """`source` is copied onto `target`: integers of one width, of one shape."""
+
+    target: torch.Tensor
+    source: torch.Tensor
+
+
+class HostCopy:
+    """Copies between contiguous tensors in host memory, cut into parts that whoever is free takes."""
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._copies = copies  # keeps the memory that the parts point to
+        self._parts = deque(
+            (copy.target.data_ptr() + at, copy.source.data_ptr() + at, min(_PART_BYTES, copy.source.nbytes - at))
+            for copy in copies
+            for at in range(0, copy.source.nbytes, _PART_BYTES)
+        )
+        self._changed = threading.Condition()
+        self._helping = 0
+
+    def run(self, helpers: WorkerThreads | None) -> None:
+        """Returns when every byte is copied. Helpers that come later find nothing to do and touch nothing; nor does
+        any go on when this is interrupted."""
+        if helpers is not None and sum(size for *_, size in self._parts) >= _ALONE_BYTES:
+            for _ in range(helpers.count - 1):
+                helpers.submit(self._help)
+        try:
+            self._take_parts()
+        finally:
+            with self._changed:
+                self._parts.clear()
+                while self._helping:
+                    self._changed.wait()
+            self._copies = ()
+
+    def _help(self) -> None:
+        with self._changed:
+            if not self._parts:
+                return
+            self._helping += 1
+        self._take_parts()
+        with self._changed:
+            self._helping -= 1
+            self._changed.notify_all()
+
+    def _take_parts(self) -> None:
+        while True:
+            try:
+                target, source, size = self._parts.popleft()
+            except IndexError:
+                return
+            ctypes.memmove(target, source, size)  # lets go of the interpreter's lock
+
+
+# Bits of tensors -> bits in a slab: which views are copied onto which, and the copies. Bits, never values: NaN
+# payloads survive.
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_COMPARED_BYTES = 64 * 1024 * 1024
+"""So much of a tensor is compared at once: a device that is nearly full has room for that."""
+
+
+class Copying:
+    """Copies that were started. On a device they may still be under way."""
+
+    def __init__(self, events: list[torch.cuda.Event]) -> None:
+        self._events = events
+
+    def wait(self) -> None:
+        """Until the last byte has arrived. From any thread, and as often as one likes."""
+        for event in self._events:
+            event.synchronize()
+
+
+class Copier:
+    """Starts copies from one thread: on CUDA on a stream of its own for each device, on the host at once."""
+
+    def __init__(self, helpers: WorkerThreads | None = None) -> None:
+        """`helpers` copy as well, as long as there is something left to copy when they come to it."""
+        self._helpers = helpers
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    @torch.no_grad()
+    def start(self, copies: Iterable[Copy]) -> Copying:
+        """The sources must stay as they are until `wait` has returned."""
+        by_device: dict[torch.device, list[Copy]] = defaultdict(list)
+        for copy in copies:
+            by_device[copy.source.device].append(copy)
+        return Copying([event for device, those in by_device.items() for event in self._start(device, those)])
+
+    def _start(self, device: torch.device, copies: list[Copy]) -> list[torch.cuda.Event]:
+        if device.type == "cpu":
+            flat = [copy for copy in copies if copy.source.is_contiguous()]
+            HostCopy(flat).run(self._helpers)
+            copies = [copy for copy in copies if not copy.source.is_contiguous()]
+        targets, sources = [copy.target for copy in copies], [copy.source for copy in copies]
+        if not copies:
+            return []
+        if device.type != "cuda":
+            torch._foreach_copy_(targets, sources)
+            return []
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))  # what training has queued comes first
+        with torch.cuda.stream(stream):
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(stream)
+        return [arrived]
+
+
+def whole_copy(target: torch.Tensor, tensor: torch.Tensor) -> Copy:
+    """Of the whole tensor; `target` is a bits_view of its shape."""
+    return Copy(target, _as_bits(tensor))
+
+
+def bits_view(flat: torch.Tensor, dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
+    """Bytes in a slab as the target of a copy from a tensor of `dtype` and `shape`."""
+    if dtype.is_complex:
+        return flat.view(_BITS[dtype.itemsize // 2]).view(*shape, 2)
+    return flat.view(_BITS[dtype.itemsize]).view(tuple(shape))
+
+
+def range_copies(flat: torch.Tensor, tensor: torch.Tensor, start_byte: int) -> Iterator[Copy]:
+    """Copies that fill `flat` with the tensor's logical bytes from `start_byte` on, both at elements' borders.
+
+    However the tensor is strided, no more of it is made contiguous than what is copied.
+    """
+    item = tensor.element_size()
+    at = 0
+    for box in boxes(tensor, start_byte // item, (start_byte + flat.numel()) // item):
+        size = box.numel() * item
+        yield Copy(bits_view(flat[at : at + size], box.dtype, box.shape), _as_bits(box))
+        at += size
+
+
+@torch.no_grad()
+def same_bits(flat: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether `flat` holds exactly the tensor's logical bytes. Waits for the device."""
+    step = _COMPARED_BYTES
+    return all(
+        torch.equal(staged.to(live.device), live)
+        for start in range(0, flat.numel(), step)
+        for staged, live in range_copies(flat[start : start + step], tensor, start)
+    )
+
+
+def boxes(tensor: torch.Tensor, start: int, stop: int) -> Iterator[torch.Tensor]:
+    """Views that together are the elements [start, stop) of `tensor`, in row-major order."""
+    if start >= stop:
+        return
+    if tensor.is_contiguous():
+        yield tensor.view(-1)[start:stop]
+        return
+    row = tensor[0].numel()
+    first, last = -(-start // row), stop // row
+    if first > last:  # within one row
+        yield from boxes(tensor[last], start - last * row, stop - last * row)
+        return
+    if start < first * row:
+        yield from boxes(tensor[first - 1], start - (first - 1) * row, row)
+    if first < last:
+        yield tensor[first:last]
+    if last * row < stop:
+        yield from boxes(tensor[last], 0, stop - last * row)
+
+
+def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
+    elif tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.view(_BITS[tensor.element_size()])
+
+
+# Which of the staged pieces need not be copied again: those that the user has declared frozen, while they are.
+#
+# A declaration is believed, and looked after. A piece is left as it is staged only while its tensor is at the same
+# place with the same version, and at each save one of them, in turn, is compared bit for bit. A piece that has changed
+# all the same is named in the log and copied at every save from then on.
+
+log = logging.getLogger("holdfast")
+
+
+class _Guard(NamedTuple):
+    """What cannot stay the same when a tensor is replaced or changed by an operation that autograd sees."""
+
+    device: torch.device
+    address: int
+    strides: tuple[int, ...]
+    is_conj: bool
+    is_neg: bool
+    version: int | None
+    """None for tensors made in inference mode: they have no version, and are compared each time."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Guard:
+        version = None if tensor.is_inference() else tensor._version
+        return cls(tensor.device, tensor.data_ptr(), tensor.stride(), tensor.is_conj(), tensor.is_neg(), version)
+
+
+class FrozenPieces:
+    """Of one plan in one slab. `distrusted` names what has changed before; it outlives the plan."""
+
+    def __init__(self, plan: LocalPlan, views: Mapping[str, torch.Tensor], distrusted: set[str]) -> None:
+        self._views = views
+        self._distrusted = distrusted
+        declared = {spec.name for spec in plan.specs if spec.pack == "declared"}
+        self._chunks = {
+            piece.tensor: [segment.ordinal for segment in piece.segments]
+            for piece in plan.shard.pieces
+            if piece.tensor in declared
+        }
+        self._pieces: dict[int, list[str]] = defaultdict(list)
+        for name, ordinals in self._chunks.items():
+            for ordinal in ordinals:
+                self._pieces[ordinal].append(name)
+        self._guards: dict[str, _Guard] = {}
+        self._turn = 0
+        self.digests: dict[int, str] = {}
+        """Of the chunks that hold, byte for byte, what they held when they were hashed."""
+
+    def changed(self, stored: Sequence[TensorPiece]) -> list[TensorPiece]:
+        """The pieces that must be copied. They are taken for not staged until `staged` says so."""
+        if not self._chunks:
+            return list(stored)
+        in_turn = self._next_in_turn()
+        changed = [piece for piece in stored if not self._is_staged(piece, look=piece.spec.name == in_turn)]
+        for piece in changed:
+            self._guards.pop(piece.spec.name, None)
+            for ordinal in self._chunks.get(piece.spec.name, ()):
+                self.digests.pop(ordinal, None)
+        return changed
+
+    def staged(self, copied: Sequence[TensorPiece]) -> None:
+        """These were copied, to the end."""
+        for piece in copied:
+            if piece.spec.name in self._chunks and piece.spec.name not in self._distrusted:
+                self._guards[piece.spec.name] = _Guard.of(piece.local)
+
+    def remember(self, digests: Sequence[str]) -> None:
+        """`digests` of what is staged, by ordinal."""
+        for ordinal, names in self._pieces.items():
+            if all(name in self._guards for name in names):
+                self.digests[ordinal] = digests[ordinal]
+
+    def forget(self) -> None:
+        """The tensors were loaded anew: stage them all again. A running upload may go on reading what is staged."""
+        self._guards.clear()
+
+    def _next_in_turn(self) -> str:
+        names = list(self._chunks)
+        self._turn = (self._turn + 1) % len(names)
+        return names[self._turn]
+
+    def _is_staged(self, piece: TensorPiece, *, look: bool) -> bool:
+        name = piece.spec.name
+        guard, now = self._guards.get(name), _Guard.of(piece.local)
+        if guard is None:
+            return False
+        if guard == now and now.version is not None and not look:
+            return True
+        # Another place or version alone is no harm: DDP writes its buffers at each step, with the same bits.
+        if same_bits(self._views[name].reshape(-1).view(torch.uint8), piece.local):
+            self._guards[name] = now
+            return True
+        self._distrusted.add(name)
+        log.error(
+            "%r is declared frozen, and its bytes are not what they were. It is staged at every save from now on; "
+            "checkpoints from before this one may hold older bytes of it. Take it out of frozen=[…].",
+            name,
+        )
+        return False
