@@ -145,7 +145,7 @@ GUARDS = (
         "training-16",
         "after a rollback a step counts as saved that was left",
         "trainer_sdk/holdfast/restore/loading.py",
-        "            self.stats.last_committed_step = start - 1\n",
+        "            self._parts.stats.last_committed_step = start - 1\n",
         "            pass\n",
         ("tests/trainer/test_preemption.py",),
     ),

@@ -32,7 +32,7 @@ def die() -> None:
 
 def arrange(ckpt: holdfast.Checkpointer, die_at: str, step: int) -> None:
     """Puts the end of this process at one place of the way of one save."""
-    pipeline = ckpt._pipeline
+    pipeline = ckpt.parts.pipeline
     if die_at == "chunk":
         chunks = pipeline._chunks
 

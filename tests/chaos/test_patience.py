@@ -23,14 +23,14 @@ def test_a_staged_save_outlives_an_outage_that_a_restore_would_not(
     with holdfast.Checkpointer("tests/outage", create=True) as ckpt:
         ckpt.restore(state)
         if uploading:
-            chunks = ckpt._pipeline._chunks
+            chunks = ckpt.parts.pipeline._chunks
 
             def cut_off(job, staged):
                 service.kill9()
                 gone.set()
                 yield from chunks(job, staged)
 
-            ckpt._pipeline._chunks = cut_off
+            ckpt.parts.pipeline._chunks = cut_off
         else:
             service.kill9()
             gone.set()

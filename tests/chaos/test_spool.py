@@ -151,7 +151,7 @@ def test_one_rank_adopts_what_two_had_spooled(client, service, folder):
         go_on_without(service, ranks)
     service.start()
     with holdfast.Checkpointer("tests/fewer", local=folder) as ckpt:
-        view = ckpt._session.open().restore_point
+        view = ckpt.parts.session.open().restore_point
     assert (view.step, view.world_size) == (2, 2)
     assert spooled_steps(folder) == []
 
@@ -285,7 +285,7 @@ def test_a_save_of_which_a_rank_is_missing_stays_and_training_resumes_from_what_
     tier.spool.forget(gone[0].name)  # as if rank 1 had run on another node
     tier.close()
     with holdfast.Checkpointer("tests/half", local=folder) as ckpt:
-        assert ckpt._session.open().restore_point.step == 1
+        assert ckpt.parts.session.open().restore_point.step == 1
     assert (
         "step 2 of attempt 1 is in the spool and stays there: no node of this job has the shards of rank 1"
         in caplog.text

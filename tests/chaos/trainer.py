@@ -21,7 +21,7 @@ def main(run: str, hold_rank: int, hold_step: int) -> None:
     with holdfast.Checkpointer(run, save=holdfast.Every(steps=1), create=True) as ckpt:
         start = ckpt.restore(job.state)
         print(f"start {start}", flush=True)
-        upload = ckpt._pipeline._chunks
+        upload = ckpt.parts.pipeline._chunks
 
         def held(saving, staged):
             chunks = upload(saving, staged)
@@ -31,7 +31,7 @@ def main(run: str, hold_rank: int, hold_step: int) -> None:
                 time.sleep(3600)
             yield from chunks
 
-        ckpt._pipeline._chunks = held
+        ckpt.parts.pipeline._chunks = held
         for step in range(start, 1000):
             job.step(step)
             ckpt.step(step, job.state)

@@ -117,7 +117,7 @@ def train(options: argparse.Namespace, journal: Journal) -> None:
         journal.write(
             "begun",
             pid=os.getpid(),
-            attempt=ckpt._session.opened.attempt,
+            attempt=ckpt.parts.session.opened.attempt,
             world_size=world_size,
             start=start,
             state=training.digest(),

@@ -69,7 +69,7 @@ def _train(rank: int, run: str, plan: Plan, journal: Journal) -> None:
             model(batch).square().mean().backward()
             optimizer.step()
             state["seen"]["steps"] = [step]
-            in_flight = [job.step for job in ckpt._pipeline.in_flight]
+            in_flight = [job.step for job in ckpt.parts.pipeline.in_flight]
             journal.write(step=step, state=_fingerprint(state), in_flight=in_flight)
             time.sleep(plan.evaluation_seconds(step))
             ckpt.step(step, state)

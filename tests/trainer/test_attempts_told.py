@@ -27,7 +27,7 @@ def test_a_job_tells_how_far_it_came_and_its_error_before_its_save_is_over(run, 
     seen: list[AttemptView] = []
     job = Job()
     ckpt = holdfast.Checkpointer(run, save=holdfast.Every(steps=2))
-    drains = ckpt._pipeline.wait_idle
+    drains = ckpt.parts.pipeline.wait_idle
 
     def looks_while_draining(timeout_seconds):
         seen.append(attempt_of(service.client, run))
@@ -41,7 +41,7 @@ def test_a_job_tells_how_far_it_came_and_its_error_before_its_save_is_over(run, 
                 handle = ckpt.step(step, job.state)
                 if handle is not None:
                     handle.committed.result(timeout=60)
-            monkeypatch.setattr(ckpt._pipeline, "wait_idle", looks_while_draining)
+            monkeypatch.setattr(ckpt.parts.pipeline, "wait_idle", looks_while_draining)
             raise Boom("GET https://user:pass@store.example/chunk?X-Amz-Signature=abc failed")
 
     with pytest.raises(Boom):
@@ -74,7 +74,7 @@ def dies_on_rank_1(rank: int, run: str) -> None:
                 ckpt.step(step, job.state)
             if rank == 1:
                 raise Boom("only here")
-            while attempt_of(ckpt._client, run).outcome is None:
+            while attempt_of(ckpt.parts.client, run).outcome is None:
                 time.sleep(0.02)
             raise ConnectionError("a peer is gone")  # as a collective raises, which waits for rank 1
     except (Boom, ConnectionError):
@@ -94,16 +94,16 @@ def test_a_service_that_says_nothing_keeps_no_rank_from_ending(run, service, mon
         job = Job()
         ckpt = holdfast.Checkpointer(run)
         ckpt.restore(job.state)
-        heart = ckpt._session._heart
+        heart = ckpt.parts.session._heart
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        settings = ckpt._client.settings.model_copy(update={"url": url, "timeout_seconds": 60.0})
+        settings = ckpt.parts.client.settings.model_copy(update={"url": url, "timeout_seconds": 60.0})
         with Client(settings) as nobody:
             monkeypatch.setattr(heart, "_client", nobody)
             began = time.monotonic()
             heart.crashed(Boom("quietly"))
             assert time.monotonic() - began < 30
     assert attempt_of(service.client, run).outcome is None, "nobody has heard"
-    monkeypatch.setattr(heart, "_client", ckpt._session.brief_client)
+    monkeypatch.setattr(heart, "_client", ckpt.parts.session.brief_client)
     ckpt.close()
     view = attempt_of(service.client, run)
     assert (view.outcome_detail, view.error_rank) == ("Boom: quietly", 0)

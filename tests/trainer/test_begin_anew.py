@@ -62,8 +62,8 @@ def saved_after(rank, run, held_rank, go_on):
     with holdfast.Checkpointer(run, create=True) as ckpt:
         ckpt.restore(job.state)
         if rank == held_rank:
-            write = ckpt._pipeline._write
-            ckpt._pipeline._write = lambda writer, job: (wait_for(go_on), write(writer, job))[1]
+            write = ckpt.parts.pipeline._write
+            ckpt.parts.pipeline._write = lambda writer, job: (wait_for(go_on), write(writer, job))[1]
         view = ckpt.save(7, job.state).committed.result(timeout=100)
         follows = ckpt.save(8, job.state).committed.result(timeout=100)
         return view.step, view.id, follows.step
@@ -119,14 +119,14 @@ def leader_has_failed(rank, run, folder, go_on):
     with holdfast.Checkpointer(run, create=True, local=folder) as ckpt:
         ckpt.restore(job.state)
         if rank == 0:
-            write = ckpt._pipeline._write
+            write = ckpt.parts.pipeline._write
 
             def cut_off(writer, job):
-                ckpt._pipeline._write = write
+                ckpt.parts.pipeline._write = write
                 wait_for(go_on)
                 raise errors.ServiceUnavailable("cut off for longer than HOLDFAST_RETRY_SECONDS")
 
-            ckpt._pipeline._write = cut_off
+            ckpt.parts.pipeline._write = cut_off
         return ckpt.save(7, job.state).committed.result(timeout=100).id
 
 
@@ -143,7 +143,7 @@ def test_a_rank_whose_leader_has_failed_at_a_checkpoint_asks_for_itself_and_begi
 
 def before_the_first_seal(ckpt, fault):
     """Calls `fault(checkpoint_id)` when this rank's chunks are verified, and its shard is not sealed yet."""
-    begin, seals = ckpt._session.begin_shard, []
+    begin, seals = ckpt.parts.session.begin_shard, []
 
     def begin_shard(*arguments):
         writer = begin(*arguments)
@@ -152,7 +152,7 @@ def before_the_first_seal(ckpt, fault):
             writer.seal = lambda **options: (fault(writer.checkpoint_id), seals[0](**options))[1]
         return writer
 
-    ckpt._session.begin_shard = begin_shard
+    ckpt.parts.session.begin_shard = begin_shard
 
 
 def test_what_had_arrived_is_not_sent_again(service):
@@ -179,11 +179,11 @@ def test_a_chunk_that_is_lost_before_the_seal_is_sent_again_and_no_other_rank_he
 def test_a_step_is_begun_anew_a_few_times_and_then_the_save_fails(service):
     with holdfast.Checkpointer("tests/few", create=True) as ckpt:
         ckpt.restore({})
-        write = ckpt._pipeline._write
-        ckpt._pipeline._write = lambda writer, job: (give_up(service, writer.checkpoint_id), write(writer, job))[1]
+        write = ckpt.parts.pipeline._write
+        ckpt.parts.pipeline._write = lambda writer, job: (give_up(service, writer.checkpoint_id), write(writer, job))[1]
         failed = ckpt.save(1, {}).committed.exception(timeout=100)
         assert isinstance(failed.__cause__, errors.CheckpointAborted)
-        ckpt._pipeline._write = write
+        ckpt.parts.pipeline._write = write
         assert ckpt.save(2, {}).committed.result(timeout=100).step == 2
     assert [view.state for view in views_of("few", 1)] == ["aborted"] * BEGINS
 
@@ -193,14 +193,14 @@ def test_a_job_that_ends_begins_nothing_anew(service, monkeypatch):
     reached = threading.Event()
     with holdfast.Checkpointer("tests/ends", create=True) as ckpt:
         ckpt.restore({})
-        stop = ckpt._pipeline._stop
+        stop = ckpt.parts.pipeline._stop
 
         def held(writer, job):
             reached.set()
             stop.wait(60)
             raise errors.CheckpointAborted("it was silent", context={"cause": AbortCause.SILENT})
 
-        ckpt._pipeline._write = held
+        ckpt.parts.pipeline._write = held
         handle = ckpt.save(1, {})
         assert reached.wait(60)
     assert isinstance(handle.committed.exception(timeout=60), errors.SaveFailed)

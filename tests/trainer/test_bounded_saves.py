@@ -64,7 +64,7 @@ def test_a_save_through_a_window_of_any_size_comes_back_bit_for_bit(run, host_me
             with torch.no_grad():
                 state["model"]["wide"].weight.fill_(-1.0)  # the state may change as soon as save() returns
             handle.committed.result(timeout=60)
-        slab = ckpt._saver._staging._places[0].slab
+        slab = ckpt.parts.saver._staging._places[0].slab
         assert slab.capacity_bytes <= host_memory
     state = some_state(7)
     with holdfast.Checkpointer(run) as ckpt:
@@ -98,7 +98,7 @@ def test_the_setting_bounds_the_memory_as_the_keyword_does(run, monkeypatch):
     with holdfast.Checkpointer(run, chunk_sizes=SIZES) as ckpt:
         ckpt.restore(some_state())
         ckpt.save(0, some_state()).committed.result(timeout=60)
-        assert ckpt._saver._staging._places[0].slab.capacity_bytes == 20 * KIB
+        assert ckpt.parts.saver._staging._places[0].slab.capacity_bytes == 20 * KIB
 
 
 def test_a_window_without_room_for_the_largest_chunk_is_refused_before_anything_is_opened(run):
@@ -208,7 +208,7 @@ def test_closing_in_mid_window_frees_the_training_thread(run, monkeypatch):
     training.join(60)
     assert not training.is_alive()
     assert isinstance(results[0].committed.exception(timeout=60), errors.SaveFailed)
-    assert ckpt._saver._staging._places[0].slab is None, "the window was given back to the machine"
+    assert ckpt.parts.saver._staging._places[0].slab is None, "the window was given back to the machine"
 
 
 def fail_on_one(rank, run):

@@ -131,7 +131,7 @@ def save_malformed(run, step, *, change_layout=None, change_index=None):
     with holdfast.Checkpointer(run) as ckpt:
         ckpt.restore(state)
         ckpt.save(step, state).committed.result(timeout=60)
-        client = ckpt._session.client
+        client = ckpt.parts.session.client
         name = RunName(*run.split("/"))
         point = client.restore_point(name.project, name.run).restore_point
         with TransferWorkers(1) as workers, CheckpointSource(client, name, point, workers=workers) as source:
@@ -144,7 +144,7 @@ def save_malformed(run, step, *, change_layout=None, change_index=None):
             layout = malformed(layout, change_layout)
             index = dataclasses.replace(index, layout_digest=chunk_digest(zlib.decompress(layout)))
         document = index.encode() if change_index is None else malformed(index.encode(), change_index)
-        writer = ckpt._session.begin_shard(step + 1, CheckpointKind.PERIODIC, ckpt._workers)
+        writer = ckpt.parts.session.begin_shard(step + 1, CheckpointKind.PERIODIC, ckpt.parts.workers)
         writer.upload(OutgoingChunk.of(chunk) for chunk in (*data, document, layout))
         size = Component(kind="extra", logical_bytes=sum(map(len, data)))
         writer.seal(index=len(data), layout=len(data) + 1, components={"model": size})

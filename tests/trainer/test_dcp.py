@@ -223,10 +223,10 @@ def test_leaving_the_with_waits_for_an_async_save_in_flight(run, service, monkey
     monkeypatch.setattr(HoldfastWriter, "write_data", late)
     with holdfast.Checkpointer(run) as ckpt:
         saved = dcp.async_save({"t": torch.arange(5)}, storage_writer=ckpt.writer(3), no_dist=True)
-        wait_idle = ckpt._pipeline.wait_idle
-        own = ckpt._own_saves_are_over
-        monkeypatch.setattr(ckpt, "_own_saves_are_over", lambda timeout: (leaving.set(), own(timeout))[1])
-        monkeypatch.setattr(ckpt._pipeline, "wait_idle", lambda timeout: (leaving.set(), wait_idle(timeout))[1])
+        wait_idle = ckpt.parts.pipeline.wait_idle
+        own = ckpt._own_saves.are_over
+        monkeypatch.setattr(ckpt._own_saves, "are_over", lambda timeout: (leaving.set(), own(timeout))[1])
+        monkeypatch.setattr(ckpt.parts.pipeline, "wait_idle", lambda timeout: (leaving.set(), wait_idle(timeout))[1])
     saved.result(timeout=60)
     assert service.client.restore_point(*run.split("/")).restore_point.step == 3
 
@@ -471,7 +471,7 @@ def leave_own_loop(rank, run):
                 if step == 6:
                     if rank == 1:
                         os.kill(os.getpid(), signal.SIGTERM)
-                    while ckpt._preemption.agreement.outlook is not Outlook.AGREED:
+                    while ckpt.parts.preemption.agreement.outlook is not Outlook.AGREED:
                         time.sleep(0.005)
                 assert ckpt.step_with(step, save) == (step == 5)
     except holdfast.Preempted as left:

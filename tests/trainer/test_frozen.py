@@ -180,7 +180,7 @@ def train_sharded(rank, run):
             model(torch.ones(5, 40)).sum().backward()
             state["optimizer"].step()
             ckpt.save(step, state).committed.result(timeout=60)
-        return len(compared), len(ckpt._saver._staging._distrusted)
+        return len(compared), len(ckpt.parts.saver._staging._distrusted)
 
 
 def test_a_sharded_base_that_is_gathered_at_each_step_has_not_changed(run):
@@ -194,7 +194,7 @@ def save_on_ranks(rank, run):
         known = []
         for step in range(3):
             handle = ckpt.save(step, state)
-            known.append(len(ckpt._saver._staging._places[0].layout.frozen.digests))
+            known.append(len(ckpt.parts.saver._staging._places[0].layout.frozen.digests))
             handle.committed.result(timeout=60)
             state["model"].step()
     state["model"].step()

@@ -36,8 +36,8 @@ def state_at(step):
 def hold_uploads(ckpt):
     """Nothing goes up until the event is set."""
     gate = threading.Event()
-    commit = ckpt._pipeline._commit
-    ckpt._pipeline._commit = lambda job: (gate.wait(60), commit(job))[1]
+    commit = ckpt.parts.pipeline._commit
+    ckpt.parts.pipeline._commit = lambda job: (gate.wait(60), commit(job))[1]
     return gate
 
 
@@ -221,7 +221,7 @@ def abort_when_sealed(ckpt, run):
         sealed = None
         while sealed is None:
             sealed = next((view for view in client.all_checkpoints(*run.split("/")) if view.sealed_ranks), None)
-        client.abort(sealed.id, AbortCheckpoint(**ckpt._session.fence.model_dump(), reason="not this one"))
+        client.abort(sealed.id, AbortCheckpoint(**ckpt.parts.session.fence.model_dump(), reason="not this one"))
 
 
 def test_a_rank_that_drops_a_save_for_an_abort_it_heard_of_keeps_nobody_waiting(run, folder, service):
@@ -237,8 +237,8 @@ def one_rank_could_not_stage(rank, run, folder):
         ckpt.restore(job.state)
         with pytest.MonkeyPatch.context() as broken:
             if rank == 1:
-                broken.setattr(ckpt._saver._staging, "stage", raises(MemoryError("no room")))
-                broken.setattr(ckpt._session, "begin_shard", raises(errors.ServiceUnavailable("away")))
+                broken.setattr(ckpt.parts.saver._staging, "stage", raises(MemoryError("no room")))
+                broken.setattr(ckpt.parts.session, "begin_shard", raises(errors.ServiceUnavailable("away")))
             else:
                 gate = hold_uploads(ckpt)
             failing = ckpt.save(1, job.state)
@@ -276,7 +276,7 @@ def one_rank_has_no_room(rank, run, folder):
             state["big"]["tensor"] += 1
             handles.append(ckpt.save(step, state))
             handles[-1].local.result(timeout=60)
-        declined = ckpt._saver.save(2, state, None, CheckpointKind.PERIODIC, wait=False)
+        declined = ckpt.parts.saver.save(2, state, None, CheckpointKind.PERIODIC, wait=False)
         gate.set()
         steps = [handle.committed.result(timeout=60).step for handle in handles]
         return [handle.local.result() for handle in handles], steps, type(declined.committed.exception()).__name__

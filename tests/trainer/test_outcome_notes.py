@@ -73,7 +73,7 @@ def test_a_crash_keeps_what_was_saved_before_it_and_is_not_fenced(run, service, 
     """The save's begin comes after the word of the crash, as one does that had to wait its turn."""
     job, told = Job(), threading.Event()
     checkpointer = holdfast.Checkpointer(run, save=NEVER, local=tmp_path / "tier" if local else None)
-    session = checkpointer._session
+    session = checkpointer.parts.session
     begin, crashed = session.begin_shard, session.crashed
 
     def begins_afterwards(*args, **options):
@@ -105,7 +105,7 @@ def test_an_attempt_that_has_been_ended_stops_and_may_be_launched_again(run, ser
     project, name = run.split("/")
 
     def somebody_ends_it(checkpointer, job):
-        word = EndAttempt(**checkpointer._session.fence.model_dump(), outcome=AttemptOutcome.PREEMPTED)
+        word = EndAttempt(**checkpointer.parts.session.fence.model_dump(), outcome=AttemptOutcome.PREEMPTED)
         service.client.end_attempt(project, name, 1, word)
         failure = checkpointer.save(0, job.state).committed.exception(timeout=60)
         assert "must not be restarted" not in str(failure)
@@ -127,7 +127,7 @@ def test_an_attempt_that_has_been_ended_stops_and_may_be_launched_again(run, ser
 def test_a_job_whose_rollback_was_not_answered_is_not_fenced_by_itself(run, service, launch, monkeypatch, tries_again):
     job = Job()
     checkpointer = holdfast.Checkpointer(run, save=NEVER)
-    session = checkpointer._session
+    session = checkpointer.parts.session
     open_attempt = session.client.open_attempt
 
     def is_not_heard(*args):

@@ -73,7 +73,7 @@ def test_a_signal_in_a_step_saves_that_step_and_the_next_launch_goes_on_after_it
         def in_step_5(step):
             if step == 5:
                 os.kill(os.getpid(), number)
-                until(lambda: ckpt._preemption.agreement.outlook is Outlook.AGREED)
+                until(lambda: ckpt.parts.preemption.agreement.outlook is Outlook.AGREED)
 
         until_told_to_leave(ckpt, job, in_step_5)
 
@@ -99,7 +99,7 @@ def test_after_a_rollback_a_step_is_saved_though_the_attempt_that_was_left_has_o
             ckpt.save(step, job.state, metrics={"loss": loss}).committed.result(PATIENCE_SECONDS)
         assert ckpt.rollback(job.state) == 1
         assert ckpt.stats.last_committed_step == 0
-        ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 60.0))
+        ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 60.0))
         job.step(1)
         ckpt.step(1, job.state)
 
@@ -112,7 +112,7 @@ def test_who_goes_on_after_being_told_is_told_again_and_saves_nothing_twice(run,
     job = Job(seed=random.randrange(2**31))
     with holdfast.Checkpointer(run) as ckpt:
         ckpt.restore(job.state)
-        ckpt._preemption.give_notice(Notice("aws", "spot interruption", 60.0))
+        ckpt.parts.preemption.give_notice(Notice("aws", "spot interruption", 60.0))
         for step in range(2):
             with pytest.raises(holdfast.Preempted, match="spot interruption"):
                 ckpt.step(step, job.state)
@@ -163,10 +163,10 @@ def test_a_save_that_cannot_finish_in_time_makes_room_for_the_newest_state(run, 
         old.append(ckpt.save(0, job.state))
         assert store.stalled.wait(PATIENCE_SECONDS)
         # As if saves took 6 s: two of them do not fit into the 10 s that are left, and one does.
-        ckpt._pipeline.rates.committed(ckpt._pipeline.in_flight[0].total_bytes, 6.0)
-        supersede = ckpt._pipeline.supersede
-        monkeypatch.setattr(ckpt._pipeline, "supersede", lambda why: (supersede(why), store.stalls.clear()))
-        ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 10.0 + 2.0))
+        ckpt.parts.pipeline.rates.committed(ckpt.parts.pipeline.in_flight[0].total_bytes, 6.0)
+        supersede = ckpt.parts.pipeline.supersede
+        monkeypatch.setattr(ckpt.parts.pipeline, "supersede", lambda why: (supersede(why), store.stalls.clear()))
+        ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 10.0 + 2.0))
         job.step(1)
         ckpt.step(1, job.state)
 
@@ -188,8 +188,8 @@ def test_a_save_in_flight_that_alone_can_finish_is_finished(run, service, monkey
         store.stalls.set()
         ckpt.save(0, job.state)
         assert store.stalled.wait(PATIENCE_SECONDS)
-        ckpt._pipeline.rates.committed(ckpt._pipeline.in_flight[0].total_bytes, 600.0)
-        ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 60.0))
+        ckpt.parts.pipeline.rates.committed(ckpt.parts.pipeline.in_flight[0].total_bytes, 600.0)
+        ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 60.0))
         threading.Timer(0.1, store.stalls.clear).start()
         job.step(1)
         ckpt.step(1, job.state)
@@ -220,8 +220,8 @@ def test_where_no_step_ends_in_time_what_was_staged_last_is_saved_and_the_proces
             job.step(step)
             ckpt.step(step, job.state, metrics={"loss": step})
         assert checkpoints(service, run) == []
-        ckpt._cover.look(math.inf, lambda: True)  # as after a notice without a deadline
-        ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 5.0))
+        ckpt.parts.cover.look(math.inf, lambda: True)  # as after a notice without a deadline
+        ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 5.0))
         until(lambda: ended.code is not None)
     assert ended.code == 75
     [view] = checkpoints(service, run)
@@ -242,7 +242,7 @@ def test_what_is_staged_disturbs_no_save_in_flight_and_older_than_it_is_never_se
         store.stalls.set()
         ckpt.save(1, job.state)
         assert store.stalled.wait(PATIENCE_SECONDS)
-        ckpt._preemption.give_notice(Notice("aws", "spot interruption", 3.0))
+        ckpt.parts.preemption.give_notice(Notice("aws", "spot interruption", 3.0))
         threading.Timer(0.2, store.stalls.clear).start()
         until(lambda: ended.code is not None)
     assert [(view.step, view.state) for view in checkpoints(service, run)] == [(1, CheckpointState.COMMITTED)]
@@ -251,7 +251,7 @@ def test_what_is_staged_disturbs_no_save_in_flight_and_older_than_it_is_never_se
 def test_before_there_is_anything_to_save_sigterm_ends_the_process_as_ever(run, monkeypatch):
     ended = Exit(monkeypatch)
     ckpt = holdfast.Checkpointer(run)
-    ckpt._preemption.give_notice(Notice("SIGTERM", "a signal", 27.0))
+    ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 27.0))
     until(lambda: ended.code is not None)
     ckpt.close()
     assert ended.code == 143

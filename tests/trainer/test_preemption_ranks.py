@@ -34,7 +34,7 @@ def told_while_it_evaluates(ckpt, rank, step):
     if step == 4:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        until(lambda: ckpt._preemption.agreement.outlook is Outlook.AGREED)
+        until(lambda: ckpt.parts.preemption.agreement.outlook is Outlook.AGREED)
 
 
 def told_in_a_collective(ckpt, rank, step):
@@ -42,7 +42,7 @@ def told_in_a_collective(ckpt, rank, step):
     if step == 3 and rank == 1:
         threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGTERM]).start()
     if step == 3 and rank == 0:
-        until(lambda: ckpt._preemption.agreement.outlook is Outlook.AGREED)
+        until(lambda: ckpt.parts.preemption.agreement.outlook is Outlook.AGREED)
     dist.all_reduce(torch.zeros(1))
 
 
@@ -51,15 +51,15 @@ def told_in_a_save(ckpt, rank, step):
         put = uploader.put_chunk
 
         def slowly(*arguments, **named):
-            until(lambda: ckpt._preemption.agreement.outlook is Outlook.AGREED)
+            until(lambda: ckpt.parts.preemption.agreement.outlook is Outlook.AGREED)
             return put(*arguments, **named)
 
         uploader.put_chunk = slowly
     if step == 3:
-        uploading = ckpt._pipeline.in_flight
+        uploading = ckpt.parts.pipeline.in_flight
         if rank == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-        until(lambda: ckpt._preemption.agreement.outlook is Outlook.AGREED)
+        until(lambda: ckpt.parts.preemption.agreement.outlook is Outlook.AGREED)
         assert [job.step for job in uploading] == [2]
 
 

@@ -130,8 +130,8 @@ def fall_behind(rank, run):
         first.committed.result(timeout=60)
         gate = threading.Event()
         if rank == 1:
-            write = ckpt._pipeline._write
-            ckpt._pipeline._write = lambda writer, job: (gate.wait(60), write(writer, job))[1]
+            write = ckpt.parts.pipeline._write
+            ckpt.parts.pipeline._write = lambda writer, job: (gate.wait(60), write(writer, job))[1]
         slow = ckpt.step(1, job.state)
         declined = ckpt.step(2, job.state)
         dist.barrier()
@@ -150,15 +150,15 @@ def test_a_rank_that_is_still_uploading_makes_all_ranks_decline_the_next_save(ru
 
 def begin_when_aborted(ckpt):
     """The next begin comes only once the other rank has failed, and has had the checkpoint aborted."""
-    begin = ckpt._session.begin_shard
+    begin = ckpt.parts.session.begin_shard
 
     def late(*arguments, **more):
-        ckpt._session.begin_shard = begin
-        while not any(view.state == "aborted" for view in ckpt._client.all_checkpoints(*ckpt.run.split("/"))):
+        ckpt.parts.session.begin_shard = begin
+        while not any(view.state == "aborted" for view in ckpt.parts.client.all_checkpoints(*ckpt.run.split("/"))):
             time.sleep(0.05)
         return begin(*arguments, **more)
 
-    ckpt._session.begin_shard = late
+    ckpt.parts.session.begin_shard = late
 
 
 def fail_in_background(rank, run, late=False):
@@ -168,11 +168,11 @@ def fail_in_background(rank, run, late=False):
         if rank == 0 and late:
             begin_when_aborted(ckpt)
         if rank == 1:
-            stage = ckpt._saver._staging.stage
-            ckpt._saver._staging.stage = lambda *arguments, **more: (_ for _ in ()).throw(MemoryError("no room"))
+            stage = ckpt.parts.saver._staging.stage
+            ckpt.parts.saver._staging.stage = lambda *arguments, **more: (_ for _ in ()).throw(MemoryError("no room"))
         failed = ckpt.save(0, job.state).committed.exception(timeout=60)
         if rank == 1:
-            ckpt._saver._staging.stage = stage
+            ckpt.parts.saver._staging.stage = stage
         after = ckpt.save(1, job.state).committed.result(timeout=60)
         return type(failed).__name__, "rank 1 failed" in str(failed) or "no room" in str(failed), after.step
 
@@ -237,8 +237,8 @@ def count_votes(rank, run):
         job.step(0)
         ckpt.save(0, job.state).committed.result(timeout=60)
         calls = []
-        collective = ckpt._ranks._collective
-        ckpt._ranks._collective = lambda call: (calls.append(1), collective(call))[1]
+        collective = ckpt.parts.ranks._collective
+        ckpt.parts.ranks._collective = lambda call: (calls.append(1), collective(call))[1]
         for step in range(1, 4):
             job.step(step)
             ckpt.save(step, job.state).committed.result(timeout=60)
@@ -278,11 +278,11 @@ def waiters(rank, run):
     with holdfast.Checkpointer(run, create=True) as ckpt:
         ckpt.restore(job.state)
         asked = []
-        ask = ckpt._pipeline._patient_client.checkpoint
-        ckpt._pipeline._patient_client.checkpoint = lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
+        ask = ckpt.parts.pipeline._patient_client.checkpoint
+        ckpt.parts.pipeline._patient_client.checkpoint = lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
         if rank == 2:
-            write = ckpt._pipeline._write
-            ckpt._pipeline._write = lambda writer, job: (time.sleep(0.5), write(writer, job))[1]
+            write = ckpt.parts.pipeline._write
+            ckpt.parts.pipeline._write = lambda writer, job: (time.sleep(0.5), write(writer, job))[1]
         ckpt.save(0, job.state).committed.result(timeout=60)
         return bool(asked)
 

@@ -120,14 +120,14 @@ def test_of_two_launches_the_earlier_gets_stale_attempt_in_its_training_thread(r
 
 def test_the_earlier_launch_learns_it_by_its_heartbeat_while_it_saves_nothing(own_service):
     with holdfast.Checkpointer("tests/beat", create=True) as earlier:
-        earlier._session.open()
-        opened = earlier._session.opened
-        earlier._session._heart._stop.set()  # the test beats by hand, for the service's interval is long
+        earlier.parts.session.open()
+        opened = earlier.parts.session.opened
+        earlier.parts.session._heart._stop.set()  # the test beats by hand, for the service's interval is long
         own_service.client.open_attempt("tests", "beat", OpenAttempt(launch_id="later", after=1, world_size=1))
-        earlier._session._heart._stop.clear()
+        earlier.parts.session._heart._stop.clear()
         object.__setattr__(opened, "heartbeat_interval_seconds", 0.01)
-        earlier._session._heart._beat()
-        earlier._session.may_save = True
+        earlier.parts.session._heart._beat()
+        earlier.parts.session.may_save = True
         with pytest.raises(errors.StaleAttempt):
             earlier.step(0, {})
 

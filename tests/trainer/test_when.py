@@ -34,8 +34,8 @@ def put_off(rank, run):
         ckpt.step(99, {}).committed.result(timeout=60)
         gate = threading.Event()
         if rank == 1:
-            write = ckpt._pipeline._write
-            ckpt._pipeline._write = lambda writer, job: (gate.wait(60), write(writer, job))[1]
+            write = ckpt.parts.pipeline._write
+            ckpt.parts.pipeline._write = lambda writer, job: (gate.wait(60), write(writer, job))[1]
         slow = ckpt.step(199, {})
         declined = ckpt.step(299, {})
         gate.set()
@@ -72,7 +72,7 @@ def wait_for_each_other(rank, run):
         except holdfast.errors.RanksDisagree as error:
             if rank == 0:
                 dist.barrier()
-            in_time = time.monotonic() - began < ckpt._ranks.timeout_seconds / 2
+            in_time = time.monotonic() - began < ckpt.parts.ranks.timeout_seconds / 2
             return step, in_time, "metrics['val_loss'] was not passed to step() on rank 1 at step 3" in str(error)
     return None
 

@@ -1,64 +1,47 @@
-"""The one object of a training script. It holds the parts together; each part's file says what it does.
+"""The one object of a training script. `compose.py` puts its parts together; each part's file says what it does.
 
-restore()  -> session (attempt) -> restore -> documents, source -> state.load
-step()     -> agreement, when/schedule (due?) -> save()
-save()     -> saving (capture, plan, vote, stage) -> pipeline (hash, upload, seal) -> commit_watch
+restore()  -> restore/loading -> session (attempt) -> restore/restorer -> state/load
+step()     -> distributed/agreement, schedule/schedule (due?) -> save()
+save()     -> save/saver (capture, plan, vote, stage) -> save/pipeline (hash, upload, seal) -> save/outcome
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from holdfast.compose import Parts, compose
 from holdfast.dcp.own_saves import OwnSaves
 from holdfast.distributed.agreement import Ask
-from holdfast.distributed.ranks import Ranks
 from holdfast.errors import HoldfastError, Preempted
-from holdfast.health.components import Completeness
-from holdfast.health.rollback import Rollback
-from holdfast.health.rule import HealthJudge, HealthRule
+from holdfast.health.rule import HealthRule
 from holdfast.layout.plan import ChunkSizes
-from holdfast.local.adoption import Adoption
-from holdfast.local.keep import open_local_tier
-from holdfast.preemption.cover import cover_of
-from holdfast.preemption.emergency import EmergencySave
-from holdfast.preemption.watch import PreemptionWatch
-from holdfast.progress import Progress, ProgressBoard, speak_up
-from holdfast.restore.checkpoint_reader import HostSharing
+from holdfast.progress import Progress, speak_up
 from holdfast.restore.loading import Loading
-from holdfast.restore.restorer import Restorer
 from holdfast.save.job import SaveHandle, SaveStats
-from holdfast.save.pipeline import SavePipeline
-from holdfast.save.saver import Metrics, Saver, window_bytes
-from holdfast.schedule.save_policy import Policy, policy_of
-from holdfast.schedule.schedule import Due, Schedule, known_best
-from holdfast.session.heartbeat import OutcomeFile
-from holdfast.session.session import Session
+from holdfast.save.saver import Metrics
+from holdfast.schedule.save_policy import Policy
+from holdfast.schedule.schedule import Due
 from holdfast.settings import TrainerSettings
-from holdfast.state.components import Declarations
-from holdfast.verify.following import follow
-from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 
 if TYPE_CHECKING:
+    from holdfast.dcp.reader import HoldfastReader
+    from holdfast.dcp.writer import HoldfastWriter
     from holdfast.verify.recorder import Recorder
-
-log = logging.getLogger("holdfast")
 
 _DRAIN_AFTER_ERROR_SECONDS = 30.0
 
 
-class Checkpointer(Loading, OwnSaves):
+class Checkpointer:
     """Saves and restores one run. Make it on every rank, after torch.distributed is initialised (if it is used).
 
     run: `project/run`; without it HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
@@ -114,97 +97,85 @@ class Checkpointer(Loading, OwnSaves):
         client_settings: ClientSettings | None = None,
     ) -> None:
         speak_up()
-        policy = policy_of(save)
-        self._settings = settings or TrainerSettings()
-        run_name = self._settings.run_name(run)
-        declared = Declarations.of(replicated=replicated, per_rank=per_rank, frozen=frozen)
-        sizes = chunk_sizes or ChunkSizes()
-        window = window_bytes(self._settings.host_memory_bytes if host_memory is None else host_memory, sizes)
-        self.stats = SaveStats()
-        self._progress = ProgressBoard()
-        self._strict = strict
-        self._check_finite = check_finite
-        self._ranks = Ranks(timeout_seconds=self._settings.collective_timeout_seconds)
-        self._recorder = follow(self._settings.verify_dir, self._ranks, declared)
-        if self._recorder is not None:  # nothing of the user's own catalog or node is touched
-            run_name, create, local, client_settings = self._recorder.run(run_name), True, None, None
-        self._client = Client((client_settings or ClientSettings()).compressing(compress))
-        self._tier = open_local_tier(self._ranks, self._client.settings, local)
-        self._workers = TransferWorkers(self._settings.transfers)
-        adoption = Adoption(self._client, run_name, self._ranks, self._workers, self._tier, self.stats)
-        outcome_file = OutcomeFile(run_name, self._ranks.rank, self._settings)
-        self._session = Session(
-            self._client, run_name, self._ranks, create=create, outcome_file=outcome_file, adoption=adoption
-        )
-        self._pipeline = SavePipeline(
-            self._session,
-            self.stats,
-            self._workers,
-            retry_seconds=self._settings.save_retry_seconds,
-            progress=self._progress,
-            tier=self._tier,
-        )
-        self._judge = HealthJudge(healthy, asked=self._ranks.is_first)
-        self._saver = Saver(
-            self._session,
-            self._pipeline,
-            self.stats,
-            declared=declared,
-            sizes=sizes,
-            check_finite=check_finite,
-            judge=self._judge,
-            completeness=Completeness(drop=drop, strict=strict, speaks=self._ranks.is_first),
-            window_bytes=window,
-            helpers=self._workers.hashing,
-        )
-        self._restorer = Restorer(
-            self._session,
-            self._workers,
-            declared=declared,
-            sharing=HostSharing(self._ranks, self._settings, local=self._tier.folder if self._tier else None),
-            progress=self._progress,
-        )
-        self._rollback = Rollback(self._session, self._pipeline, self._restorer)
-        self._schedule = Schedule(
-            policy,
-            self._ranks,
-            busy=lambda: self._pipeline.busy,
-            recommended_seconds=lambda: self._session.save_interval_seconds,
-            known_best=lambda best: known_best(self._session.brief_client, self._session.run, best),
-        )
         self._raised: HoldfastError | None = None
         self._end_lock = threading.Lock()
         self._has_ended = False
-        self._preempted: Preempted | None = None
-        self._cover = cover_of(
-            stage_every, self._ranks, self._saver, self._pipeline, window=window, helpers=self._workers.hashing
-        )
-        self._preemption = PreemptionWatch(
-            self._ranks,
-            self._settings,
-            wants=self._schedule.wants,
-            has_work=lambda: self._session.has_opened,
-            end=self._end,
-        )
-        self._agreement = self._preemption.agreement
-        self._preemption.cover = self._cover
-        self._emergency = EmergencySave(
-            self._ranks, self._saver, self._pipeline, self._preemption, stats=self.stats, progress=self._progress
-        )
         self._closed = False
         self._process_id = os.getpid()
+        self.parts: Parts = compose(
+            run,
+            save=save,
+            strict=strict,
+            replicated=replicated,
+            per_rank=per_rank,
+            frozen=frozen,
+            create=create,
+            check_finite=check_finite,
+            healthy=healthy,
+            drop=drop,
+            stage_every=stage_every,
+            host_memory=host_memory,
+            local=local,
+            compress=compress,
+            chunk_sizes=chunk_sizes,
+            settings=settings,
+            client_settings=client_settings,
+            end=self._end,
+        )
+        self.stats: SaveStats = self.parts.stats
+        self._loading = Loading(self.parts)
+        self._own_saves = OwnSaves(self.parts, self._raise_pending)
         # For scripts without a `with`: the save in flight at the end of the program is finished all the same.
         atexit.register(self._close_at_exit)
 
     @property
     def run(self) -> str:
-        return str(self._session.run)
+        return str(self.parts.session.run)
 
     @property
     def progress(self) -> Progress | None:
         """How far this process's restore is, or the upload of its save in flight; None while there is neither. To be
         asked from any thread, as often as one likes."""
-        return self._progress.read()
+        return self.parts.progress.read()
+
+    def restore(self, state: dict[str, Any], at: str | None = None, *, skip_diverged: bool = True) -> int:
+        """Loads the newest restore point into `state`, and returns the next step to run. Call it on every rank.
+
+        0, with nothing touched, only where the service says that nothing was ever committed in this run. A checkpoint
+        that cannot be read whole is reported, and all ranks take the one before it. With `at` (`"1200"`, `"best:loss"`,
+        a checkpoint's id) exactly that one is loaded or it raises; the run goes on from there, and what came after is
+        never its latest again. With `skip_diverged=False` a checkpoint that has diverged will do as well.
+
+        Raises on every rank or on none: NoRestorePoint, IntegrityError, StateMismatchError, ServiceUnavailable, ….
+        Bytes arrive in the tensors while they are hashed. So where it raises, the state may hold parts of a checkpoint;
+        the exception says so, and nothing is saved until a restore has ended well.
+        """
+        return self._loading.restore(state, at, skip_diverged=skip_diverged)
+
+    def rollback(
+        self,
+        state: dict[str, Any],
+        *,
+        steps: int | None = None,
+        before: int | None = None,
+        skip_data: bool = False,
+        keep: Iterable[str] = (),
+    ) -> int:
+        """Goes back to the newest healthy checkpoint without a new launch, and returns the next step to run. Call it on
+        every rank, with the same target.
+
+        `steps`: at least so many steps back from the last one that was run. `before`: to a step below this one. Without
+        them, to the newest that has not diverged.
+        `skip_data`: data loaders and samplers (keys of any rank's state with `loader` or `sampler` in them) are not
+        loaded: they stay where they are now, behind the data that poisoned the training. Else they go back too, and the
+        same batches come again. `keep`: further components, of any rank, that stay as they are.
+
+        A save in flight is finished, or given up after half a minute, and what `stage_every` has staged is dropped.
+        Then the job goes on as a new attempt of the run, and what it has saved since the checkpoint is never the run's
+        latest again. Raises NoRestorePoint where there is no such checkpoint: the state is what it was, and the attempt
+        goes on. StaleAttempt where another launch has taken over; and what restore() raises.
+        """
+        return self._loading.rollback(state, steps=steps, before=before, skip_data=skip_data, keep=keep)
 
     def step(self, step: int, state: dict[str, Any], metrics: Metrics | None = None) -> SaveHandle | None:
         """Call it after each step, on every rank. Saves when it is due; else costs about a microsecond.
@@ -212,19 +183,19 @@ class Checkpointer(Loading, OwnSaves):
         Where an earlier save is still in flight on any rank, all ranks put this one off, to the first step after that
         one. A save for Best waits for it: a later step is not the one that was measured.
         """
-        self._session.account.ran(step)
-        if not self._session.may_save:
-            self._session.ready_to_save()
-        self._judge.observe(step, metrics)
-        if self._recorder is not None:
-            return self._step_recorded(self._recorder, step, state, metrics)
-        ask = self._agreement.due(step)
+        self.parts.session.account.ran(step)
+        if not self.parts.session.may_save:
+            self.parts.session.ready_to_save()
+        self.parts.judge.observe(step, metrics)
+        if self.parts.recorder is not None:
+            return self._step_recorded(self.parts.recorder, step, state, metrics)
+        ask = self.parts.agreement.due(step)
         if ask is Ask.PREEMPT:
-            raise self._emergency_save(step, state, metrics)
-        due = self._schedule.due(step, metrics, agreed=ask is Ask.SAVE)
+            raise self.parts.emergency.save(step, state, metrics)
+        due = self.parts.schedule.due(step, metrics, agreed=ask is Ask.SAVE)
         handle = None if due is None else self._save(step, state, metrics, CheckpointKind.PERIODIC, due=due)
-        if due is None and self._cover is not None and self._cover.is_due(step):
-            self._cover.stage(step, state, metrics)
+        if due is None and self.parts.cover is not None and self.parts.cover.is_due(step):
+            self.parts.cover.stage(step, state, metrics)
         self._raise_pending()
         return handle
 
@@ -241,12 +212,39 @@ class Checkpointer(Loading, OwnSaves):
 
         Raises on every rank where one rank's state cannot be saved (UnsupportedStateError names the key).
         """
-        self._session.account.reached(step)
+        self.parts.session.account.reached(step)
         handle = self._save(step, state, metrics, CheckpointKind(kind))
         self._raise_pending()
-        if self._recorder is not None:
-            self._recorder.stepped(step, state, metrics, handle)
+        if self.parts.recorder is not None:
+            self.parts.recorder.stepped(step, state, metrics, handle)
         return handle
+
+    def reader(self, at: str | None = None) -> HoldfastReader:
+        """A storage reader for your own `torch.distributed.checkpoint.load`; without `at` of the newest restore point.
+
+        Call it on every rank. Raises NoRestorePoint where there is none: ask for `reader.step` to go on from there.
+        """
+        return self._loading.reader(at)
+
+    def writer(self, step: int, *, kind: CheckpointKind | str = CheckpointKind.PERIODIC) -> HoldfastWriter:
+        """A storage writer for your own `torch.distributed.checkpoint.save`: one checkpoint of this run. A loop that
+        saves by nothing else hears of a notice to leave by step_with().
+
+        `check_finite` holds here too: what has NaN in any of its tensors is kept as diverged, and not resumed from.
+        Infinity is not looked for, as names alone do not say what is trained. `healthy` is not asked: there are no
+        metrics.
+        """
+        return self._own_saves.writer(step, CheckpointKind(kind))
+
+    def step_with(self, step: int, save: Callable[[], object]) -> bool:
+        """step() for a loop that saves by its own dcp.save: call it after each step, on every rank.
+
+        `save` is called where a save is due (`save=` of the Checkpointer; never for Best, as there are no metrics), and
+        where the job is told to leave: once it is committed, Preempted is raised on every rank. It saves this step with
+        `writer(step)`, and raises what dcp.save raises. A step that the loop has saved itself is not saved again.
+        Returns whether `save` was called; else it costs about a microsecond.
+        """
+        return self._own_saves.step_with(step, save)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Waits until no save is in flight, with a local tier none in the spool. False if it takes longer. Not a
@@ -257,9 +255,9 @@ class Checkpointer(Loading, OwnSaves):
 
     def _wait_idle(self, timeout_seconds: float | None) -> bool:
         began = time.monotonic()
-        own_are_over = self._own_saves_are_over(timeout_seconds)
+        own_are_over = self._own_saves.are_over(timeout_seconds)
         left = None if timeout_seconds is None else max(0.0, timeout_seconds - (time.monotonic() - began))
-        return self._pipeline.wait_idle(left) and own_are_over
+        return self.parts.pipeline.wait_idle(left) and own_are_over
 
     def close(self, outcome: AttemptOutcome = AttemptOutcome.FINISHED, detail: str = "") -> None:
         """Waits for the save in flight, within bounds, and ends the attempt. Twice is fine. Not a collective."""
@@ -271,27 +269,27 @@ class Checkpointer(Loading, OwnSaves):
         began = time.monotonic()
         in_order = outcome is not AttemptOutcome.FAILED
         if in_order:
-            self._preemption.closing()
+            self.parts.preemption.closing()
         if outcome is AttemptOutcome.FINISHED:
             # A notice that comes now shortens it.
-            drained = self._preemption.while_time_is_left(self._wait_idle)
-            if not drained and (notice := self._preemption.notice) is not None:
+            drained = self.parts.preemption.while_time_is_left(self._wait_idle)
+            if not drained and (notice := self.parts.preemption.notice) is not None:
                 outcome, detail = AttemptOutcome.PREEMPTED, f"{notice}. The last save was not committed in time."
         elif not in_order:
-            bound = min(self._preemption.wait_seconds(), _DRAIN_AFTER_ERROR_SECONDS)
+            bound = min(self.parts.preemption.wait_seconds(), _DRAIN_AFTER_ERROR_SECONDS)
             self._wait_idle(bound)
-        self._pipeline.close(drain_seconds=0, waited_seconds=time.monotonic() - began)
+        self.parts.pipeline.close(drain_seconds=0, waited_seconds=time.monotonic() - began)
         self._end(outcome, detail)
-        self._preemption.close(in_order=in_order)
-        self._schedule.close()
-        self._workers.close()
-        self._saver.close()
-        if self._cover is not None:
-            self._cover.close()
-        if self._tier is not None:
-            self._tier.close()
-        self._client.close()
-        self._ranks.close()
+        self.parts.preemption.close(in_order=in_order)
+        self.parts.schedule.close()
+        self.parts.workers.close()
+        self.parts.saver.close()
+        if self.parts.cover is not None:
+            self.parts.cover.close()
+        if self.parts.tier is not None:
+            self.parts.tier.close()
+        self.parts.client.close()
+        self.parts.ranks.close()
 
     def __enter__(self) -> Self:
         return self
@@ -302,7 +300,7 @@ class Checkpointer(Loading, OwnSaves):
         # sys.exit(0) ends a script that is done.
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
-            if self._session.ended_by() is not self._raised:
+            if self.parts.session.ended_by() is not self._raised:
                 self._raise_pending()
         elif isinstance(error, Preempted):
             self.close(AttemptOutcome.PREEMPTED, error.detail)
@@ -324,17 +322,12 @@ class Checkpointer(Loading, OwnSaves):
         with self._end_lock:
             if not self._has_ended:
                 self._has_ended = True
-                self._session.end(outcome, detail, self._preemption.told)
-
-    def _emergency_save(self, step: int, state: dict[str, Any], metrics: Metrics | None) -> Preempted:
-        if self._preempted is None:
-            self._preempted = self._emergency.save(step, state, metrics)
-        return self._preempted
+                self.parts.session.end(outcome, detail, self.parts.preemption.told)
 
     def _crashed(self, error: BaseException) -> None:
         # Told before anything is waited for: soon the launcher ends the other ranks, and their words come later.
         if not self._closed and os.getpid() == self._process_id:
-            self._session.crashed(error)
+            self.parts.session.crashed(error)
         self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
 
     def _save(
@@ -348,12 +341,12 @@ class Checkpointer(Loading, OwnSaves):
     ) -> SaveHandle:
         """`due`: why step() saves; None where the script asks for it."""
         try:
-            handle = self._saver.save(step, state, metrics, kind, wait=due is not Due.BY_INTERVAL)
-            self._schedule.saved(metrics, handle, due)
+            handle = self.parts.saver.save(step, state, metrics, kind, wait=due is not Due.BY_INTERVAL)
+            self.parts.schedule.saved(metrics, handle, due)
             return handle
         finally:
-            self._schedule.restart()
-            self._agreement.restart()
+            self.parts.schedule.restart()
+            self.parts.agreement.restart()
 
     def _step_recorded(
         self, recorder: Recorder, step: int, state: dict[str, Any], metrics: Metrics | None
@@ -365,10 +358,10 @@ class Checkpointer(Loading, OwnSaves):
         return handle
 
     def _raise_pending(self) -> None:
-        if (ended_by := self._session.ended_by()) is not None:
+        if (ended_by := self.parts.session.ended_by()) is not None:
             self._raised = ended_by
             raise ended_by
         failed = self.stats.last_failure
-        if self._strict and failed is not None and failed is not self._raised:
+        if self.parts.strict and failed is not None and failed is not self._raised:
             self._raised = failed
             raise failed

@@ -161,7 +161,7 @@ class HoldfastTrainerMixin:
                 state.best_model_checkpoint,
                 self._trainer.model,
                 component="model",
-                client_settings=self.checkpointer._client.settings,
+                client_settings=self.checkpointer.parts.client.settings,
             )
         except (NotFound, IntegrityError, ServiceUnavailable, StoreProblem) as error:
             # As Trainer does where the folder is gone. Every rank raises it, and before any weight was changed.
@@ -211,7 +211,7 @@ class HoldfastTrainerMixin:
             return
         if self._trash is None:
             run = parse_run(self.checkpointer.run)
-            self._trash = Trash(self.checkpointer._client.settings, run, f"save_total_limit={limit}")
+            self._trash = Trash(self.checkpointer.parts.client.settings, run, f"save_total_limit={limit}")
         gone = beyond_limit(self._progress.saved, limit, state.best_global_step)
         self._trash.drop(gone)
 

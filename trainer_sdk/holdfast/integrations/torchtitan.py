@@ -230,7 +230,7 @@ class HoldfastCheckpointManager(CheckpointManager):
             return
         if self._trash is None:
             reason = f"keep_latest_k={self.keep_latest_k}"
-            self._trash = Trash(checkpointer._client.settings, parse_run(checkpointer.run), reason)
+            self._trash = Trash(checkpointer.parts.client.settings, parse_run(checkpointer.run), reason)
         self._trash.drop(sorted(set(self._about.saved))[: -self.keep_latest_k])
 
 

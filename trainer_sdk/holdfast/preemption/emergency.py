@@ -48,9 +48,11 @@ class EmergencySave:
         self._watch = watch
         self._stats = stats
         self._progress = progress
+        self._told: Preempted | None = None
 
     def save(self, step: int, state: Mapping[str, Any], metrics: Metrics | None) -> Preempted:
-        """What to raise; it says what was saved. Collective. Raises what ends the job anyway, such as StaleAttempt."""
+        """What to raise, the same again when asked again; it says what was saved. Collective. Raises what ends the job
+        anyway, such as StaleAttempt."""
         return self._leaving(step, lambda: self._save(step, state, metrics))
 
     def save_with(self, step: int, save: Callable[[], object]) -> Preempted:
@@ -58,6 +60,8 @@ class EmergencySave:
         return self._leaving(step, lambda: self._save_with(step, save))
 
     def _leaving(self, step: int, work: Callable[[], str]) -> Preempted:
+        if self._told is not None:
+            return self._told
         try:
             said = work()
         except ENDS_THE_JOB:
@@ -68,11 +72,12 @@ class EmergencySave:
         if newest != step:
             said += " Nothing was committed by this attempt." if newest is None else f" Committed is step {newest}."
         self._watch.said = said
-        return Preempted(
+        self._told = Preempted(
             f"This job was told to leave ({self._watch.notice}). {said}",
             saved_step=newest,
             notice=str(self._watch.notice),
         )
+        return self._told
 
     def _save(self, step: int, state: Mapping[str, Any], metrics: Metrics | None) -> str:
         decision = self._decided(step)

@@ -160,7 +160,7 @@ class NamedRun:
             )
         self._trainer = ended.trainer
         try:
-            session = self.checkpointer._session
+            session = self.checkpointer.parts.session
             self._saved = session.ranks.from_first(lambda: ended.committed)
             if self._saved != step:
                 session.go_on_after(ended.attempt)
@@ -226,7 +226,7 @@ class NamedRun:
         try:
             checkpointer.__exit__(type(failure) if failure else None, failure, None)
         finally:
-            session = checkpointer._session
+            session = checkpointer.parts.session
             if session.has_opened:
                 self._ended = _Ended(trainer, session.opened.attempt, checkpointer.stats.last_committed_step)
             if trash is not None:
@@ -235,8 +235,8 @@ class NamedRun:
     @property
     def _trashed(self) -> Trash:
         if self._trash is None:
-            client = self.checkpointer._client
-            self._trash = Trash(client.settings, self.checkpointer._session.run, "ModelCheckpoint no longer keeps it")
+            parts = self.checkpointer.parts
+            self._trash = Trash(parts.client.settings, parts.session.run, "ModelCheckpoint no longer keeps it")
         return self._trash
 
     @property
@@ -245,7 +245,7 @@ class NamedRun:
 
     @property
     def _is_first(self) -> bool:
-        return self._checkpointer is not None and self._checkpointer._session.ranks.is_first
+        return self._checkpointer is not None and self._checkpointer.parts.session.ranks.is_first
 
     def _drop_unless_named(self, step: int | None) -> None:
         nameless = {step} - {None, *self._names.steps.values()}

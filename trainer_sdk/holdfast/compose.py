@@ -1,0 +1,174 @@
+"""The parts of a Checkpointer, and how they are put together. Each part's own file says what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from holdfast.distributed.agreement import StepAgreement
+from holdfast.distributed.ranks import Ranks
+from holdfast.health.components import Completeness
+from holdfast.health.rollback import Rollback
+from holdfast.health.rule import HealthJudge, HealthRule
+from holdfast.layout.plan import ChunkSizes
+from holdfast.local.adoption import Adoption
+from holdfast.local.keep import open_local_tier
+from holdfast.preemption.cover import StagedCover, cover_of
+from holdfast.preemption.emergency import EmergencySave
+from holdfast.preemption.watch import PreemptionWatch
+from holdfast.progress import ProgressBoard
+from holdfast.restore.checkpoint_reader import HostSharing
+from holdfast.restore.restorer import Restorer
+from holdfast.save.job import SaveStats
+from holdfast.save.pipeline import SavePipeline
+from holdfast.save.saver import Saver, window_bytes
+from holdfast.schedule.save_policy import Policy, policy_of
+from holdfast.schedule.schedule import Schedule, known_best
+from holdfast.session.heartbeat import OutcomeFile
+from holdfast.session.session import Session
+from holdfast.settings import TrainerSettings
+from holdfast.state.components import Declarations
+from holdfast.verify.following import follow
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.local.tier import LocalTier
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.states import AttemptOutcome
+
+if TYPE_CHECKING:
+    from holdfast.verify.recorder import Recorder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a Checkpointer consists of, and what its two further halves (restoring, and saves by the loop's own DCP)
+    work with. Tests and integrations reach a part by `Checkpointer.parts`; scripts have no need of it."""
+
+    strict: bool
+    check_finite: bool | None
+    stats: SaveStats
+    progress: ProgressBoard
+    ranks: Ranks
+    recorder: Recorder | None
+    client: Client
+    tier: LocalTier | None
+    workers: TransferWorkers
+    session: Session
+    pipeline: SavePipeline
+    judge: HealthJudge
+    saver: Saver
+    restorer: Restorer
+    rollback: Rollback
+    schedule: Schedule
+    cover: StagedCover | None
+    preemption: PreemptionWatch
+    agreement: StepAgreement
+    emergency: EmergencySave
+
+
+def compose(
+    run: str | None,
+    *,
+    save: Policy | None,
+    strict: bool,
+    replicated: Iterable[str],
+    per_rank: Iterable[str],
+    frozen: Iterable[str],
+    create: bool | None,
+    check_finite: bool | None,
+    healthy: HealthRule | None,
+    drop: Iterable[str],
+    stage_every: int | None,
+    host_memory: int | None,
+    local: str | Path | None,
+    compress: Literal["none", "zstd"] | None,
+    chunk_sizes: ChunkSizes | None,
+    settings: TrainerSettings | None,
+    client_settings: ClientSettings | None,
+    end: Callable[[AttemptOutcome, str], None],
+) -> Parts:
+    """Every part, made in the order in which one needs the other. Collective: ranks and local tier are agreed on.
+
+    The arguments are the Checkpointer's. `end` ends the attempt; the preemption watch calls it at the deadline.
+    Raises ConfigurationError for a setting that is wrong, before anything is asked of the service.
+    """
+    policy = policy_of(save)
+    settings = settings or TrainerSettings()
+    run_name = settings.run_name(run)
+    declared = Declarations.of(replicated=replicated, per_rank=per_rank, frozen=frozen)
+    sizes = chunk_sizes or ChunkSizes()
+    window = window_bytes(settings.host_memory_bytes if host_memory is None else host_memory, sizes)
+    stats = SaveStats()
+    progress = ProgressBoard()
+    ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds)
+    recorder = follow(settings.verify_dir, ranks, declared)
+    if recorder is not None:  # nothing of the user's own catalog or node is touched
+        run_name, create, local, client_settings = recorder.run(run_name), True, None, None
+    client = Client((client_settings or ClientSettings()).compressing(compress))
+    tier = open_local_tier(ranks, client.settings, local)
+    workers = TransferWorkers(settings.transfers)
+    session = Session(
+        client,
+        run_name,
+        ranks,
+        create=create,
+        outcome_file=OutcomeFile(run_name, ranks.rank, settings),
+        adoption=Adoption(client, run_name, ranks, workers, tier, stats),
+    )
+    pipeline = SavePipeline(
+        session, stats, workers, retry_seconds=settings.save_retry_seconds, progress=progress, tier=tier
+    )
+    judge = HealthJudge(healthy, asked=ranks.is_first)
+    saver = Saver(
+        session,
+        pipeline,
+        stats,
+        declared=declared,
+        sizes=sizes,
+        check_finite=check_finite,
+        judge=judge,
+        completeness=Completeness(drop=drop, strict=strict, speaks=ranks.is_first),
+        window_bytes=window,
+        helpers=workers.hashing,
+    )
+    restorer = Restorer(
+        session,
+        workers,
+        declared=declared,
+        sharing=HostSharing(ranks, settings, local=tier.folder if tier else None),
+        progress=progress,
+    )
+    schedule = Schedule(
+        policy,
+        ranks,
+        busy=lambda: pipeline.busy,
+        recommended_seconds=lambda: session.save_interval_seconds,
+        known_best=lambda best: known_best(session.brief_client, session.run, best),
+    )
+    cover = cover_of(stage_every, ranks, saver, pipeline, window=window, helpers=workers.hashing)
+    preemption = PreemptionWatch(ranks, settings, wants=schedule.wants, has_work=lambda: session.has_opened, end=end)
+    preemption.cover = cover
+    return Parts(
+        strict=strict,
+        check_finite=check_finite,
+        stats=stats,
+        progress=progress,
+        ranks=ranks,
+        recorder=recorder,
+        client=client,
+        tier=tier,
+        workers=workers,
+        session=session,
+        pipeline=pipeline,
+        judge=judge,
+        saver=saver,
+        restorer=restorer,
+        rollback=Rollback(session, pipeline, restorer),
+        schedule=schedule,
+        cover=cover,
+        preemption=preemption,
+        agreement=preemption.agreement,
+        emergency=EmergencySave(ranks, saver, pipeline, preemption, stats=stats, progress=progress),
+    )
