@@ -105,7 +105,7 @@ GUARDS = (
         "protocol-24",
         "the marks that a dead collector left are forgotten",
         "service/holdfast_service/collect/mark.py",
-        "over = or_(Copy.leased_until.is_(None), Copy.leased_until < question.now)",
+        "over = is_free(Copy.leased_until, question.now)",
         "over = Copy.leased_until.is_(None)",
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_collectors.py"),
     ),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
@@ -18,6 +17,7 @@ from holdfast_protocol.states import OperationState
 from holdfast_protocol.text import without_secrets
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.operations import Controller, Operation
 from holdfast_service.errors import ProblemError
@@ -148,22 +148,20 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
     return Backlog(waiting, running, oldest)
 
 
-def _is_due(now: object) -> ColumnElement[bool]:
+def _is_due(now: datetime) -> ColumnElement[bool]:
     return or_(
         and_(
             Operation.state == OperationState.QUEUED,
-            or_(Operation.leased_until.is_(None), Operation.leased_until <= now),
+            lease.is_free(Operation.leased_until, now),
         ),
         and_(Operation.state == OperationState.RUNNING, Operation.leased_until <= now),
     )
 
 
 def _claim(session: Session, context: ServiceContext, found: Operation, worker_id: str) -> OperationRun:
-    now = database_now(session)
     found.state = OperationState.RUNNING
-    found.started_at = found.started_at or now
-    found.leased_until = now + timedelta(seconds=context.settings.lease_seconds)
-    found.lease_token = secrets.token_hex(16)
+    found.started_at = found.started_at or database_now(session)
+    token = lease.claim_locked(session, found, seconds=context.settings.lease_seconds)
     found.worker_id = worker_id
     found.tries += 1
     return OperationRun(
@@ -175,7 +173,7 @@ def _claim(session: Session, context: ServiceContext, found: Operation, worker_i
         checkpoint_id=found.checkpoint_id,
         arguments=found.arguments,
         actor=Actor("person", found.created_by, found.created_by_token),
-        lease_token=found.lease_token,
+        lease_token=token,
         tries=found.tries,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +18,7 @@ from holdfast_protocol.base import text_to_keep
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.text import without_secrets
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.operations import Controller, Worker
 from holdfast_service.errors import ProblemError
@@ -102,25 +102,11 @@ def _take_lease(
     """None if somebody else was first, or has it."""
     if row.leased_until is not None and row.leased_until > now:
         return None
-    token = secrets.token_hex(16)
+    wanted = (Controller.name == name, Controller.paused_at.is_(None), still)
     with context.database.transaction() as session:
-        taken = session.scalar(
-            update(Controller)
-            .where(
-                Controller.name == name,
-                Controller.paused_at.is_(None),
-                or_(Controller.leased_until.is_(None), Controller.leased_until <= now),
-                still,
-            )
-            .values(
-                lease_token=token,
-                leased_until=database_now(session) + timedelta(seconds=context.settings.lease_seconds),
-                began_at=now,
-            )
-            .returning(Controller.name),
-            execution_options={"synchronize_session": False},
-        )
-    return None if taken is None else Begun(name, token, row.run_requested_at, row.ended_at)
+        seconds = context.settings.lease_seconds
+        token = lease.claim(session, Controller, *wanted, seconds=seconds, began_at=now)
+    return None if token is None else Begun(name, token, row.run_requested_at, row.ended_at)
 
 
 # Writes down what a round did, on the controller's row and on that of this process, and gives its lease back.
@@ -152,7 +138,7 @@ def note_round(context: ServiceContext, begun: Begun, report: RoundReport, secon
             update(Controller).where(Controller.name == begun.name).values(values), execution_options=_UNSYNCHRONIZED
         )
         if begun.lease_token is not None:
-            _give_lease_back(session, begun)
+            _give_lease_back(session, begun, begun.lease_token)
         if report.done:
             _add_to_this_process(session, context.process_id, begun.name, report.done)
 
@@ -179,22 +165,17 @@ def _noted_lately(context: ServiceContext, begun: Begun) -> bool:
         return database_now(session) - begun.noted_at < _IDLE_NOTED_EVERY
 
 
-def _give_lease_back(session: Session, begun: Begun) -> None:
+def _give_lease_back(session: Session, begun: Begun, token: str) -> None:
     """A request that came while the round was under way wants another one."""
-    values: dict[str, Any] = {"lease_token": None, "leased_until": None}
+    values: dict[str, Any] = {}
     if begun.requested_at is not None:
-        values |= {
+        values = {
             "run_answered_at": begun.requested_at,
             "run_requested_at": case(
                 (Controller.run_requested_at == begun.requested_at, null()), else_=Controller.run_requested_at
             ),
         }
-    session.execute(
-        update(Controller)
-        .where(Controller.name == begun.name, Controller.lease_token == begun.lease_token)
-        .values(values),
-        execution_options=_UNSYNCHRONIZED,
-    )
+    lease.give_back(session, Controller, token, Controller.name == begun.name, **values)
 
 
 def _add_to_this_process(session: Session, process_id: str, name: str, done: int) -> None:

@@ -26,8 +26,8 @@ from holdfast_service.copies.read_back import (
     Finding,
     claim,
     claim_bad,
+    copy_is_free,
     found_bad,
-    is_free,
     let_go,
     look_again,
     read_back,
@@ -244,7 +244,7 @@ def _claim(check: CopyCheck, copy_id: int, states: Sequence[CopyState]) -> Claim
             .where(
                 Copy.id == copy_id,
                 Copy.state.in_(states),
-                is_free(now),
+                copy_is_free(now),
             )
             .with_for_update(skip_locked=True)
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
@@ -18,6 +18,7 @@ from holdfast_service.collect.mark import Deleted, delete_marked, mark
 from holdfast_service.collect.references import drop_past_references
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.operations import CollectCandidate
 from holdfast_service.records.history import keep_history
@@ -86,9 +87,7 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
     ).one()
     deleting = (Copy.store_id.in_(context.store_ids), Copy.state == CopyState.DELETING)
     leased = session.scalar(select(func.count()).where(*deleting, Copy.leased_until > now)) or 0
-    due = session.scalar(
-        select(func.count()).where(*deleting, or_(Copy.leased_until.is_(None), Copy.leased_until <= now))
-    )
+    due = session.scalar(select(func.count()).where(*deleting, is_free(Copy.leased_until, now)))
     return Backlog(due=int(candidates) + int(due or 0), leased=int(leased), oldest_due_at=oldest)
 
 

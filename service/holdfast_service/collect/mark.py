@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
@@ -16,6 +16,7 @@ from holdfast_service.collect.garbage import THERE, UNWRITTEN, Question
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import leave_candidates, object_key
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.lease import is_free
 from holdfast_service.db.memory import note_change, refuse_if_went_back
 from holdfast_service.db.tables.core import Chunk, ChunkListEntry, Copy, ShardChunk
 from holdfast_service.db.tables.operations import CollectCandidate
@@ -103,7 +104,7 @@ def _unwritten(session: Session, question: Question) -> list[int]:
 
 
 def _left_by_the_dead(session: Session, question: Question) -> Sequence[tuple[Copy, str]]:
-    over = or_(Copy.leased_until.is_(None), Copy.leased_until < question.now)
+    over = is_free(Copy.leased_until, question.now)
     return _copies(session, Copy.store_id.in_(question.store_ids) & (Copy.state == CopyState.DELETING) & over)
 
 

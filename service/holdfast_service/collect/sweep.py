@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import structlog
-from sqlalchemy import or_, select, update
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
@@ -24,6 +23,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.collect.garbage import why_not
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import object_key
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Chunk, Copy, Project
 from holdfast_service.db.tables.operations import StoreCare
@@ -178,15 +178,15 @@ class SweepLease:
     def __init__(self, context: ServiceContext, attached: AttachedStore) -> None:
         self._context = context
         self._attached = attached
-        self._token = uuid.uuid4().hex
+        self._token: str | None = None
         self._seconds = context.settings.lease_seconds
         self._renewed_at = float("-inf")
 
     def __enter__(self) -> SweepLease:
         with self._context.database.transaction() as session:
             insert_absent(session, StoreCare, [{"store_id": self._attached.store_id}])
-            free = or_(StoreCare.sweep_leased_until.is_(None), StoreCare.sweep_leased_until < database_now(session))
-            self._hold(session, free)
+            self._token = lease.claim(session, StoreCare, self._mine, seconds=self._seconds)
+            self._refuse_unless(self._token is not None)
         return self
 
     def renew(self) -> None:
@@ -194,7 +194,7 @@ class SweepLease:
         if time.monotonic() - self._renewed_at < self._seconds / 4:
             return
         with self._context.database.transaction() as session:
-            self._hold(session, StoreCare.sweep_token == self._token)
+            self._refuse_unless(lease.renew(session, StoreCare, str(self._token), self._mine, seconds=self._seconds))
 
     def settle(self, session: Session, sweep: dict[str, Any]) -> None:
         session.execute(
@@ -208,24 +208,14 @@ class SweepLease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._context.database.transaction() as session:
-            session.execute(
-                update(StoreCare)
-                .where(StoreCare.store_id == self._attached.store_id, StoreCare.sweep_token == self._token)
-                .values(sweep_token=None, sweep_leased_until=None),
-                execution_options=_UNSYNCHRONIZED,
-            )
+            lease.give_back(session, StoreCare, str(self._token), self._mine)
 
-    def _hold(self, session: Session, condition: Any) -> None:
-        held = session.scalar(
-            update(StoreCare)
-            .where(StoreCare.store_id == self._attached.store_id, condition)
-            .values(
-                sweep_token=self._token, sweep_leased_until=database_now(session) + timedelta(seconds=self._seconds)
-            )
-            .returning(StoreCare.store_id),
-            execution_options=_UNSYNCHRONIZED,
-        )
-        if held is None:
+    @property
+    def _mine(self) -> ColumnElement[bool]:
+        return StoreCare.store_id == self._attached.store_id
+
+    def _refuse_unless(self, held: bool) -> None:
+        if not held:
             raise ProblemError(
                 ProblemCode.BUSY,
                 f"The {self._attached.role.value} store is being swept by another process. Wait until it is done.",

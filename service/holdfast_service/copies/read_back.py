@@ -24,6 +24,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.corruption import lock_users, mark_cold, mark_users, users_of
 from holdfast_service.copies.predicates import KEPT, kept_state, object_key, stays_as_read
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.stores.base import (
     ObjectArchived,
@@ -89,9 +90,9 @@ class Claim:
     """By reading: final, or to be repeated when no ticket can overwrite it any more (protocol rule 37)."""
 
 
-def is_free(now: datetime) -> ColumnElement[bool]:
+def copy_is_free(now: datetime) -> ColumnElement[bool]:
     """Over `copies`: nobody is at work on it."""
-    return or_(Copy.leased_until.is_(None), Copy.leased_until <= now, Copy.leased_until > now + _LONGEST_LEASE)
+    return or_(is_free(Copy.leased_until, now), Copy.leased_until > now + _LONGEST_LEASE)
 
 
 def found_bad() -> ColumnElement[bool]:

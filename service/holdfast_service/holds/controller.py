@@ -16,6 +16,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import KEPT, leave_candidates, object_key
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import COPY_LOCKED, Checkpoint, Chunk, ChunkListEntry, Copy, Run, Shard
 from holdfast_service.db.tables.operations import Hold
 from holdfast_service.holds.held import CopyLock, in_force
@@ -77,7 +78,7 @@ def _needed(now: datetime) -> ColumnElement[bool]:
 
 
 def _free(now: datetime) -> ColumnElement[bool]:
-    return or_(Copy.leased_until.is_(None), Copy.leased_until <= now)
+    return is_free(Copy.leased_until, now)
 
 
 # The controller `holds`: tells the stores which copies are held, and takes it back when nobody holds them any more.

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
-from sqlalchemy import ColumnElement, Select, delete, or_, select, update
+from sqlalchemy import ColumnElement, Select, delete, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState, StoreRole
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import Checkpoint, ChunkList, Run, Shard
 from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
 from holdfast_service.records.content import checkpoint_record, list_record, manifest_record, project_record, run_record
@@ -88,7 +89,7 @@ def claim_records(
             WrittenRecord.store_id.in_(stores),
             WrittenRecord.version < record.version,
             WrittenRecord.removed_at.is_(None),
-            or_(WrittenRecord.leased_until.is_(None), WrittenRecord.leased_until < now),
+            is_free(WrittenRecord.leased_until, now),
         )
         .order_by(WrittenRecord.store_id)
         .with_for_update(skip_locked=True),

@@ -20,8 +20,8 @@ from holdfast_service.copies.read_back import (
     Claim,
     Finding,
     claim,
+    copy_is_free,
     found_bad,
-    is_free,
     let_go,
     read_back,
     settle,
@@ -113,7 +113,7 @@ def _claim_copies(
     ).all()
     now = database_now(session)
     at_work = select(Copy.id).where(
-        Copy.id.in_([copy.id for copy in copies]), Copy.state != CopyState.BAD, ~is_free(now)
+        Copy.id.in_([copy.id for copy in copies]), Copy.state != CopyState.BAD, ~copy_is_free(now)
     )
     if session.scalars(at_work).first() is not None:
         raise ProblemError(ProblemCode.BUSY, "This chunk is being read again at this moment. Ask again in a second.")

@@ -7,11 +7,10 @@ expire something is made again under the run's lock, and applied there.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, and_, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.policies import PolicyError, PolicyKind
@@ -19,6 +18,7 @@ from holdfast_protocol.pruning import MAX_AT_ONCE
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Checkpoint, Run
 from holdfast_service.db.tables.operations import Policy, RetentionMark
@@ -97,7 +97,7 @@ def _due(session: Session) -> list[str]:
             committed.label("has_newer"),
         )
         .outerjoin(RetentionMark, RetentionMark.run_id == Run.id)
-        .where(has_policy, Run.deleted_at.is_(None), _is_free(database_now(session)))
+        .where(has_policy, Run.deleted_at.is_(None), lease.is_free(RetentionMark.leased_until, database_now(session)))
         .order_by(RetentionMark.looked_at, Run.id)
     ).all()
     look_again_before = database_now(session) - _LOOK_AGAIN
@@ -114,17 +114,11 @@ def _due(session: Session) -> list[str]:
 
 def _claim(context: ServiceContext, run_id: str) -> _Claim | None:
     """None if another process has it."""
-    claim = _Claim(run_id, secrets.token_hex(8))
     with context.database.transaction() as session:
         insert_absent(session, RetentionMark, [{"run_id": run_id}])
-        now = database_now(session)
-        taken = session.scalar(
-            update(RetentionMark)
-            .where(RetentionMark.run_id == run_id, _is_free(now))
-            .values(leased_until=now + timedelta(seconds=context.settings.lease_seconds), lease_token=claim.token)
-            .returning(RetentionMark.run_id)
-        )
-    return None if taken is None else claim
+        seconds = context.settings.lease_seconds
+        token = lease.claim(session, RetentionMark, RetentionMark.run_id == run_id, seconds=seconds)
+    return None if token is None else _Claim(run_id, token)
 
 
 def _look_at(context: ServiceContext, claim: _Claim) -> int:
@@ -166,41 +160,24 @@ def _expire(context: ServiceContext, claim: _Claim, doomed: list[str]) -> int:
 def _settle(context: ServiceContext, claim: _Claim, digest: str, looked_at: datetime, facts: RunFacts) -> None:
     newest_at = max((fact.at for fact in facts.facts if fact.committed), default=None)
     with context.database.transaction() as session:
-        session.execute(
-            update(RetentionMark)
-            .where(_is(claim))
-            .values(
-                looked_at=looked_at, policy_digest=digest, newest_at=newest_at, leased_until=None, lease_token=None
-            ),
-            execution_options={"synchronize_session": False},
-        )
+        seen = {"looked_at": looked_at, "policy_digest": digest, "newest_at": newest_at}
+        lease.give_back(session, RetentionMark, claim.token, _is(claim), **seen)
 
 
 def _renew(context: ServiceContext, claim: _Claim) -> bool:
     """Between two portions; False if another process has taken the run over, which goes on with it."""
     with context.database.transaction() as session:
-        until = database_now(session) + timedelta(seconds=context.settings.lease_seconds)
-        kept = session.scalar(
-            update(RetentionMark).where(_is(claim)).values(leased_until=until).returning(RetentionMark.run_id),
-            execution_options={"synchronize_session": False},
-        )
-    return kept is not None
+        seconds = context.settings.lease_seconds
+        return lease.renew(session, RetentionMark, claim.token, _is(claim), seconds=seconds)
 
 
 def _let_go(context: ServiceContext, claim: _Claim) -> None:
     with context.database.transaction() as session:
-        session.execute(
-            update(RetentionMark).where(_is(claim)).values(leased_until=None, lease_token=None),
-            execution_options={"synchronize_session": False},
-        )
-
-
-def _is_free(now: datetime) -> ColumnElement[bool]:
-    return or_(RetentionMark.leased_until.is_(None), RetentionMark.leased_until < now)
+        lease.give_back(session, RetentionMark, claim.token, _is(claim))
 
 
 def _is(claim: _Claim) -> ColumnElement[bool]:
-    return and_(RetentionMark.run_id == claim.run_id, RetentionMark.lease_token == claim.token)
+    return RetentionMark.run_id == claim.run_id
 
 
 def _name(context: ServiceContext, run_id: str) -> str:

@@ -18,7 +18,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.copy_chunk import LeaseOverError, StoreFailedError
 from holdfast_service.copies.predicates import KEPT, can_be_read, is_read_back
-from holdfast_service.copies.read_back import READABLE, Claim, Finding, claim, claim_bad, is_free, let_go
+from holdfast_service.copies.read_back import READABLE, Claim, Finding, claim, claim_bad, copy_is_free, let_go
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.db.tables.operations import Operation
@@ -199,7 +199,7 @@ def _claim(session: Session, context: ServiceContext, copy_id: int) -> Claim | N
     row = session.execute(
         select(Copy, Chunk)
         .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(Copy.id == copy_id, is_read_back(context), is_free(now))
+        .where(Copy.id == copy_id, is_read_back(context), copy_is_free(now))
         .with_for_update(of=Copy, skip_locked=True)
     ).one_or_none()
     return None if row is None else claim(session, row.Chunk, row.Copy, now + lease(context), suspect=False)
@@ -212,7 +212,7 @@ def _claim_damaged(session: Session, context: ServiceContext, copy_id: int) -> D
             Copy.id == copy_id,
             Copy.state == CopyState.BAD,
             Copy.healed_at.is_(None),
-            is_free(database_now(session)),
+            copy_is_free(database_now(session)),
         )
         .with_for_update(skip_locked=True)
     ).scalar_one_or_none()

@@ -15,7 +15,7 @@ from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.cold import note_archived
-from holdfast_service.copies.read_back import Claim, Finding, claim, is_free, read_back, settle, store_of_copy
+from holdfast_service.copies.read_back import Claim, Finding, claim, copy_is_free, read_back, settle, store_of_copy
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Chunk, Copy
@@ -193,7 +193,7 @@ def read_one(context: ServiceContext, claimed: Claim, actor: Actor, spend: Calla
 def backlog_of(session: Session, context: ServiceContext, due: Due, waited: timedelta = timedelta()) -> Backlog:
     """`waited`: how long after its last reading a copy comes due."""
     now = database_now(session)
-    free = is_free(now)
+    free = copy_is_free(now)
     count, leased, oldest = session.execute(
         select(
             func.count().filter(free),
@@ -214,7 +214,7 @@ def _claim_due(session: Session, context: ServiceContext, due: Due, attached: At
     rows = session.execute(
         select(Copy, Chunk)
         .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(Copy.store_id == attached.store_id, due.condition(now, attached), is_free(now))
+        .where(Copy.store_id == attached.store_id, due.condition(now, attached), copy_is_free(now))
         .order_by(due.first, Copy.id)
         .limit(BATCH)
         .with_for_update(of=Copy, skip_locked=True)

@@ -28,7 +28,16 @@ from holdfast_service.copies.copy_chunk import (
 )
 from holdfast_service.copies.corruption import heal_if_whole, needed_by_a_checkpoint, read_since_damage
 from holdfast_service.copies.predicates import KEPT, PROVEN, keeps_anywhere
-from holdfast_service.copies.read_back import Claim, Finding, claim, claim_bad, is_free, let_go, look_again, look_is_due
+from holdfast_service.copies.read_back import (
+    Claim,
+    Finding,
+    claim,
+    claim_bad,
+    copy_is_free,
+    let_go,
+    look_again,
+    look_is_due,
+)
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import COPY_DAMAGED, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 from holdfast_service.lineage.restore_choice import WHOLE
@@ -162,7 +171,7 @@ def _claim_another(session: Session, context: ServiceContext, damaged: Damaged) 
             Copy.chunk_id == damaged.chunk_id,
             Copy.store_id == damaged.store_id,
             Copy.state == CopyState.VERIFIED,
-            is_free(database_now(session)),
+            copy_is_free(database_now(session)),
         )
         .order_by(Copy.id)
         .limit(1)
@@ -297,7 +306,7 @@ def tick(context: ServiceContext) -> HealReport:
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
-    free = is_free(database_now(session))
+    free = copy_is_free(database_now(session))
     due, leased, oldest = session.execute(
         select(func.count().filter(free), func.count().filter(~free), func.min(Copy.bad_at)).where(
             text(f"({COPY_DAMAGED})"), Copy.store_id.in_(context.store_ids), needed_by_a_checkpoint()
@@ -339,7 +348,7 @@ def _claim_one(session: Session, context: ServiceContext, store_ids: set[int]) -
             # The text of the partial index, so that it is used.
             text(f"({COPY_DAMAGED})"),
             Copy.store_id.in_(store_ids),
-            is_free(database_now(session)),
+            copy_is_free(database_now(session)),
             needed_by_a_checkpoint(),
         )
         .order_by(Copy.id)
@@ -372,7 +381,9 @@ def _changed(context: ServiceContext, store_ids: Collection[int], after: str) ->
     """Corrupt checkpoints at which nobody has looked, or whose chunk that stood in the way is whole now or may be once
     it is read. Whoever looks leaves what stands in the way, so the next process does not repeat it."""
     with context.database.read() as session:
-        readable = and_(Copy.store_id.in_(store_ids), Copy.state == CopyState.VERIFIED, is_free(database_now(session)))
+        readable = and_(
+            Copy.store_id.in_(store_ids), Copy.state == CopyState.VERIFIED, copy_is_free(database_now(session))
+        )
         stands_no_more = exists().where(
             Copy.chunk_id == Checkpoint.lost_chunk_id,
             keeps_anywhere(Checkpoint.attempt_id),
@@ -435,7 +446,7 @@ def _claim_unread(
             whole,
             ~read_since_damage(),
             Copy.chunk_id.not_in(read),
-            is_free(now),
+            copy_is_free(now),
         )
         .order_by(Copy.id)
         .limit(BATCH)

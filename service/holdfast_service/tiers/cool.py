@@ -32,6 +32,7 @@ from holdfast_service.copies.corruption import lock_users, mark_cold
 from holdfast_service.copies.predicates import PROVEN
 from holdfast_service.copies.read_back import Claim, Finding, claim, let_go, read_back, settle
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.lease import is_free
 from holdfast_service.db.memory import note_change
 from holdfast_service.db.tables.core import TO_COOL, Checkpoint, Chunk, Copy
 from holdfast_service.stores.base import ClassedStore, ObjectArchived, ObjectMismatch, ObjectMissing, StoreError
@@ -85,7 +86,7 @@ def _claim(session: Session, context: ServiceContext, chunk_id: int, place: Plac
         .where(
             Copy.chunk_id == chunk_id,
             place.holds(Copy),
-            or_(Copy.leased_until.is_(None), Copy.leased_until <= now),
+            is_free(Copy.leased_until, now),
         )
         .order_by(Copy.id)
         .limit(1)

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
-from sqlalchemy import ColumnElement, exists, func, or_, select, text, update
+from sqlalchemy import ColumnElement, exists, func, select, text, update
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointState, CopyState, StoreRole, Tier
@@ -28,6 +28,7 @@ from holdfast_service.copies.copy_chunk import (
 from holdfast_service.copies.corruption import set_tier
 from holdfast_service.copies.predicates import PROVEN, can_be_read, is_readable, object_key
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import THAWED, Checkpoint, Chunk, Copy, ReadLease
 from holdfast_service.runs.find import locked_checkpoint
 from holdfast_service.stores.base import ClassedStore, ClassFacts, ObjectKey, ObjectMissing, StoreError
@@ -132,7 +133,7 @@ def _claim(session: Session, context: ServiceContext, chunk_id: int) -> CopyTask
                 .where(
                     Copy.id == copy.id,
                     Copy.state == copy.state,
-                    or_(Copy.leased_until.is_(None), Copy.leased_until <= now),
+                    is_free(Copy.leased_until, now),
                 )
                 .values(leased_until=leased_until)
                 .returning(Copy.id),

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDelivery
 from holdfast_service.release import VERSION
@@ -145,7 +146,7 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
     return and_(
         text(TO_DELIVER),
         WebhookDelivery.next_try_at <= now,
-        or_(WebhookDelivery.leased_until.is_(None), WebhookDelivery.leased_until <= now),
+        is_free(WebhookDelivery.leased_until, now),
     )
 
 

@@ -18,6 +18,7 @@ from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.attached_stores.attached import SETTING_OF_ROLE
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import KEPT
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.core import Store as StoreRow
@@ -203,11 +204,8 @@ class Presence:
             leases = sorted(self._leases)
         with self._context.database.transaction() as session:
             if leases:  # before the process's own row: whoever notes a round locks them in this order too
-                until = database_now(session) + timedelta(seconds=self._context.settings.lease_seconds)
-                session.execute(
-                    update(Controller).where(Controller.lease_token.in_(leases)).values(leased_until=until),
-                    execution_options={"synchronize_session": False},
-                )
+                for token in leases:
+                    lease.renew(session, Controller, token, seconds=self._context.settings.lease_seconds)
             say_alive(session, self._context.process_id, self._kind, attached_here(self._context))
         with self._context.database.read() as session:
             differs = what_differs(session, self._context)

@@ -14,12 +14,13 @@ from sqlalchemy import BigInteger, Boolean, Float, ForeignKey, Index, Integer, T
 from sqlalchemy.orm import Mapped, mapped_column
 
 from holdfast_service.db.dialect import Document, Moment, RowId, partial_index
+from holdfast_service.db.lease import Leased
 from holdfast_service.db.tables.core import Table
 
 _UNDER_WAY = "ended_at IS NULL AND cancel_requested_at IS NULL"
 
 
-class Controller(Table):
+class Controller(Leased, Table):
     """One background controller, over all processes.
 
     `ticked_at`: the last round of the reaper, or of the purge, while the service was up (protocol rule 31). A round
@@ -34,8 +35,6 @@ class Controller(Table):
     pause_reason: Mapped[str | None] = mapped_column(Text)
     run_requested_at: Mapped[datetime | None] = mapped_column(Moment)  # somebody wants a round now
     run_answered_at: Mapped[datetime | None] = mapped_column(Moment)  # the newest request that a round has answered
-    leased_until: Mapped[datetime | None] = mapped_column(Moment)
-    lease_token: Mapped[str | None] = mapped_column(Text)
     began_at: Mapped[datetime | None] = mapped_column(Moment)  # the last round under a lease
     ended_at: Mapped[datetime | None] = mapped_column(Moment)  # the last whole round anywhere
     round_seconds: Mapped[float | None] = mapped_column(Float)  # how long the last round that found work took
@@ -79,7 +78,7 @@ class Policy(Table):
     __table_args__ = (UniqueConstraint("project_id", "run_id", "kind"),)
 
 
-class RetentionMark(Table):
+class RetentionMark(Leased, Table):
     """How far the controller `retention` has come with a run. Beside `runs`, whose rows every save locks."""
 
     __tablename__ = "retention_marks"
@@ -87,8 +86,6 @@ class RetentionMark(Table):
     looked_at: Mapped[datetime | None] = mapped_column(Moment)
     policy_digest: Mapped[str | None] = mapped_column(Text)  # by which policy
     newest_at: Mapped[datetime | None] = mapped_column(Moment)  # the newest commit that it has seen
-    leased_until: Mapped[datetime | None] = mapped_column(Moment)
-    lease_token: Mapped[str | None] = mapped_column(Text)
 
 
 class Hold(Table):
@@ -111,7 +108,7 @@ class Hold(Table):
     release_reason: Mapped[str | None] = mapped_column(Text)
 
 
-class Operation(Table):
+class Operation(Leased, Table):
     """A long piece of work that a person started. A worker claims it with a lease, and may have to do it again.
 
     `fingerprint` names what is done to what: the same is under way once, however often the call is repeated.
@@ -136,8 +133,6 @@ class Operation(Table):
     started_at: Mapped[datetime | None] = mapped_column(Moment)
     ended_at: Mapped[datetime | None] = mapped_column(Moment)
     cancel_requested_at: Mapped[datetime | None] = mapped_column(Moment)
-    leased_until: Mapped[datetime | None] = mapped_column(Moment)
-    lease_token: Mapped[str | None] = mapped_column(Text)
     worker_id: Mapped[str | None] = mapped_column(Text)  # who has or had the lease
     tries: Mapped[int] = mapped_column(Integer, default=0)
     __table_args__ = (
@@ -205,9 +200,9 @@ class CollectCandidate(Table):
     due_at: Mapped[datetime] = mapped_column(Moment, index=True)
 
 
-class StoreCare(Table):
-    """How far the collector's full look has come in a store, and what the last sweep found there. Beside `stores`,
-    whose rows every new copy refers to."""
+class StoreCare(Leased, Table):
+    """How far the collector's full look has come in a store, and what the last sweep found there; the lease is the
+    sweep's. Beside `stores`, whose rows every new copy refers to."""
 
     __tablename__ = "store_care"
     store_id: Mapped[int] = mapped_column(ForeignKey("stores.id"), primary_key=True)
@@ -215,8 +210,6 @@ class StoreCare(Table):
     looked_copy_id: Mapped[int | None] = mapped_column(BigInteger)  # the last copy looked at; null: the look is over
     swept_at: Mapped[datetime | None] = mapped_column(Moment)
     sweep: Mapped[dict[str, Any] | None] = mapped_column(Document)  # a StoreSweep of the protocol
-    sweep_leased_until: Mapped[datetime | None] = mapped_column(Moment)
-    sweep_token: Mapped[str | None] = mapped_column(Text)
 
 
 # What a second store lacks. A query that says exactly this can use the partial index.

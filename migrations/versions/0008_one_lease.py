@@ -1,0 +1,25 @@
+"""Every lease has the same two columns.
+
+Revision: 0008, after 0007.
+"""
+
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """A sweep's lease is named as all others are."""
+    with op.batch_alter_table("store_care") as care:
+        care.alter_column("sweep_leased_until", new_column_name="leased_until")
+        care.alter_column("sweep_token", new_column_name="lease_token")
+
+
+def downgrade() -> None:
+    """It gets its own names back."""
+    with op.batch_alter_table("store_care") as care:
+        care.alter_column("leased_until", new_column_name="sweep_leased_until")
+        care.alter_column("lease_token", new_column_name="sweep_token")

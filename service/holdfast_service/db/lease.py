@@ -1,0 +1,88 @@
+"""A lease on a row: one process works on it until a moment of the catalog's clock, and a random token says whose it is.
+
+    mine = RetentionMark.run_id == run_id
+    token = claim(session, RetentionMark, mine, seconds=30)        # None: another process has it
+    renew(session, RetentionMark, token, mine, seconds=30)         # False: another process has taken it over
+    give_back(session, RetentionMark, token, mine, looked_at=now)  # settles, if the lease is still this process's
+
+A process that dies keeps its lease until that moment, and no longer. The clock is the database's, because those of
+the processes may differ (protocol rule 31).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Text, literal, or_, update
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
+
+from holdfast_service.db.dialect import Moment, database_now
+
+_UNSYNCHRONIZED = {"synchronize_session": False}
+
+
+class Leased:
+    """The columns of a table whose rows are leased."""
+
+    leased_until: Mapped[datetime | None] = mapped_column(Moment)
+    lease_token: Mapped[str | None] = mapped_column(Text)
+
+
+def is_free(leased_until: InstrumentedAttribute[datetime | None], now: datetime) -> ColumnElement[bool]:
+    """Nobody has the row now. `leased_until`: the column that says so."""
+    return or_(leased_until.is_(None), leased_until <= now)
+
+
+def claim(
+    session: Session, table: type[Leased], *where: ColumnElement[bool], seconds: float, **values: Any
+) -> str | None:
+    """The token of a new lease on the one row that `where` names; None if it is not there, or is not free.
+
+    `values` are written with it.
+    """
+    now = database_now(session)
+    token = _new_token()
+    taken = session.scalar(
+        update(table)
+        .where(*where, is_free(table.leased_until, now))
+        .values(leased_until=now + timedelta(seconds=seconds), lease_token=token, **values)
+        .returning(table.lease_token),
+        execution_options=_UNSYNCHRONIZED,
+    )
+    return token if taken is not None else None
+
+
+def claim_locked(session: Session, row: Leased, *, seconds: float) -> str:
+    """The same for a row that the caller has locked and found free."""
+    row.lease_token = _new_token()
+    row.leased_until = database_now(session) + timedelta(seconds=seconds)
+    return row.lease_token
+
+
+def renew(session: Session, table: type[Leased], token: str, *where: ColumnElement[bool], seconds: float) -> bool:
+    """Moves the lease's end away. False if another process has the row by now."""
+    return _write(session, table, token, where, {"leased_until": database_now(session) + timedelta(seconds=seconds)})
+
+
+def give_back(session: Session, table: type[Leased], token: str, *where: ColumnElement[bool], **values: Any) -> bool:
+    """Ends the lease, and writes `values` with it. False, and nothing is written, if another process has the row by
+    now."""
+    return _write(session, table, token, where, {"leased_until": None, "lease_token": None} | values)
+
+
+def _write(
+    session: Session, table: type[Leased], token: str, where: Sequence[ColumnElement[bool]], values: dict[str, Any]
+) -> bool:
+    """`where` names the row by its key, so that a large table is not searched for the token."""
+    written = session.scalar(
+        update(table).where(*where, table.lease_token == token).values(values).returning(literal(1)),
+        execution_options=_UNSYNCHRONIZED,
+    )
+    return written is not None
+
+
+def _new_token() -> str:
+    return secrets.token_hex(16)
