@@ -292,7 +292,7 @@ def test_a_save_that_failed_on_one_rank_alone_does_not_make_it_save_again(
     checkpointer: Any = SimpleNamespace(
         step=lambda *_: handle,
         save=lambda step, *_: again.append(step),
-        _session=SimpleNamespace(ranks=SimpleNamespace(is_first=False)),
+        parts=SimpleNamespace(session=SimpleNamespace(ranks=SimpleNamespace(is_first=False))),
     )
     run = NamedRun("demo/gpt", {})
     run.begin(SimpleNamespace(callback_metrics={}))
