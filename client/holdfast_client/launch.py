@@ -14,7 +14,7 @@ from holdfast_protocol.attempts import AttemptOpened, OpenAttempt
 from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import AttemptOutcome
 
-# Opens the attempt of a launch: compare-and-swap on the newest attempt (protocol rule 2). Rank 0 does it.
+# Opens the attempt of a launch: compare-and-swap on the newest attempt (rule attempt-compare-and-swap). Rank 0 does it.
 #
 # A later launch wins over an earlier one. A late retry of an earlier launch must not fence its successor: if our own
 # opening may have been carried out and another attempt is newer now, then that one is our successor, and we stop.

@@ -135,8 +135,8 @@ class ShardWriter:
         failed = FailShard(**self._fence.model_dump(), reason=text_to_keep(reason, 4000))
         try:
             self._brief_client.seal(self.checkpoint_id, self._rank, failed)
-        except HoldfastError as unheard:
-            log.info("the service was not told that rank %d failed: %s", self._rank, unheard)
+        except HoldfastError as not_told:
+            log.info("the service was not told that rank %d failed: %s", self._rank, not_told)
 
     def stop(self) -> None:
         self._stopped.set()

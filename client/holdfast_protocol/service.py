@@ -44,7 +44,7 @@ class Readiness(Reply):
     checks: list[ReadinessCheck]
     warnings: list[str] = Field(
         default_factory=list,
-        description="What is to be mended though the service works: processes whose stores differ, and weak stores.",
+        description="What is to be fixed though the service works: processes whose stores differ, and weak stores.",
     )
     weaknesses: list[str] = Field(
         default_factory=list, description="Those of the warnings that tell what a store does not enforce and should."
@@ -84,12 +84,12 @@ class ControllerView(Reply):
     failed: int = Field(description="How often a row or a round failed; it stays due.")
     error: str | None = Field(description="The last failure; later rounds that go well leave it here.")
     error_at: datetime | None
-    last_round_at: datetime | None = Field(
+    last_pass_at: datetime | None = Field(
         description="The end of the last round anywhere; rounds without work are noted now and then."
     )
     report: dict[str, Any] | None = Field(description="What the last round that found work did.")
     report_at: datetime | None
-    round_seconds: float | None = Field(description="How long that round took.")
+    pass_seconds: float | None = Field(description="How long that round took.")
 
 
 class WorkerView(Reply):

@@ -210,7 +210,7 @@ class ServiceSettings(BaseSettings):
         le=100,
         description="The same while a project uses more than this share of its quota.",
     )
-    collect_full_look_seconds: float = Field(
+    collect_full_scan_seconds: float = Field(
         default=6 * 3600,
         gt=0,
         description="How often the collector looks at every copy; in between it looks at what lost a reference.",
@@ -237,7 +237,7 @@ class ServiceSettings(BaseSettings):
     prove_bytes_per_second: int = Field(
         default=100 * 1024 * 1024,
         ge=1,
-        description="How fast a process reads copies back, proving, scrubbing and healing together.",
+        description="How fast a process reads copies back, proving, scrubbing and repairing together.",
     )
     scrub_days: float = Field(
         default=30.0,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import errors
-from holdfast_service.liveness.abandoned_uploads import tick as reaper_tick
+from holdfast_service.liveness.abandoned_uploads import reconcile as reaper_tick
 from tests.chaos.network import BOUND_SECONDS, Network, all_bits, big_tensor, bits, network, new_state
 from tests.support.fault_proxy import (
     BAD_GATEWAY,

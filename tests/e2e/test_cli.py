@@ -130,12 +130,12 @@ def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
     assert read("show", str(name))["step"] == 3
 
 
-def test_the_restore_point_tells_why_newer_ones_are_passed_over(client, project):
+def test_the_restore_point_tells_why_newer_ones_are_skipped(client, project):
     name = save_samples(client, project, 2)
     assert read("health", f"{name}@2", "quarantined", "--reason", "loss looks [odd]")["health"] == "quarantined"
     decision = read("restore-point", str(name))
     assert decision["restore_point"]["step"] == 1
-    assert [(one["step"], one["reason"]) for one in decision["passed_over"]] == [(2, "quarantined")]
+    assert [(one["step"], one["reason"]) for one in decision["skipped"]] == [(2, "quarantined")]
     text = run("restore-point", str(name)).stdout
     assert f"{name}@1#1" in text
     assert re.search(r"2 +2 +quarantined .*\[odd\]", text, re.DOTALL)
@@ -143,7 +143,7 @@ def test_the_restore_point_tells_why_newer_ones_are_passed_over(client, project)
     assert read("restore-point", str(name))["restore_point"]["step"] == 2
 
 
-@pytest.mark.rule("protocol-20")
+@pytest.mark.rule("no-silent-fresh-start")
 def test_no_restore_point_is_exit_code_3_with_the_reason(client, project):
     client.make_run(project, "fresh")
     empty = run("restore-point", f"{project}/fresh", exit_code=3)
@@ -239,8 +239,8 @@ def test_background_work_is_shown_paused_and_done_now():
     assert read("controllers", "resume", "collect")["paused_at"] is None
     done = read("controllers", "run", "collect", "--wait")
     assert done["run_requested_at"] is None
-    assert done["run_answered_at"] <= done["last_round_at"]
-    assert "is asked for" in run("controllers", "run", "heal").stdout
+    assert done["run_answered_at"] <= done["last_pass_at"]
+    assert "is asked for" in run("controllers", "run", "repair").stdout
     assert "collect" in run("controllers", "show", "no-such", exit_code=3).stderr
     assert {(one["kind"], one["silent"]) for one in read("workers")} == {("serve", False)}
     assert " alive " in run("workers").stdout

@@ -66,7 +66,7 @@ def until(met: Callable[[], bool], folder: Path) -> None:
         time.sleep(0.3)
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 def test_a_node_is_lost_and_another_comes(tmp_path: Path) -> None:
     run, folder, port = "elastic/fsdp", tmp_path / "job", free_ports()
     folder.mkdir()

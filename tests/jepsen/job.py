@@ -53,7 +53,7 @@ class Job:
             self._opened.attempt,
             asked_at,
             None if point is None else point.step,
-            [each.checkpoint_id for each in self._opened.passed_over],
+            [each.checkpoint_id for each in self._opened.skipped],
         )
 
     @property

@@ -59,7 +59,7 @@ class Keeper:
             except (Conflict, NotFound) as refusal:
                 self._ledger.count(f"operator: {what} refused ({type(refusal).__name__})")
             except ServiceUnavailable as error:
-                self._ledger.count(f"operator: {what} put off ({type(error).__name__})")
+                self._ledger.count(f"operator: {what} deferred ({type(error).__name__})")
             except HoldfastError as error:
                 self._ledger.fault(f"the operator's {what} failed with {type(error).__name__}: {error}")
 

@@ -30,9 +30,9 @@ class Quiet:
         self._context = context
         self._facts = facts
 
-    def wait(self, patience_seconds: float) -> list[str]:
+    def wait(self, retry_deadline_seconds: float) -> list[str]:
         """What is still on the way after that time; nothing if all has come to its end."""
-        deadline = time.monotonic() + patience_seconds
+        deadline = time.monotonic() + retry_deadline_seconds
         while True:
             left = self.on_the_way()
             if not left or time.monotonic() > deadline:

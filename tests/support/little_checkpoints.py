@@ -1,4 +1,4 @@
-"""Little checkpoints, made as a training job makes them: each is a step further, on one line of descent.
+"""Little checkpoints, made as a training job makes them: each is a step further, on one lineage.
 
 open an attempt, tell what it resumed from -> begin -> upload -> seal (commits) -> fetch, compare -> end
 """
@@ -44,7 +44,7 @@ def save_little_checkpoint(client: Client, project: str) -> RunName:
 
 
 def _follow(client: Client, run: RunName, opened: AttemptOpened) -> None:
-    """Says that it goes on from the newest sample, as a trainer does: so the samples are one line of descent."""
+    """Says that it goes on from the newest sample, as a trainer does: so the samples are one lineage."""
     newest = opened.restore_point.checkpoint_id if opened.restore_point else None
     request = ResumedFrom(epoch=opened.epoch, attempt=opened.attempt, checkpoint_id=newest)
     client.resumed_from(run.project, run.run, opened.attempt, request)

@@ -29,7 +29,7 @@ def put_policy(service: RunningService, **document: Any) -> None:
 
 
 def replicate(service: RunningService) -> ReplicateReport:
-    return holdfast_service.replicate.controller.tick(service.context)
+    return holdfast_service.replicate.controller.reconcile(service.context)
 
 
 def begin(service: RunningService, content: bytes) -> CopyTask | None:

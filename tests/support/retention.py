@@ -57,7 +57,7 @@ def purge(service: RunningService) -> PurgeReport:
     with service.context.database.transaction() as session:
         now = database_now(session)
         session.execute(update(Controller).where(Controller.name == "purge").values(ticked_at=now))
-    return holdfast_service.retention.purge.tick(service.context)
+    return holdfast_service.retention.purge.reconcile(service.context)
 
 
 def state(service: RunningService, checkpoint_id: str) -> str:

@@ -94,7 +94,7 @@ def test_a_service_that_says_nothing_keeps_no_rank_from_ending(run, service, mon
         job = Job()
         ckpt = holdfast.Checkpointer(run)
         ckpt.restore(job.state)
-        heart = ckpt.parts.session._heart
+        heart = ckpt.parts.session._heartbeat
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = ckpt.parts.client.settings.model_copy(update={"url": url, "timeout_seconds": 60.0})
         with Client(settings) as nobody:

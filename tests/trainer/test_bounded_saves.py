@@ -51,7 +51,7 @@ def bounded(run, host_memory=16 * KIB, **more):
     return holdfast.Checkpointer(run, host_memory=host_memory, chunk_sizes=SIZES, create=True, **more)
 
 
-@pytest.mark.rule("training-9")
+@pytest.mark.rule("staging-slabs")
 @pytest.mark.parametrize("host_memory", [16 * KIB, 40 * KIB, 150 * KIB, 8 * KIB * KIB])
 def test_a_save_through_a_window_of_any_size_comes_back_bit_for_bit(run, host_memory):
     with bounded(run, host_memory) as ckpt:
@@ -143,7 +143,7 @@ class AtChunk:
         monkeypatch.setattr(WindowedShard, "_fill_next", watched)
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_a_service_that_goes_away_in_mid_window_fails_the_save_and_frees_training(own_service, monkeypatch):
     with bounded("tests/away") as ckpt:
         ckpt.restore(some_state())
@@ -189,7 +189,7 @@ def test_ctrl_c_while_training_waits_for_the_window_ends_the_save_and_not_the_ch
     assert aborted == [0]
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_closing_in_mid_window_frees_the_training_thread(run, monkeypatch):
     sending, results = threading.Event(), []
 
@@ -240,7 +240,7 @@ def test_a_local_tier_takes_the_window_at_the_disks_pace_and_the_upload_goes_on_
     assert plain(fresh) == plain(state)
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_a_local_tier_without_room_fails_the_save_in_mid_window_and_frees_training(run, tmp_path, monkeypatch):
     kept, add = [], ChunkFolder.add
 

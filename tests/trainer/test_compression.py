@@ -122,7 +122,7 @@ def test_without_compression_everything_is_stored_raw(service, run) -> None:
     assert set(codecs_of(service, run).values()) == {"raw"}
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_what_is_there_raw_is_neither_sent_nor_compressed_again(run, monkeypatch) -> None:
     monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
     model = Weights(6)
@@ -163,7 +163,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 @pytest.mark.parametrize("hurt", [damage, lambda path: path.write_bytes(b""), Path.unlink], ids=["bit", "cut", "gone"])
 def test_a_damaged_compressed_chunk_is_reported_and_the_point_before_taken(
     service, run, monkeypatch, caplog, hurt

@@ -150,7 +150,7 @@ def save_malformed(run, step, *, change_layout=None, change_index=None):
         writer.seal(index=len(data), layout=len(data) + 1, components={"model": size})
 
 
-@pytest.mark.rule("protocol-44")
+@pytest.mark.rule("bounded-index")
 @pytest.mark.parametrize(
     "changes",
     [{"change_layout": overlap}, {"change_layout": grow}, {"change_layout": lose_a_part},
@@ -182,7 +182,7 @@ def restore_malformed_job(rank, run):
         return ckpt.restore(state), state["notes"]
 
 
-@pytest.mark.rule("protocol-44")
+@pytest.mark.rule("bounded-index")
 def test_all_ranks_take_the_point_before_a_malformed_document(service, run):
     save_malformed(run, 3, change_layout=overlap)
     assert run_ranks(restore_malformed_job, 2, run, timeout_seconds=120) == [(4, {"n": 3})] * 2
@@ -198,7 +198,7 @@ def restore_job(rank, run):
             return type(error).__name__, values(job.state) == before
 
 
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("one-vote-per-step")
 def test_all_ranks_take_the_same_earlier_point_when_one_rank_cannot_read_its_part(service, run):
     run_ranks(train, 2, run, 3, timeout_seconds=120)
     newest = next(service.client.all_checkpoints(*run.split("/")))
@@ -211,7 +211,7 @@ def test_all_ranks_take_the_same_earlier_point_when_one_rank_cannot_read_its_par
     assert service.client.checkpoint(newest.id).health is Health.CORRUPT
 
 
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("one-vote-per-step")
 def test_all_ranks_raise_untouched_where_no_candidate_is_left(service, run):
     run_ranks(train, 2, run, 2, timeout_seconds=120)
     for view in service.client.all_checkpoints(*run.split("/")):

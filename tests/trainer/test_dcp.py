@@ -73,7 +73,7 @@ def equal(one, other):
     return type(one) is type(other) and one == other
 
 
-@pytest.mark.rule("training-17")
+@pytest.mark.rule("no-pickle")
 def test_save_and_load_give_back_tensors_and_values(run, service):
     with holdfast.Checkpointer(run) as ckpt:
         dcp.save(assorted(), storage_writer=ckpt.writer(4))
@@ -95,7 +95,7 @@ def test_nan_is_seen_and_such_a_checkpoint_is_kept_as_diverged(run, service):
         dcp.save(poisoned, storage_writer=ckpt.writer(1))
     with holdfast.Checkpointer(run, check_finite=False) as ckpt:
         reader = ckpt.reader()
-        assert reader.step == 0, "the diverged one is passed over"
+        assert reader.step == 0, "the diverged one is skipped"
         dcp.load(blank(masked), storage_reader=reader)
         dcp.save(poisoned, storage_writer=ckpt.writer(2))
     views = {view.step: view for view in service.client.all_checkpoints(*run.split("/"))}
@@ -143,7 +143,7 @@ def typed(value):
     return type(value), value
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 def test_a_value_of_each_type_that_the_sdk_keeps_comes_back_through_load_and_through_pull(run, service, tmp_path):
     saved = of_each_type()
     assert {type(value) for value in saved.values()} >= KEPT_TYPES
@@ -163,7 +163,7 @@ def test_a_value_of_each_type_that_the_sdk_keeps_comes_back_through_load_and_thr
     assert plain["values"]["0 int"] == 7
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 @pytest.mark.parametrize("format_", list(Format))
 def test_pull_gives_back_what_dcp_save_was_given(run, service, tmp_path, format_):
     with holdfast.Checkpointer(run) as ckpt:
@@ -184,7 +184,7 @@ def test_pull_gives_back_what_dcp_save_was_given(run, service, tmp_path, format_
         assert equal(loaded, assorted())
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 @pytest.mark.parametrize("below", ["model", None])
 def test_load_weights_finds_the_model_in_what_dcp_save_was_given(run, below):
     saved, loaded = nn.Linear(3, 2), nn.Linear(3, 2)
@@ -197,7 +197,7 @@ def test_load_weights_finds_the_model_in_what_dcp_save_was_given(run, below):
         holdfast.load_weights(f"{run}@latest", nn.Embedding(3, 2, dtype=torch.float16), component="nowhere")
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 def test_a_component_that_is_called_dcp_is_a_component(run, service, tmp_path):
     state = {"dcp": nn.Linear(2, 2)}
     with holdfast.Checkpointer(run) as ckpt:
@@ -211,7 +211,7 @@ def test_a_component_that_is_called_dcp_is_a_component(run, service, tmp_path):
     assert torch.load(tmp_path / "out" / "dcp.pt", weights_only=True).keys() == {"weight", "bias"}
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 def test_leaving_the_with_waits_for_an_async_save_in_flight(run, service, monkeypatch):
     written = HoldfastWriter.write_data
 
@@ -231,7 +231,7 @@ def test_leaving_the_with_waits_for_an_async_save_in_flight(run, service, monkey
     assert service.client.restore_point(*run.split("/")).restore_point.step == 3
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 def test_plan_caching_is_refused_at_the_first_save(run, service):
     with holdfast.Checkpointer(run) as ckpt:
         planner = DefaultSavePlanner(enable_plan_caching=True)
@@ -244,7 +244,7 @@ def test_plan_caching_is_refused_at_the_first_save(run, service):
     assert service.client.restore_point(*run.split("/")).restore_point is None
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 def test_numbers_of_four_bits_are_kept(run):
     stored = torch.arange(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     with holdfast.Checkpointer(run) as ckpt:
@@ -268,7 +268,7 @@ def sharded(value, pieces=2):
     return sharded_tensor.full(spec, (2 * pieces, 2), value)
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 @pytest.mark.filterwarnings("ignore:Please use DTensor")
 def test_a_sharded_tensor_is_refused_by_name_and_kept_by_ones_own_dcp_save(run, one_rank):
     with holdfast.Checkpointer(run) as ckpt:
@@ -285,7 +285,7 @@ def test_a_sharded_tensor_is_refused_by_name_and_kept_by_ones_own_dcp_save(run, 
     assert whole["rows"].tolist() == [[7.0] * 2] * 4
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 @pytest.mark.filterwarnings("ignore:Please use DTensor")
 @pytest.mark.parametrize(("room", "rounds"), [(ROUND_BYTES, 1), (16 * 4 * 8, 4)])
 def test_the_pieces_of_a_tensor_are_read_together_as_far_as_memory_goes(run, one_rank, monkeypatch, room, rounds):
@@ -317,8 +317,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.rule("training-17")
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("no-pickle")
+@pytest.mark.rule("writer-is-whole")
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_kept_is_refused_by_key_and_class_before_anything_is_uploaded(run, service, what, monkeypatch):
     value, said = REFUSED[what]
@@ -332,7 +332,7 @@ def test_what_cannot_be_kept_is_refused_by_key_and_class_before_anything_is_uplo
     assert not uploads
 
 
-@pytest.mark.rule("training-17")
+@pytest.mark.rule("no-pickle")
 def test_no_pickle_is_in_the_store(run, service):
     with holdfast.Checkpointer(run) as ckpt:
         dcp.save(assorted(), storage_writer=ckpt.writer(0))
@@ -435,7 +435,7 @@ def dcp_job(rank, run, kind, steps):
     return {name: value for name, value in values(job.state).items() if name in model.state_dict()}
 
 
-@pytest.mark.rule("training-17")
+@pytest.mark.rule("no-pickle")
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 2), (2, 3), (3, 1)])
 def test_a_sharded_dcp_checkpoint_loads_on_any_world_size(run, saved_by, loaded_by):
     saved = run_ranks(dcp_job, saved_by, run, "fsdp", 2, timeout_seconds=180)
@@ -482,7 +482,7 @@ def fail_and_leave(rank, run):
     return fail_on_rank_1(rank, run), leave_own_loop(rank, f"{run}-leaves")
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 def test_a_rank_that_fails_in_dcp_save_leaves_no_restore_point_and_one_that_is_told_to_leave_does(run, service):
     told = run_ranks(fail_and_leave, 2, run, timeout_seconds=120)
     assert [failed for failed, _ in told] == [True, True]

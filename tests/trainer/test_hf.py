@@ -87,7 +87,7 @@ class Killed(Exception):
     """As good as a kill: nothing of Trainer's own end is run, and what is in memory is thrown away."""
 
 
-class Pace(TrainerCallback):
+class RateLimit(TrainerCallback):
     """Each save is over before the next step, so that none is declined; after step `last` the job is killed."""
 
     def __init__(self, checkpointer: holdfast.Checkpointer, last: int | None = None) -> None:
@@ -100,7 +100,7 @@ class Pace(TrainerCallback):
             raise Killed
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_a_killed_trainer_goes_on_bit_for_bit_from_what_can_be_read(
     run: str, service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_killed_trainer_goes_on_bit_for_bit_from_what_can_be_read(
         whole.train(resume_from_checkpoint=True)
     with pytest.raises(Killed), holdfast.Checkpointer(run, save=holdfast.Every(steps=5)) as checkpointer:  # noqa: PT012
         first = trainer_of(checkpointer, tmp_path / "first")
-        first.add_callback(Pace(checkpointer, last=11))
+        first.add_callback(RateLimit(checkpointer, last=11))
         first.train(resume_from_checkpoint=True)
     project, name = run.split("/")
     newest = service.client.selected_checkpoint(project, name, "latest")
@@ -120,7 +120,7 @@ def test_a_killed_trainer_goes_on_bit_for_bit_from_what_can_be_read(
     ]
     with holdfast.Checkpointer(run, save=holdfast.Every(steps=5)) as checkpointer:
         second = trainer_of(checkpointer, tmp_path / "second")
-        second.add_callback(Pace(checkpointer))
+        second.add_callback(RateLimit(checkpointer))
         get_loader = second.get_train_dataloader
 
         def rot_and_get_loader() -> Any:
@@ -165,7 +165,7 @@ def test_the_best_model_and_the_limit_survive_a_preemption(run: str, service: Se
     policy = holdfast.OnPreemption()
     with pytest.raises(holdfast.Preempted), holdfast.Checkpointer(run, save=policy) as checkpointer:  # noqa: PT012
         first = trainer_of(checkpointer, tmp_path, **options)
-        first.add_callback(Pace(checkpointer))
+        first.add_callback(RateLimit(checkpointer))
         first.add_callback(Leave(5))
         first.train(resume_from_checkpoint=True)
     project, name = run.split("/")
@@ -177,7 +177,7 @@ def test_the_best_model_and_the_limit_survive_a_preemption(run: str, service: Se
 
     with holdfast.Checkpointer(run, save=policy) as checkpointer:
         second = trainer_of(checkpointer, tmp_path, **options)
-        second.add_callback(Pace(checkpointer))
+        second.add_callback(RateLimit(checkpointer))
         second.train(resume_from_checkpoint=True)
     evaluated = {each["step"]: each["eval_loss"] for each in second.state.log_history if "eval_loss" in each}
     best = min(evaluated, key=evaluated.__getitem__)

@@ -108,7 +108,7 @@ def fitted(trainer: pl.Trainer, kind: type[Regression] = Regression, ckpt_path: 
     return module
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_a_killed_fit_goes_on_bit_for_bit(run: str, service: Service, tmp_path: Path) -> None:
     """On the node where it was, by its names; then on another one, which has none."""
     own = {"create": True}
@@ -143,7 +143,7 @@ def test_a_killed_fit_goes_on_bit_for_bit(run: str, service: Service, tmp_path: 
     assert attempt == 3
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_after_the_fit_a_checkpoint_is_saved_in_an_attempt_of_its_own(
     run: str, service: Service, tmp_path: Path
 ) -> None:
@@ -245,7 +245,7 @@ def fit_here(
     return module.seen, [each.detach().clone() for each in whole]
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_ranks_that_were_killed_go_on(run: str, service: Service, tmp_path: Path) -> None:
     """Sharded state is seen where it is: Lightning's ModelParallel never asks a CheckpointIO."""
     project, name = run.split("/")
@@ -267,7 +267,7 @@ def test_ranks_that_were_killed_go_on(run: str, service: Service, tmp_path: Path
         assert after.components.keys() == view.components.keys()
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_a_checkpoint_io_is_refused_where_it_would_not_see_the_state(run: str, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, plugins=[HoldfastCheckpointIO(run)])
     for strategy, ranks, reason in (

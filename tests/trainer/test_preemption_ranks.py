@@ -80,8 +80,8 @@ def leave_thrice(rank, runs, seed):
     return left
 
 
-@pytest.mark.rule("training-13")
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("sigterm-thread")
+@pytest.mark.rule("local-save-flag")
 def test_the_signal_of_one_rank_makes_all_leave_after_the_step_that_it_came_in(run, service):
     runs = [run, f"{run}-evaluation", f"{run}-save"]
     first, second = run_ranks(leave_thrice, 2, runs, random.randrange(2**30))
@@ -106,7 +106,7 @@ def lose_a_peer(rank, run):
         time.sleep(PATIENCE_SECONDS)
 
 
-@pytest.mark.rule("training-13")
+@pytest.mark.rule("sigterm-thread")
 def test_survivors_of_a_crash_that_their_launcher_ends_do_not_wait_for_the_dead(run, service):
     with pytest.raises(AssertionError, match="rank 0: died with exit code 143"):
         run_ranks(lose_a_peer, 2, run)

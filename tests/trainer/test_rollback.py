@@ -62,7 +62,7 @@ def training_without_those_batches(rank, skipped_at, skipped):
     return values(job.state)
 
 
-@pytest.mark.rule("protocol-3")
+@pytest.mark.rule("latest-follows-lineage")
 def test_a_nan_at_a_random_step_never_becomes_the_restore_point_and_training_recovers_and_finishes(run, service):
     seed = random.SystemRandom().randrange(2**32)
     bad_batch = random.Random(seed).randrange(EVERY + 1, UNTIL - 1)
@@ -92,7 +92,7 @@ def saved(ckpt, job, steps):
         ckpt.save(step, job.state, metrics={"loss": 1.0}).committed.result(60)
 
 
-@pytest.mark.rule("protocol-3")
+@pytest.mark.rule("latest-follows-lineage")
 def test_back_by_steps_and_before_and_what_is_kept(run, service):
     job = Job()
     with holdfast.Checkpointer(run) as ckpt:

@@ -104,7 +104,7 @@ def _wait_until_whole(client: Client, step: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.rule("protocol-34")
+@pytest.mark.rule("store-outage-degrades")
 def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_away(
     stores: TwoStores, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_a
     assert (result["step"], result["newest_step"], result["rpo_steps"], result["store"]) == (0, 1, 1, "second")
     assert result["rpo_seconds"] > 0
     assert result["bytes"] > 0
-    assert [(each["step"], each["reason"]) for each in result["passed_over"]] == [(1, "away")]
+    assert [(each["step"], each["reason"]) for each in result["skipped"]] == [(1, "away")]
     shown = subprocess.run(
         [HOLDFAST, "copies", _RUN], env=stores.environment, capture_output=True, text=True, timeout=60
     )

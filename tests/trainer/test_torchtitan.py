@@ -135,7 +135,7 @@ def trained(rank: int, run: str | None, until: int, seed: int, options: dict[str
     return found, start, restored, loop.losses, loop.values(), torch.rand(1).item()
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_a_killed_job_goes_on_bit_for_bit_and_keeps_the_latest_k(run: str, service: Service) -> None:
     options = {"keep_latest_k": 2, "last_save_model_only": False}
     whole = run_ranks(trained, 2, None, STEPS, 0, {})
@@ -188,7 +188,7 @@ def models(rank: int, run: str, other: str) -> Any:
     return seeded, trained, read, refused, first
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_a_seed_the_export_a_reader_and_the_weights_of_another_run(run: str, service: Service) -> None:
     project, name = run.split("/")
     service.client.make_run(project, f"{name}-b")

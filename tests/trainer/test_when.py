@@ -1,4 +1,4 @@
-"""When to save, on real ranks: the best step by rank 0's metric, what was put off, and ranks that do not agree."""
+"""When to save, on real ranks: the best step by rank 0's metric, what was deferred, and ranks that do not agree."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def all_four(rank, run):
     return [job(rank, f"{run}-{name}") for name, job in jobs.items()]
 
 
-@pytest.mark.rule("training-11")
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("local-save-flag")
+@pytest.mark.rule("one-vote-per-step")
 def test_ranks_save_after_the_same_steps_for_the_best_and_what_was_put_off_or_all_raise(run, service):
     first, second = run_ranks(all_four, 2, run)
     # The second launch knows that 2.0 was reached, though it never saw it.

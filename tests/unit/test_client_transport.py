@@ -119,7 +119,7 @@ def test_a_service_that_never_answers_is_given_up_after_the_time_out():
     assert caught.value.earlier_try_ambiguous is True
 
 
-@pytest.mark.rule("protocol-35")
+@pytest.mark.rule("protocol-version")
 def test_another_major_version_is_refused_with_both_numbers():
     newer = as_json(SERVER)
     newer.protocol = "2.3"
@@ -151,7 +151,7 @@ def test_a_slow_call_of_the_background_has_its_whole_patience_when_it_fails():
         return as_json(SERVER)
 
     with scripted(answer) as server, client_of(server.url) as client:
-        assert client.with_patience(0.5, threading.Event()).server_info().epoch == 1
+        assert client.with_retry_deadline(0.5, threading.Event()).server_info().epoch == 1
 
 
 def test_a_call_with_patience_ends_when_it_is_told_to():
@@ -159,12 +159,12 @@ def test_a_call_with_patience_ends_when_it_is_told_to():
     with scripted(in_turn(Reply(503))) as server, client_of(server.url) as client:
         threading.Timer(0.3, stop.set).start()
         with pytest.raises(errors.TransferStopped):
-            client.with_patience(900, stop).server_info()
+            client.with_retry_deadline(900, stop).server_info()
         with pytest.raises(errors.ServiceUnavailable):
-            client.with_patience(0, threading.Event()).server_info()
+            client.with_retry_deadline(0, threading.Event()).server_info()
 
 
-@pytest.mark.rule("protocol-35")
+@pytest.mark.rule("protocol-version")
 def test_a_newer_minor_version_is_understood():
     newer = as_json(SERVER)
     newer.protocol = "1.9"

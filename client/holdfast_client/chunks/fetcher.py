@@ -35,7 +35,7 @@ from holdfast_protocol.base import text_to_keep
 from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ReadChunks, ReadTicket, ReportChunk
 from holdfast_protocol.states import StoreRole
 
-# How long a ticket may be used, counted on this machine's monotonic clock (protocol rule 31).
+# How long a ticket may be used, counted on this machine's monotonic clock (rule database-clock).
 
 USED_PART = 0.9
 """A transfer that begins in the last tenth of a ticket's life could end after it."""

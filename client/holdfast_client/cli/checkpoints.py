@@ -116,16 +116,16 @@ def _made_with(environment: dict[str, str]) -> str:
 
 def lateness(one: CheckpointView) -> str:
     """In a word, what a late save has become; nothing for one that was saved in time."""
-    return "off line" if one.off_line else "" if one.pushed_by is None else "late"
+    return "detached" if one.detached else "" if one.pushed_by is None else "late"
 
 
 def _pushed(one: CheckpointView) -> str:
     if one.pushed_by is None:
         return ""
     late = f"late, by attempt {one.pushed_by}"
-    if not one.off_line:
+    if not one.detached:
         return late
-    return f"{late}, off the line: restored as {one.step}#{one.attempt} and never as latest"
+    return f"{late}, detached: restored as {one.step}#{one.attempt} and never as latest"
 
 
 def _pin(one: CheckpointView) -> str:

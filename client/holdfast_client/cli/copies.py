@@ -116,11 +116,11 @@ def _show(result: DrillResult) -> None:
             ("RPO", _behind(result)),
         ]
     )
-    if result.passed_over:
+    if result.skipped:
         show_line("\npassed over:")
         show_table(
             [">step", ">attempt", "reason", "detail"],
-            ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in result.passed_over),
+            ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in result.skipped),
             nothing="",
         )
 
@@ -169,7 +169,7 @@ def scrub(
     wait: Annotated[bool, typer.Option(help="Wait for the result, with progress on stderr.")] = True,
     json: JsonOption = False,
 ) -> None:
-    """Read stored bytes again, in every store, heal what is bad, and tell what is lost.
+    """Read stored bytes again, in every store, repair what is bad, and tell what is lost.
 
     Exit code 6 if a chunk is lost or a store could not be read.
     """
@@ -262,7 +262,7 @@ def _facts(result: ScrubResult) -> list[tuple[str, str]]:
         ("good", result.good),
         ("bad", result.bad),
         ("missing", result.missing),
-        ("healed", result.healed),
+        ("repaired", result.repaired),
         ("cold, left out", result.cold),
         ("not read", result.unread),
         ("chunks lost", result.lost),
@@ -327,7 +327,7 @@ def _store(copy: CopyView) -> str:
 
 
 def _finding(copy: CopyView) -> str:
-    return f"{copy.finding}, healed" if copy.healed_at is not None else copy.finding or NOTHING
+    return f"{copy.finding}, repaired" if copy.repaired_at is not None else copy.finding or NOTHING
 
 
 def _proven(copy: CopyView) -> str:

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: checks the way to the service and its store, and says what to mend."""
+"""`holdfast doctor`: checks the way to the service and its store, and says what to fix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 # `holdfast doctor`: `command` shows, `checks` asks the service, `round_trip` sends a sample to the store and back.
 
 
-# What one check has found, and what to mend.
+# What one check has found, and what to fix.
 
 
 class Verdict(StrEnum):
@@ -214,11 +214,11 @@ def check_round_trip(client: Client, info: ServerInfo) -> Finding:
         return failed("round trip", str(error), "", exit_code_of(error))
 
 
-# `holdfast doctor`: shows each check's finding and what to mend; the exit code is the first failure's.
+# `holdfast doctor`: shows each check's finding and what to fix; the exit code is the first failure's.
 
 
 def doctor(json: JsonOption = False) -> None:
-    """Check the way to the service and its store, and say what to mend. A sample goes there and back; nothing stays."""
+    """Check the way to the service and its store, and say what to fix. A sample goes there and back; nothing stays."""
     findings: list[Finding] = []
     with connect() as client:
         for finding in check_all(client):

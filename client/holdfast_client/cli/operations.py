@@ -251,10 +251,10 @@ def _show(view: ControllerView, *, json: bool) -> None:
         ("leased", _count(view.leased)),
         ("done", str(view.done)),
         ("failed", str(view.failed)),
-        ("last round", as_time(view.last_round_at)),
+        ("last pass", as_time(view.last_pass_at)),
     ]
     if view.report is not None:
-        facts.append(("last work", f"{as_time(view.report_at)} UTC, {_seconds(view.round_seconds)}"))
+        facts.append(("last work", f"{as_time(view.report_at)} UTC, {_seconds(view.pass_seconds)}"))
         facts += [(f"  {name}", _plain(value)) for name, value in view.report.items() if value]
     if view.error is not None:
         facts.append(("last error", f"{as_time(view.error_at)} UTC: {view.error}"))

@@ -20,7 +20,7 @@ from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, sho
 from holdfast_client.cli.projects import show_deleted
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_protocol.attempts import AttemptView
-from holdfast_protocol.checkpoints import PassedOver
+from holdfast_protocol.checkpoints import Skipped
 from holdfast_protocol.runs import AdviceView, SpentTime
 from holdfast_protocol.states import RunStatus
 from holdfast_protocol.text import counted
@@ -134,7 +134,7 @@ def _why(attempt: AttemptView) -> str:
 
 
 def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
-    """Tell which checkpoint would be restored, and which newer ones are passed over, and why.
+    """Tell which checkpoint would be restored, and which newer ones are skipped, and why.
 
     Exit code 3 if there is none.
     """
@@ -157,21 +157,21 @@ def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
                 ("digest", found.digest),
             ]
         )
-        _show_passed_over(decision.passed_over)
+        _show_skipped(decision.skipped)
     else:
-        _show_passed_over(decision.passed_over)
+        _show_skipped(decision.skipped)
         why = "none of its checkpoints can be restored now" if decision.ever_committed else "nothing was ever committed"
         show_note(f"holdfast: {name} has no restore point at {point}: {why}.")
     if found is None:
         raise typer.Exit(ExitCode.NOT_FOUND)
 
 
-def _show_passed_over(passed_over: list[PassedOver]) -> None:
-    if passed_over:
+def _show_skipped(skipped: list[Skipped]) -> None:
+    if skipped:
         show_line("\npassed over:")
         show_table(
             [">step", ">attempt", "reason", "detail"],
-            ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in passed_over),
+            ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in skipped),
             nothing="",
         )
 

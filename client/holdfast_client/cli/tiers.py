@@ -14,7 +14,7 @@ from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, s
 from holdfast_client.cli.say import show_line
 from holdfast_client.client import Client
 from holdfast_protocol.states import StoreRole
-from holdfast_protocol.stores import CollectionPlan, CollectionRound, StartSweep, StoreCollection, SweepReport
+from holdfast_protocol.stores import CollectionPass, CollectionPlan, StartSweep, StoreCollection, SweepReport
 from holdfast_protocol.text import counted
 from holdfast_protocol.tiers import LONGEST_THAW_DAYS, ThawSpeed, ThawState, ThawView, TierPlan
 
@@ -162,7 +162,7 @@ def collect(
             return
         view = follow(client, client.collect_now())
     exit_unless_done(view)
-    done = CollectionRound.model_validate(view.result)
+    done = CollectionPass.model_validate(view.result)
     if json:
         show_json(done)
         return

@@ -23,7 +23,7 @@ from holdfast_service.db.tables.operations import Controller, Operation
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.operations import Handler, HandlerStopped, LeaseLost, OperationCancelled, OperationRun
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 # How a try of an operation ended, written only while its lease is still the one that was given (`lease_token`).
 
@@ -194,12 +194,12 @@ _log = structlog.get_logger("holdfast.operations")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationsReport(RoundReport):
+class OperationsReport(ReconcileReport):
     cancelled: int = 0
     again: int = 0
 
 
-def tick(context: ServiceContext, *, kinds: Mapping[str, Handler]) -> OperationsReport:
+def reconcile(context: ServiceContext, *, kinds: Mapping[str, Handler]) -> OperationsReport:
     """Until none is due, or the process is asked to end. `kinds` are those that it can carry out; others wait for a
     process that can."""
     report = OperationsReport()

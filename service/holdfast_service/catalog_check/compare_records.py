@@ -35,7 +35,7 @@ from holdfast_service.records.documents import (
 from holdfast_service.records.scanning import FoundRecord, read_record, scan_records
 from holdfast_service.records.writing import RECORDED_STATES, is_always_recorded, is_subject
 
-# What a record says against what the catalog says, field by field (protocol rule 42).
+# What a record says against what the catalog says, field by field (rule index-names-its-save).
 #
 # What never changes of a commit has to be the same in every version of its record, and in its manifest. The rest has to
 # be the same where record and row have the same version: what the service did not change keeps its version.
@@ -136,7 +136,8 @@ def _short(value: Any) -> str:
 
 
 # The catalog against the records in one store. What is missing, old or damaged is made due again, and the outbox
-# writes it; what the catalog does not know is only told: it is all that is left of it (protocol rules 5 and 30).
+# writes it; what the catalog does not know is only told: it is all that is left of it (rules fencing-token and
+# record-outbox).
 
 _BATCH = 500
 _MODELS: dict[RecordKind, type[ProjectRecord | RunRecord | CheckpointRecord]] = {

@@ -1,4 +1,4 @@
-"""Drops what checkpoints refer to that are over: aborted, or deleted with their record gone (protocol rule 30).
+"""Drops what checkpoints refer to that are over: aborted, or deleted with their record gone (rule record-outbox).
 
     references of an upload -> the shard's list -> lists that no shard has
 

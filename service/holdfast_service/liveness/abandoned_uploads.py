@@ -18,9 +18,9 @@ from holdfast_service.db.tables.operations import Controller
 from holdfast_service.runs.views import MISSING_RANKS_SHOWN, seal_progress
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.training.commit import abort
-from holdfast_service.training.fencing import DRAIN_SECONDS, REAPER, unheard
+from holdfast_service.training.fencing import DRAIN_SECONDS, REAPER, is_silent
 from holdfast_service.work.processes import SILENT_AFTER, last_served_at
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 # Why the reaper gave a checkpoint up, in words for people. Pure.
 
@@ -40,7 +40,7 @@ def not_heard(seconds: float) -> str:
     return f"not heard of for {seconds:g} seconds (HOLDFAST_LOST_AFTER_SECONDS)"
 
 
-# Deadlines leave out the service's own downtime and jumps of the clock (protocol rule 31).
+# Deadlines leave out the service's own downtime and jumps of the clock (rule database-clock).
 #
 # While the service was away no rank could call, so silence meant nothing. The row in `controllers` says when the last
 # round was; if that is far longer ago than the pause between two rounds, all deadlines move by the gap instead. Workers
@@ -83,7 +83,7 @@ def _move(session: Session, gap: timedelta, now: datetime) -> None:
         checkpoint.deadline_at += gap
     for attempt in session.scalars(
         select(Attempt)
-        .where(or_(Attempt.ended_at.is_(None), unheard(now - gap)))
+        .where(or_(Attempt.ended_at.is_(None), is_silent(now - gap)))
         .order_by(Attempt.id)
         .with_for_update()
     ):
@@ -98,13 +98,13 @@ def _move(session: Session, gap: timedelta, now: datetime) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReapReport(RoundReport):
+class ReapReport(ReconcileReport):
     aborted: tuple[str, ...] = ()
     lost_attempts: int = 0
     deadlines_moved_seconds: float = 0.0
 
 
-def tick(context: ServiceContext) -> ReapReport:
+def reconcile(context: ServiceContext) -> ReapReport:
     """After a gap nothing is reaped in this round: the ranks get the time to call again."""
     with context.database.transaction() as session:
         moved = leave_out_downtime(session, context.settings)

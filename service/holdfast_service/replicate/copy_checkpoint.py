@@ -175,7 +175,7 @@ def _copy_chunk(
 
 
 def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied: Copied) -> None:
-    # First, as everywhere: whoever purges holds it, and afterwards no record may come back (rule 30).
+    # First, as everywhere: whoever purges holds it, and afterwards no record may come back (rule record-outbox).
     state = session.scalar(
         select(Checkpoint.state).where(Checkpoint.id == checkpoint_id).with_for_update(key_share=True)
     )

@@ -343,7 +343,8 @@ def _first_end(session: Session, context: ServiceContext, checkpoint: Checkpoint
 
 
 def _end_if_over(session: Session, context: ServiceContext, checkpoint_id: str) -> bool:
-    """Whether its time is over, and nobody reads it: under the lock that a reader's lease is taken under (rule 21)."""
+    """Whether its time is over, and nobody reads it: under the lock that a reader's lease is taken under (rule
+    read-lease)."""
     checkpoint = _locked(session, checkpoint_id)
     if checkpoint.thawed_until is None:
         return True

@@ -22,7 +22,7 @@ from holdfast_service.release import VERSION
 from holdfast_service.webhooks.call import WHOLE_SECONDS, Answer, call, pause_seconds, signature
 from holdfast_service.webhooks.manage import delivery_id
 from holdfast_service.webhooks.target import RefusedTargetError, find_target
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 # Forgets calls that were over long ago, and deleted webhooks with the last of theirs. Called by each round.
 
@@ -88,7 +88,7 @@ _log = structlog.get_logger("holdfast.webhooks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WebhooksReport(RoundReport):
+class WebhooksReport(ReconcileReport):
     given_up: int = 0
 
 
@@ -102,7 +102,7 @@ class _Call:
     at: datetime
 
 
-def tick(context: ServiceContext) -> WebhooksReport:
+def reconcile(context: ServiceContext) -> WebhooksReport:
     done = failed = given_up = 0
     error: str | None = None
     forget_old(context)

@@ -29,7 +29,7 @@ from holdfast_service.release import VERSION
 # The processes of the service, as each says of itself: registered at its start, seen again and again, and gone.
 #
 # Silence says that a process was killed, cut off, or hangs. Nothing relies on it but what people are shown, and the
-# reaper: while no process serves, no rank can call (protocol rule 31).
+# reaper: while no process serves, no rank can call (rule database-clock).
 
 ProcessKind = Literal["serve", "worker"]
 
@@ -79,7 +79,7 @@ def _forget_the_long_gone(session: Session, now: datetime) -> None:
 
 # Which stores each process of a catalog has attached: asked where one says that it is alive, and by /readyz.
 #
-# Every process is to have the same. One that lacks a store cannot read what is only there: it heals nothing from it,
+# Every process is to have the same. One that lacks a store cannot read what is only there: it repairs nothing from it,
 # sends no reader to it, and does not find what is bad in it. That costs and is said, but refuses nothing.
 
 _REMEDY = "Give every process of a catalog the same stores."

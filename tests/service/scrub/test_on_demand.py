@@ -23,7 +23,7 @@ from holdfast_protocol.states import CopyState, Scope, StoreRole
 from holdfast_service.background.operation_kinds import OPERATION_KINDS
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.scrub import on_demand as run_scrub
-from holdfast_service.scrub import repair as heal
+from holdfast_service.scrub import repair
 from tests.service.conftest import Clock
 from tests.support.rank import Job, digest_of
 from tests.support.rot import attached, copies_of, copy_to_second, cut, flip, key_of, remove
@@ -42,7 +42,7 @@ def client(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def result_of(service: RunningService, client: Client, started: OperationView) -> ScrubResult:
-    holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
+    holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
     ended = client.operation(started.id)
     assert ended.error is None
     return ScrubResult.model_validate(ended.result)
@@ -53,7 +53,7 @@ def save_steps(service: RunningService, run: str, steps: dict[int, bytes]) -> di
     return {step: job.save(step, content=content) for step, content in steps.items()}
 
 
-def test_a_run_is_scrubbed_on_demand_healed_and_told(service: RunningService, client: Client) -> None:
+def test_a_run_is_scrubbed_on_demand_repaired_and_told(service: RunningService, client: Client) -> None:
     save_steps(service, "demo/gpt", {1: b"one", 2: b"two", 3: b"three"})
     other = save_steps(service, "demo/other", {1: b"of another run"})
     copy_to_second(service)
@@ -71,7 +71,7 @@ def test_a_run_is_scrubbed_on_demand_healed_and_told(service: RunningService, cl
         "bad": 2,
         "missing": 2,
         "read_bytes": found.read_bytes,
-        "healed": 2,
+        "repaired": 2,
         "lost": 1,
         "cold": 0,
         "unread": 0,
@@ -96,7 +96,7 @@ def test_one_that_was_cut_off_does_not_read_again_what_it_has_read(
     with monkeypatch.context() as broken:
         broken.setattr(run_scrub, "unmark", lambda *_: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
-            holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
+            holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
     clock.advance(service.context.settings.lease_seconds + 60)
     found = result_of(service, client, started)
     assert (found.copies, found.good, found.missing, found.lost, found.read_bytes) == (2, 1, 1, 1, 0)
@@ -212,13 +212,13 @@ def test_the_commands_print_it_in_both_forms(
         return done.stdout
 
     begun = json.loads(run("scrub", "demo/gpt", "--no-wait", "--json"))
-    holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
+    holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
     assert client.operation(begun["id"]).state == "done"
     ended = threading.Event()
 
     def works() -> None:
         while not ended.wait(0.02):
-            holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
+            holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
 
     worker = threading.Thread(target=works, daemon=True)
     worker.start()
@@ -251,7 +251,7 @@ def test_metrics_tell_how_far_and_what_was_found(service: RunningService, client
     }
     assert seen["holdfast_scrub_read_copies_total", "second"] == 4
     assert seen["holdfast_scrub_bad_copies_total", "primary"] == 1
-    assert seen["holdfast_scrub_healed_copies_total", "primary"] == 1
+    assert seen["holdfast_scrub_repaired_copies_total", "primary"] == 1
     assert seen["holdfast_scrub_read_bytes_total", "second"] == len(b"oneindex onetwoindex two")
     assert 100 <= seen["holdfast_scrub_oldest_seconds", "primary"] < 160
-    assert heal.tick(service.context).idle
+    assert repair.reconcile(service.context).idle

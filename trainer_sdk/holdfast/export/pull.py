@@ -117,7 +117,7 @@ def _why_nothing(run: RunName, point: Point, decision: RestoreDecision) -> str:
     """What stands in the way of the newest ones; or that there never was any."""
     if not decision.ever_committed:
         return f"{run} has nothing to pull: nothing was ever committed in it."
-    reasons = " ".join(each.detail for each in decision.passed_over[:_REASONS_SHOWN])
+    reasons = " ".join(each.detail for each in decision.skipped[:_REASONS_SHOWN])
     return f"{run} has nothing to pull at {point}. {reasons}".rstrip()
 
 

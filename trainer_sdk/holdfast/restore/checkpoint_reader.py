@@ -130,7 +130,7 @@ class HostSharing:
 #     checkpoint digest -> shard digests -> chunk digests -> bytes
 #
 # Each arrow is checked here or, the last one, by the fetcher: out comes what was committed, or IntegrityError. The
-# indexes say which run and step they were saved as, and must say what the catalog says (protocol rule 42).
+# indexes say which run and step they were saved as, and must say what the catalog says (rule index-names-its-save).
 # A document may have its digest and still be malformed: it is checked against itself and against what the checkpoint
 # consists of, before anything is made of its numbers, so that what it costs to read is bounded by what is stored.
 

@@ -20,7 +20,8 @@ from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.states import AbortCause, CheckpointState
 
-# Learn what became of a checkpoint after this rank's seal: one rank per host asks the service (protocol rule 12).
+# Learn what became of a checkpoint after this rank's seal: one rank per host asks the service (rule
+# waiting-holds-nothing).
 #
 # The lowest rank of each host long-polls and writes what it heard into the job's key-value store; the others on that
 # host read it there, or that the leader has begun the step anew. A leader that is cut off may say nothing for long:

@@ -22,7 +22,7 @@ from holdfast_client.errors import IncompleteCheckpoint
 from holdfast_protocol.states import AbortCause
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy
-from holdfast_service.liveness.abandoned_uploads import tick
+from holdfast_service.liveness.abandoned_uploads import reconcile
 from holdfast_service.settings import ServiceSettings
 
 
@@ -43,7 +43,7 @@ def give_up(service: RunningService, checkpoint_id: str) -> None:
         with service.context.database.transaction() as session:
             past = database_now(session) - timedelta(days=1)
             session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(deadline_at=past))
-        aborted = tick(service.context).aborted
+        aborted = reconcile(service.context).aborted
 
 
 def views_of(run: str, step: int):
@@ -90,7 +90,7 @@ def wait_for(path):
         time.sleep(0.05)
 
 
-@pytest.mark.rule("protocol-6")
+@pytest.mark.rule("one-checkpoint-per-step")
 @pytest.mark.parametrize(
     ("held_rank", "fault", "cause"),
     [(0, give_up, "silent"), (1, give_up, "silent"), (1, lose_every_chunk, "chunk_gone")],
@@ -130,7 +130,7 @@ def leader_has_failed(rank, run, folder, go_on):
         return ckpt.save(7, job.state).committed.result(timeout=100).id
 
 
-@pytest.mark.rule("protocol-12")
+@pytest.mark.rule("waiting-holds-nothing")
 def test_a_rank_whose_leader_has_failed_at_a_checkpoint_asks_for_itself_and_begins_anew_with_it(service, tmp_path):
     go_on = tmp_path / "go on"
     with Client() as client:

@@ -23,16 +23,16 @@ from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.operations import Controller, Worker
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.report import Round, RoundReport
+from holdfast_service.work.report import ControllerLoop, ReconcileReport
 
 # From a name to a controller, and to its row, which is made where no round has made it yet.
 
 
-def find_round(rounds: Sequence[Round], name: str) -> Round:
+def find_loop(loops: Sequence[ControllerLoop], name: str) -> ControllerLoop:
     """Raises `controller_not_found`."""
-    found = next((each for each in rounds if each.name == name), None)
+    found = next((each for each in loops if each.name == name), None)
     if found is None:
-        names = ", ".join(sorted(each.name for each in rounds))
+        names = ", ".join(sorted(each.name for each in loops))
         raise ProblemError(
             ProblemCode.CONTROLLER_NOT_FOUND, f"There is no controller {name[:50]!r}. Take one of these: {names}."
         )
@@ -62,7 +62,7 @@ class Begun:
     noted_at: datetime | None
 
 
-def begin_round(context: ServiceContext, each: Round, *, due: bool) -> Begun | None:
+def begin_pass(context: ServiceContext, each: ControllerLoop, *, due: bool) -> Begun | None:
     """`due`: this process's pause between two rounds is over. None if no round begins."""
     now, row = _look(context, each.name)
     if row.paused_at is not None and not each.own:
@@ -118,7 +118,7 @@ _MOST_ITEMS = 20
 _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
-def note_round(context: ServiceContext, begun: Begun, report: RoundReport, seconds: float) -> None:
+def report_pass(context: ServiceContext, begun: Begun, report: ReconcileReport, seconds: float) -> None:
     """A round that found nothing leaves the report of the last one that did."""
     if report.idle and begun.lease_token is None and _noted_lately(context, begun):
         return
@@ -128,7 +128,7 @@ def note_round(context: ServiceContext, begun: Begun, report: RoundReport, secon
             values |= {
                 "report": report_document(report),
                 "report_at": values["ended_at"],
-                "round_seconds": seconds,
+                "pass_seconds": seconds,
                 "done": Controller.done + report.done,
                 "failed": Controller.failed + report.failed,
             }
@@ -143,7 +143,7 @@ def note_round(context: ServiceContext, begun: Begun, report: RoundReport, secon
             _add_to_this_process(session, context.process_id, begun.name, report.done)
 
 
-def report_document(report: RoundReport) -> dict[str, Any]:
+def report_document(report: ReconcileReport) -> dict[str, Any]:
     """As JSON; of a long list the beginning, and how many more there are."""
     return {each.name: _shown(getattr(report, each.name)) for each in fields(report)}
 
@@ -184,39 +184,39 @@ def _add_to_this_process(session: Session, process_id: str, name: str, done: int
         row.done = {**row.done, name: row.done.get(name, 0) + done}
 
 
-# One round of a controller: begin, tick, note. Whatever a tick raises ends its round and nothing else.
+# One round of a controller: begin, reconcile, note. Whatever a reconcile raises ends its round and nothing else.
 
 _log = structlog.get_logger("holdfast.background")
 
 
-def run_round(
+def run_pass(
     context: ServiceContext,
-    each: Round,
+    each: ControllerLoop,
     *,
     due: bool = True,
     keeping: Callable[[str | None], AbstractContextManager[object]] = nullcontext,
-) -> RoundReport | None:
+) -> ReconcileReport | None:
     """None if no round began. `keeping` renews the round's lease meanwhile. Raises ProblemError if the database is
     away."""
-    begun = begin_round(context, each, due=due)
+    begun = begin_pass(context, each, due=due)
     if begun is None:
         return None
     began = time.monotonic()
     with keeping(begun.lease_token):
-        report = _tick(context, each)
-    note_round(context, begun, report, time.monotonic() - began)
+        report = _reconcile(context, each)
+    report_pass(context, begun, report, time.monotonic() - began)
     return report
 
 
-def _tick(context: ServiceContext, each: Round) -> RoundReport:
+def _reconcile(context: ServiceContext, each: ControllerLoop) -> ReconcileReport:
     try:
-        report = each.tick(context)
+        report = each.reconcile(context)
     except (ProblemError, StoreError) as error:  # database or store are away
-        _log.warning("round_failed", controller=each.name, error=str(error))
-        return RoundReport(failed=1, error=without_secrets(str(error)))
+        _log.warning("pass_failed", controller=each.name, error=str(error))
+        return ReconcileReport(failed=1, error=without_secrets(str(error)))
     except Exception as error:
-        _log.exception("round_failed", controller=each.name)
+        _log.exception("pass_failed", controller=each.name)
         where = f"the log of {context.process_id} says where"
-        return RoundReport(failed=1, error=f"A bug ({type(error).__name__}); {where}. Report it.")
+        return ReconcileReport(failed=1, error=f"A bug ({type(error).__name__}); {where}. Report it.")
     _log.debug("round", controller=each.name, report=str(report))
     return report
