@@ -172,7 +172,7 @@ class SampleChecked(Reply):
 # What nobody needs any more: what the collector deletes, and what a sweep finds that no row of the catalog knows.
 #
 # `GET  /v1/collection`  ?project=                     -> CollectionPlan   (what would go now, and what waits) `POST
-# /v1/collection`                                -> OperationView    (a round now; its result is a CollectionPass) `GET
+# /v1/collection`                                -> OperationView    (a pass now; its result is a CollectionPass) `GET
 # /v1/sweeps`                                    -> SweepReport      (each store's last one) `POST /v1/sweeps`
 # StartSweep                    -> OperationView    (its result is a SweepReport)
 

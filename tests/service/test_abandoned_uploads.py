@@ -15,7 +15,7 @@ from tests.support.service import RunningService
 
 IDLE_SECONDS = 40
 LOST_AFTER_SECONDS = 200.0
-# One round comes at most so long after another without looking like downtime.
+# One pass comes at most so long after another without looking like downtime.
 ROUND_SECONDS = 50
 
 
@@ -77,7 +77,7 @@ def test_while_only_workers_run_nobody_can_call_and_nothing_is_reaped(service: R
     save = Job(service.http()).begin(100)
     heard_of("node-1", "serve")
     reconcile(service.context)
-    for _ in range(72):  # the worker's rounds go on, each soon after the other, while the service is away
+    for _ in range(72):  # the worker's passes go on, each soon after the other, while the service is away
         clock.advance(50)
         heard_of("node-2", "worker")
         assert "No process serves" in (reconcile(service.context).error or "")

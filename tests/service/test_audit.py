@@ -62,7 +62,7 @@ def test_what_people_change_is_told_newest_first_with_who_and_why(service: Runni
     answer(http.delete(f"/v1/tokens/{token['id']}"))
     answer(http.delete(f"/v1/tokens/{token['id']}"))
     job.begin(300)
-    clock.advance(30)  # a round now and one later: the gap must not look like the service's own absence
+    clock.advance(30)  # a pass now and one later: the gap must not look like the service's own absence
     holdfast_service.liveness.abandoned_uploads.reconcile(service.context)
     told = events(service, project="demo")
     assert [event["action"] for event in told] == [

@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 60
 
 
 class Called:
-    """Counts the ticks of a round, each of which `what` carries out."""
+    """Counts the ticks of a pass, each of which `what` carries out."""
 
     def __init__(self, what: Callable[[], ReconcileReport] = ReconcileReport) -> None:
         self._what = what
@@ -62,8 +62,8 @@ def test_each_controller_has_its_threads_and_one_that_fails_goes_on(
     pair = ControllerLoop(
         "pair", 3600.0, lambda _: (meeting.wait(PATIENCE_SECONDS), together.reconcile(context))[1], threads=2
     )
-    rounds = (ControllerLoop("failing", 0.01, failing.reconcile), pair)
-    background = Background(context, rounds, "worker")
+    passes = (ControllerLoop("failing", 0.01, failing.reconcile), pair)
+    background = Background(context, passes, "worker")
     background.start()
     failing.wait_for(3)
     together.wait_for(2)
@@ -71,7 +71,7 @@ def test_each_controller_has_its_threads_and_one_that_fails_goes_on(
     assert (listed["id"], listed["kind"]) == ("node-1", "worker")
     assert background.stop(timeout_seconds=PATIENCE_SECONDS)
     assert answer(service.http().get("/v1/workers"))["items"] == [], "it has said good-bye"
-    assert together.count == 2, "the next round of the pair was an hour away"
+    assert together.count == 2, "the next pass of the pair was an hour away"
 
 
 def test_a_round_that_is_far_away_comes_at_once_when_somebody_wants_it(
@@ -91,8 +91,8 @@ def test_a_process_that_leaves_the_controllers_to_others_still_looks_after_itsel
     service: RunningService, context: ServiceContext
 ) -> None:
     own, shared = Called(), Called()
-    rounds = (ControllerLoop("shared", 0.01, shared.reconcile), ControllerLoop("own", 0.01, own.reconcile, own=True))
-    background = Background(context, rounds, "serve", controllers=False)
+    passes = (ControllerLoop("shared", 0.01, shared.reconcile), ControllerLoop("own", 0.01, own.reconcile, own=True))
+    background = Background(context, passes, "serve", controllers=False)
     background.start()
     own.wait_for(3)
     assert background.stop(timeout_seconds=PATIENCE_SECONDS)
@@ -109,7 +109,7 @@ def test_a_round_under_way_may_end_before_its_process_does(context: ServiceConte
     assert not background.stop(timeout_seconds=0), "it says that something was cut off"
     gate.set()
     assert background.stop(timeout_seconds=PATIENCE_SECONDS)
-    assert slow.count == 1, "a process that ends begins no other round"
+    assert slow.count == 1, "a process that ends begins no other pass"
 
 
 def test_a_second_process_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_person_starts_the_check_and_sees_what_to_do(service: RunningService) 
 
 
 def run_every_controller(service: RunningService) -> None:
-    """A round of each, as the service runs them; a store that refuses fails a round and no more."""
+    """A pass of each, as the service runs them; a store that refuses fails a pass and no more."""
     for each in loops_of(service.context.settings):
         with suppress(StoreError, ProblemError):
             each.reconcile(service.context)
@@ -218,7 +218,7 @@ def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
             for _ in range(4):
                 clock.advance(4 * DAY)
                 with clone.context.database.transaction() as session:
-                    session.execute(update(Controller).values(ticked_at=database_now(session)))
+                    session.execute(update(Controller).values(reconciled_at=database_now(session)))
                 run_every_controller(clone)
             assert tree(*roots) == before
     with running_service(settings) as production:

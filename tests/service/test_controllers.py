@@ -1,4 +1,4 @@
-"""Controllers: a round here and now or not, once over all processes, and what people see of it."""
+"""Controllers: a pass here and now or not, once over all processes, and what people see of it."""
 
 from __future__ import annotations
 
@@ -117,10 +117,10 @@ def test_every_controller_is_listed_with_its_work_and_its_lag(
     seen = listed["tried"]
     assert (seen["due"], seen["leased"], seen["done"], seen["failed"]) == (7, 2, 5, 1)
     assert 300 <= seen["lag_seconds"] < 330
-    assert seen["error"] == "rank 3 is away", "a round that goes well leaves the last error where people find it"
+    assert seen["error"] == "rank 3 is away", "a pass that goes well leaves the last error where people find it"
     assert seen["report"]["names"] == [*(tuple("abc") * 10)[:20], "… and 10 more"]
     assert (seen["report"]["done"], seen["report"]["share"]) == (5, "nan"), (
-        "a round without work leaves the last report too"
+        "a pass without work leaves the last report too"
     )
     assert seen["last_pass_at"] >= seen["report_at"]
 
@@ -163,12 +163,12 @@ def test_a_round_that_somebody_wants_is_done_once_over_all_processes(
     asked = tell(service, "run")
     assert asked["run_requested_at"] is not None
     with in_background(gate) as threads:
-        rounds = [threads.submit(run_pass, each, loop_of, due=False) for each in others]
+        passes = [threads.submit(run_pass, each, loop_of, due=False) for each in others]
         gate.wait_until_reached()
-        ended = as_completed(rounds, timeout=30)
+        ended = as_completed(passes, timeout=30)
         assert [next(ended).result(), next(ended).result()] == [None, None], "the lease was taken when they came"
         gate.open()
-        reports = [each.result(30) for each in rounds]
+        reports = [each.result(30) for each in passes]
     assert reports.count(TriedReport(done=1)) == 1
     assert reports.count(None) == 2
     assert tried.calls == 1
@@ -268,7 +268,7 @@ def test_a_lease_is_kept_while_its_round_is_under_way(
         with presence.keeping(held.lease_token):
             presence._say()
         assert run_pass(others[1], sole) is None
-    presence._say()  # the round is over for it: nothing is renewed
+    presence._say()  # the pass is over for it: nothing is renewed
     clock.advance(service.context.settings.lease_seconds + 1)
     assert run_pass(others[1], sole) == TriedReport()
 

@@ -145,13 +145,13 @@ def test_the_services_own_downtime_neither_stalls_nor_loses_a_run(service: Runni
     reap.reconcile(service.context)
     for name in ("alive", "dead"):
         Job(service.http(), f"demo/{name}", after=1)
-    clock.advance(20)  # only workers' rounds, and the first one does not know it yet
+    clock.advance(20)  # only workers' passes, and the first one does not know it yet
     assert (reap.reconcile(service.context), reconcile(service.context)) == (reap.ReapReport(), LivenessReport())
     clock.advance(60)
     assert (bool(reap.reconcile(service.context).error), reconcile(service.context)) == (True, LivenessReport())
     clock.advance(3520)
     serves()
-    assert reconcile(service.context) == LivenessReport(), "though it comes before the reaper's round"
+    assert reconcile(service.context) == LivenessReport(), "though it comes before the reaper's pass"
     assert reap.reconcile(service.context).deadlines_moved_seconds
     assert (reconcile(service.context), reap.reconcile(service.context)) == (LivenessReport(), reap.ReapReport())
     assert job.view()["heartbeat_at"] == last_sign, "how far it came is counted from what it said"

@@ -319,7 +319,7 @@ def test_a_paused_controller_claims_nothing_and_a_kind_of_another_version_waits(
     with service.context.database.transaction() as session:
         start_operation(session, service.caller(), "of-a-later-version", project_id=None, arguments={})
         row = locked_row(session, "operations")
-        row.paused_at, row.paused_by, row.pause_reason = row.ticked_at, "test", "x"
+        row.paused_at, row.paused_by, row.pause_reason = row.reconciled_at, "test", "x"
     assert reconcile(service.context) == OperationsReport()
     with service.context.database.transaction() as session:
         locked_row(session, "operations").paused_at = None

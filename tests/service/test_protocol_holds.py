@@ -103,7 +103,7 @@ def copy_states(service: RunningService, data: bytes) -> list[str]:
 
 
 def purge(service: RunningService) -> None:
-    """One round of many: no gap is behind it that would move the ends in the trash."""
+    """One pass of many: no gap is behind it that would move the ends in the trash."""
     with service.context.database.transaction() as session:
         session.execute(delete(Controller).where(Controller.name == holdfast_service.retention.purge.NAME))
     holdfast_service.retention.purge.reconcile(service.context)

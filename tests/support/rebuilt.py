@@ -29,7 +29,7 @@ SIGNING_KEY = b"k" * 32
 
 
 def record_all(context: ServiceContext) -> int:
-    """Rounds of the outbox until nothing is due; how many versions were written."""
+    """Passes of the outbox until nothing is due; how many versions were written."""
     written = 0
     while True:
         report = holdfast_service.records.controller.reconcile(context)

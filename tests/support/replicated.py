@@ -1,4 +1,4 @@
-"""A checkpoint in two stores: what a policy asks to be copied, a round of copying, and where its bytes lie then."""
+"""A checkpoint in two stores: what a policy asks to be copied, a pass of copying, and where its bytes lie then."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def controllers(context: typer.Context, *, limit: LimitOption = None, json: Json
 
 
 def show(name: NameArgument, json: JsonOption = False) -> None:
-    """Show a controller: its work, its last round and its last error."""
+    """Show a controller: its work, its last pass and its last error."""
     with connect() as client:
         _show(client.controller(name), json=json)
 
@@ -187,7 +187,7 @@ def pause(
     reason: Annotated[str, typer.Option(help="For the people who find it paused.")],
     json: JsonOption = False,
 ) -> None:
-    """Pause a controller in every process. A round under way ends first."""
+    """Pause a controller in every process. A pass under way ends first."""
     with connect() as client:
         _show(client.pause_controller(name, reason), json=json)
 
@@ -200,10 +200,10 @@ def resume(name: NameArgument, json: JsonOption = False) -> None:
 
 def run(
     name: NameArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the round is over, and show what it did.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until the pass is over, and show what it did.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Do a round now, once, in one process."""
+    """Do a pass now, once, in one process."""
     with connect() as client:
         asked = client.run_controller(name)
         view = client.wait_controller(asked) if wait else asked

@@ -152,9 +152,9 @@ def collect(
     project: Annotated[str | None, typer.Option(help="With --dry-run: only this project's.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete what nothing needs any more now, instead of in the next round."""
+    """Delete what nothing needs any more now, instead of in the next pass."""
     if project is not None and not dry_run:
-        raise typer.BadParameter("a round is of every project; --project goes with --dry-run.")
+        raise typer.BadParameter("a pass is of every project; --project goes with --dry-run.")
     with connect() as client:
         if dry_run:
             plan = client.plan_collection(project)

@@ -153,7 +153,7 @@ class CollectionOperations(Operations):
         return self.transport.call("GET", path("collection"), CollectionPlan, params={"project": project})
 
     def collect_now(self) -> OperationView:
-        """Starts a round of the collector, with a look at every copy; its result is a CollectionPass."""
+        """Starts a pass of the collector, with a look at every copy; its result is a CollectionPass."""
         return self.transport.call("POST", path("collection"), OperationView)
 
     def last_sweeps(self) -> SweepReport:

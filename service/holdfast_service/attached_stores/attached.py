@@ -73,7 +73,7 @@ class StoreWatch:
                 self.problem = None
 
     def reconcile(self) -> str | None:
-        """A round of background work: asks the store, and after the start and once a day what it enforces. Why it is
+        """A pass of background work: asks the store, and after the start and once a day what it enforces. Why it is
         away, None if it is not."""
         self._ask()
         if self._silent is None and time.monotonic() - self._probed_at > PROBE_EVERY_SECONDS:

@@ -81,7 +81,7 @@ def _lag_seconds(oldest_due_at: datetime | None, now: datetime) -> float:
 
 # What a person may tell a controller: pause, resume, run now. Each is an audit event, and twice is fine.
 #
-# A pause lets rounds under way end, and begins none. A run is done once, by whichever process is first.
+# A pause lets passes under way end, and begins none. A run is done once, by whichever process is first.
 
 
 def pause_controller(
@@ -137,8 +137,8 @@ def resume_controller(
 def run_controller(
     context: ServiceContext, loops: Sequence[ControllerLoop], caller: Principal, name: str
 ) -> ControllerView:
-    """Asks for a round now. `run_requested_at` of the answer is the request; `run_answered_at` reaches it when its
-    round is over. Raises `forbidden`, `controller_not_found` and `controller_paused`."""
+    """Asks for a pass now. `run_requested_at` of the answer is the request; `run_answered_at` reaches it when its
+    pass is over. Raises `forbidden`, `controller_not_found` and `controller_paused`."""
     caller.check_every_project()
     each = find_loop(loops, name)
     with context.database.transaction() as session:

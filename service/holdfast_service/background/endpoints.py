@@ -54,7 +54,7 @@ def show(name: str, context: Context, loops: Loops, caller: Reader) -> Controlle
 
 
 @controllers_router.post(
-    "/v1/controllers/{name}/pause", summary="Pause a controller: rounds under way end, and none begins"
+    "/v1/controllers/{name}/pause", summary="Pause a controller: passes under way end, and none begins"
 )
 def pause(name: str, body: PauseController, context: Context, loops: Loops, caller: Operator) -> ControllerView:
     return pause_controller(context, loops, caller, name, body)
@@ -65,7 +65,7 @@ def resume(name: str, context: Context, loops: Loops, caller: Operator) -> Contr
     return resume_controller(context, loops, caller, name)
 
 
-@controllers_router.post("/v1/controllers/{name}/run", summary="Ask for a round of a controller now, in one process")
+@controllers_router.post("/v1/controllers/{name}/run", summary="Ask for a pass of a controller now, in one process")
 def run(name: str, context: Context, loops: Loops, caller: Operator) -> ControllerView:
     return run_controller(context, loops, caller, name)
 

@@ -28,7 +28,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[ControllerView], float | None]], ...] =
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ControllerView], float]], ...] = (
     ("done", "Rows that the controller has settled, since the catalog was made.", lambda view: view.done),
-    ("failed", "How often a row or a round of the controller failed.", lambda view: view.failed),
+    ("failed", "How often a row or a pass of the controller failed.", lambda view: view.failed),
 )
 
 

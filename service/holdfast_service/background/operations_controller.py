@@ -185,7 +185,7 @@ def _given_up(found: Operation) -> str:
     )
 
 
-# One round of the controller `operations`: claims what is due, one after the other, and runs its handler.
+# One pass of the controller `operations`: claims what is due, one after the other, and runs its handler.
 #
 # Every process has a few threads that do this, so a drill of an hour keeps no other operation waiting. A process that
 # is killed leaves its lease, which runs out; one that is asked to end gives its operation back.

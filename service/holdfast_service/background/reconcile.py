@@ -1,4 +1,4 @@
-"""A round of a controller: whether it begins, and what it did."""
+"""A pass of a controller: whether it begins, and what it did."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.report import ControllerLoop, ReconcileReport
 
-# From a name to a controller, and to its row, which is made where no round has made it yet.
+# From a name to a controller, and to its row, which is made where no pass has made it yet.
 
 
 def find_loop(loops: Sequence[ControllerLoop], name: str) -> ControllerLoop:
@@ -40,21 +40,21 @@ def find_loop(loops: Sequence[ControllerLoop], name: str) -> ControllerLoop:
 
 
 def locked_row(session: Session, name: str) -> Controller:
-    insert_absent(session, Controller, [{"name": name, "ticked_at": database_now(session)}])
+    insert_absent(session, Controller, [{"name": name, "reconciled_at": database_now(session)}])
     return session.execute(select(Controller).where(Controller.name == name).with_for_update()).scalar_one()
 
 
-# Whether a round of a controller begins, here and now. Its row in the catalog says so to all processes.
+# Whether a pass of a controller begins, here and now. Its row in the catalog says so to all processes.
 #
-# A paused controller begins none. A round that somebody has asked for begins at once, in one process: the one whose
-# conditional update takes the lease. The request stays until that round is over, so one that is killed is done again by
+# A paused controller begins none. A pass that somebody has asked for begins at once, in one process: the one whose
+# conditional update takes the lease. The request stays until that pass is over, so one that is killed is done again by
 # whoever finds the lease run out.
 
 
 @dataclass(frozen=True)
 class Begun:
-    """`lease_token`: of the controller's lease, None for a round that needs none. `requested_at`: the request that it
-    answers. `noted_at`: when a round was last written down."""
+    """`lease_token`: of the controller's lease, None for a pass that needs none. `requested_at`: the request that it
+    answers. `noted_at`: when a pass was last written down."""
 
     name: str
     lease_token: str | None
@@ -63,7 +63,7 @@ class Begun:
 
 
 def begin_pass(context: ServiceContext, each: ControllerLoop, *, due: bool) -> Begun | None:
-    """`due`: this process's pause between two rounds is over. None if no round begins."""
+    """`due`: this process's pause between two passes is over. None if no pass begins."""
     now, row = _look(context, each.name)
     if row.paused_at is not None and not each.own:
         return None
@@ -76,7 +76,7 @@ def begin_pass(context: ServiceContext, each: ControllerLoop, *, due: bool) -> B
     if not each.sole:
         return Begun(each.name, None, None, row.ended_at)
     interval = timedelta(seconds=each.interval_seconds)
-    # What began later than a round from now did so by a clock that was ahead: to wait for it might stop work for a day.
+    # What began later than a pass from now did so by a clock that was ahead: to wait for it might stop work for a day.
     earliest, latest = now - interval, now + interval
     if row.began_at is not None and earliest < row.began_at <= latest:
         return None
@@ -92,7 +92,7 @@ def _look(context: ServiceContext, name: str) -> tuple[datetime, Controller]:
     if row is not None:
         return now, row
     with context.database.transaction() as session:
-        insert_absent(session, Controller, [{"name": name, "ticked_at": now}])
+        insert_absent(session, Controller, [{"name": name, "reconciled_at": now}])
         return now, session.execute(query).scalar_one()
 
 
@@ -109,9 +109,9 @@ def _take_lease(
     return None if token is None else Begun(name, token, row.run_requested_at, row.ended_at)
 
 
-# Writes down what a round did, on the controller's row and on that of this process, and gives its lease back.
+# Writes down what a pass did, on the controller's row and on that of this process, and gives its lease back.
 
-# Rounds without work are many, and each would be a write of the database.
+# Passes without work are many, and each would be a write of the database.
 _IDLE_NOTED_EVERY = timedelta(seconds=30)
 _MOST_LETTERS = 2000
 _MOST_ITEMS = 20
@@ -119,7 +119,7 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def report_pass(context: ServiceContext, begun: Begun, report: ReconcileReport, seconds: float) -> None:
-    """A round that found nothing leaves the report of the last one that did."""
+    """A pass that found nothing leaves the report of the last one that did."""
     if report.idle and begun.lease_token is None and _noted_lately(context, begun):
         return
     with context.database.transaction() as session:
@@ -154,7 +154,7 @@ def _shown(value: Any) -> Any:
         return [*(_shown(item) for item in value[:_MOST_ITEMS]), *more]
     if isinstance(value, float) and math.isfinite(value):
         return value
-    # What is neither is shown as text: a report that JSON cannot say must not keep its round from being noted.
+    # What is neither is shown as text: a report that JSON cannot say must not keep its pass from being noted.
     return value if value is None or isinstance(value, int) else text_to_keep(str(value), _MOST_LETTERS)
 
 
@@ -166,7 +166,7 @@ def _noted_lately(context: ServiceContext, begun: Begun) -> bool:
 
 
 def _give_lease_back(session: Session, begun: Begun, token: str) -> None:
-    """A request that came while the round was under way wants another one."""
+    """A request that came while the pass was under way wants another one."""
     values: dict[str, Any] = {}
     if begun.requested_at is not None:
         values = {
@@ -184,7 +184,7 @@ def _add_to_this_process(session: Session, process_id: str, name: str, done: int
         row.done = {**row.done, name: row.done.get(name, 0) + done}
 
 
-# One round of a controller: begin, reconcile, note. Whatever a reconcile raises ends its round and nothing else.
+# One pass of a controller: begin, reconcile, note. Whatever a reconcile raises ends its pass and nothing else.
 
 _log = structlog.get_logger("holdfast.background")
 
@@ -196,7 +196,7 @@ def run_pass(
     due: bool = True,
     keeping: Callable[[str | None], AbstractContextManager[object]] = nullcontext,
 ) -> ReconcileReport | None:
-    """None if no round began. `keeping` renews the round's lease meanwhile. Raises ProblemError if the database is
+    """None if no pass began. `keeping` renews the pass's lease meanwhile. Raises ProblemError if the database is
     away."""
     begun = begin_pass(context, each, due=due)
     if begun is None:
@@ -218,5 +218,5 @@ def _reconcile(context: ServiceContext, each: ControllerLoop) -> ReconcileReport
         _log.exception("pass_failed", controller=each.name)
         where = f"the log of {context.process_id} says where"
         return ReconcileReport(failed=1, error=f"A bug ({type(error).__name__}); {where}. Report it.")
-    _log.debug("round", controller=each.name, report=str(report))
+    _log.debug("pass", controller=each.name, report=str(report))
     return report

@@ -1,8 +1,8 @@
 """Every controller, and the threads that run them: beside the requests, or in a `holdfast worker`.
 
-The catalog's rows are the work, so nothing is queued here and nothing is lost with a process. A controller's round is
+The catalog's rows are the work, so nothing is queued here and nothing is lost with a process. A controller's pass is
 `reconcile(context)`; whether one begins, and what becomes of it, is in `background/reconcile.py`. Each has a thread
-of its own in every process, because a long round of one (reading bytes, deleting) would look like downtime to the
+of its own in every process, because a long pass of one (reading bytes, deleting) would look like downtime to the
 reaper.
 """
 
@@ -131,7 +131,7 @@ class Background:
 
     def stop(self, *, timeout_seconds: float) -> bool:
         """Lets the steps in hand end, waiting so long for all together. False if one still runs: it may be cut off, for
-        every step of a round may run twice."""
+        every step of a pass may run twice."""
         self._context.stopping.set()
         deadline = time.monotonic() + timeout_seconds
         for thread in self._threads:
@@ -141,7 +141,7 @@ class Background:
 
     def _run(self, each: ControllerLoop) -> None:
         stopping = self._context.stopping
-        # Rounds are further apart, but somebody may want one now. When a sole round is due the catalog says.
+        # Passes are further apart, but somebody may want one now. When a sole pass is due the catalog says.
         look_every = min(each.interval_seconds, self._context.settings.controller_interval_seconds)
         due_at = float("-inf")
         while not stopping.is_set():

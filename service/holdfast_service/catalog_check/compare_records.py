@@ -213,7 +213,7 @@ def _difference(
     is_ours: bool,
     deep: bool,
 ) -> _Difference:
-    """How a subject that the catalog has stands in the store. What is due is written in the next round if the store
+    """How a subject that the catalog has stands in the store. What is due is written in the next pass if the store
     `is_ours`; if not, only the catalog knows it, and nobody may throw that away unawares."""
     if known.state in _GOING:
         left = record is not None and not record.removed and record.versions

@@ -39,12 +39,12 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
     ),
     FindingKind.MISSING_RECORDS: (
         "checkpoints, runs or projects have no record beside the data",
-        "They are due again: the controller `records` writes them in its next round",
+        "They are due again: the controller `records` writes them in its next pass",
         False,
     ),
     FindingKind.OLD_RECORDS: (
         "records are older than the catalog thinks",
-        "They are due again: the controller `records` writes them in its next round",
+        "They are due again: the controller `records` writes them in its next pass",
         False,
     ),
     FindingKind.DIFFERENT_RECORDS: (
@@ -56,7 +56,7 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
     ),
     FindingKind.DAMAGED_RECORDS: (
         "records cannot be read",
-        "They are due again: the controller `records` writes them in its next round",
+        "They are due again: the controller `records` writes them in its next pass",
         False,
     ),
     FindingKind.UNKNOWN_RECORDS: (
@@ -94,7 +94,7 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
     ),
     FindingKind.LEFT_RECORDS: (
         "records of purged checkpoints were left behind",
-        "The controller `records` removes them in its next round",
+        "The controller `records` removes them in its next pass",
         False,
     ),
     FindingKind.FOREIGN_RECORDS: (

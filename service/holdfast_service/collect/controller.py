@@ -1,4 +1,4 @@
-"""One round of the collector, over every attached store. Nothing is deleted unless the store itself says that it is
+"""One pass of the collector, over every attached store. Nothing is deleted unless the store itself says that it is
 this catalog's, in this epoch: a cloned staging database must never delete production's objects (rule fencing-token)."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def reconcile(context: ServiceContext) -> CollectReport:
 def collect(
     context: ServiceContext, *, whole: bool = False, on_step: Callable[[int], object] = lambda _: None
 ) -> CollectReport:
-    """`whole`: with a full scan at every copy first, as a person who asks for a round wants it. `on_step` is told how
+    """`whole`: with a full scan at every copy first, as a person who asks for a pass wants it. `on_step` is told how
     many copies went so far, and may raise to end it."""
     ready = ready_stores(context)
     drop_past_references(context)

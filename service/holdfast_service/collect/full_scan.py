@@ -1,4 +1,4 @@
-"""The full scan: all copies of a store, a portion of their ids in each round, once in a while.
+"""The full scan: all copies of a store, a portion of their ids in each pass, once in a while.
 
 Candidates are left by whoever takes a reference away; this finds what nobody left: two copies where one is enough, what
 a crash between two transactions forgot, what an older version never told of. It only leaves candidates.

@@ -1,4 +1,4 @@
-"""What a person starts: a round of the collector now, and a sweep. Each is an operation of the catalog, which a worker
+"""What a person starts: a pass of the collector now, and a sweep. Each is an operation of the catalog, which a worker
 carries out."""
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     references of an upload -> the shard's list -> lists that no shard has
 
 The chunks are left as candidates in the very transaction that drops the last reference: a crash leaks nothing. Each
-step may be cut short, and the next round goes on.
+step may be cut short, and the next pass goes on.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ _BATCH = 100
 _BATCHES_PER_ROUND = 100
 _AT_ONCE = 8
 _LEASE = timedelta(minutes=10)
-# What the store refused is not the first one again in this round, or it would hold up the others.
+# What the store refused is not the first one again in this pass, or it would hold up the others.
 _AFTER_FAILURE = timedelta(minutes=2)
 
 

@@ -94,7 +94,7 @@ def settle(session: Session, actor: Actor, settings: ServiceSettings) -> int:
     return len(rows)
 
 
-# One round: which living attempts have come to a stop, which go on again, and which fenced ones were dead already.
+# One pass: which living attempts have come to a stop, which go on again, and which fenced ones were dead already.
 #
 # May run in several processes at once, and twice: each row is changed only as long as it is as it was seen. An attempt
 # that says nothing at all is the reaper's, which notes when the service itself was away.
@@ -105,7 +105,7 @@ _ACTOR = Actor.controller(NAME)
 
 @dataclass(frozen=True, kw_only=True)
 class LivenessReport(ReconcileReport):
-    """`stalled` have come to a stop in this round, `going_on` go on again, `lost` were dead when they were fenced."""
+    """`stalled` have come to a stop in this pass, `going_on` go on again, `lost` were dead when they were fenced."""
 
     stalled: int = 0
     going_on: int = 0
@@ -134,7 +134,7 @@ def reconcile(context: ServiceContext) -> LivenessReport:
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
-    """Fenced attempts that nobody has heard of since; whether a living one comes on is looked at in each round."""
+    """Fenced attempts that nobody has heard of since; whether a living one comes on is looked at in each pass."""
     due, oldest = session.execute(
         select(func.count(), func.min(Attempt.ended_at)).where(to_settle(session, context.settings))
     ).one()

@@ -92,7 +92,7 @@ def writable(stores: Collection[AttachedStore]) -> list[AttachedStore]:
     return [each for each in stores if not each.watch.away and each.watch.ownership.holds()]
 
 
-# One round of the outbox: every record that is due is written, in each store that can be written (rule record-outbox).
+# One pass of the outbox: every record that is due is written, in each store that can be written (rule record-outbox).
 #
 # Any number of processes share the work, a claim at a time. Killed between two steps, a version is written again; done
 # twice or late, it stands under its own name and the newest counts.

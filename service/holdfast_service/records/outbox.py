@@ -20,7 +20,7 @@ from holdfast_service.records.writing import is_always_recorded
 #
 # A checkpoint is due while its `recorded_version` is behind its `version`; a project or a run by its row in
 # `record_subjects`. Either is written in the transaction of the change itself, so that no commit is without its record
-# for longer than a round of the controller `records`.
+# for longer than a pass of the controller `records`.
 
 
 def subject_changed(session: Session, kind: RecordKind, subject_id: str, project_id: str) -> None:

@@ -287,7 +287,7 @@ def forget_removed(context: ServiceContext, attached: AttachedStore) -> int:
 
 
 def _written_in(attached: AttachedStore) -> Select[str, str]:
-    """(project, checkpoint) of the records that lie in this store, a round's share of them."""
+    """(project, checkpoint) of the records that lie in this store, a pass's share of them."""
     return (
         select(Run.project_id, Checkpoint.id)
         .join(Run, Run.id == Checkpoint.run_id)

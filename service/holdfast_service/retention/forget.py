@@ -97,7 +97,7 @@ _Deleted = TypeVar("_Deleted", Run, Project)
 
 
 def forget_deleted(context: ServiceContext, actor: Actor) -> int:
-    """How many runs and projects were purged in this round. Raises WentBackError."""
+    """How many runs and projects were purged in this pass. Raises WentBackError."""
     purged = 0
     with context.database.read() as session:
         runs = session.scalars(select(Run.id).where(_run_is_due(session)).order_by(Run.id)).all()
@@ -238,7 +238,7 @@ Forget = Callable[[Session, ServiceSettings], int]
 
 
 def forget_old(context: ServiceContext, actor: Actor) -> int:
-    """How many rows went: a bounded number in each round. Raises WentBackError."""
+    """How many rows went: a bounded number in each pass. Raises WentBackError."""
     forgotten = 0
     kinds: dict[str, Forget] = {"operations": _operations, "tokens": _tokens, "checkpoints": _checkpoints}
     for name, forget in kinds.items():

@@ -79,14 +79,14 @@ def _is_full(store: object, context: ServiceContext) -> bool:
 #     the commit record beside the data goes, from every store
 #     -> deleted, and only now may the collector take the chunks
 #
-# A crash between two steps leaves `deleting`, which the next round goes on with; every step may run twice. From
+# A crash between two steps leaves `deleting`, which the next pass goes on with; every step may run twice. From
 # `deleting` on nobody can take it back.
 #
-# A jump of the clock, or a time in which no round was, is no time in which anybody could have looked into the trash:
+# A jump of the clock, or a time in which no pass was, is no time in which anybody could have looked into the trash:
 # then each end in it moves by the gap (rule database-clock).
 
 NAME = "purge"
-# Rounds of the controllers' pause between two of this one: the trash is no hurry.
+# Passes of the controllers' pause between two of this one: the trash is no hurry.
 EVERY_ROUNDS = 12
 _MOST = 1000
 _PORTION = 100
@@ -167,7 +167,7 @@ def _is_due(session: Session, pressure: Pressure) -> ColumnElement[bool]:
 
 
 def _may_go(session: Session, pressure: Pressure, short: Collection[str]) -> ColumnElement[bool]:
-    """What must stay is no work: it would fill every round and keep out what may go."""
+    """What must stay is no work: it would fill every pass and keep out what may go."""
     spare = or_(Checkpoint.run_id.not_in(short), is_spare(session)) if short else true()
     return and_(_is_due(session, pressure), ~must_stay(session), spare)
 
@@ -266,16 +266,16 @@ def _tell(session: Session, checkpoint: Checkpoint, action: str, before: Checkpo
 
 
 def _leave_out_gap(session: Session, settings: ServiceSettings) -> timedelta:
-    """Notes this round; by how much the ends were moved, zero in the ordinary case. A clock that went back moves
+    """Notes this pass; by how much the ends were moved, zero in the ordinary case. A clock that went back moves
     nothing: the ends are further away then, which is safe."""
     now = database_now(session)
-    insert_absent(session, Controller, [{"name": NAME, "ticked_at": now}])
+    insert_absent(session, Controller, [{"name": NAME, "reconciled_at": now}])
     row = session.execute(
         select(Controller).where(Controller.name == NAME).with_for_update(),
         execution_options={"populate_existing": True},
     ).scalar_one()
-    gap = now - row.ticked_at
-    row.ticked_at = now
+    gap = now - row.reconciled_at
+    row.reconciled_at = now
     usual = timedelta(seconds=settings.controller_interval_seconds * EVERY_ROUNDS)
     if gap <= max(_SHORTEST_GAP, usual * _ROUNDS):
         return timedelta()

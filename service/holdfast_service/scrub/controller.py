@@ -1,4 +1,4 @@
-"""A round of scrubbing: reads and hashes again what was proven long ago, the longest unread first.
+"""A pass of scrubbing: reads and hashes again what was proven long ago, the longest unread first.
 
 Every copy is read once in HOLDFAST_SCRUB_DAYS, at HOLDFAST_SCRUB_BYTES_PER_SECOND at most, and within what the process
 reads back at all. A copy comes due a little before its time, by up to a fifth and by its number: so what was written in

@@ -153,7 +153,7 @@ class ChunkScrub:
         self.missing += tally.missing
 
     def _mend(self, chunk_ids: Sequence[int], progress: Progress) -> None:
-        """What is damaged of these chunks, each once. What is lost now is left to the round of repairing."""
+        """What is damaged of these chunks, each once. What is lost now is left to the pass of repairing."""
         with self._context.database.read() as session:
             damaged = session.scalars(
                 select(Copy.id)

@@ -43,7 +43,7 @@ def seems_fine(context: ServiceContext, claimed: Claim) -> bool:
 
 @dataclass
 class Tally:
-    """Of one round or one operation. `marked`: ids of the checkpoints that are corrupt by it."""
+    """Of one pass or one operation. `marked`: ids of the checkpoints that are corrupt by it."""
 
     good: int = 0
     bad: int = 0
@@ -78,7 +78,7 @@ def total_of(by_store: Mapping[int, Tally]) -> Tally:
 
 
 def keep_totals(database: Database, by_store: Mapping[int, Tally]) -> None:
-    """Adds them to the catalog's: at the end of a round, for these rows are everybody's."""
+    """Adds them to the catalog's: at the end of a pass, for these rows are everybody's."""
     for store_id, tally in sorted(by_store.items()):
         if not (tally.settled or tally.read_bytes or tally.repaired):
             continue
@@ -99,10 +99,10 @@ def keep_totals(database: Database, by_store: Mapping[int, Tally]) -> None:
 # Claims the copies that are due, reads them back and settles them, store by store: proving and scrubbing are this.
 #
 # A copy is claimed with a lease, so any number of processes share the work, and a killed one's copies come due again. A
-# store that is away, or not this catalog's, proves nothing and stops only its own part of the round.
+# store that is away, or not this catalog's, proves nothing and stops only its own part of the pass.
 
 BATCH = 8
-# A copy that the store could not give is not the first one again in the next round, or it would hold up the others.
+# A copy that the store could not give is not the first one again in the next pass, or it would hold up the others.
 _AFTER_FAILURE = timedelta(seconds=30)
 
 _log = structlog.get_logger("holdfast.scrub")
@@ -118,7 +118,7 @@ class Due:
 
 @dataclass
 class Reading:
-    """What came of a round. `problems`: the store's role and why its part was stopped."""
+    """What came of a pass. `problems`: the store's role and why its part was stopped."""
 
     by_store: dict[int, Tally] = field(default_factory=dict)
     failed: int = 0

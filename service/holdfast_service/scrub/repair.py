@@ -247,13 +247,13 @@ def _locked(session: Session, damaged: Damaged) -> Copy | None:
     ).scalar_one_or_none()
 
 
-# A round of repairing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
+# A pass of repairing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
 #
 # What is bad is repaired from any store that has a good copy, or by whoever sends the same digest anew.
 # If none has, it is itself read again from time to time. A mark is taken back only when every chunk of the checkpoint
 # that was ever found damaged has a copy that was read since. The rotten copy itself is left to the collector.
 
-# Rounds of the controllers' pause between two of this one; so long it may take, and then there is no pause.
+# Passes of the controllers' pause between two of this one; so long it may take, and then there is no pause.
 EVERY_ROUNDS = 12
 _PORTION = 50
 
@@ -285,7 +285,7 @@ class _Pass:
 
 
 def reconcile(context: ServiceContext) -> HealReport:
-    """Repairs for about the interval of its rounds, or until nothing is due."""
+    """Repairs for about the interval of its passes, or until nothing is due."""
     doing = _Pass()
     repaired: list[str] = []
     ends_at = time.monotonic() + context.settings.controller_interval_seconds * EVERY_ROUNDS

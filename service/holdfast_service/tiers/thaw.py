@@ -211,7 +211,7 @@ def _takes(work: _Claim, asked: ChunkThaw) -> timedelta:
 _CHUNKS_AT_ONCE = 64
 # Each may hold a stored chunk in memory.
 _THREADS = 4
-# More than a round's pause: a thaw that has to be prolonged is prolonged in time.
+# More than a pass's pause: a thaw that has to be prolonged is prolonged in time.
 MARGIN = timedelta(hours=1)
 
 _log = structlog.get_logger("holdfast.tiers")

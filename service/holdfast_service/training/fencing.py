@@ -102,7 +102,7 @@ def is_silent(by: datetime) -> ColumnElement[bool]:
 def heard_until(session: Session, now: datetime) -> datetime:
     """Silence counts until then: while no process served nobody could call, and a gap that the reaper has not seen yet
     is not excused yet."""
-    reaped_at = session.scalar(select(Controller.ticked_at).where(Controller.name == REAPER))
+    reaped_at = session.scalar(select(Controller.reconciled_at).where(Controller.name == REAPER))
     return min(moment for moment in (now, reaped_at, last_served_at(session)) if moment is not None)
 
 

@@ -1,4 +1,4 @@
-"""The processes of the service: what each has attached, that it is alive, and the leases of its rounds."""
+"""The processes of the service: what each has attached, that it is alive, and the leases of its passes."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _holding_copies(session: Session, attached: set[int]) -> list[int]:
     return list(session.scalars(query))
 
 
-# Says in the catalog that this process is alive, and renews the leases of the rounds that are under way in it.
+# Says in the catalog that this process is alive, and renews the leases of the passes that are under way in it.
 # It warns where the processes do not all have the same stores.
 #
 # A process that is killed falls silent, and its leases run out.
@@ -203,7 +203,7 @@ class Presence:
         with self._lock:
             leases = sorted(self._leases)
         with self._context.database.transaction() as session:
-            if leases:  # before the process's own row: whoever notes a round locks them in this order too
+            if leases:  # before the process's own row: whoever notes a pass locks them in this order too
                 for token in leases:
                     lease.renew(session, Controller, token, seconds=self._context.settings.lease_seconds)
             say_alive(session, self._context.process_id, self._kind, attached_here(self._context))

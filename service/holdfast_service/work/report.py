@@ -1,4 +1,4 @@
-"""What every controller shares: its round, the report of one, and how much work is waiting.
+"""What every controller shares: its pass, the report of one, and how much work is waiting.
 
 A controller is a module with `reconcile(context) -> ReconcileReport`, and, where rows of the catalog are its work, with
 `backlog(session, context) -> Backlog`. It is registered by one line in `background.loops_of`.
@@ -20,7 +20,7 @@ from holdfast_service.context import ServiceContext
 
 @dataclass(frozen=True, kw_only=True)
 class ReconcileReport:
-    """What one round did. A controller adds fields of its own: numbers, texts and tuples of them, each with a default
+    """What one pass did. A controller adds fields of its own: numbers, texts and tuples of them, each with a default
     that says that nothing was done.
 
     `done` rows are settled, `failed` ones stay due; `error` is the last reason, for people.
@@ -50,9 +50,9 @@ class Backlog:
 class ControllerLoop:
     """One controller: its `reconcile` is called, then `interval_seconds` pass.
 
-    Rows that are claimed one by one are worked on in all processes at once, and in `threads` of each. A `sole` round is
+    Rows that are claimed one by one are worked on in all processes at once, and in `threads` of each. A `sole` pass is
     under way in one process at a time, which holds the controller's lease: that spares work, and is no guard, for a
-    process that hangs may go on when its lease is over. An `own` round looks after its own process: every one does it,
+    process that hangs may go on when its lease is over. An `own` pass looks after its own process: every one does it,
     and nobody pauses it.
     """
 

@@ -26,7 +26,7 @@ from tests.support.service import RunningService
 
 @pytest.fixture
 def settings(settings: ServiceSettings) -> ServiceSettings:
-    """One store: where it is not allowed to, a round does nothing at all."""
+    """One store: where it is not allowed to, a pass does nothing at all."""
     return settings.model_copy(update={"second_store": None})
 
 

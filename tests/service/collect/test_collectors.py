@@ -1,5 +1,5 @@
 """Several collectors, one after the other or at once: they share the work, and take up what a dead one left (protocol
-rule mark-before-delete); and what a round looks at."""
+rule mark-before-delete); and what a pass looks at."""
 
 from __future__ import annotations
 

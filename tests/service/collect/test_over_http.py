@@ -1,4 +1,4 @@
-"""Collection and sweeps as people ask for them: what waits for what, a round now, a sweep, and who may."""
+"""Collection and sweeps as people ask for them: what waits for what, a pass now, a sweep, and who may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round brings to the second store, as the policy asks for it: the newest first, again what was lost there, and
+"""What a pass brings to the second store, as the policy asks for it: the newest first, again what was lost there, and
 nothing of what is purged meanwhile (rules row-before-copy and record-outbox)."""
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_a_chunk_that_the_second_store_lost_is_copied_there_again(
 def test_what_is_lost_there_for_good_keeps_no_other_from_being_due_again(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More is lost, in both stores, than one round looks at."""
+    """More is lost, in both stores, than one pass looks at."""
     monkeypatch.setattr(rows, "_ROWS", 1)
     Job(service.http(), "demo/other").save(1)
     put_policy(service)

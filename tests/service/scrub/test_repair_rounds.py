@@ -1,4 +1,4 @@
-"""What a round of repairing takes on: for how long it repairs, and at which marks it looks."""
+"""What a pass of repairing takes on: for how long it repairs, and at which marks it looks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_mark_is_looked_at_again_only_once_its_chunk_may_be_whole(
     assert sorted(looked_at) == sorted(lost), "portion by portion"
     looked_at.clear()
     repair.reconcile(service.context)
-    assert looked_at == [], "another process, or the next round"
+    assert looked_at == [], "another process, or the next pass"
     Job(service.http(), "demo/other").save(9, content=content(4))
     clock.advance(61)
     assert repair.reconcile(service.context).repaired_checkpoints == (lost[3],)

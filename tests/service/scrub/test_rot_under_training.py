@@ -112,21 +112,21 @@ class Rot(threading.Thread):
 
 @contextmanager
 def in_the_background(service: RunningService) -> Iterator[Callable[[], None]]:
-    """The controllers, round after round; what is given does one more round of each."""
+    """The controllers, pass after pass; what is given does one more pass of each."""
     ended, failures = threading.Event(), []
 
     def one_round() -> None:
         for controller in (holdfast_service.replicate.controller, prove, rescrub, repair):
             controller.reconcile(service.context)
 
-    def rounds() -> None:
+    def passes() -> None:
         try:
             while not ended.wait(0.1):
                 one_round()
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=rounds, name="operations", daemon=True)
+    thread = threading.Thread(target=passes, name="operations", daemon=True)
     thread.start()
     try:
         yield one_round

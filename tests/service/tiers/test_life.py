@@ -116,7 +116,7 @@ def test_what_is_being_read_stays_readable(cold: Cold) -> None:
     for hour in range(30):  # a slow reader, who takes tickets again and again
         if hour % 5 == 0:
             assert cold.content(1, weights(1)) == weights(1)
-        # Rounds are minutes apart, and a bucket ends a thaw at midnight: a jump over it ends what a round prolongs.
+        # Passes are minutes apart, and a bucket ends a thaw at midnight: a jump over it ends what a pass prolongs.
         cold.advance(HOUR)
         cold.round()
     assert cold.tier(1) == "hot"
