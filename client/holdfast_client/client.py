@@ -1,14 +1,13 @@
 """The client: one typed method per operation of the protocol. The SDK, the CLI and `chunks` all stand on it.
 
     with Client() as client:
-        decision = client.restore_point("demo", "gpt")
+        decision = client.restores.restore_point("demo", "gpt")
 
 Thread-safe. Methods raise HoldfastError (see errors.py) and nothing else.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from types import TracebackType
@@ -16,26 +15,21 @@ from typing import Self
 
 from holdfast_client.chunks.connections import TransferPool
 from holdfast_client.chunks.mounted_files import MountAccess
-from holdfast_client.resources.attempts import AttemptOperations
-from holdfast_client.resources.checkpoints import CheckpointOperations, RestoreOperations
-from holdfast_client.resources.insights import AdviceOperations, GoodputOperations
-from holdfast_client.resources.retention import HoldOperations, PolicyOperations, RetentionOperations
-from holdfast_client.resources.runs import RunOperations
-from holdfast_client.resources.service import (
-    ControllerOperations,
-    EventOperations,
-    LongOperations,
-    ServerOperations,
-    WebhookOperations,
-)
+from holdfast_client.resources.attempts import Attempts
+from holdfast_client.resources.checkpoints import Checkpoints, Restores
+from holdfast_client.resources.insights import Insights
+from holdfast_client.resources.retention import Holds, Policies, Retention
+from holdfast_client.resources.runs import Projects, Runs, Tokens
+from holdfast_client.resources.service import Controllers, Events, Operations, Server, Webhooks
 from holdfast_client.resources.stores import (
-    CollectionOperations,
-    CopyOperations,
-    SampleOperations,
-    ScrubOperations,
-    StoreOperations,
-    TierOperations,
-    UsageOperations,
+    Catalog,
+    Collection,
+    Copies,
+    Samples,
+    Scrub,
+    Stores,
+    Tiers,
+    Usage,
 )
 from holdfast_client.settings import ClientSettings
 from holdfast_client.transport import Transport
@@ -45,36 +39,48 @@ from holdfast_protocol.service import ServerInfo
 _ASK_SERVER_AGAIN_SECONDS = 600.0
 
 
-class Client(
-    AdviceOperations,
-    AttemptOperations,
-    CheckpointOperations,
-    CollectionOperations,
-    ControllerOperations,
-    CopyOperations,
-    EventOperations,
-    GoodputOperations,
-    HoldOperations,
-    LongOperations,
-    PolicyOperations,
-    RestoreOperations,
-    RetentionOperations,
-    RunOperations,
-    SampleOperations,
-    ScrubOperations,
-    ServerOperations,
-    StoreOperations,
-    UsageOperations,
-    TierOperations,
-    WebhookOperations,
-):
-    """`transfers` and `mount` are what the data plane needs; every uploader and fetcher of a client shares them."""
+class Client:
+    """`transfers` and `mount` are what the data plane needs; every uploader and fetcher of a client shares them.
 
-    def __init__(self, settings: ClientSettings | None = None) -> None:
+    The calls are attributes, one for each noun: `client.checkpoints.seal(...)`, `client.runs.list(...)`. `list` gives
+    one page, `all` every item, page by page.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings | None = None,
+        *,
+        transport: Transport | None = None,
+        transfers: TransferPool | None = None,
+    ) -> None:
+        """No call is made. `transport` and `transfers`: of another client that this one shares connections with."""
         self.settings = settings if settings is not None else ClientSettings()
-        self.transport = Transport(self.settings)
-        self.transfers = TransferPool(self.settings, self.transport.tls)
-        self.mount = MountAccess(self.mount_proof, enabled=self.settings.direct_files)
+        self.transport = transport if transport is not None else Transport(self.settings)
+        self.transfers = transfers if transfers is not None else TransferPool.of(self.settings, self.transport.tls)
+        self.attempts = Attempts(self.transport)
+        self.catalog = Catalog(self.transport)
+        self.checkpoints = Checkpoints(self.transport)
+        self.collection = Collection(self.transport)
+        self.controllers = Controllers(self.transport)
+        self.copies = Copies(self.transport)
+        self.events = Events(self.transport)
+        self.holds = Holds(self.transport)
+        self.insights = Insights(self.transport)
+        self.operations = Operations(self.transport)
+        self.policies = Policies(self.transport)
+        self.projects = Projects(self.transport)
+        self.restores = Restores(self.transport)
+        self.retention = Retention(self.transport)
+        self.runs = Runs(self.transport)
+        self.samples = Samples(self.transport)
+        self.scrub = Scrub(self.transport)
+        self.server = Server(self.transport)
+        self.stores = Stores(self.transport)
+        self.tiers = Tiers(self.transport)
+        self.tokens = Tokens(self.transport)
+        self.usage = Usage(self.transport)
+        self.webhooks = Webhooks(self.transport)
+        self.mount = MountAccess(self.stores.mount_proof, enabled=self.settings.direct_files)
         self._server: ServerInfo | None = None
         self._server_asked_at = 0.0
 
@@ -86,19 +92,16 @@ class Client(
         """Whether chunks are compressed before they are sent: it is set so, and the service takes them so."""
         return self.settings.compress == "zstd" and set(Codec) <= set(self._known_server().codecs)
 
-    def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Self:
-        """This client, but calls and transfers are tried again for so long; calls end with TransferStopped when `stop`
-        is set. It shares connections and pace with this one, and is closed with it."""
-        other = copy.copy(self)
-        other.transport = self.transport.with_retry_deadline(retry_seconds, stop)
-        other.settings = other.transport.settings
-        other.transfers = self.transfers.with_retry_deadline(retry_seconds)
-        other.mount = MountAccess(other.mount_proof, enabled=self.settings.direct_files)
-        return other
+    def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Client:
+        """A client whose calls and transfers are tried again for so long; its calls end with TransferStopped when
+        `stop` is set. It shares connections and rate limit with this one, and is closed with it."""
+        transport = self.transport.with_retry_deadline(retry_seconds, stop)
+        transfers = self.transfers.with_retry_deadline(retry_seconds)
+        return Client(transport.settings, transport=transport, transfers=transfers)
 
     def _known_server(self) -> ServerInfo:
         if self._server is None or time.monotonic() - self._server_asked_at > _ASK_SERVER_AGAIN_SECONDS:
-            self._server, self._server_asked_at = self.server_info(), time.monotonic()
+            self._server, self._server_asked_at = self.server.info(), time.monotonic()
         return self._server
 
     def close(self) -> None:

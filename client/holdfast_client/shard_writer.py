@@ -56,7 +56,7 @@ class ShardWriter:
         self._workers = workers
         self._uploader: ShardUploader | None = None
         self._stopped = threading.Event()
-        begun = client.begin(run.project, run.run, begin)
+        begun = client.checkpoints.begin(run.project, run.run, begin)
         self.checkpoint_id = begun.id
         # The step is saved a second time. The seal says whether it is the same content; nothing can be sent.
         self._committed_before = begun.state is CheckpointState.COMMITTED
@@ -125,7 +125,7 @@ class ShardWriter:
             dropped_components=list(dropped_components),
             blocked_seconds=blocked_seconds,
         )
-        return self._client.seal(self.checkpoint_id, self._rank, seal)
+        return self._client.checkpoints.seal(self.checkpoint_id, self._rank, seal)
 
     def fail(self, error: BaseException) -> None:
         """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). Never raises."""
@@ -134,7 +134,7 @@ class ShardWriter:
         reason = without_secrets(f"{type(error).__name__}: {error}")
         failed = FailShard(**self._fence.model_dump(), reason=text_to_keep(reason, 4000))
         try:
-            self._brief_client.seal(self.checkpoint_id, self._rank, failed)
+            self._brief_client.checkpoints.seal(self.checkpoint_id, self._rank, failed)
         except HoldfastError as not_told:
             log.info("the service was not told that rank %d failed: %s", self._rank, not_told)
 

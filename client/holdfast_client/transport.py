@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import random
+import ssl
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -181,33 +181,40 @@ def _say_nothing(failure: HoldfastError) -> None:
     """A trainer's log has its own line for each retry."""
 
 
-class Transport:
-    def __init__(self, settings: ClientSettings) -> None:
-        keep_queries_out_of_logs()
-        self.settings = settings
-        self._service = _Service()
-        self._stop: threading.Event | None = None
-        self.on_retry: Callable[[HoldfastError], object] = _say_nothing
-        """Told of each failure after which the call is tried again, before the pause."""
-        # One set of trusted certificates for both planes: certifi's, or SSL_CERT_FILE's.
-        self.tls = httpx.create_ssl_context()
-        self._http = httpx.Client(
-            base_url=settings.url,
-            timeout=httpx.Timeout(settings.timeout_seconds),
-            limits=httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=30.0),
-            verify=self.tls,
-            # A proxy that is set for the world must not swallow 127.0.0.1.
-            trust_env=not settings.on_loopback,
-            headers={PROTOCOL_HEADER: PROTOCOL_VERSION, "User-Agent": "holdfast-client", "Accept": "application/json"},
-        )
+def _connections(settings: ClientSettings, tls: ssl.SSLContext) -> httpx.Client:
+    """None is opened yet."""
+    keep_queries_out_of_logs()
+    return httpx.Client(
+        base_url=settings.url,
+        timeout=httpx.Timeout(settings.timeout_seconds),
+        limits=httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=30.0),
+        verify=tls,
+        # A proxy that is set for the world must not swallow 127.0.0.1.
+        trust_env=not settings.on_loopback,
+        headers={PROTOCOL_HEADER: PROTOCOL_VERSION, "User-Agent": "holdfast-client", "Accept": "application/json"},
+    )
 
-    def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Self:
-        """The same connections, with another time for retries, which end when `stop` is set: calls raise
-        TransferStopped then. Only the first is closed."""
-        other = copy.copy(self)
-        other.settings = self.settings.model_copy(update={"retry_seconds": retry_seconds})
-        other._stop = stop
-        return other
+
+class Transport:
+    """Calls of the service. `stop` ends the retries: calls raise TransferStopped then."""
+
+    def __init__(
+        self, settings: ClientSettings, *, stop: threading.Event | None = None, shares: Transport | None = None
+    ) -> None:
+        """No call is made. `shares`: whose connections this one uses; only that one is closed."""
+        self.settings = settings
+        self._stop = stop
+        self.on_retry: Callable[[HoldfastError], object] = _say_nothing if shares is None else shares.on_retry
+        """Told of each failure after which the call is tried again, before the pause."""
+        self._service: _Service = _Service() if shares is None else shares._service
+        # One set of trusted certificates for both planes: certifi's, or SSL_CERT_FILE's.
+        self.tls: ssl.SSLContext = httpx.create_ssl_context() if shares is None else shares.tls
+        self._http: httpx.Client = _connections(settings, self.tls) if shares is None else shares._http
+
+    def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Transport:
+        """The same connections, with another time for retries, which end when `stop` is set."""
+        settings = self.settings.model_copy(update={"retry_seconds": retry_seconds})
+        return Transport(settings, stop=stop, shares=self)
 
     def close(self) -> None:
         self._http.close()

@@ -79,9 +79,9 @@ def service(
 @pytest.fixture
 def client(service: RestartableService) -> Iterator[Client]:
     with Client() as opened:
-        opened.edit_project("tests", EditProject())
+        opened.projects.edit("tests", EditProject())
         yield opened
 
 
 def uploading_steps(client: Client, run: str) -> list[int]:
-    return [view.step for view in client.all_checkpoints("tests", run, state=CheckpointState.UPLOADING)]
+    return [view.step for view in client.checkpoints.all("tests", run, state=CheckpointState.UPLOADING)]

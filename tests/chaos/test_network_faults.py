@@ -166,7 +166,7 @@ def test_a_launch_gets_through(net: Network, job: RunningJob, fault: str, call: 
         assert ckpt.restore(state) == 0
         assert net.struck(), f"no {call} came by"
         ckpt.save(0, state).committed.result(timeout=BOUND_SECONDS)
-    assert [attempt.number for attempt in net.client.all_attempts(*run.split("/"))] == [1]
+    assert [attempt.number for attempt in net.client.attempts.all(*run.split("/"))] == [1]
 
 
 @pytest.mark.parametrize("fault", ["black hole"])
@@ -174,7 +174,7 @@ def test_a_long_wait_that_was_swallowed_is_asked_again(net: Network, job: Runnin
     committed = net.checkpoints(job.run)[0]
     net.to_service.script(BlackHole(), on="wait")
     with Client(net.settings(timeout_seconds=0.2, retry_seconds=0.5)) as client:
-        assert client.checkpoint(committed.id, wait_seconds=1).id == committed.id
+        assert client.checkpoints.get(committed.id, wait_seconds=1).id == committed.id
 
 
 @every_fault
@@ -184,7 +184,7 @@ def test_the_end_of_a_job_gets_through(net: Network, job: RunningJob, fault: str
     with net.checkpointer(run, **_retry_deadline(fault == "black hole")) as ckpt:
         ckpt.restore({})
     assert net.struck()
-    [attempt] = net.client.all_attempts(*run.split("/"))
+    [attempt] = net.client.attempts.all(*run.split("/"))
     assert attempt.outcome == "finished"
 
 
@@ -216,5 +216,5 @@ def test_heartbeats_that_are_lost_end_nothing() -> None:
                 time.sleep(0.02)
             net.to_service.wait_for("heartbeat", net.to_service.count("heartbeat") + 1)
             ckpt.step(0, state).committed.result(timeout=BOUND_SECONDS)
-        [attempt] = net.client.all_attempts(*run.split("/"))
+        [attempt] = net.client.attempts.all(*run.split("/"))
         assert attempt.outcome == "finished"

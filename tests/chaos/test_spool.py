@@ -60,7 +60,7 @@ def spooled_steps(folder):
 
 def committed(client, run):
     """(step, attempt that staged it, attempt that pushed it), in the order of the commits."""
-    views = client.all_checkpoints("tests", run, state=CheckpointState.COMMITTED)
+    views = client.checkpoints.all("tests", run, state=CheckpointState.COMMITTED)
     return [(v.step, v.attempt, v.pushed_by) for v in sorted(views, key=lambda view: view.committed_at)]
 
 
@@ -242,8 +242,8 @@ def test_what_the_run_has_gone_on_without_is_kept_beside_the_line_only_if_asked_
         assert ckpt.restore(elsewhere.state) == 2
     kept = cli("push", "--dir", folder, "--detached")
     assert (kept.returncode, kept.stdout.count("committed, detached")) == (0, 2), kept.stdout
-    assert client.restore_point("tests", "branch").restore_point.attempt == 2
-    assert client.selected_checkpoint("tests", "branch", "2#1").detached
+    assert client.restores.restore_point("tests", "branch").restore_point.attempt == 2
+    assert client.checkpoints.select("tests", "branch", "2#1").detached
     assert spooled_steps(folder) == []
 
 

@@ -46,7 +46,7 @@ def client(served, monkeypatch) -> Iterator[Client]:
 @pytest.fixture
 def project(client) -> str:
     name = f"p{secrets.token_hex(6)}"
-    client.edit_project(name, EditProject())
+    client.projects.edit(name, EditProject())
     return name
 
 
@@ -85,7 +85,7 @@ def test_doctor_without_the_mount_goes_over_http(monkeypatch):
 
 
 def test_doctor_with_a_token_that_may_not_write_skips_the_round_trip(client, monkeypatch):
-    made = client.create_token(CreateToken(name="reader", scopes=[Scope.READ]))
+    made = client.tokens.create(CreateToken(name="reader", scopes=[Scope.READ]))
     monkeypatch.setenv("HOLDFAST_TOKEN", made.token)
     last = read("doctor")[-1]
     assert (last["check"], last["verdict"]) == ("round trip", "skipped")
@@ -93,7 +93,7 @@ def test_doctor_with_a_token_that_may_not_write_skips_the_round_trip(client, mon
 
 
 def test_doctor_with_a_trainers_token_makes_the_whole_round_trip(client, monkeypatch, project):
-    made = client.create_token(CreateToken(name="trainer", scopes=[Scope.TRAIN], project=project))
+    made = client.tokens.create(CreateToken(name="trainer", scopes=[Scope.TRAIN], project=project))
     monkeypatch.setenv("HOLDFAST_TOKEN", made.token)
     last = read("doctor")[-1]
     assert last["verdict"] == "ok", last
@@ -119,7 +119,7 @@ def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
     assert [one["step"] for one in read("checkpoints", str(name))] == [3, 2, 1]
     assert [one["step"] for one in read("checkpoints", str(name), "--min-step", "2", "--max-step", "2")] == [2]
     shown = read("show", f"{name}@2")
-    client.edit_checkpoint(shown["id"], EditCheckpoint(labels=["keep"]), shown["etag"])
+    client.checkpoints.edit(shown["id"], EditCheckpoint(labels=["keep"]), shown["etag"])
     assert [one["step"] for one in read("checkpoints", str(name), "--label", "keep")] == [2]
     assert read("checkpoints", str(name), "--state", "aborted") == []
     assert "no such checkpoints" in run("checkpoints", str(name), "--health", "corrupt").stderr
@@ -145,12 +145,12 @@ def test_the_restore_point_tells_why_newer_ones_are_skipped(client, project):
 
 @pytest.mark.rule("no-silent-fresh-start")
 def test_no_restore_point_is_exit_code_3_with_the_reason(client, project):
-    client.make_run(project, "fresh")
+    client.runs.create(project, "fresh")
     empty = run("restore-point", f"{project}/fresh", exit_code=3)
     assert "nothing was ever committed" in empty.stderr
     name = save_samples(client, project, 1)
-    only = client.selected_checkpoint(name.project, name.run, "1")
-    client.edit_checkpoint(only.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="no"), only.etag)
+    only = client.checkpoints.select(name.project, name.run, "1")
+    client.checkpoints.edit(only.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="no"), only.etag)
     none = run("restore-point", str(name), exit_code=3)
     assert "none of its checkpoints can be restored" in none.stderr
     assert "quarantined" in none.stdout
@@ -177,15 +177,15 @@ def test_a_token_is_shown_once_works_and_ends_when_it_is_revoked(monkeypatch, pr
     assert (listed["scopes"], listed["project"]) == (["read", "train"], project)
     assert token.split("_")[2] not in run("token", "list").stdout
     with Client(ClientSettings(token=token)) as ours:
-        assert ours.server_info().token_name == "ci"
+        assert ours.server.info().token_name == "ci"
         assert read("token", "revoke", listed["id"])["revoked_at"]
         with pytest.raises(errors.Unauthenticated, match="revoked"):
-            ours.server_info()
+            ours.server.info()
     run("token", "revoke", "0123456789abcdef", exit_code=3)
 
 
 def test_a_token_without_the_scope_is_exit_code_4_and_names_it(client, monkeypatch):
-    made = client.create_token(CreateToken(name="trainer", scopes=[Scope.TRAIN]))
+    made = client.tokens.create(CreateToken(name="trainer", scopes=[Scope.TRAIN]))
     monkeypatch.setenv("HOLDFAST_TOKEN", made.token)
     refused = run("token", "list", exit_code=4)
     assert "'admin'" in refused.stderr
@@ -209,7 +209,7 @@ def test_many_chunks_go_up_and_come_down_through_the_real_service(client, projec
     with Client(ClientSettings(direct_files=direct_files)) as ours:
         opened = open_attempt(ours, RunName(project, "many"), secrets.token_hex(8), world_size=1, create=True)
         fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
-        begun = ours.begin(project, "many", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
+        begun = ours.checkpoints.begin(project, "many", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
         bodies = {chunk_digest(body): body for body in (os.urandom(5000 + n) for n in range(1200))}
         done = ShardUploader(ours, begun.id, 0, fence).upload(map(OutgoingChunk.of, bodies.values()))
         assert (done.chunks, done.sent_chunks) == (1200, 1200)
@@ -248,7 +248,7 @@ def test_background_work_is_shown_paused_and_done_now():
 
 def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
     name = save_samples(client, project, 1)
-    started = client.scrub_run(name.project, name.run)
+    started = client.scrub.run(name.project, name.run)
     waited = read("operations", "wait", started.id)
     assert (waited["state"], waited["result"]["bad"]) == ("done", 0)
     assert [one["id"] for one in read("operations", "list", "--project", project)] == [started.id]
@@ -258,10 +258,10 @@ def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
     assert re.search(r"^bad +0", shown, re.MULTILINE)
     assert read("operations", "cancel", started.id)["state"] == "done", "it has ended, and stays as it ended"
     assert "holdfast operations list" in run("operations", "show", "op_none", exit_code=3).stderr
-    client.pause_controller("operations", "to cancel one before it is begun")
-    cancelled = client.scrub_run(name.project, name.run)
+    client.controllers.pause("operations", "to cancel one before it is begun")
+    cancelled = client.scrub.run(name.project, name.run)
     run("operations", "cancel", cancelled.id)
-    client.resume_controller("operations")
+    client.controllers.resume("operations")
     assert "cancelled" in run("operations", "wait", cancelled.id, exit_code=1).stderr
 
 
@@ -270,10 +270,10 @@ def test_garbage_is_shown_collected_and_swept(client, project, served):
     run_name = RunName(project, "given-up")
     opened = open_attempt(client, run_name, "launch", world_size=1, create=True)
     fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
-    begun = client.begin(project, "given-up", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
+    begun = client.checkpoints.begin(project, "given-up", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
     ShardUploader(client, begun.id, 0, fence).upload([OutgoingChunk.of(b"given up")])
     assert "waits for upload" in run("collect", "--dry-run", "--project", project).stdout
-    client.abort(begun.id, AbortCheckpoint(**fence.model_dump(), reason="enough"))
+    client.checkpoints.abort(begun.id, AbortCheckpoint(**fence.model_dump(), reason="enough"))
     (store,) = read("collect", "--dry-run", "--project", project)["stores"]
     assert (store["copies"], [one["waits_for"] for one in store["waiting"]]) == (0, ["ticket"])
     assert "--dry-run" in run("collect", "--project", project, exit_code=2).stderr

@@ -70,7 +70,7 @@ def began(folder: Path, restart: int) -> tuple[list[int], list[int]]:
 
 def attempts(client: Client, run: str) -> list[AttemptView]:
     """The oldest first."""
-    return list(client.all_attempts(*run.split("/")))[::-1]
+    return list(client.attempts.all(*run.split("/")))[::-1]
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> str:
@@ -207,9 +207,9 @@ def test_sigusr1_preempts_a_job_under_torchrun_and_nothing_is_left_behind(servic
     assert process.returncode == 75, log.read_text()
     (attempt,) = attempts(client, "tests/preempted")
     assert attempt.outcome is AttemptOutcome.PREEMPTED
-    newest = client.restore_point("tests", "preempted").restore_point
+    newest = client.restores.restore_point("tests", "preempted").restore_point
     assert newest is not None
     assert newest.step >= int((tmp_path / "newest").read_text())
-    (committed,) = client.checkpoints("tests", "preempted", limit=1).items
+    (committed,) = client.checkpoints.list("tests", "preempted", limit=1).items
     assert (committed.step, committed.kind) == (newest.step, CheckpointKind.EMERGENCY)
     assert not any(psutil.pid_exists(pid) for pid in began(tmp_path, 0)[1])

@@ -70,8 +70,8 @@ class Judge:
         found = [f"not at an end: {what}" for what in left]
         while (orphans := self._quiet.leaked()) and time.monotonic() < deadline:
             # Rows were lost with each failover: what nobody knows may be more than a sweep takes by itself.
-            sweep = self._client.wait_operation(
-                self._client.sweep(StartSweep(force=True)).id, timeout_seconds=_SWEEP_SECONDS
+            sweep = self._client.operations.wait(
+                self._client.collection.sweep(StartSweep(force=True)).id, timeout_seconds=_SWEEP_SECONDS
             )
             if sweep.error is not None:
                 return [*found, *orphans, f"a sweep failed: {sweep.error}"]

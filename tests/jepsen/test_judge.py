@@ -53,7 +53,7 @@ class World:
 
     def file_of(self, step: int, rank: int) -> Path:
         """Of the last chunk of that shard: no other save has it."""
-        digest = self._client.shard_chunks(self.id_of(step), rank).chunks[-1].digest
+        digest = self._client.checkpoints.shard_chunks(self.id_of(step), rank).chunks[-1].digest
         (found,) = files_of(self.store, digest)
         return found
 

@@ -359,19 +359,19 @@ def test_the_list_is_cut_into_pages_and_narrowed(service: RunningService, handle
     started = [start(service, project_id=demo, to=number).id for number in range(1, 6)]
     start(service)
     with Client(ClientSettings(url=service.url, token=service.token())) as client:
-        first = client.operations(project="demo", limit=2)
+        first = client.operations.list(project="demo", limit=2)
         assert [each.id for each in first.items] == started[:2:-1]
-        assert [each.id for each in client.all_operations(project="demo")] == started[::-1]
+        assert [each.id for each in client.operations.all(project="demo")] == started[::-1]
         reconcile(service.context)
-        assert len(list(client.all_operations(state=OperationState.DONE, kind=KIND))) == 6
-        assert not list(client.all_operations(state=OperationState.QUEUED))
-        assert client.operations(kind="no-such").items == []
+        assert len(list(client.operations.all(state=OperationState.DONE, kind=KIND))) == 6
+        assert not list(client.operations.all(state=OperationState.QUEUED))
+        assert client.operations.list(kind="no-such").items == []
         with pytest.raises(OperationNotFound, match="holdfast operations list"):
-            client.operation("op_none")
+            client.operations.get("op_none")
         with refused("invalid_request"):
             answer(service.http().get("/v1/operations", params={"run": "gpt"}))
-        assert client.wait_operation(started[0]).result == {"counted": 1}
+        assert client.operations.wait(started[0]).result == {"counted": 1}
         waiting = start(service, to=99)
         with pytest.raises(ServiceUnavailable, match="holdfast operations wait"):
-            client.wait_operation(waiting.id, timeout_seconds=0)
-        assert client.cancel_operation(waiting.id).state is OperationState.CANCELLED
+            client.operations.wait(waiting.id, timeout_seconds=0)
+        assert client.operations.cancel(waiting.id).state is OperationState.CANCELLED

@@ -33,7 +33,7 @@ class Judge:
 
     def faults(self) -> list[str]:
         """Every sentence is a reason why the soak has failed."""
-        for controller in self._client.controllers():
+        for controller in self._client.controllers.list():
             self.facts[f"controller {controller.name}: done"] = controller.done
             self.facts[f"controller {controller.name}: failed, and tried again"] = controller.failed
             if controller.error is not None:

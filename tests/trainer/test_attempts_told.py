@@ -20,7 +20,7 @@ class Boom(Exception):
 
 
 def attempt_of(client: Client, run: str, number: int = 1) -> AttemptView:
-    return client.attempt(*run.split("/"), number)
+    return client.attempts.get(*run.split("/"), number)
 
 
 def test_a_job_tells_how_far_it_came_and_its_error_before_its_save_is_over(run, service, monkeypatch):
@@ -58,7 +58,7 @@ def test_a_job_tells_how_far_it_came_and_its_error_before_its_save_is_over(run, 
         for step in range(ckpt.restore(resumed.state), 7):
             resumed.step(step)
             ckpt.step(step, resumed.state)
-    goodput = service.client.goodput(*run.split("/"))
+    goodput = service.client.insights.goodput(*run.split("/"))
     told = [(one.resumed_from_step, one.steps_run, one.steps_lost) for one in goodput.attempts]
     assert told == [(None, 5, 1), (3, 3, 0)]
     assert (goodput.steps_kept, goodput.steps_lost) == (7, 1)

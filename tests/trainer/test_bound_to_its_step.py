@@ -34,7 +34,7 @@ def alter(service, statement, *values):
 
 
 def newest(service, run):
-    return next(service.client.all_checkpoints(*run.split("/"))).id
+    return next(service.client.checkpoints.all(*run.split("/"))).id
 
 
 @pytest.mark.rule("index-names-its-save")

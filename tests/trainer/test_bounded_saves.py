@@ -80,7 +80,10 @@ def test_the_window_changes_no_digest(service, run):
     with holdfast.Checkpointer(run, chunk_sizes=SIZES) as ckpt:
         ckpt.restore(state)
         whole = ckpt.save(1, state).committed.result(timeout=60)
-    digests = [{chunk.digest for chunk in service.client.shard_chunks(view.id, 0).chunks} for view in (first, whole)]
+    digests = [
+        {chunk.digest for chunk in service.client.checkpoints.shard_chunks(view.id, 0).chunks}
+        for view in (first, whole)
+    ]
     assert len(digests[0]) > 2
     assert len(digests[0] - digests[1]) == len(digests[1] - digests[0]) == 1, "only the index, which names the step"
 
@@ -166,7 +169,7 @@ def test_an_error_while_staging_in_mid_window_aborts_the_save_and_the_next_one_g
             failed = ckpt.save(0, some_state()).committed.exception(timeout=60)
         assert "no room for the copy" in str(failed)
         ckpt.save(1, some_state(1)).committed.result(timeout=60)
-    aborted = [view.step for view in service.client.all_checkpoints(*run.split("/")) if view.state == "aborted"]
+    aborted = [view.step for view in service.client.checkpoints.all(*run.split("/")) if view.state == "aborted"]
     assert aborted == [0]
 
 
@@ -185,7 +188,7 @@ def test_ctrl_c_while_training_waits_for_the_window_ends_the_save_and_not_the_ch
                 ckpt.save(0, some_state())
         assert ckpt.wait(60)
         ckpt.save(1, some_state(1)).committed.result(timeout=60)
-    aborted = [view.step for view in service.client.all_checkpoints(*run.split("/")) if view.state == "aborted"]
+    aborted = [view.step for view in service.client.checkpoints.all(*run.split("/")) if view.state == "aborted"]
     assert aborted == [0]
 
 

@@ -83,7 +83,7 @@ def test_save_and_load_give_back_tensors_and_values(run, service):
         assert reader.step == 4
         dcp.load(loaded, storage_reader=reader)
     assert equal(loaded, assorted())
-    [view] = service.client.all_checkpoints(*run.split("/"))
+    [view] = service.client.checkpoints.all(*run.split("/"))
     assert (view.step, view.state) == (4, "committed")
 
 
@@ -98,7 +98,7 @@ def test_nan_is_seen_and_such_a_checkpoint_is_kept_as_diverged(run, service):
         assert reader.step == 0, "the diverged one is skipped"
         dcp.load(blank(masked), storage_reader=reader)
         dcp.save(poisoned, storage_writer=ckpt.writer(2))
-    views = {view.step: view for view in service.client.all_checkpoints(*run.split("/"))}
+    views = {view.step: view for view in service.client.checkpoints.all(*run.split("/"))}
     assert {step: (view.state, view.health) for step, view in views.items() if step} == {
         1: ("committed", "diverged"),
         2: ("committed", "ok"),
@@ -228,7 +228,7 @@ def test_leaving_the_with_waits_for_an_async_save_in_flight(run, service, monkey
         monkeypatch.setattr(ckpt._own_saves, "are_over", lambda timeout: (leaving.set(), own(timeout))[1])
         monkeypatch.setattr(ckpt.parts.pipeline, "wait_idle", lambda timeout: (leaving.set(), wait_idle(timeout))[1])
     saved.result(timeout=60)
-    assert service.client.restore_point(*run.split("/")).restore_point.step == 3
+    assert service.client.restores.restore_point(*run.split("/")).restore_point.step == 3
 
 
 @pytest.mark.rule("writer-is-whole")
@@ -241,7 +241,7 @@ def test_plan_caching_is_refused_at_the_first_save(run, service):
         finally:
             for name in ("save_plan", "all_plans", "global_plan", "metadata", "final_save_plan"):
                 getattr(SavePlanner, f"_cached_{name}").clear()
-    assert service.client.restore_point(*run.split("/")).restore_point is None
+    assert service.client.restores.restore_point(*run.split("/")).restore_point is None
 
 
 @pytest.mark.rule("writer-is-whole")
@@ -326,7 +326,7 @@ def test_what_cannot_be_kept_is_refused_by_key_and_class_before_anything_is_uplo
     monkeypatch.setattr(ShardWriter, "upload", lambda _, chunks: uploads.append(chunks))
     with holdfast.Checkpointer(run) as ckpt, pytest.raises(CheckpointException, match=said):
         dcp.save({"fine": torch.ones(2), "odd": value}, storage_writer=ckpt.writer(0))
-    [view] = service.client.all_checkpoints(*run.split("/"))
+    [view] = service.client.checkpoints.all(*run.split("/"))
     assert view.state == "aborted"
     assert "odd" in view.abort_reason
     assert not uploads
@@ -336,8 +336,8 @@ def test_what_cannot_be_kept_is_refused_by_key_and_class_before_anything_is_uplo
 def test_no_pickle_is_in_the_store(run, service):
     with holdfast.Checkpointer(run) as ckpt:
         dcp.save(assorted(), storage_writer=ckpt.writer(0))
-    [view] = service.client.all_checkpoints(*run.split("/"))
-    for chunk in service.client.shard_chunks(view.id, 0).chunks:
+    [view] = service.client.checkpoints.all(*run.split("/"))
+    for chunk in service.client.checkpoints.shard_chunks(view.id, 0).chunks:
         stored = [path.read_bytes() for path in service.store.glob(f"**/{chunk.digest}/*")]
         assert stored
         assert not any(data.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x04")) for data in stored)
@@ -354,7 +354,7 @@ def test_the_next_start_goes_on_from_a_dcp_checkpoint(run, service):
         dcp.load(state, storage_reader=ckpt.reader(at="1"))
         dcp.save({"t": torch.full((2,), 9)}, storage_writer=ckpt.writer(2))
     assert state["t"].tolist() == [1, 1]
-    attempt = service.client.attempt(*run.split("/"), 2)
+    attempt = service.client.attempts.get(*run.split("/"), 2)
     assert attempt.resumed_from is not None
 
 
@@ -486,13 +486,13 @@ def fail_and_leave(rank, run):
 def test_a_rank_that_fails_in_dcp_save_leaves_no_restore_point_and_one_that_is_told_to_leave_does(run, service):
     told = run_ranks(fail_and_leave, 2, run, timeout_seconds=120)
     assert [failed for failed, _ in told] == [True, True]
-    decision = service.client.restore_point(*run.split("/"))
+    decision = service.client.restores.restore_point(*run.split("/"))
     assert decision.restore_point is None
     assert not decision.ever_committed
     for _, (saved, step, said) in told:
         assert (saved, step) == ([2, 5, 6], 6)
         assert "The checkpoint of step 6 is committed." in said
     project, name = f"{run}-leaves".split("/")
-    assert service.client.restore_point(project, name).restore_point.step == 6
-    [attempt] = service.client.attempts(project, name).items
+    assert service.client.restores.restore_point(project, name).restore_point.step == 6
+    [attempt] = service.client.attempts.list(project, name).items
     assert attempt.outcome == "preempted"

@@ -146,8 +146,8 @@ def count_document_reads(rank, run):
     job = Job(rank, "fsdp", loader=False)
     with holdfast.Checkpointer(run) as ckpt:
         lists = []
-        shard_chunks = ckpt.parts.client.shard_chunks
-        ckpt.parts.client.shard_chunks = lambda *a: (lists.append(a[1]), shard_chunks(*a))[1]
+        shard_chunks = ckpt.parts.client.checkpoints.shard_chunks
+        ckpt.parts.client.checkpoints.shard_chunks = lambda *a: (lists.append(a[1]), shard_chunks(*a))[1]
         ckpt.restore(job.state)
     return lists
 

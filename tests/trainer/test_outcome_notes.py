@@ -57,7 +57,7 @@ def test_each_attempt_of_a_launch_is_told_when_it_opens_and_when_it_ends(service
         AttemptOutcome.FAILED,
     ]
     project, name = run.split("/")
-    assert {attempt.launch_id.partition(".")[0] for attempt in service.client.all_attempts(project, name)} == {"abc"}
+    assert {attempt.launch_id.partition(".")[0] for attempt in service.client.attempts.all(project, name)} == {"abc"}
 
 
 @pytest.mark.rule("told-outcome")
@@ -95,9 +95,9 @@ def test_a_crash_keeps_what_was_saved_before_it_and_is_not_fenced(run, service, 
     with pytest.raises(ZeroDivisionError):
         crashes()
     project, name = run.split("/")
-    assert service.client.attempt(project, name, 1).outcome is AttemptOutcome.FAILED
+    assert service.client.attempts.get(project, name, 1).outcome is AttemptOutcome.FAILED
     assert words(launch) == [(1, 0, AttemptOutcome.FAILED)]
-    assert service.client.restore_point(project, name).restore_point.step == 0
+    assert service.client.restores.restore_point(project, name).restore_point.step == 0
 
 
 @pytest.mark.rule("told-outcome")
@@ -106,7 +106,7 @@ def test_an_attempt_that_has_been_ended_stops_and_may_be_launched_again(run, ser
 
     def somebody_ends_it(checkpointer, job):
         word = EndAttempt(**checkpointer.parts.session.fence.model_dump(), outcome=AttemptOutcome.PREEMPTED)
-        service.client.end_attempt(project, name, 1, word)
+        service.client.attempts.end(project, name, 1, word)
         failure = checkpointer.save(0, job.state).committed.exception(timeout=60)
         assert "must not be restarted" not in str(failure)
         checkpointer.step(1, job.state)
@@ -128,7 +128,7 @@ def test_a_job_whose_rollback_was_not_answered_is_not_fenced_by_itself(run, serv
     job = Job()
     checkpointer = holdfast.Checkpointer(run, save=NEVER)
     session = checkpointer.parts.session
-    open_attempt = session.client.open_attempt
+    open_attempt = session.client.attempts.open
 
     def is_not_heard(*args):
         open_attempt(*args)
@@ -138,7 +138,7 @@ def test_a_job_whose_rollback_was_not_answered_is_not_fenced_by_itself(run, serv
         with checkpointer:
             checkpointer.restore(job.state)
             checkpointer.save(0, job.state).committed.result(timeout=60)
-            monkeypatch.setattr(session.client, "open_attempt", is_not_heard)
+            monkeypatch.setattr(session.client.attempts, "open", is_not_heard)
             try:
                 checkpointer.rollback(job.state)
             except ServiceUnavailable:
@@ -148,7 +148,7 @@ def test_a_job_whose_rollback_was_not_answered_is_not_fenced_by_itself(run, serv
             with pytest.raises(holdfast.errors.StaleAttempt) as refused:
                 session.restored_from("ck_x", rollback=True)
             session.note(refused.value)
-            monkeypatch.setattr(session.client, "open_attempt", open_attempt)
+            monkeypatch.setattr(session.client.attempts, "open", open_attempt)
             assert checkpointer.rollback(job.state) == 1
             checkpointer.save(1, job.state).committed.result(timeout=60)
 

@@ -27,11 +27,11 @@ PATIENCE_SECONDS = 30
 
 
 def checkpoints(service, run):
-    return sorted(service.client.all_checkpoints(*run.split("/")), key=lambda view: view.created_at)
+    return sorted(service.client.checkpoints.all(*run.split("/")), key=lambda view: view.created_at)
 
 
 def attempt(service, run):
-    return service.client.attempts(*run.split("/")).items[-1]
+    return service.client.attempts.list(*run.split("/")).items[-1]
 
 
 def preempted(run, train, **options):
@@ -104,7 +104,7 @@ def test_after_a_rollback_a_step_is_saved_though_the_attempt_that_was_left_has_o
         ckpt.step(1, job.state)
 
     assert preempted(run, train).saved_step == 1
-    assert service.client.restore_point(*run.split("/")).restore_point.step == 1
+    assert service.client.restores.restore_point(*run.split("/")).restore_point.step == 1
     assert [(view.step, view.attempt) for view in checkpoints(service, run)] == [(0, 1), (1, 1), (1, 2)]
 
 

@@ -88,9 +88,9 @@ def test_the_signal_of_one_rank_makes_all_leave_after_the_step_that_it_came_in(r
     assert [step for step, _ in first] == [step for step, _ in second] == [3, 4, 3]
     assert all("SIGTERM" in text for _, text in first + second)
     for name, step in zip(runs, [3, 4, 3], strict=True):
-        newest = max(service.client.all_checkpoints(*name.split("/")), key=lambda view: view.step)
+        newest = max(service.client.checkpoints.all(*name.split("/")), key=lambda view: view.step)
         assert (newest.step, newest.kind, newest.state) == (step, CheckpointKind.EMERGENCY, CheckpointState.COMMITTED)
-        [attempt] = service.client.attempts(*name.split("/")).items
+        [attempt] = service.client.attempts.list(*name.split("/")).items
         assert attempt.outcome == AttemptOutcome.PREEMPTED
         assert attempt.notice.source == "SIGTERM"
 
@@ -110,6 +110,6 @@ def lose_a_peer(rank, run):
 def test_survivors_of_a_crash_that_their_launcher_ends_do_not_wait_for_the_dead(run, service):
     with pytest.raises(AssertionError, match="rank 0: died with exit code 143"):
         run_ranks(lose_a_peer, 2, run)
-    [attempt] = service.client.attempts(*run.split("/")).items
+    [attempt] = service.client.attempts.list(*run.split("/")).items
     assert attempt.outcome == AttemptOutcome.FAILED
     assert "one of them has ended" in attempt.outcome_detail

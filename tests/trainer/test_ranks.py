@@ -154,7 +154,7 @@ def begin_when_aborted(ckpt):
 
     def late(*arguments, **more):
         ckpt.parts.session.begin_shard = begin
-        while not any(view.state == "aborted" for view in ckpt.parts.client.all_checkpoints(*ckpt.run.split("/"))):
+        while not any(view.state == "aborted" for view in ckpt.parts.client.checkpoints.all(*ckpt.run.split("/"))):
             time.sleep(0.05)
         return begin(*arguments, **more)
 
@@ -179,14 +179,14 @@ def fail_in_background(rank, run, late=False):
 
 def test_a_rank_that_cannot_stage_aborts_the_checkpoint_at_once_and_the_next_save_goes_on(run, service):
     assert run_ranks(fail_in_background, 2, run) == [("SaveFailed", True, 1)] * 2
-    aborted = [view for view in service.client.all_checkpoints(*run.split("/")) if view.state != "committed"]
+    aborted = [view for view in service.client.checkpoints.all(*run.split("/")) if view.state != "committed"]
     assert {(view.step, view.state) for view in aborted} == {(0, "aborted")}
     assert 1 in {view.abort_rank for view in aborted}
 
 
 def test_a_rank_that_begins_after_another_has_failed_does_not_wait_for_it(run, service):
     assert run_ranks(fail_in_background, 2, run, True) == [("SaveFailed", True, 1)] * 2
-    aborted = [view for view in service.client.all_checkpoints(*run.split("/")) if view.state != "committed"]
+    aborted = [view for view in service.client.checkpoints.all(*run.split("/")) if view.state != "committed"]
     assert sorted((view.step, view.state, view.abort_rank) for view in aborted) == [
         (0, "aborted", 0),
         (0, "aborted", 1),
@@ -278,8 +278,8 @@ def waiters(rank, run):
     with holdfast.Checkpointer(run, create=True) as ckpt:
         ckpt.restore(job.state)
         asked = []
-        ask = ckpt.parts.pipeline._retrying_client.checkpoint
-        ckpt.parts.pipeline._retrying_client.checkpoint = lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
+        ask = ckpt.parts.pipeline._retrying_client.checkpoints.get
+        ckpt.parts.pipeline._retrying_client.checkpoints.get = lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
         if rank == 2:
             write = ckpt.parts.pipeline._write
             ckpt.parts.pipeline._write = lambda writer, job: (time.sleep(0.5), write(writer, job))[1]

@@ -79,7 +79,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 def _wait_until_recorded() -> None:
     patience = time.monotonic() + 60
     with Client() as client:
-        while client.controller("records").due:
+        while client.controllers.get("records").due:
             assert time.monotonic() < patience
             time.sleep(0.05)
 
@@ -88,7 +88,7 @@ def _wait_until_recorded() -> None:
 def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served) -> None:
     service = served.start()
     with Client() as client:
-        client.edit_project("tests", EditProject())
+        client.projects.edit("tests", EditProject())
     job = Job()
     with holdfast.Checkpointer(_RUN, create=True, compress=served.compress) as ckpt:
         ckpt.restore(job.state)
@@ -132,7 +132,7 @@ def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served
 def test_a_run_whose_records_are_lost_does_not_begin_from_nothing_before_a_person_confirms_it(served: Served) -> None:
     service = served.start()
     with Client() as client:
-        client.edit_project("tests", EditProject())
+        client.projects.edit("tests", EditProject())
     job = Job()
     for run in (_RUN, "tests/seen"):
         with holdfast.Checkpointer(run, create=True) as ckpt:
@@ -140,8 +140,8 @@ def test_a_run_whose_records_are_lost_does_not_begin_from_nothing_before_a_perso
             ckpt.save(0, job.state).committed.result(timeout=60)
     _wait_until_recorded()
     with Client() as client:
-        lost = client.attempts("tests", "gpt").items[0]
-        (checkpoint,) = client.all_checkpoints("tests", "gpt")
+        lost = client.attempts.list("tests", "gpt").items[0]
+        (checkpoint,) = client.checkpoints.all("tests", "gpt")
     assert lost.number == 1
     service.stop()
     for path in (served.folder / "data").glob("catalog.db*"):

@@ -57,8 +57,8 @@ def test_a_wrong_token_raises_with_the_remedy(run, monkeypatch):
 @pytest.mark.rule("one-vote-per-step")
 def test_a_run_whose_checkpoints_are_all_unusable_raises_instead_of_beginning_anew(run, service):
     train(0, run, 2)
-    for view in service.client.all_checkpoints(*run.split("/")):
-        service.client.edit_checkpoint(
+    for view in service.client.checkpoints.all(*run.split("/")):
+        service.client.checkpoints.edit(
             view.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="bad batch"), view.etag
         )
     job = Job()
@@ -123,7 +123,7 @@ def test_the_earlier_launch_learns_it_by_its_heartbeat_while_it_saves_nothing(ow
         earlier.parts.session.open()
         opened = earlier.parts.session.opened
         earlier.parts.session._heartbeat._stop.set()  # the test beats by hand, for the service's interval is long
-        own_service.client.open_attempt("tests", "beat", OpenAttempt(launch_id="later", after=1, world_size=1))
+        own_service.client.attempts.open("tests", "beat", OpenAttempt(launch_id="later", after=1, world_size=1))
         earlier.parts.session._heartbeat._stop.clear()
         object.__setattr__(opened, "heartbeat_interval_seconds", 0.01)
         earlier.parts.session._heartbeat._beat()
@@ -238,7 +238,7 @@ def test_a_program_that_ends_by_an_exception_is_not_noted_as_finished(run, servi
         "raise RuntimeError('out of memory')\n"  # no with, no close
     )
     subprocess.run([sys.executable, script, run], check=False, timeout=120, capture_output=True)
-    [attempt] = service.client.attempts(*run.split("/")).items
+    [attempt] = service.client.attempts.list(*run.split("/")).items
     assert (attempt.outcome, attempt.outcome_detail) == ("failed", "RuntimeError: out of memory")
 
 

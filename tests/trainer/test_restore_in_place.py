@@ -43,7 +43,7 @@ def train(rank, run, kind, steps):
 
 def damage(service, run, tensor, checkpoints, *, rank=None):
     """Flips a bit in the first chunk of `tensor` in each of the newest `checkpoints`; of those that `rank` stored."""
-    for view in list(service.client.all_checkpoints(*run.split("/")))[:checkpoints]:
+    for view in list(service.client.checkpoints.all(*run.split("/")))[:checkpoints]:
         digest = next(digest for by, digest in chunks_of(service.client, view.id, tensor) if rank in (None, by))
         for path in files_of(service.store, digest):
             flip(path)

@@ -167,12 +167,16 @@ def test_a_lone_rank_makes_no_folder(proxy, cache, run):
 
 def damage(service, run):
     """One chunk that only the newest checkpoint has, and none of its documents."""
-    newest, before = list(service.client.all_checkpoints(*run.split("/")))[:2]
+    newest, before = list(service.client.checkpoints.all(*run.split("/")))[:2]
 
     def digests(view):
-        return {c.digest for rank in range(view.world_size) for c in service.client.shard_chunks(view.id, rank).chunks}
+        return {
+            c.digest
+            for rank in range(view.world_size)
+            for c in service.client.checkpoints.shard_chunks(view.id, rank).chunks
+        }
 
-    documents = {shard.index_digest for shard in service.client.manifest(newest.id).shards}
+    documents = {shard.index_digest for shard in service.client.checkpoints.manifest(newest.id).shards}
     wrong = sorted(digests(newest) - digests(before) - documents)[0]
     for path in service.store.glob(f"**/{wrong}/*"):
         path.chmod(0o600)

@@ -96,7 +96,7 @@ class Spooled:
         return [record.rank for record in self.tier.spool.read().records]
 
     def states(self):
-        return [view.state for view in self.client.all_checkpoints(self.run.project, self.run.run)]
+        return [view.state for view in self.client.checkpoints.all(self.run.project, self.run.run)]
 
     def begin_itself(self):
         """The attempt that saved it has begun it, and may be writing it."""

@@ -89,11 +89,11 @@ def test_ranks_save_after_the_same_steps_for_the_best_and_what_was_put_off_or_al
     # The second launch knows that 2.0 was reached, though it never saw it.
     assert first[0] == second[0] == [(0, 0), (1, 1), (4, 4), (11, 11)]
     project, _, name = run.partition("/")
-    best = service.client.restore_point(project, f"{name}-best", "best:val_loss").restore_point
+    best = service.client.restores.restore_point(project, f"{name}-best", "best:val_loss").restore_point
     assert best.step == 11
     # What it cost is what the service advises by.
-    assert service.client.checkpoint(best.checkpoint_id).blocked_seconds > 0
-    advice = service.client.advice(project, f"{name}-best")
+    assert service.client.checkpoints.get(best.checkpoint_id).blocked_seconds > 0
+    advice = service.client.insights.save_interval(project, f"{name}-best")
     assert (advice.saves_source, advice.saves_measured, advice.run_interruptions) == ("run", 4, 0)
     name_of_error, step, saved = first[1]
     assert (name_of_error, saved) == ("SaveDeclined", step)

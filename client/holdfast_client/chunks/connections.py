@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
 import socket
 import ssl
@@ -11,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self, cast
+from typing import cast
 from urllib.parse import urljoin
 
 import urllib3
@@ -150,18 +149,15 @@ def _of_the_service(error: HoldfastError) -> HoldfastError:
 KEPT_CONNECTIONS = 32
 
 
-class TransferPool:
-    """Kept-alive connections, shared by all transfers of a client. It knows no token: a ticket carries its own proof,
-    and a store must never see ours."""
+class SharedConnections:
+    """What all transfers of a client have in common. `rate_limits`: one for each store."""
 
     def __init__(self, settings: ClientSettings, tls: ssl.SSLContext) -> None:
         keep_queries_out_of_logs()
-        self.retry_seconds = settings.retry_seconds
-        self.rate_limit = RateLimit(settings.max_bytes_per_second)
         self.cores = CoreLimit(usable_cores())
-        self._rate_limits = {StoreRole.PRIMARY: self.rate_limit}
-        self._service_url = settings.url + "/"
-        self._http = urllib3.PoolManager(
+        self.rate_limits = {StoreRole.PRIMARY: RateLimit(settings.max_bytes_per_second)}
+        self.service_url = settings.url + "/"
+        self.http = urllib3.PoolManager(
             num_pools=8,
             maxsize=KEPT_CONNECTIONS,
             retries=False,
@@ -169,20 +165,35 @@ class TransferPool:
             # urllib3 also applies the connect time-out to each send. Bodies go out in slices, so it is one slice's.
             timeout=urllib3.Timeout(connect=settings.timeout_seconds, read=settings.timeout_seconds),
         )
-        self._live = LiveConnections(self._http)
+        self.live = LiveConnections(self.http)
 
-    def with_retry_deadline(self, retry_seconds: float) -> Self:
-        """The same connections and the same pace, with another time for retries. Only the first is closed."""
-        other = copy.copy(self)
-        other.retry_seconds = retry_seconds
-        return other
 
-    def towards(self, store: StoreRole) -> Self:
-        """The same connections, at the pace that this store bears: one that asks to slow down slows no other."""
-        other = copy.copy(self)
+class TransferPool:
+    """Kept-alive connections, shared by all transfers of a client. It knows no token: a ticket carries its own proof,
+    and a store must never see ours."""
+
+    def __init__(self, shared: SharedConnections, retry_seconds: float, rate_limit: RateLimit) -> None:
+        self.retry_seconds = retry_seconds
+        self.rate_limit = rate_limit
+        self.cores = shared.cores
+        self._shared = shared
+
+    @classmethod
+    def of(cls, settings: ClientSettings, tls: ssl.SSLContext) -> TransferPool:
+        """With connections of its own. None is opened yet."""
+        shared = SharedConnections(settings, tls)
+        return cls(shared, settings.retry_seconds, shared.rate_limits[StoreRole.PRIMARY])
+
+    def with_retry_deadline(self, retry_seconds: float) -> TransferPool:
+        """The same connections and the same rate limit, with another time for retries. Only the first is closed."""
+        return TransferPool(self._shared, retry_seconds, self.rate_limit)
+
+    def towards(self, store: StoreRole) -> TransferPool:
+        """The same connections, at the rate that this store bears: one that asks to slow down slows no other."""
+        limits = self._shared.rate_limits
         # A dict's own step: two threads that come at once get the same one.
-        other.rate_limit = self._rate_limits.setdefault(store, self._rate_limits[StoreRole.PRIMARY].beside())
-        return other
+        limit = limits.setdefault(store, limits[StoreRole.PRIMARY].beside())
+        return TransferPool(self._shared, self.retry_seconds, limit)
 
     @contextmanager
     def request(
@@ -212,9 +223,9 @@ class TransferPool:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         response: urllib3.BaseHTTPResponse | None = None
         try:
-            response = self._http.request(
+            response = self._shared.http.request(
                 method,
-                urljoin(self._service_url, url),
+                urljoin(self._shared.service_url, url),
                 headers=dict(headers),
                 body=cast("Iterable[bytes] | None", body),  # its types forget that a socket takes any buffer
                 preload_content=False,
@@ -242,7 +253,7 @@ class TransferPool:
     def cut(self) -> None:
         """Breaks all that is under way, however long the store would let it wait. What comes after it connects anew.
         From any thread."""
-        self._live.cut()
+        self._shared.live.cut()
 
     def close(self) -> None:
-        self._http.clear()
+        self._shared.http.clear()

@@ -180,7 +180,7 @@ class ShardFetcher:
         lease_id, self._lease_id = self._lease_id, None
         if lease_id is not None:
             try:
-                self._client.release_reads(lease_id)
+                self._client.restores.release(lease_id)
             except HoldfastError:
                 return
 
@@ -281,7 +281,7 @@ class ShardFetcher:
 
     def _read(self, digests: list[str], *, with_mount: bool) -> list[ReadTicket]:
         asked_at = time.monotonic()
-        reads = self._client.read_chunks(
+        reads = self._client.restores.read_chunks(
             self._checkpoint_id,
             ReadChunks(
                 digests=digests,
@@ -338,7 +338,7 @@ class ShardFetcher:
             if refused[done.key, waited] >= (WAITS_PER_CHUNK if waited else TICKETS_PER_CHUNK):
                 raise StoreRefused(f"No ticket could be used; the last time: {error.detail}") from error
         elif isinstance(error, ChunkCorrupt):
-            verdict = self._client.report_chunk(
+            verdict = self._client.restores.report_chunk(
                 self._checkpoint_id,
                 ReportChunk(digest=done.key, problem=error.problem, detail=text_to_keep(error.detail, 1000)),
             )

@@ -317,7 +317,7 @@ class ShardUploader:
             finished=finished,
             mount_proof=self._client.mount.proof(),
         )
-        return self._client.negotiate(self._checkpoint_id, self._rank, request)
+        return self._client.checkpoints.negotiate(self._checkpoint_id, self._rank, request)
 
     def _take_reply(self, call: Call, reply: ChunksNegotiated, jobs: _UploadJobs, workers: TransferWorkers) -> None:
         self._next_call.end(time.monotonic())

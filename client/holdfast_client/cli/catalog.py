@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 def list_stores(*, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the attached stores: whether each is this catalog's, and when it was last checked."""
     with connect() as client:
-        found = first(client.stores(), limit)
+        found = first(client.stores.list(), limit)
     if json:
         show_json(found)
         return
@@ -59,8 +59,8 @@ def claim(
 ) -> None:
     """After a restore, a rebuild or a clone, and a check: take the stores for this catalog's; deleting goes on."""
     with connect() as client:
-        roles = [each.role for each in client.stores()] if store is None else [store]
-        claimed = [client.claim_store(role, ClaimStore(accept_loss=accept_loss)) for role in roles]
+        roles = [each.role for each in client.stores.list()] if store is None else [store]
+        claimed = [client.stores.claim(role, ClaimStore(accept_loss=accept_loss)) for role in roles]
     if json:
         show_json(claimed)
         return
@@ -122,7 +122,7 @@ def check(
     """Compare the catalog with its stores, both ways. Exit code 1 if they differ."""
     asked = CheckCatalog(store=store, deep=deep, confirm_missing=confirm_missing)
     with connect() as client:
-        view = follow(client, client.check_catalog(asked))
+        view = follow(client, client.catalog.check(asked))
     exit_unless_done(view)
     found = CatalogCheck.model_validate(view.result)
     if json:
@@ -136,7 +136,7 @@ def check(
 def doubts(json: JsonOption = False) -> None:
     """What a rebuild of the catalog could not know, and nobody has confirmed since."""
     with connect() as client:
-        found = client.doubts()
+        found = client.catalog.doubts()
     if json:
         show_json(found)
         return
@@ -159,7 +159,7 @@ def confirm(
     except ValidationError:
         raise typer.BadParameter(f"{name!r} is no project and no run; write demo or demo/gpt") from None
     with connect() as client:
-        client.confirm_commits(request)
+        client.catalog.confirm(request)
     if json:
         show_json(request)
         return

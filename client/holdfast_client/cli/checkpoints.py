@@ -50,7 +50,7 @@ def checkpoints(
     name = read_run(run)
     with connect() as client:
         found = first(
-            client.all_checkpoints(
+            client.checkpoints.all(
                 name.project,
                 name.run,
                 state=state,
@@ -88,10 +88,10 @@ def show(selector: SelectorArgument, json: JsonOption = False) -> None:
     """Show one checkpoint, whatever its state."""
     name, point = read_selector(selector)
     with connect() as client:
-        found = client.selected_checkpoint(name.project, name.run, str(point))
-        of_run = client.run(name.project, name.run)
-        holds = [] if json else list(client.all_holds_on(found.id))
-        environment = {} if json else client.attempt(name.project, name.run, found.attempt).environment
+        found = client.checkpoints.select(name.project, name.run, str(point))
+        of_run = client.runs.get(name.project, name.run)
+        holds = [] if json else list(client.holds.all_on(found.id))
+        environment = {} if json else client.attempts.get(name.project, name.run, found.attempt).environment
     if json:
         show_json(found)
         return
@@ -211,9 +211,9 @@ def health(
     """Say whether a checkpoint may be resumed from; `ok` releases one from quarantine."""
     name, point = read_selector(selector)
     with connect() as client:
-        found = client.selected_checkpoint(name.project, name.run, str(point))
+        found = client.checkpoints.select(name.project, name.run, str(point))
         request = EditCheckpoint.model_validate({"health": said.value, "health_reason": reason})
-        edited = client.edit_checkpoint(found.id, request, found.etag)
+        edited = client.checkpoints.edit(found.id, request, found.etag)
     if json:
         show_json(edited)
         return

@@ -221,7 +221,7 @@ def notes_from_catalog(client: Client, run: RunName, launch: str) -> list[Outcom
     """The last attempt of this launch, where the ranks could leave no note, behind srun or in another container. Its
     outcome is asked for afterwards. Empty where there is none, or the service is away."""
     try:
-        newest_first = client.attempts(run.project, run.run, limit=_LATELY).items
+        newest_first = client.attempts.list(run.project, run.run, limit=_LATELY).items
     except HoldfastError:
         return []
     ours = (attempt.number for attempt in newest_first if attempt.launch_id.startswith(f"{launch}."))
@@ -231,7 +231,7 @@ def notes_from_catalog(client: Client, run: RunName, launch: str) -> list[Outcom
 def catalog_of(client: Client) -> Callable[[RunName, int], Asked | None]:
     def ask(run: RunName, attempt: int) -> Asked | None:
         try:
-            found = client.attempt(run.project, run.run, attempt)
+            found = client.attempts.get(run.project, run.run, attempt)
         except HoldfastError:
             return None
         # Left by its own job, and its ranks here know of no other: nobody else has the run.

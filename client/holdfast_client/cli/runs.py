@@ -50,9 +50,9 @@ def runs(
     A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
     """
     with connect() as client:
-        projects = iter([project]) if project is not None else (one.name for one in client.all_projects())
+        projects = iter([project]) if project is not None else (one.name for one in client.projects.all())
         found = first(
-            (run for name in projects for run in client.all_runs(name, status=status, deleted=deleted)), limit
+            (run for name in projects for run in client.runs.all(name, status=status, deleted=deleted)), limit
         )
     if json:
         show_json(found)
@@ -92,7 +92,7 @@ def attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOption = 
     """
     name = read_run(run)
     with connect() as client:
-        found = first(client.all_attempts(name.project, name.run), limit)
+        found = first(client.attempts.all(name.project, name.run), limit)
     if json:
         show_json(found)
         return
@@ -140,7 +140,7 @@ def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
     """
     name, point = read_selector(selector)
     with connect() as client:
-        decision = client.restore_point(name.project, name.run, str(point))
+        decision = client.restores.restore_point(name.project, name.run, str(point))
     found = decision.restore_point
     if decision.note and not json:
         show_note(f"holdfast: {decision.note}")
@@ -183,7 +183,7 @@ def goodput(run: RunArgument, json: JsonOption = False) -> None:
     """Show how much of a run's time went into steps that it still has, and where the rest went."""
     name = read_run(run)
     with connect() as client:
-        found = client.goodput(name.project, name.run)
+        found = client.insights.goodput(name.project, name.run)
     if json:
         show_json(found)
         return
@@ -228,7 +228,7 @@ def advise(run: RunArgument, json: JsonOption = False) -> None:
     """Say how often a run should save, and why."""
     name = read_run(run)
     with connect() as client:
-        found = client.advice(name.project, name.run)
+        found = client.insights.save_interval(name.project, name.run)
     if json:
         show_json(found)
     else:

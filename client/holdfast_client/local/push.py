@@ -50,14 +50,14 @@ def belongs_here(client: Client, key: SaveKey) -> bool:
     """Whether the service's attempt of that number is the one that staged the save: a new catalog, or one that was
     restored from an older copy, counts anew. Asks only what every token may."""
     try:
-        return client.attempt(key.project, key.run, key.attempt).launch_id == key.launch_id
+        return client.attempts.get(key.project, key.run, key.attempt).launch_id == key.launch_id
     except NotFound:
         return False
 
 
 def is_committed(client: Client, key: SaveKey) -> bool:
     """Whether that step of that attempt is committed, with whatever content. Asks only what every token may."""
-    found = client.checkpoints(
+    found = client.checkpoints.list(
         key.project,
         key.run,
         state=CheckpointState.COMMITTED,
@@ -196,7 +196,7 @@ class SavePusher:
         self._client = client
         self._tier = tier
         self._allow_detached = allow_detached
-        self._epoch = client.server_info().epoch
+        self._epoch = client.server.info().epoch
 
     def push(self, save: SpooledSave) -> Outcome:
         """Raises ServiceUnavailable and TokenProblem, which would meet the next save too; all else is the outcome."""
@@ -229,7 +229,7 @@ class SavePusher:
             ]
 
     def _newest_attempt(self, key: SaveKey) -> AttemptView:
-        newest_first = self._client.attempts(key.project, key.run, limit=1).items
+        newest_first = self._client.attempts.list(key.project, key.run, limit=1).items
         if not newest_first:
             raise NotFound(f"{key.run_name} has no attempts")
         return newest_first[0]

@@ -8,18 +8,18 @@ from typing import TypeVar
 from holdfast_client.transport import Transport
 from holdfast_protocol.base import Page
 
-# What each group of operations stands on: the one transport.
 
+class Resource:
+    """The calls of one noun of the service. They differ in route, request and reply, and in nothing else."""
 
-class Operations:
-    """A group of operations. They differ in route, request and reply, and in nothing else."""
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
 
-    transport: Transport
-
-
-# From one page to all of them.
 
 Item = TypeVar("Item")
+
+# A plan of a run of 100,000 checkpoints takes the service many seconds.
+PLANS_SECONDS = 300.0
 
 
 def all_items(read_page: Callable[[str | None], Page[Item]]) -> Iterator[Item]:

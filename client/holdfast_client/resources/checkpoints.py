@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast_client.resources.base import Operations, all_items
+from holdfast_client.resources.base import Resource, all_items
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
 from holdfast_protocol.checkpoints import (
@@ -17,7 +17,6 @@ from holdfast_protocol.checkpoints import (
     EditCheckpoint,
     FailShard,
     Manifest,
-    MountProofOffer,
     NegotiateChunks,
     ReadChunks,
     ReportChunk,
@@ -25,12 +24,16 @@ from holdfast_protocol.checkpoints import (
     SealShard,
     ShardChunks,
 )
+from holdfast_protocol.pruning import (
+    PinCheckpoint,
+    UndeleteCheckpoint,
+)
 from holdfast_protocol.states import CheckpointState, Health
 
-# Begin, negotiate, seal, abort; look at checkpoints and edit them. See holdfast_protocol.checkpoints.
 
+class Checkpoints(Resource):
+    """See holdfast_protocol.checkpoints and holdfast_protocol.pruning."""
 
-class CheckpointOperations(Operations):
     def begin(self, project: str, run: str, request: BeginCheckpoint) -> CheckpointView:
         """Begins a checkpoint; every rank may call it, the same begin gives the same checkpoint."""
         return self.transport.call(
@@ -51,7 +54,7 @@ class CheckpointOperations(Operations):
     def abort(self, checkpoint_id: str, request: AbortCheckpoint) -> CheckpointView:
         return self.transport.call("POST", path("checkpoints", checkpoint_id, "abort"), CheckpointView, body=request)
 
-    def checkpoint(self, checkpoint_id: str, wait_seconds: int | None = None) -> CheckpointView:
+    def get(self, checkpoint_id: str, wait_seconds: int | None = None) -> CheckpointView:
         """A checkpoint as it is; with `wait_seconds`, as soon as it is no longer uploading or the time is over."""
         return self.transport.call(
             "GET",
@@ -61,13 +64,13 @@ class CheckpointOperations(Operations):
             waits_seconds=wait_seconds or 0,
         )
 
-    def selected_checkpoint(self, project: str, run: str, selector: str) -> CheckpointView:
+    def select(self, project: str, run: str, selector: str) -> CheckpointView:
         """The checkpoint that `latest`, `1200`, `1200#3`, `best:loss` or an id means, whatever its state."""
         return self.transport.call(
             "GET", path("projects", project, "runs", run, "checkpoints", selector), CheckpointView
         )
 
-    def checkpoints(
+    def list(
         self,
         project: str,
         run: str,
@@ -98,7 +101,7 @@ class CheckpointOperations(Operations):
             },
         )
 
-    def all_checkpoints(
+    def all(
         self,
         project: str,
         run: str,
@@ -112,7 +115,7 @@ class CheckpointOperations(Operations):
     ) -> Iterator[CheckpointView]:
         """The checkpoints of all pages, read page by page as they are asked for."""
         return all_items(
-            lambda cursor: self.checkpoints(
+            lambda cursor: self.list(
                 project,
                 run,
                 state=state,
@@ -131,22 +134,33 @@ class CheckpointOperations(Operations):
     def shard_chunks(self, checkpoint_id: str, rank: int) -> ShardChunks:
         return self.transport.call("GET", path("checkpoints", checkpoint_id, "shards", rank), ShardChunks)
 
-    def edit_checkpoint(self, checkpoint_id: str, request: EditCheckpoint, etag: str) -> CheckpointView:
+    def edit(self, checkpoint_id: str, request: EditCheckpoint, etag: str) -> CheckpointView:
         """Edits labels or health. Raises EditConflict if the checkpoint is not the one that `etag` was read from."""
         quoted = etag if etag.startswith('"') else f'"{etag}"'
         return self.transport.call(
             "PATCH", path("checkpoints", checkpoint_id), CheckpointView, body=request, headers={"If-Match": quoted}
         )
 
-    def mount_proof(self) -> MountProofOffer:
-        """A fresh file in the store's own filesystem; who can tell its content sees the same mount."""
-        return self.transport.call("POST", path("mount-proofs"), MountProofOffer)
+    def undelete(self, checkpoint_id: str, *, pin: bool | None = None) -> CheckpointView:
+        """Takes a checkpoint back from the trash. `pin` None: what a policy had expired is pinned for a while, or it
+        would expire again. Raises ChunkGone once its purge has begun."""
+        return self.transport.call(
+            "POST", path("checkpoints", checkpoint_id, "undelete"), CheckpointView, body=UndeleteCheckpoint(pin=pin)
+        )
+
+    def pin(self, checkpoint_id: str, reason: str, *, expires_in_seconds: int | None = None) -> CheckpointView:
+        """Keeps a checkpoint from every policy and everybody's prune, for ever or for so long."""
+        request = PinCheckpoint(reason=reason, expires_in_seconds=expires_in_seconds)
+        return self.transport.call("PUT", path("checkpoints", checkpoint_id, "pin"), CheckpointView, body=request)
+
+    def unpin(self, checkpoint_id: str) -> CheckpointView:
+        """Takes the pin away; one that has none is left as it is."""
+        return self.transport.call("DELETE", path("checkpoints", checkpoint_id, "pin"), CheckpointView)
 
 
-# Which checkpoint can be restored, and tickets to read its chunks. See holdfast_protocol.checkpoints.
+class Restores(Resource):
+    """The restore point, and what reads it."""
 
-
-class RestoreOperations(Operations):
     def restore_point(
         self,
         project: str,
@@ -169,7 +183,7 @@ class RestoreOperations(Operations):
         """Tickets to read chunks, under a lease. Most callers want `chunks.fetcher.ShardFetcher`."""
         return self.transport.call("POST", path("checkpoints", checkpoint_id, "reads"), ChunkReads, body=request)
 
-    def release_reads(self, lease_id: str) -> None:
+    def release(self, lease_id: str) -> None:
         """Ends a lease. It would run out by itself; until then nothing under it can be purged."""
         self.transport.send("DELETE", path("read-leases", lease_id))
 

@@ -4,35 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast_client.resources.base import Operations, all_items
-from holdfast_client.transport import path
+from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items
+from holdfast_client.transport import Transport, path
 from holdfast_protocol.base import Page
+from holdfast_protocol.pruning import (
+    DeleteAll,
+    Deletion,
+    TakenBack,
+)
 from holdfast_protocol.runs import EditProject, ProjectView, RunView
 from holdfast_protocol.service import CreateToken, TokenCreated, TokenView
 from holdfast_protocol.states import RunStatus
 
 
-class RunOperations(Operations):
-    def projects(
-        self, *, deleted: bool = False, cursor: str | None = None, limit: int | None = None
-    ) -> Page[ProjectView]:
+class Projects(Resource):
+    """See holdfast_protocol.runs."""
+
+    def list(self, *, deleted: bool = False, cursor: str | None = None, limit: int | None = None) -> Page[ProjectView]:
         """`deleted`: those in the trash, and no others."""
         params = {"deleted": deleted or None, "cursor": cursor, "limit": limit}
         return self.transport.call("GET", path("projects"), Page[ProjectView], params=params)
 
-    def all_projects(self, *, deleted: bool = False) -> Iterator[ProjectView]:
-        return all_items(lambda cursor: self.projects(deleted=deleted, cursor=cursor))
+    def all(self, *, deleted: bool = False) -> Iterator[ProjectView]:
+        return all_items(lambda cursor: self.list(deleted=deleted, cursor=cursor))
 
-    def project(self, project: str) -> ProjectView:
+    def get(self, project: str) -> ProjectView:
         return self.transport.call("GET", path("projects", project), ProjectView)
 
-    def edit_project(self, project: str, request: EditProject, *, etag: str | None = None) -> ProjectView:
+    def edit(self, project: str, request: EditProject, *, etag: str | None = None) -> ProjectView:
         """Makes the project if it is not there, and sets what the request says. `etag`: of the view that was seen; a
         quota that is there changes only from that one. Raises EditNeedsVersion and EditConflict."""
         headers = None if etag is None else {"If-Match": etag}
         return self.transport.call("PUT", path("projects", project), ProjectView, body=request, headers=headers)
 
-    def runs(
+    def delete(self, project: str, *, reason: str = "", dry_run: bool = False, etag: str | None = None) -> Deletion:
+        """Deletes a project whose runs are all deleted. Raises CheckpointProtected while one is not."""
+        return _delete(self.transport, path("projects", project), reason, dry_run, etag)
+
+    def undelete(self, project: str) -> TakenBack:
+        """Takes a project back, without its runs. Raises ProjectNotFound once it is purged."""
+        return self.transport.call("POST", path("projects", project, "undelete"), TakenBack)
+
+
+class Runs(Resource):
+    """See holdfast_protocol.runs."""
+
+    def list(
         self,
         project: str,
         *,
@@ -49,26 +66,54 @@ class RunOperations(Operations):
             params={"status": status, "deleted": deleted or None, "cursor": cursor, "limit": limit},
         )
 
-    def all_runs(self, project: str, *, status: RunStatus | None = None, deleted: bool = False) -> Iterator[RunView]:
-        return all_items(lambda cursor: self.runs(project, status=status, deleted=deleted, cursor=cursor))
+    def all(self, project: str, *, status: RunStatus | None = None, deleted: bool = False) -> Iterator[RunView]:
+        return all_items(lambda cursor: self.list(project, status=status, deleted=deleted, cursor=cursor))
 
-    def make_run(self, project: str, run: str) -> RunView:
+    def create(self, project: str, run: str) -> RunView:
         """Makes the run; the same again is fine."""
         return self.transport.call("PUT", path("projects", project, "runs", run), RunView)
 
-    def run(self, project: str, run: str) -> RunView:
+    def get(self, project: str, run: str) -> RunView:
         return self.transport.call("GET", path("projects", project, "runs", run), RunView)
 
-    def create_token(self, request: CreateToken) -> TokenCreated:
+    def delete(
+        self, project: str, run: str, *, reason: str = "", dry_run: bool = False, etag: str | None = None
+    ) -> Deletion:
+        """Moves all of a run to the trash. `etag`: of the dry run that was seen, or `*`. Raises CheckpointHeld and
+        CheckpointProtected for what must stay, EditNeedsVersion and EditConflict."""
+        return _delete(self.transport, path("projects", project, "runs", run), reason, dry_run, etag)
+
+    def undelete(self, project: str, run: str) -> TakenBack:
+        """Takes a run back, with what of it is not being purged yet. Raises RunNotFound once it is purged."""
+        return self.transport.call(
+            "POST", path("projects", project, "runs", run, "undelete"), TakenBack, waits_seconds=PLANS_SECONDS
+        )
+
+
+class Tokens(Resource):
+    """See holdfast_protocol.service."""
+
+    def create(self, request: CreateToken) -> TokenCreated:
         """Makes a token. Not tried again after a lost reply: the secret is told once, and a second try would
         leave a token behind that nobody holds."""
         return self.transport.call("POST", path("tokens"), TokenCreated, body=request, retry_seconds=0)
 
-    def tokens(self, *, cursor: str | None = None, limit: int | None = None) -> Page[TokenView]:
+    def list(self, *, cursor: str | None = None, limit: int | None = None) -> Page[TokenView]:
         return self.transport.call("GET", path("tokens"), Page[TokenView], params={"cursor": cursor, "limit": limit})
 
-    def all_tokens(self) -> Iterator[TokenView]:
-        return all_items(lambda cursor: self.tokens(cursor=cursor))
+    def all(self) -> Iterator[TokenView]:
+        return all_items(lambda cursor: self.list(cursor=cursor))
 
-    def revoke_token(self, token_id: str) -> TokenView:
+    def revoke(self, token_id: str) -> TokenView:
         return self.transport.call("DELETE", path("tokens", token_id), TokenView)
+
+
+def _delete(transport: Transport, route: str, reason: str, dry_run: bool, etag: str | None) -> Deletion:
+    return transport.call(
+        "DELETE",
+        route,
+        Deletion,
+        body=DeleteAll(reason=reason, dry_run=dry_run),
+        headers=None if etag is None else {"If-Match": etag},
+        waits_seconds=PLANS_SECONDS,
+    )

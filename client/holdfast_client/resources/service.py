@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
 from holdfast_client.errors import ControllerPaused, ServiceUnavailable
-from holdfast_client.resources.base import Operations, all_items
+from holdfast_client.resources.base import Resource, all_items
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
 from holdfast_protocol.service import (
@@ -21,13 +21,20 @@ from holdfast_protocol.service import (
     WorkerView,
 )
 from holdfast_protocol.states import OperationState
+from holdfast_protocol.stores import (
+    StoreClock,
+)
 from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookCreated, WebhookView
 
-# What the service tells of itself. See holdfast_protocol.service.
+_FIRST_PAUSE_SECONDS = 0.1
+
+_LONGEST_PAUSE_SECONDS = 2.0
 
 
-class ServerOperations(Operations):
-    def server_info(self) -> ServerInfo:
+class Server(Resource):
+    """What the service tells of itself."""
+
+    def info(self) -> ServerInfo:
         return self.transport.call("GET", path("server"), ServerInfo)
 
     def healthy(self) -> bool:
@@ -38,40 +45,39 @@ class ServerOperations(Operations):
         """Whether database, migrations and stores answer. One try; "not ready" is an answer and not an error."""
         return self.transport.call("GET", "/readyz", Readiness, retry_seconds=0, also_good={503})
 
-
-# The service's controllers and processes. See holdfast_protocol.service.
-
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 2.0
+    def store_clocks(self) -> list[StoreClock]:
+        return self.transport.call("GET", path("store-clocks"), Page[StoreClock]).items
 
 
-class ControllerOperations(Operations):
-    def controllers(self) -> list[ControllerView]:
+class Controllers(Resource):
+    """Background work, and the processes that do it."""
+
+    def list(self) -> list[ControllerView]:
         return self.transport.call("GET", path("controllers"), Page[ControllerView]).items
 
-    def controller(self, name: str) -> ControllerView:
+    def get(self, name: str) -> ControllerView:
         return self.transport.call("GET", path("controllers", name), ControllerView)
 
-    def pause_controller(self, name: str, reason: str) -> ControllerView:
+    def pause(self, name: str, reason: str) -> ControllerView:
         """Passes under way end, and none begins until `resume_controller`, in any process."""
         body = PauseController(reason=reason)
         return self.transport.call("POST", path("controllers", name, "pause"), ControllerView, body=body)
 
-    def resume_controller(self, name: str) -> ControllerView:
+    def resume(self, name: str) -> ControllerView:
         return self.transport.call("POST", path("controllers", name, "resume"), ControllerView)
 
-    def run_controller(self, name: str) -> ControllerView:
+    def run(self, name: str) -> ControllerView:
         """Asks for a pass now, in one process; `wait_controller` waits for its end. Raises ControllerPaused."""
         return self.transport.call("POST", path("controllers", name, "run"), ControllerView)
 
-    def wait_controller(self, asked: ControllerView, *, timeout_seconds: float | None = None) -> ControllerView:
+    def wait(self, asked: ControllerView, *, timeout_seconds: float | None = None) -> ControllerView:
         """`asked` is the answer of `run_controller`. Raises ControllerPaused if somebody pauses it meanwhile, and
         ServiceUnavailable when the time is over."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         pause = _FIRST_PAUSE_SECONDS
         wanted = asked.run_requested_at
         while True:
-            view = self.controller(asked.name)
+            view = self.get(asked.name)
             if wanted is None or (view.run_answered_at is not None and view.run_answered_at >= wanted):
                 return view
             if view.paused_at is not None:
@@ -87,16 +93,15 @@ class ControllerOperations(Operations):
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
 
-    def workers(self) -> list[WorkerView]:
+    def workers(self) -> Sequence[WorkerView]:
         """The processes that serve or work now, and those that fell silent within the last day."""
         return self.transport.call("GET", path("workers"), Page[WorkerView]).items
 
 
-# Long operations of the service: look, cancel, wait. See holdfast_protocol.service.
+class Operations(Resource):
+    """Long work that a person started."""
 
-
-class LongOperations(Operations):
-    def operations(
+    def list(
         self,
         *,
         project: str | None = None,
@@ -110,7 +115,7 @@ class LongOperations(Operations):
         params = {"project": project, "run": run, "kind": kind, "state": state, "cursor": cursor, "limit": limit}
         return self.transport.call("GET", path("operations"), Page[OperationView], params=params)
 
-    def all_operations(
+    def all(
         self,
         *,
         project: str | None = None,
@@ -118,18 +123,16 @@ class LongOperations(Operations):
         kind: str | None = None,
         state: OperationState | None = None,
     ) -> Iterator[OperationView]:
-        return all_items(
-            lambda cursor: self.operations(project=project, run=run, kind=kind, state=state, cursor=cursor)
-        )
+        return all_items(lambda cursor: self.list(project=project, run=run, kind=kind, state=state, cursor=cursor))
 
-    def operation(self, operation_id: str) -> OperationView:
+    def get(self, operation_id: str) -> OperationView:
         return self.transport.call("GET", path("operations", operation_id), OperationView)
 
-    def cancel_operation(self, operation_id: str) -> OperationView:
+    def cancel(self, operation_id: str) -> OperationView:
         """Its worker stops at the next step; what it has done stays done."""
         return self.transport.call("POST", path("operations", operation_id, "cancel"), OperationView)
 
-    def wait_operation(
+    def wait(
         self,
         operation_id: str,
         *,
@@ -141,7 +144,7 @@ class LongOperations(Operations):
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            view = self.operation(operation_id)
+            view = self.get(operation_id)
             if on_view is not None:
                 on_view(view)
             if view.state.ended:
@@ -155,11 +158,10 @@ class LongOperations(Operations):
             pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
 
 
-# Audit events. See holdfast_protocol.service.
+class Events(Resource):
+    """Audit events."""
 
-
-class EventOperations(Operations):
-    def events(
+    def list(
         self,
         *,
         project: str | None = None,
@@ -193,7 +195,7 @@ class EventOperations(Operations):
             },
         )
 
-    def all_events(
+    def all(
         self,
         *,
         project: str | None = None,
@@ -207,7 +209,7 @@ class EventOperations(Operations):
     ) -> Iterator[EventView]:
         """The events of all pages, read page by page as they are asked for."""
         return all_items(
-            lambda cursor: self.events(
+            lambda cursor: self.list(
                 project=project,
                 run=run,
                 checkpoint=checkpoint,
@@ -221,31 +223,30 @@ class EventOperations(Operations):
         )
 
 
-# Webhooks of a project. See holdfast_protocol.webhooks.
+class Webhooks(Resource):
+    """See holdfast_protocol.webhooks."""
 
-
-class WebhookOperations(Operations):
-    def create_webhook(self, project: str, request: CreateWebhook) -> WebhookCreated:
+    def create(self, project: str, request: CreateWebhook) -> WebhookCreated:
         """Makes a webhook. Not tried again after a lost reply: the secret is told once."""
         route = path("projects", project, "webhooks")
         return self.transport.call("POST", route, WebhookCreated, body=request, retry_seconds=0)
 
-    def webhooks(self, project: str) -> Page[WebhookView]:
+    def list(self, project: str) -> Page[WebhookView]:
         return self.transport.call("GET", path("projects", project, "webhooks"), Page[WebhookView])
 
-    def delete_webhook(self, project: str, webhook: str) -> WebhookView:
+    def delete(self, project: str, webhook: str) -> WebhookView:
         return self.transport.call("DELETE", path("projects", project, "webhooks", webhook), WebhookView)
 
-    def test_webhook(self, project: str, webhook: str) -> DeliveryView:
+    def test(self, project: str, webhook: str) -> DeliveryView:
         """Has a call made soon; `webhook_deliveries` tells what became of it."""
         return self.transport.call("POST", path("projects", project, "webhooks", webhook, "test"), DeliveryView)
 
-    def webhook_deliveries(
+    def deliveries(
         self, project: str, webhook: str, *, cursor: str | None = None, limit: int | None = None
     ) -> Page[DeliveryView]:
         """One page of a webhook's calls, the newest first."""
         route = path("projects", project, "webhooks", webhook, "deliveries")
         return self.transport.call("GET", route, Page[DeliveryView], params={"cursor": cursor, "limit": limit})
 
-    def all_webhook_deliveries(self, project: str, webhook: str) -> Iterator[DeliveryView]:
-        return all_items(lambda cursor: self.webhook_deliveries(project, webhook, cursor=cursor))
+    def all_deliveries(self, project: str, webhook: str) -> Iterator[DeliveryView]:
+        return all_items(lambda cursor: self.deliveries(project, webhook, cursor=cursor))

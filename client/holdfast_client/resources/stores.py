@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast_client.resources.base import Operations, all_items
+from holdfast_client.resources.base import Resource, all_items
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
+from holdfast_protocol.checkpoints import (
+    MountProofOffer,
+)
 from holdfast_protocol.copies import BadCopy, Impact, RunCopies, ScrubMode, StartDrill, StartScrub
-from holdfast_protocol.service import OperationView
+from holdfast_protocol.service import (
+    OperationView,
+)
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import (
     CheckCatalog,
@@ -20,24 +25,37 @@ from holdfast_protocol.stores import (
     SampleChecked,
     SampleOffer,
     StartSweep,
-    StoreClock,
     StoreView,
     SweepReport,
 )
 from holdfast_protocol.tiers import RequestThaw, ThawSpeed, ThawView, TierPlan
 from holdfast_protocol.usage import CostForecast, CostView, ForecastCost, PriceList, PriceListView, UsageView
 
-# The attached stores, their comparison with the catalog, and their claim. See holdfast_protocol.stores.
+_COUNTING_SECONDS = 300
 
 
-class StoreOperations(Operations):
-    def store_clocks(self) -> list[StoreClock]:
-        return self.transport.call("GET", path("store-clocks"), Page[StoreClock]).items
+def _route(project: str, run: str | None, what: str) -> str:
+    return path("projects", project, what) if run is None else path("projects", project, "runs", run, what)
 
-    def stores(self) -> list[StoreView]:
+
+class Stores(Resource):
+    """The attached stores."""
+
+    def list(self) -> list[StoreView]:
         return self.transport.call("GET", path("stores"), Page[StoreView]).items
 
-    def check_catalog(self, request: CheckCatalog) -> OperationView:
+    def claim(self, role: StoreRole, request: ClaimStore) -> StoreView:
+        return self.transport.call("POST", path("stores", role.value, "claim"), StoreView, body=request)
+
+    def mount_proof(self) -> MountProofOffer:
+        """A fresh file in the store's own filesystem; who can tell its content sees the same mount."""
+        return self.transport.call("POST", path("mount-proofs"), MountProofOffer)
+
+
+class Catalog(Resource):
+    """The catalog beside its stores."""
+
+    def check(self, request: CheckCatalog) -> OperationView:
         """Started, or under way already; its result is a CatalogCheck. See wait_operation."""
         return self.transport.call("POST", path("catalog", "check"), OperationView, body=request)
 
@@ -45,45 +63,38 @@ class StoreOperations(Operations):
         """What a rebuild of the catalog could not know, and nobody has confirmed since."""
         return self.transport.call("GET", path("catalog", "doubts"), Page[DoubtView]).items
 
-    def confirm_commits(self, request: ConfirmCommits) -> DoubtView:
+    def confirm(self, request: ConfirmCommits) -> DoubtView:
         return self.transport.call("POST", path("catalog", "confirm"), DoubtView, body=request)
 
-    def claim_store(self, role: StoreRole, request: ClaimStore) -> StoreView:
-        return self.transport.call("POST", path("stores", role.value, "claim"), StoreView, body=request)
 
+class Samples(Resource):
+    """Sample objects of `holdfast doctor`."""
 
-# Sample objects. See holdfast_protocol.stores.
-
-
-class SampleOperations(Operations):
-    def make_sample(self, request: MakeSample) -> SampleOffer:
+    def create(self, request: MakeSample) -> SampleOffer:
         return self.transport.call("POST", path("store-samples"), SampleOffer, body=request)
 
-    def check_sample(self, sample_id: str) -> SampleChecked:
+    def check(self, sample_id: str) -> SampleChecked:
         """Raises ChunkGone where it has not arrived."""
         return self.transport.call("POST", path("store-samples", sample_id, "checks"), SampleChecked)
 
-    def delete_sample(self, sample_id: str) -> None:
+    def delete(self, sample_id: str) -> None:
         self.transport.send("DELETE", path("store-samples", sample_id))
 
 
-# Copies in a second store: how far behind it is, and drills. See holdfast_protocol.copies.
+class Copies(Resource):
+    """Copies in a second store: how far behind it is, and drills."""
 
-
-class CopyOperations(Operations):
-    def copies(self, project: str, run: str) -> RunCopies:
+    def of_run(self, project: str, run: str) -> RunCopies:
         """How far the second store is behind with a run: in seconds, steps and bytes."""
         return self.transport.call("GET", path("projects", project, "runs", run, "copies"), RunCopies)
 
-    def copies_of_project(
-        self, project: str, *, cursor: str | None = None, limit: int | None = None
-    ) -> Page[RunCopies]:
+    def list(self, project: str, *, cursor: str | None = None, limit: int | None = None) -> Page[RunCopies]:
         """The same for one page of a project's runs, by name."""
         params = {"cursor": cursor, "limit": limit}
         return self.transport.call("GET", path("projects", project, "copies"), Page[RunCopies], params=params)
 
-    def all_copies(self, project: str) -> Iterator[RunCopies]:
-        return all_items(lambda cursor: self.copies_of_project(project, cursor=cursor))
+    def all(self, project: str) -> Iterator[RunCopies]:
+        return all_items(lambda cursor: self.list(project, cursor=cursor))
 
     def drill(
         self, project: str, run: str, selector: str = "latest", store: StoreRole = StoreRole.SECOND
@@ -94,16 +105,15 @@ class CopyOperations(Operations):
         return self.transport.call("POST", route, OperationView, body=StartDrill(selector=selector, store=store))
 
 
-# Scrub on demand, and what a bad chunk means. See holdfast_protocol.copies.
+class Scrub(Resource):
+    """Reading copies again, and what damage concerns."""
 
-
-class ScrubOperations(Operations):
-    def scrub_run(self, project: str, run: str, mode: ScrubMode = ScrubMode.READ) -> OperationView:
+    def run(self, project: str, run: str, mode: ScrubMode = ScrubMode.READ) -> OperationView:
         """Has every copy of the run's chunks read again. `wait_operation` gives the result, a ScrubResult."""
         route = path("projects", project, "runs", run, "scrub")
         return self.transport.call("POST", route, OperationView, body=StartScrub(mode=mode))
 
-    def scrub_checkpoint(self, checkpoint_id: str, mode: ScrubMode = ScrubMode.READ) -> OperationView:
+    def checkpoint(self, checkpoint_id: str, mode: ScrubMode = ScrubMode.READ) -> OperationView:
         """The same of one checkpoint's chunks."""
         route = path("checkpoints", checkpoint_id, "scrub")
         return self.transport.call("POST", route, OperationView, body=StartScrub(mode=mode))
@@ -126,11 +136,10 @@ class ScrubOperations(Operations):
         return all_items(lambda cursor: self.bad_copies(project, cursor=cursor))
 
 
-# What gets cold when, and thaws. See holdfast_protocol.tiers.
+class Tiers(Resource):
+    """Cold checkpoints."""
 
-
-class TierOperations(Operations):
-    def tiers_plan(self, project: str, run: str) -> TierPlan:
+    def plan(self, project: str, run: str) -> TierPlan:
         """What the tiers policy would move when, net of sharing. Nothing moves by it."""
         return self.transport.call("GET", path("projects", project, "runs", run, "tiers", "plan"), TierPlan)
 
@@ -144,15 +153,14 @@ class TierOperations(Operations):
         return self.transport.call("GET", path("checkpoints", checkpoint_id, "thaw"), ThawView)
 
 
-# What nothing needs any more, and objects that no row knows. See holdfast_protocol.stores.
+class Collection(Resource):
+    """What nothing needs any more."""
 
-
-class CollectionOperations(Operations):
-    def plan_collection(self, project: str | None = None) -> CollectionPlan:
+    def plan(self, project: str | None = None) -> CollectionPlan:
         """What the collector would delete now, store by store, and what waits for what. It changes nothing."""
         return self.transport.call("GET", path("collection"), CollectionPlan, params={"project": project})
 
-    def collect_now(self) -> OperationView:
+    def start(self) -> OperationView:
         """Starts a pass of the collector, with a look at every copy; its result is a CollectionPass."""
         return self.transport.call("POST", path("collection"), OperationView)
 
@@ -164,18 +172,14 @@ class CollectionOperations(Operations):
         return self.transport.call("POST", path("sweeps"), OperationView, body=request)
 
 
-# What checkpoints take up, and what that costs. See holdfast_protocol.usage.
+class Usage(Resource):
+    """Bytes and costs."""
 
-# Every reference of a project is counted: with millions of them that takes longer than any other call.
-_COUNTING_SECONDS = 300
-
-
-class UsageOperations(Operations):
-    def usage(self, project: str, run: str | None = None) -> UsageView:
+    def get(self, project: str, run: str | None = None) -> UsageView:
         """Of a project, or of one of its runs."""
         return self.transport.call("GET", _route(project, run, "usage"), UsageView, waits_seconds=_COUNTING_SECONDS)
 
-    def usage_of_projects(self, *, cursor: str | None = None, limit: int | None = None) -> Page[UsageView]:
+    def list(self, *, cursor: str | None = None, limit: int | None = None) -> Page[UsageView]:
         return self.transport.call(
             "GET",
             path("usage"),
@@ -184,14 +188,14 @@ class UsageOperations(Operations):
             waits_seconds=_COUNTING_SECONDS,
         )
 
-    def all_usage(self) -> Iterator[UsageView]:
-        return all_items(lambda cursor: self.usage_of_projects(cursor=cursor))
+    def all(self) -> Iterator[UsageView]:
+        return all_items(lambda cursor: self.list(cursor=cursor))
 
     def cost(self, project: str, run: str | None = None) -> CostView:
         """What storing it costs a month, as it is now."""
         return self.transport.call("GET", _route(project, run, "cost"), CostView, waits_seconds=_COUNTING_SECONDS)
 
-    def forecast_cost(self, project: str, run: str, request: ForecastCost) -> CostForecast:
+    def forecast(self, project: str, run: str, request: ForecastCost) -> CostForecast:
         """What the run would cost a month under these policies, if it goes on as it has."""
         route = path("projects", project, "runs", run, "cost-forecast")
         return self.transport.call("POST", route, CostForecast, body=request, waits_seconds=_COUNTING_SECONDS)
@@ -202,7 +206,3 @@ class UsageOperations(Operations):
     def put_prices(self, prices: PriceList) -> PriceListView:
         """Replaces the whole list."""
         return self.transport.call("PUT", path("prices"), PriceListView, body=prices)
-
-
-def _route(project: str, run: str | None, what: str) -> str:
-    return path("projects", project, what) if run is None else path("projects", project, "runs", run, what)

@@ -63,7 +63,7 @@ def pull(
     IntegrityError for chunks or documents that are not what they should be.
     """
     check_target(target, force=force)
-    decision = client.restore_point(run.project, run.run, str(point))
+    decision = client.restores.restore_point(run.project, run.run, str(point))
     if decision.note:
         on_note(decision.note)
     chosen = decision.restore_point
@@ -80,7 +80,7 @@ def pull(
 
 def _offer_the_one_before(client: Client, run: RunName, chosen: RestorePoint, on_note: OnNote) -> None:
     with suppress(HoldfastError):  # what is wrong with the chosen one is said, whatever this comes to
-        before = client.restore_point(run.project, run.run, before_step=chosen.step).restore_point
+        before = client.restores.restore_point(run.project, run.run, before_step=chosen.step).restore_point
         if before is not None:
             on_note(f"step {chosen.step} cannot be pulled whole. The point before it is {run}@{before.step}.")
 

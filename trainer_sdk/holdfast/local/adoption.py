@@ -148,7 +148,7 @@ class Adoption:
         if problems := [result.problem for result in results if result.problem is not None]:
             return problems[0]
         checkpoint_id = next(result.checkpoint_id for result in results if result.checkpoint_id is not None)
-        outcome = self.ranks.from_first(lambda: self.client.checkpoint(checkpoint_id))
+        outcome = self.ranks.from_first(lambda: self.client.checkpoints.get(checkpoint_id))
         if outcome.state is not CheckpointState.COMMITTED:
             return f"it was not committed ({outcome.abort_reason or outcome.state})"
         self.ranks.together(lambda: self._forget(key))

@@ -166,7 +166,7 @@ class CheckpointSource:
 
     def manifest(self) -> Manifest:
         """Raises IntegrityError unless it is the restore point's and its shards' digests make the checkpoint's."""
-        manifest = self._client.manifest(self.checkpoint_id)
+        manifest = self._client.checkpoints.manifest(self.checkpoint_id)
         view = manifest.checkpoint
         told = SavedAs(f"{view.project}/{view.run}", view.step, view.world_size)
         if (told, view.digest) != (self._saved_as, self._point.digest):
@@ -181,7 +181,7 @@ class CheckpointSource:
     def chunk_list(self, manifest: Manifest, layout: Layout, rank: int) -> list[str]:
         """The digests of a shard's chunks, by ordinal. Raises IntegrityError unless they make the shard's digest and
         have the sizes that the layout says."""
-        chunks = self._client.shard_chunks(self.checkpoint_id, rank).chunks
+        chunks = self._client.checkpoints.shard_chunks(self.checkpoint_id, rank).chunks
         digests = [chunk.digest for chunk in chunks]
         [sealed] = [shard.digest for shard in manifest.shards if shard.rank == rank]
         if shard_digest(digests) != sealed:

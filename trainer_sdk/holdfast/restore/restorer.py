@@ -119,7 +119,7 @@ def tell_differences(session: Session, written_by: int) -> None:
     if written_by == session.opened.attempt:
         return
     try:
-        wrote = session.brief_client.attempt(session.run.project, session.run.run, written_by)
+        wrote = session.brief_client.attempts.get(session.run.project, session.run.run, written_by)
     except HoldfastError as error:
         log.info("what attempt %d ran with is not known, so nothing is compared: %s", written_by, error)
         return
@@ -286,13 +286,15 @@ class Restorer:
             raise ConfigurationError(f"restore(at={at!r}) is not usable: {error}.") from None
         run = self._session.run
         return self._ranks.from_first(
-            lambda: self._session.client.restore_point(run.project, run.run, selector, diverged=not skip_diverged)
+            lambda: self._session.client.restores.restore_point(
+                run.project, run.run, selector, diverged=not skip_diverged
+            )
         )
 
     def _before(self, step: int | None, *, skip_diverged: bool = True) -> RestoreDecision:
         run = self._session.run
         return self._ranks.from_first(
-            lambda: self._session.client.restore_point(
+            lambda: self._session.client.restores.restore_point(
                 run.project, run.run, before_step=step, diverged=not skip_diverged
             )
         )

@@ -161,7 +161,7 @@ class SavePipeline:
             # Who has sealed already waits at the service, and hears of it there.
             abort = AbortCheckpoint(**self._session.fence.model_dump(), reason=text_to_keep(reason, 4000))
             try:
-                self._session.brief_client.abort(writer.checkpoint_id, abort)
+                self._session.brief_client.checkpoints.abort(writer.checkpoint_id, abort)
             except HoldfastError as error:
                 log.info("the save in flight was not aborted at the service: %s", error)
 

@@ -36,8 +36,8 @@ def known_best(client: Client, run: RunName, policy: Best) -> float | None:
     """`restore(at=…)` would load this very checkpoint. Where the service does not answer, nothing is known: the step is
     then saved, and at worst it is one save too many."""
     try:
-        found = client.restore_point(run.project, run.run, policy.selector).restore_point
-        metric = None if found is None else client.checkpoint(found.checkpoint_id).metrics.get(policy.metric)
+        found = client.restores.restore_point(run.project, run.run, policy.selector).restore_point
+        metric = None if found is None else client.checkpoints.get(found.checkpoint_id).metrics.get(policy.metric)
     except HoldfastError as error:
         log.warning("which step had the best %r is not known, so the next one is saved: %s", policy.metric, error)
         return None

@@ -284,7 +284,7 @@ class HeartbeatThread:
 
     def _tell(self, word: EndAttempt) -> None:
         try:
-            self._client.end_attempt(self._run.project, self._run.run, self._opened.attempt, word)
+            self._client.attempts.end(self._run.project, self._run.run, self._opened.attempt, word)
             self._told = True
         except StaleAttempt as error:
             self._note(error)
@@ -299,7 +299,7 @@ class HeartbeatThread:
                 steps_per_second=self._progress.steps_per_second(),
             )
             try:
-                reply = self._client.heartbeat(self._run.project, self._run.run, self._opened.attempt, request)
+                reply = self._client.attempts.heartbeat(self._run.project, self._run.run, self._opened.attempt, request)
                 self._take_interval(reply.save_interval_seconds)
             except ServiceUnavailable as error:
                 log.info("a heartbeat was lost: %s", error)

@@ -150,7 +150,7 @@ class Session:
         """Every rank has loaded this, or found that there is nothing to load. Rank 0 tells the service: the line of
         descent goes on from there. Not a collective; what goes wrong is raised on rank 0."""
         if checkpoint_id is not None and self.ranks.is_first:
-            self.client.resumed_from(
+            self.client.attempts.resumed_from(
                 self.run.project,
                 self.run.run,
                 self.opened.attempt,
@@ -256,7 +256,7 @@ class Session:
             rolls_back=rolls_back,
         )
         try:
-            return self.client.open_attempt(self.run.project, self.run.run, request)
+            return self.client.attempts.open(self.run.project, self.run.run, request)
         except AttemptConflict as error:
             raise StaleAttempt(
                 f"Another launch has taken over {self.run} since this job was attempt {own}",
@@ -282,7 +282,7 @@ class Session:
 
     def _choose_again(self) -> AttemptOpened:
         """The restore point was chosen when the attempt was opened, before anything was adopted."""
-        decision = self.client.restore_point(self.run.project, self.run.run)
+        decision = self.client.restores.restore_point(self.run.project, self.run.run)
         return self.opened.model_copy(
             update={
                 "restore_point": decision.restore_point,
