@@ -88,7 +88,7 @@ GUARDS = (
     Guard(
         "local-save-flag",
         "a rank tells how far it has come before it holds its next step up",
-        "trainer_sdk/holdfast/distributed/agreement.py",
+        "trainer_sdk/holdfast/distributed/step_agreement.py",
         "self._held = self._held or threading.Event()",
         "pass",
         ("tests/unit/test_agreement.py",),

@@ -38,7 +38,7 @@ import holdfast
 from holdfast import errors
 from holdfast.dcp.reader import ROUND_BYTES
 from holdfast.dcp.writer import HoldfastWriter
-from holdfast.distributed.agreement import Outlook
+from holdfast.distributed.step_agreement import Outlook
 from holdfast.export.pull import Format, pull
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast.state.tree import TAGS_BY_TYPE

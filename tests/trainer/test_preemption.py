@@ -14,7 +14,7 @@ import pytest
 from tests.support.training import Job
 
 import holdfast
-from holdfast.distributed.agreement import Outlook
+from holdfast.distributed.step_agreement import Outlook
 from holdfast.distributed.ranks import Ranks
 from holdfast.preemption.notice import Notice
 from holdfast.preemption.watch import PreemptionWatch

@@ -15,7 +15,7 @@ from gloo import run_ranks
 from tests.support.training import Job
 
 import holdfast
-from holdfast.distributed.agreement import Outlook
+from holdfast.distributed.step_agreement import Outlook
 from holdfast.settings import TrainerSettings
 from holdfast_client.chunks import uploader
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.distributed.agreement import Ask, LoneAgreement, Outlook, RanksAgreement
+from holdfast.distributed.step_agreement import Ask, LoneAgreement, Outlook, RanksAgreement
 
 PATIENCE_SECONDS = 60
 
@@ -154,8 +154,8 @@ def test_any_rank_can_ask_for_a_save():
 
 
 def test_what_all_ranks_have_read_of_a_save_does_not_stay_in_the_store(monkeypatch):
-    monkeypatch.setattr("holdfast.distributed.agreement.POLL_SECONDS", 0.005)
-    monkeypatch.setattr("holdfast.distributed.agreement.LEAD_SECONDS", 0.02)
+    monkeypatch.setattr("holdfast.distributed.step_agreement.POLL_SECONDS", 0.005)
+    monkeypatch.setattr("holdfast.distributed.step_agreement.LEAD_SECONDS", 0.02)
     with Job(3, wants=lambda: True) as job:
 
         def leave_in_round_6(rank, step):

@@ -1,7 +1,7 @@
 """The one object of a training script. `compose.py` puts its parts together; each part's file says what it does.
 
 restore()  -> restore/loading -> session (attempt) -> restore/restorer -> state/load
-step()     -> distributed/agreement, schedule/schedule (due?) -> save()
+step()     -> distributed/step_agreement, schedule/schedule (due?) -> save()
 save()     -> save/saver (capture, plan, vote, stage) -> save/pipeline (hash, upload, seal) -> save/outcome
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast.compose import Parts, compose
 from holdfast.dcp.own_saves import OwnSaves
-from holdfast.distributed.agreement import Ask
+from holdfast.distributed.step_agreement import Ask
 from holdfast.errors import HoldfastError, Preempted
 from holdfast.health.rule import HealthRule
 from holdfast.layout.plan import ChunkSizes

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.distributed.agreement import Ask
+from holdfast.distributed.step_agreement import Ask
 from holdfast.state.finite import FiniteCheck
 from holdfast_protocol.states import CheckpointKind
 

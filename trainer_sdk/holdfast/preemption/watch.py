@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from holdfast.distributed.agreement import Ask, Outlook, agreement_of
+from holdfast.distributed.step_agreement import Ask, Outlook, agreement_of
 from holdfast.distributed.ranks import Ranks
 from holdfast.preemption.clouds.start import start_poller
 from holdfast.preemption.notice import SIGTERM, Notice

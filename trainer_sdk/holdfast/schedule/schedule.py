@@ -105,7 +105,7 @@ class BestSoFar:
 # Whether a step is saved: one decision after each step, the same on every rank.
 #
 #     steps       arithmetic on the step's number, which all ranks have
-#     time        rank 0's clock, through the agreement (agreement.py): it asks `wants` in the background
+#     time        rank 0's clock, through the agreement (step_agreement.py): it asks `wants` in the background
 #     best        rank 0's metric, shared in one small vote, only at steps whose metrics hold it
 #     deferred     what was due while an earlier save was in flight: done at the first step after that one
 #
