@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from holdfast_client.chunks.encoding import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
@@ -18,12 +18,10 @@ from holdfast_protocol.base import Fence, text_to_keep
 from holdfast_protocol.checkpoints import (
     BeginCheckpoint,
     CheckpointView,
-    Component,
     FailShard,
-    HealthVerdict,
     IndexOrdinals,
-    Metrics,
     SealShard,
+    ShardSummary,
 )
 from holdfast_protocol.digests import shard_digest
 from holdfast_protocol.runs import RunName
@@ -99,31 +97,10 @@ class ShardWriter:
             if hashed.release is not None:
                 hashed.release()
 
-    def seal(
-        self,
-        *,
-        index: int,
-        layout: int | None,
-        components: dict[str, Component],
-        finite: bool = True,
-        metrics: Metrics | None = None,
-        verdict: HealthVerdict | None = None,
-        dropped_components: Sequence[str] = (),
-        blocked_seconds: float | None = None,
-    ) -> CheckpointView:
-        """`index`, `layout`: the ordinals of these documents. The seal that completes the world commits."""
+    def seal(self, *, summary: ShardSummary, index: IndexOrdinals) -> CheckpointView:
+        """`index`: where the documents are among the uploaded chunks. The seal that completes the world commits."""
         seal = SealShard(
-            **self._fence.model_dump(),
-            digest=shard_digest(self.digests),
-            chunks=self.digests,
-            index=IndexOrdinals(shard=index, layout=layout),
-            logical_bytes=sum(component.logical_bytes for component in components.values()),
-            components=components,
-            finite=finite,
-            metrics=metrics,
-            verdict=verdict,
-            dropped_components=list(dropped_components),
-            blocked_seconds=blocked_seconds,
+            **dict(self._fence), **dict(summary), digest=shard_digest(self.digests), chunks=self.digests, index=index
         )
         return self._client.seal(self.checkpoint_id, self._rank, seal)
 

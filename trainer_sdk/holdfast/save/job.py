@@ -14,7 +14,7 @@ from holdfast.errors import CheckpointAborted, SaveDeclined, SaveFailed
 from holdfast.staging import StagedShard
 from holdfast_client.errors import ChunkGone, IncompleteCheckpoint
 from holdfast_client.local.spool import SpoolRecord
-from holdfast_protocol.checkpoints import CheckpointView, Component, HealthVerdict, Metrics
+from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
 from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import AbortCause, CheckpointKind
 
@@ -134,11 +134,8 @@ class SaveJob:
     """Or why this rank could not stage: the others have voted for this save and must hear that it failed."""
     index: ShardIndex
     layout: Layout
-    components: dict[str, Component]
-    verdict: HealthVerdict | None
-    """Of this rank: None where it has found nothing and has no rule to ask."""
-    metrics: Metrics | None
-    dropped_components: tuple[str, ...]
+    summary: ShardSummary
+    """Without what is measured later; `told` has that too."""
     handle: SaveHandle
     standstill: Standstill = field(default_factory=Standstill)
     has_own_memory: bool = False
@@ -148,9 +145,9 @@ class SaveJob:
     begun_at: float = field(default_factory=time.monotonic)
 
     @property
-    def is_healthy(self) -> bool:
-        """As far as this rank can tell; an older service knows no more than that."""
-        return self.verdict is None or self.verdict.healthy
+    def told(self) -> ShardSummary:
+        """What the spool record or the seal says now."""
+        return self.summary.model_copy(update={"blocked_seconds": self.standstill.seconds})
 
     @property
     def total_bytes(self) -> int:

@@ -29,7 +29,7 @@ from holdfast_client.local.tier import LocalTier, NoRoom
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_client.transport import Backoff, check_stop
 from holdfast_protocol.base import text_to_keep
-from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView
+from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView, IndexOrdinals
 from holdfast_protocol.index_documents import Layout
 from holdfast_protocol.states import AbortCause, CheckpointState
 
@@ -58,6 +58,11 @@ class ShardChunks:
         if self._encoded_layout is None or self._encoded_layout[0] != layout.digest:
             self._encoded_layout = (layout.digest, layout.encode())
         return self._encoded_layout[1]
+
+    def documents(self, staged: StagedShard) -> IndexOrdinals:
+        """Where the index and the layout are among them."""
+        index = staged.chunk_count
+        return IndexOrdinals(shard=index, layout=index + 1 if self._rank == 0 else None)
 
 
 # The background half of a save: staged -> hashed -> uploaded -> sealed -> committed. HTTP only, no collectives.
@@ -105,7 +110,8 @@ class SavePipeline:
         self._free.set()
         self._writer: ShardWriter | None = None
         self._staged: StagedShard | None = None
-        self._chunks = ShardChunks(self._rank).of
+        shard_chunks = ShardChunks(self._rank)
+        self._chunks, self._documents = shard_chunks.of, shard_chunks.documents
         # Nobody waits for what is staged whole; for the next chunk of a window training does.
         self._patient_client = session.client.with_patience(retry_seconds, self._stop)
         self._prompt_client = session.client.with_patience(session.client.settings.retry_seconds, self._stop)
@@ -213,8 +219,8 @@ class SavePipeline:
     def _kept(self, job: SaveJob, tier: LocalTier) -> SaveJob:
         staged = job.staged
         assert isinstance(staged, StagedShard)
-        chunks = self._chunks(job, staged)
-        record = keep_save(self._session, tier.spool, job, chunks, index=staged.chunk_count, workers=self._workers)
+        chunks, documents = self._chunks(job, staged), self._documents(staged)
+        record = keep_save(self._session, tier.spool, job, chunks, index=documents, workers=self._workers)
         staged.hashed([chunk.digest for chunk in record.chunks])
         self._reports.kept()
         self._release(job)
@@ -341,17 +347,7 @@ class SavePipeline:
         writer.upload(self._chunks(job, job.staged), held_bytes=job.staged.room_bytes)
         job.staged.hashed(writer.digests)
         self._reports.sent(writer)
-        index = job.staged.chunk_count
-        return writer.seal(
-            index=index,
-            layout=index + 1 if self._rank == 0 else None,
-            components=job.components,
-            finite=job.is_healthy,
-            metrics=job.metrics,
-            verdict=job.verdict,
-            dropped_components=job.dropped_components,
-            blocked_seconds=job.standstill.seconds,
-        )
+        return writer.seal(summary=job.told, index=self._documents(job.staged))
 
     def _failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
         if reason := self._superseded.get(job.number):
