@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from holdfast_client.chunks.encoding import OutgoingChunk, hash_chunk
@@ -54,6 +55,7 @@ class ShardWriter:
         self._workers = workers
         self._uploader: ShardUploader | None = None
         self._stopped = threading.Event()
+        self._begun_at = self._uploaded_at = time.monotonic()
         begun = client.begin(run.project, run.run, begin)
         self.checkpoint_id = begun.id
         # The step is saved a second time. The seal says whether it is the same content; nothing can be sent.
@@ -85,6 +87,7 @@ class ShardWriter:
         if self._stopped.is_set():
             self._uploader.stop()
         uploaded = self._uploader.upload(chunks)
+        self._uploaded_at = time.monotonic()
         self.digests.extend(uploaded.digests)
         self.sent_bytes += uploaded.sent_bytes
         self.sent_chunk_bytes += uploaded.sent_chunk_bytes
@@ -99,8 +102,9 @@ class ShardWriter:
 
     def seal(self, *, summary: ShardSummary, index: IndexOrdinals) -> CheckpointView:
         """`index`: where the documents are among the uploaded chunks. The seal that completes the world commits."""
+        measured = summary.model_copy(update={"upload_seconds": self._uploaded_at - self._begun_at})
         seal = SealShard(
-            **dict(self._fence), **dict(summary), digest=shard_digest(self.digests), chunks=self.digests, index=index
+            **dict(self._fence), **dict(measured), digest=shard_digest(self.digests), chunks=self.digests, index=index
         )
         return self._client.seal(self.checkpoint_id, self._rank, seal)
 

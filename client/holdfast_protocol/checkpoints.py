@@ -262,6 +262,14 @@ class ShardSummary(ShardContent):
         description="Training stood still for so long for this save, on this rank.",
     )
 
+    upload_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=LARGEST_INTEGER,
+        json_schema_extra=since(5),
+        description="From this rank's begin until the service had verified its last chunk.",
+    )
+
     @property
     def summary(self) -> ShardSummary:
         """Itself, without what a subclass has beside it."""

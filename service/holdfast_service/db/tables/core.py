@@ -310,6 +310,7 @@ class Shard(Table):
     verdict: Mapped[dict[str, Any] | None] = mapped_column(Document)  # HealthVerdict; null: the trainer has none
     dropped_components: Mapped[list[str] | None] = mapped_column(Document)  # rank 0's; null: none
     blocked_seconds: Mapped[float | None] = mapped_column(Float)  # training stood still for it
+    upload_seconds: Mapped[float | None] = mapped_column(Float)  # from its begin until its last chunk was verified
     sealed_at: Mapped[datetime | None] = mapped_column(Moment)
     __table_args__ = (UniqueConstraint("checkpoint_id", "rank"),)
 
