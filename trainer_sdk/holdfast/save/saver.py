@@ -20,7 +20,7 @@ from holdfast.errors import ConfigurationError, SaveDeclined
 from holdfast.health.components import Completeness
 from holdfast.health.rule import HealthJudge
 from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
-from holdfast.save.job import SaveHandle, SaveJob, SaveStats, Standstill
+from holdfast.save.job import SaveHandle, SaveJob, SaveState, SaveStats, Standstill
 from holdfast.save.pipeline import SavePipeline
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard, StagingArea, WindowedShard
@@ -162,7 +162,7 @@ class Saver:
             if agreed is None:
                 raise AssertionError("nobody is busy")
             job = self._job(handle, CheckpointKind.EMERGENCY, *agreed, state, area=area, standstill=standstill)
-            job.handle.mark_staged()
+            job.handle.become(SaveState.STAGED)
             standstill.end()
             self._stats.blocked_seconds += time.monotonic() - began
             return dataclasses.replace(job, has_own_memory=True)
@@ -291,7 +291,7 @@ class Saver:
     def _start(self, job: SaveJob) -> None:
         windowed = job.staged if isinstance(job.staged, WindowedShard) else None
         if isinstance(job.staged, StagedShard) and windowed is None:
-            job.handle.mark_staged()
+            job.handle.become(SaveState.STAGED)
         self._pipeline.start(job)
         if windowed is not None and windowed.fill():
             job.handle.mark_staged()
