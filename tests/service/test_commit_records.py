@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import select, text, update
 
+import holdfast_service.db.lease
 import holdfast_service.records.controller
 import holdfast_service.records.writing
 from holdfast_protocol.problems import ProblemCode
@@ -177,11 +180,50 @@ def test_a_recorder_that_takes_long_keeps_its_lease_for_as_long_as_it_works(
             others.append(holdfast_service.records.controller.tick(service.context).done)
 
     with monkeypatch.context() as patched:
-        patched.setattr(holdfast_service.records.writing.time, "monotonic", lambda: real() + passed)
+        of_the_writer = SimpleNamespace(monotonic=lambda: real() + passed)
+        patched.setattr(holdfast_service.records.writing, "time", of_the_writer)
         patched.setattr(store, "write_named", slow)
         assert holdfast_service.records.controller.tick(service.context).done == 1
     assert others == [0, 0, 0, 0], "somebody is at it"
     assert due(service) == 0
+
+
+def test_a_renewal_whose_reply_is_lost_keeps_no_record_waiting(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog has the later end of the lease, and the process does not know it."""
+    Job(service.http(), world_size=2).save(1)
+    record_all(service.context)
+    Job(service.http(), "demo/other", world_size=2).save(1)
+    renew = holdfast_service.db.lease.renew
+    database = service.context.database
+    renewed = False
+
+    def noticed(*arguments: Any, **options: Any) -> bool:
+        nonlocal renewed
+        renewed = renew(*arguments, **options)
+        return renewed
+
+    @contextmanager
+    def transaction() -> Iterator[Any]:
+        nonlocal renewed
+        with Database.transaction(database) as session:
+            yield session
+        if renewed:
+            renewed = False
+            raise ProblemError(ProblemCode.DATABASE_UNAVAILABLE, "The database did not answer. Try again.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(holdfast_service.db.lease, "renew", noticed)
+        patched.setattr(database, "transaction", transaction)
+        # Every write finds more than half of the lease gone.
+        real, passed = time.monotonic, itertools.count(step=_LEASE_OVER_SECONDS * 3 / 4)
+        of_the_writer = SimpleNamespace(monotonic=lambda: real() + next(passed))
+        patched.setattr(holdfast_service.records.writing, "time", of_the_writer)
+        with pytest.raises(ProblemError):
+            record_all(service.context)
+    record_all(service.context)
+    assert due(service) == 0, "with no wait for the end of a lease"
 
 
 def test_of_two_recorders_the_slow_one_never_puts_an_older_state_in_place_of_a_newer(

@@ -3,19 +3,24 @@ say more, they count (rules 30 and 41)."""
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import select, text, update
+from sqlalchemy.exc import DBAPIError
 
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.collect.controller import tick as collect
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint
 from holdfast_service.db.tables.operations import Hold
+from holdfast_service.rebuild.cli import rebuild_catalog
+from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.sources import RebuildRefusedError
 from holdfast_service.records.writing import forget_removed
-from holdfast_service.settings import ServiceSettings
+from holdfast_service.settings import ServiceSettings, SettingsError
 from tests.service.conftest import Clock
 from tests.support.databases import SqliteCatalogs
 from tests.support.rank import Job, answer
@@ -202,3 +207,58 @@ def test_a_database_that_holds_no_whole_catalog_is_refused(
         session.execute(update(CatalogIdentity).values(rebuilding_from=settings.store_url))
     with pytest.raises(RebuildRefusedError, match="--with-database"):
         rebuild_into(empty_url, settings.store_url, older=service.context.database)
+
+
+def test_the_database_that_is_replaced_is_never_written(
+    service: RunningService, settings: ServiceSettings, empty_url: str, tmp_path: Path
+) -> None:
+    Job(service.http()).save(1)
+    record_all(service.context)
+    url = settings.database_url_text
+    into = settings.model_copy(update={"database_url": SecretStr(empty_url)})
+
+    def rebuild(older_url: str) -> RebuildReport:
+        return rebuild_catalog(into, settings.store_url, catalog_id=None, older_url=older_url, dry_run=True, json=False)
+
+    older = Database(url, reads_only=True)
+    with pytest.raises(DBAPIError, match=r"read-?only"), older.engine.begin() as connection:
+        connection.execute(text("UPDATE catalog_identity SET epoch = epoch + 1"))
+    older.dispose()
+    assert rebuild(url).checkpoints == {"committed": 1}
+
+    with service.context.database.engine.begin() as connection:
+        head = connection.scalar(text("SELECT version_num FROM alembic_version"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0006'"))
+    with pytest.raises(SettingsError, match=f"0006.*{head}.*Copy that database"):
+        rebuild(url)
+    with service.context.database.engine.begin() as connection:
+        there = connection.scalar(text("SELECT version_num FROM alembic_version"))
+        connection.execute(text("UPDATE alembic_version SET version_num = :head"), {"head": head})
+    assert there == "0006", "it is left as it is"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:///{folder}/catlog.db", "there is no file"),
+        ("sqlite:///{folder}/other.db", "without a catalog"),
+        ("mysql://host/name", "use sqlite"),
+        ("catalog.db", "sqlite:///path"),
+    ],
+)
+def test_a_mistyped_database_is_refused_and_makes_no_file(
+    settings: ServiceSettings, tmp_path: Path, url: str, said: str
+) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    sqlite3.connect(folder / "other.db").executescript("CREATE TABLE things (id INTEGER)")
+    with pytest.raises(SettingsError, match=f"--with-database.*{said}"):
+        rebuild_catalog(
+            settings,
+            settings.store_url,
+            catalog_id=None,
+            older_url=url.format(folder=folder),
+            dry_run=True,
+            json=False,
+        )
+    assert [each.name for each in folder.iterdir() if not each.name.endswith(("-wal", "-shm"))] == ["other.db"]

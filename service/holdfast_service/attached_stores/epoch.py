@@ -52,7 +52,10 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
                 update(table).where(table.recorded_version > 0).values(recorded_version=0),
                 execution_options=unsynchronized,
             )
-        session.execute(update(WrittenRecord).values(version=0, leased_until=None), execution_options=unsynchronized)
+        session.execute(
+            update(WrittenRecord).values(version=0, leased_until=None, lease_token=None),
+            execution_options=unsynchronized,
+        )
         record_event(session, actor, "catalog.new_epoch", after={"epoch": identity.epoch})
         return identity.epoch
 

@@ -186,7 +186,9 @@ class SweepLease:
         with self._context.database.transaction() as session:
             insert_absent(session, StoreCare, [{"store_id": self._attached.store_id}])
             self._token = lease.claim(session, StoreCare, self._mine, seconds=self._seconds)
-            self._refuse_unless(self._token is not None)
+        if self._token is None:
+            raise self._busy()
+        self._renewed_at = time.monotonic()
         return self
 
     def renew(self) -> None:
@@ -194,7 +196,9 @@ class SweepLease:
         if time.monotonic() - self._renewed_at < self._seconds / 4:
             return
         with self._context.database.transaction() as session:
-            self._refuse_unless(lease.renew(session, StoreCare, str(self._token), self._mine, seconds=self._seconds))
+            if not lease.renew(session, StoreCare, str(self._token), self._mine, seconds=self._seconds):
+                raise self._busy()
+        self._renewed_at = time.monotonic()
 
     def settle(self, session: Session, sweep: dict[str, Any]) -> None:
         session.execute(
@@ -214,13 +218,11 @@ class SweepLease:
     def _mine(self) -> ColumnElement[bool]:
         return StoreCare.store_id == self._attached.store_id
 
-    def _refuse_unless(self, held: bool) -> None:
-        if not held:
-            raise ProblemError(
-                ProblemCode.BUSY,
-                f"The {self._attached.role.value} store is being swept by another process. Wait until it is done.",
-            )
-        self._renewed_at = time.monotonic()
+    def _busy(self) -> ProblemError:
+        return ProblemError(
+            ProblemCode.BUSY,
+            f"The {self._attached.role.value} store is being swept by another process. Wait until it is done.",
+        )
 
 
 # The sweep of one store: its listing against the catalog, orphans deleted, missing objects handed over.
@@ -264,10 +266,10 @@ def sweep_store(
     """Raises `store_foreign`, `busy` while another sweep of it is under way, and StoreError, and then has deleted
     nothing but what it was sure of. `on_listed` is told how many objects were looked at, and may raise to end it."""
     _refuse_foreign(context, attached)
-    with SweepLease(context, attached) as lease:
+    with SweepLease(context, attached) as held:
 
         def looked_at(objects: int) -> None:
-            lease.renew()
+            held.renew()
             on_listed(objects)
 
         findings = _look(context, attached, looked_at, dry_run=dry_run)
@@ -278,7 +280,7 @@ def sweep_store(
             _delete(context, attached, findings, looked_at)
             _sweep_incoming(context, attached)
         report = _report(context, attached, findings, dry_run=dry_run)
-        _settle(context, lease, report, actor, force=force)
+        _settle(context, held, report, actor, force=force)
     return report
 
 
@@ -391,11 +393,11 @@ def _report(context: ServiceContext, attached: AttachedStore, findings: _Finding
     )
 
 
-def _settle(context: ServiceContext, lease: SweepLease, report: StoreSweep, actor: Actor, *, force: bool) -> None:
+def _settle(context: ServiceContext, held: SweepLease, report: StoreSweep, actor: Actor, *, force: bool) -> None:
     document = report.model_dump(mode="json")
     with context.database.transaction() as session:
         if not report.dry_run:
-            lease.settle(session, document)
+            held.settle(session, document)
         if report.deleted or report.stopped or any(one.missing for one in report.projects):
             after = {name: document[name] for name in ("store", "dry_run", "due_orphans", "deleted", "deleted_bytes")}
             record_event(session, actor, "store.sweep", reason=report.stopped, after=after | {"forced": force})

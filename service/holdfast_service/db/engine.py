@@ -42,9 +42,10 @@ class DatabaseConfigurationError(ValueError):
 
 
 class Database:
-    """One engine. Thread-safe; sessions are not shared between threads."""
+    """One engine. Thread-safe; sessions are not shared between threads. `reads_only`: the database itself refuses every
+    write, and a SQLite file that is not there is not made."""
 
-    def __init__(self, url: str, *, statement_seconds: float = 60.0) -> None:
+    def __init__(self, url: str, *, statement_seconds: float = 60.0, reads_only: bool = False) -> None:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
@@ -55,6 +56,7 @@ class Database:
         self.url = parsed
         self.is_postgres = parsed.get_backend_name() == "postgresql"
         self._statement_seconds = statement_seconds
+        self._reads_only = reads_only
         self.engine = self._postgres() if self.is_postgres else self._sqlite()
         self.memory = Memory()
         self._sessions = sessionmaker(self.engine, expire_on_commit=False, info={INFO: self.memory})
@@ -150,7 +152,9 @@ class Database:
 
         @event.listens_for(engine, "do_connect")
         def _connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
-            return postgres_limits.connect(self._statement_seconds, *arguments, **options)
+            connection = postgres_limits.connect(self._statement_seconds, *arguments, **options)
+            connection.read_only = self._reads_only
+            return connection
 
         def do_ping(connection: Any) -> bool:
             with postgres_limits.brief_ping(connection):
@@ -163,7 +167,10 @@ class Database:
         if self.url.database not in (None, "", ":memory:"):
             path = Path(str(self.url.database))
             _refuse_network_filesystem(path)
-            _for_the_owner_alone(path)
+            if not self._reads_only:
+                _for_the_owner_alone(path)
+            elif not path.is_file():
+                raise DatabaseConfigurationError(f"there is no file {path}")
         engine = create_engine(self.url, connect_args={"timeout": 30, "check_same_thread": False}, pool_size=20)
 
         @event.listens_for(engine, "connect")
@@ -171,6 +178,7 @@ class Database:
             connection.isolation_level = None  # pysqlite must not begin by itself; _begin does
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 connection.execute(f"PRAGMA {pragma}")
+            connection.execute(f"PRAGMA query_only={'ON' if self._reads_only else 'OFF'}")
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Any) -> None:

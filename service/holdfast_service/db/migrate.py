@@ -50,10 +50,16 @@ def upgrade(database: Database) -> None:
         ) from error
 
 
+def revisions(connection: Connection) -> tuple[str | None, str | None]:
+    """The revision of the catalog, None where there is none, and the newest that this version knows."""
+    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
+    return MigrationContext.configure(connection).get_current_revision(), head
+
+
 def pending_revision(connection: Connection) -> str | None:
     """The revision that the catalog lacks, or None if it is up to date."""
-    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
-    return None if MigrationContext.configure(connection).get_current_revision() == head else head
+    found, known = revisions(connection)
+    return None if found == known else known
 
 
 def alembic_config(connection: Connection | None = None) -> Config:

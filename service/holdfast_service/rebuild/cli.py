@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import SecretStr
+from sqlalchemy.exc import ArgumentError
 
-from holdfast_service.db.engine import Database
+from holdfast_service.db.engine import Database, DatabaseConfigurationError
+from holdfast_service.db.migrate import revisions
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.run import rebuild
 from holdfast_service.service import open_database
@@ -91,14 +93,36 @@ def _database(settings: ServiceSettings, *, dry_run: bool) -> Iterator[Database]
 
 @contextmanager
 def _older(settings: ServiceSettings, url: str | None) -> Iterator[Database | None]:
+    """The database that is replaced. Nothing writes into it, its schema included: it may be the only copy."""
     if url is None:
         yield None
         return
-    database = open_database(settings.model_copy(update={"database_url": SecretStr(url)}))
     try:
+        database = Database(url, statement_seconds=settings.database_statement_seconds, reads_only=True)
+    except (DatabaseConfigurationError, ArgumentError, ImportError) as error:
+        raise SettingsError(
+            f"--with-database cannot be opened ({error}). Name the database that is replaced as sqlite:///path or "
+            "postgresql://user@host/name, or leave the option out."
+        ) from None
+    try:
+        _refuse_another_schema(database)
         yield database
     finally:
         database.dispose()
+
+
+def _refuse_another_schema(database: Database) -> None:
+    """Raises SettingsError, and ProblemError(`database_unavailable`)."""
+    with database.read() as session:
+        found, known = revisions(session.connection())
+    if found is None:
+        raise SettingsError("--with-database names a database without a catalog. Name another, or leave it out.")
+    if found != known:
+        raise SettingsError(
+            f"--with-database names a catalog at revision {found}; this version of Holdfast reads revision {known}. "
+            "It is left as it is. Copy that database, start a Holdfast of this version on the copy once, which brings "
+            "its tables up to date, and name the copy."
+        )
 
 
 def _progress() -> Callable[[str, int, int | None], None]:

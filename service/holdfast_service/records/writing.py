@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import structlog
 from sqlalchemy import ColumnElement, Select, delete, select, update
@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.states import CheckpointState, StoreRole
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import Checkpoint, ChunkList, Run, Shard
 from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
 from holdfast_service.records.content import checkpoint_record, list_record, manifest_record, project_record, run_record
@@ -47,17 +47,22 @@ _log = structlog.get_logger("holdfast.records")
 
 @dataclass
 class RecordTask:
-    """A version that this process writes until `leased_until`, the lease's token; `ends_at` is the same moment by this
-    process's monotonic clock. Both move while it writes: the lease is short, so that a commit does not wait long for
-    its record where a process was killed. `whole`: the store has no manifest yet."""
+    """A version that this process writes under a lease. `ends_at`: when the lease ends, by this process's monotonic
+    clock; it moves while the process writes. The lease is short: where a process was killed, a commit does not wait
+    long for its record. `whole`: the store has no manifest yet."""
 
     subject: Subject
     attached: AttachedStore
     record: ProjectRecord | RunRecord | CheckpointRecord
     older_name: str | None
     whole: bool
-    leased_until: datetime
+    lease_token: str
     ends_at: float
+
+    @property
+    def row(self) -> tuple[ColumnElement[bool], ...]:
+        """Its row in `written_records`."""
+        return (*is_subject(self.subject), WrittenRecord.store_id == self.attached.store_id)
 
 
 class RecordLeaseOverError(Exception):
@@ -78,7 +83,7 @@ def claim_records(
         return []
     now = database_now(session)
     seconds = context.settings.lease_seconds
-    leased_until, ends_at = now + timedelta(seconds=seconds), time.monotonic() + seconds
+    ends_at = time.monotonic() + seconds
     stores = {each.store_id: each for each in writable}
     always = [each.store_id for each in writable if is_always_recorded(subject.kind, each.role)]
     insert_absent(session, WrittenRecord, [_key(subject) | {"store_id": each, "version": 0} for each in sorted(always)])
@@ -89,16 +94,22 @@ def claim_records(
             WrittenRecord.store_id.in_(stores),
             WrittenRecord.version < record.version,
             WrittenRecord.removed_at.is_(None),
-            is_free(WrittenRecord.leased_until, now),
+            lease.is_free(WrittenRecord.leased_until, now),
         )
         .order_by(WrittenRecord.store_id)
         .with_for_update(skip_locked=True),
         execution_options={"populate_existing": True},
     ).all()
-    for row in rows:
-        row.leased_until = leased_until
     return [
-        RecordTask(subject, stores[row.store_id], record, row.name, row.version == 0, leased_until, ends_at)
+        RecordTask(
+            subject,
+            stores[row.store_id],
+            record,
+            row.name,
+            row.version == 0,
+            lease.claim_locked(session, row, seconds=seconds),
+            ends_at,
+        )
         for row in rows
     ]
 
@@ -114,18 +125,9 @@ def settle_record(context: ServiceContext, task: RecordTask) -> bool:
     """Whether the lease still was this process's. What was written before is taken away afterwards."""
     name = task.subject.version_name(task.record.epoch, task.record.version)
     with context.database.transaction() as session:
-        settled = session.scalar(
-            update(WrittenRecord)
-            .where(
-                *is_subject(task.subject),
-                WrittenRecord.store_id == task.attached.store_id,
-                WrittenRecord.leased_until == task.leased_until,
-                WrittenRecord.version < task.record.version,
-            )
-            .values(version=task.record.version, name=name, leased_until=None)
-            .returning(WrittenRecord.version)
-        )
-        if settled is None:
+        is_older = WrittenRecord.version < task.record.version
+        written = {"version": task.record.version, "name": name}
+        if not lease.give_back(session, WrittenRecord, task.lease_token, *task.row, is_older, **written):
             return False
     if task.older_name not in (None, name):
         try:
@@ -139,16 +141,7 @@ def settle_record(context: ServiceContext, task: RecordTask) -> bool:
 def let_go(context: ServiceContext, task: RecordTask) -> None:
     """Gives the lease back with nothing settled."""
     with context.database.transaction() as session:
-        session.execute(
-            update(WrittenRecord)
-            .where(
-                *is_subject(task.subject),
-                WrittenRecord.store_id == task.attached.store_id,
-                WrittenRecord.leased_until == task.leased_until,
-            )
-            .values(leased_until=None),
-            execution_options={"synchronize_session": False},
-        )
+        lease.give_back(session, WrittenRecord, task.lease_token, *task.row)
 
 
 def is_subject(subject: Subject) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
@@ -214,20 +207,9 @@ def _renew(context: ServiceContext, task: RecordTask, name: str) -> None:
     seconds = context.settings.lease_seconds
     ends_at = time.monotonic() + seconds
     with context.database.transaction() as session:
-        leased_until = database_now(session) + timedelta(seconds=seconds)
-        renewed = session.scalar(
-            update(WrittenRecord)
-            .where(
-                *is_subject(task.subject),
-                WrittenRecord.store_id == task.attached.store_id,
-                WrittenRecord.leased_until == task.leased_until,
-            )
-            .values(leased_until=leased_until)
-            .returning(WrittenRecord.version)
-        )
-        if renewed is None:
+        if not lease.renew(session, WrittenRecord, task.lease_token, *task.row, seconds=seconds):
             raise RecordLeaseOverError(f"writing {name} took longer than its lease")
-    task.leased_until, task.ends_at = leased_until, ends_at
+    task.ends_at = ends_at
 
 
 # Takes a checkpoint's record away, for good and before any chunk of it goes (protocol rule 30).

@@ -11,6 +11,7 @@ from sqlalchemy import BigInteger, ForeignKey, Index, Integer, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from holdfast_service.db.dialect import Moment, partial_index
+from holdfast_service.db.lease import Leased
 from holdfast_service.db.tables.core import Table
 
 # Whose record is older than what it speaks of. A query that says exactly this can use the partial index.
@@ -33,7 +34,7 @@ class RecordSubject(Table):
     __table_args__ = (partial_index("ix_record_subjects_to_record", "subject_id", where=SUBJECT_TO_RECORD),)
 
 
-class WrittenRecord(Table):
+class WrittenRecord(Leased, Table):
     """Which version of a record one store has. A row is made before the first write, so what may be there is known.
 
     `name`: the newest document, to be taken away once a newer one is there. `removed_at`: the record is gone from the
@@ -46,7 +47,6 @@ class WrittenRecord(Table):
     store_id: Mapped[int] = mapped_column(ForeignKey("stores.id"), primary_key=True)
     version: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     name: Mapped[str | None] = mapped_column(Text)
-    leased_until: Mapped[datetime | None] = mapped_column(Moment)
     removed_at: Mapped[datetime | None] = mapped_column(Moment)
     __table_args__ = (Index("ix_written_records_store_id_kind", "store_id", "kind"),)
 
