@@ -29,7 +29,7 @@ help:
 	@echo 'make preempt [TIMES=100]                                SIGTERM at random moments: is the newest state saved?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5]                      beside its peers: docs/performance.md'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
-	@echo 'make format                                             let ruff mend and format the code'
+	@echo 'make format                                             let ruff fix and format the code'
 	@echo 'make docs                                               write docs/settings.md anew'
 
 demo: venv

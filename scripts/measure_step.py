@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:tests/trainer .venv/bin/python scripts/measure_step.py [RANKS]
 
-The ranks are gloo processes of this machine, against a service of their own. The bar is 50 (training rule 11).
+The ranks are gloo processes of this machine, against a service of their own. The bar is 50 (rule local-save-flag).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rule", help="run only the tests marked with this rule, for example protocol-9")
+    parser.addoption("--rule", help="run only the tests marked with this rule, for example commit-before-reply")
 
 
 # Their tests start processes and wait for them; those of all other folders work in the test's own process.

@@ -1,7 +1,7 @@
 """The client: one typed method per operation of the protocol. The SDK, the CLI and `chunks` all stand on it.
 
     with Client() as client:
-        decision = client.restore_point("demo", "gpt")
+        decision = client.restores.restore_point("demo", "gpt")
 
 Thread-safe. Methods raise HoldfastError (see errors.py) and nothing else.
 """
@@ -86,13 +86,13 @@ class Client(
         """Whether chunks are compressed before they are sent: it is set so, and the service takes them so."""
         return self.settings.compress == "zstd" and set(Codec) <= set(self._known_server().codecs)
 
-    def with_patience(self, retry_seconds: float, stop: threading.Event) -> Self:
+    def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Self:
         """This client, but calls and transfers are tried again for so long; calls end with TransferStopped when `stop`
         is set. It shares connections and pace with this one, and is closed with it."""
         other = copy.copy(self)
-        other.transport = self.transport.with_patience(retry_seconds, stop)
+        other.transport = self.transport.with_retry_deadline(retry_seconds, stop)
         other.settings = other.transport.settings
-        other.transfers = self.transfers.with_patience(retry_seconds)
+        other.transfers = self.transfers.with_retry_deadline(retry_seconds)
         other.mount = MountAccess(other.mount_proof, enabled=self.settings.direct_files)
         return other
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from holdfast_protocol.problems import PROBLEM_KINDS, Problem, ProblemCode
 
-# Whether a connection failed for a certificate that is not trusted: no later try mends that. Both planes ask it.
+# Whether a connection failed for a certificate that is not trusted: no later try fixes that. Both planes ask it.
 
 
 def certificate_refused(error: BaseException) -> bool:
@@ -24,23 +24,23 @@ def certificate_refused(error: BaseException) -> bool:
 # What can go wrong, grouped by what the caller does about it. Every exception of this library is in this tree.
 #
 # HoldfastError
-# ├── ConfigurationError          mend the setting that it names
+# ├── ConfigurationError          fix the setting that it names
 # │   └── HostNotAllowed
-# ├── InvalidRequest              mend the call
+# ├── InvalidRequest              fix the call
 # │   └── BodyTooLarge
 # ├── UnsupportedProtocol         upgrade the older side
 # ├── UnexpectedReply             something that is not Holdfast answers at this URL
 # ├── TokenProblem                get another token
 # │   ├── Unauthenticated
 # │   └── Forbidden
-# ├── NotFound                    mend the name
+# ├── NotFound                    fix the name
 # │   ├── ProjectNotFound  RunNotFound  AttemptNotFound  CheckpointNotFound  ChunkNotFound  TokenNotFound
 # │   ├── PolicyNotFound  HoldNotFound  ControllerNotFound  OperationNotFound  WebhookNotFound
 # │   ├── RouteNotFound
 # │   └── NoRestorePoint
 # ├── StaleAttempt                stop: a newer attempt has taken over, or this one has ended
 # ├── Conflict                    look again, then decide
-# │   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  OffLineBranch  ManifestConflict
+# │   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  DetachedBranch  ManifestConflict
 # │   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
 # │   ├── EditNeedsVersion
 # │   ├── ControllerPaused
@@ -241,8 +241,8 @@ class CheckpointAborted(Conflict):
     code = ProblemCode.CHECKPOINT_ABORTED
 
 
-class OffLineBranch(Conflict):
-    code = ProblemCode.OFF_LINE_BRANCH
+class DetachedBranch(Conflict):
+    code = ProblemCode.DETACHED_BRANCH
 
 
 class ManifestConflict(Conflict):

@@ -14,7 +14,7 @@ from holdfast_protocol.attempts import AttemptOpened, OpenAttempt
 from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import AttemptOutcome
 
-# Opens the attempt of a launch: compare-and-swap on the newest attempt (protocol rule 2). Rank 0 does it.
+# Opens the attempt of a launch: compare-and-swap on the newest attempt (rule attempt-compare-and-swap). Rank 0 does it.
 #
 # A later launch wins over an earlier one. A late retry of an earlier launch must not fence its successor: if our own
 # opening may have been carried out and another attempt is newer now, then that one is our successor, and we stop.
@@ -47,7 +47,7 @@ def open_attempt(
             create=create,
         )
         try:
-            return client.open_attempt(run_name.project, run_name.run, request)
+            return client.attempts.open(run_name.project, run_name.run, request)
         except AttemptConflict as conflict:
             if conflict.earlier_try_ambiguous:
                 raise StaleAttempt(
@@ -65,7 +65,7 @@ def open_attempt(
 def _newest_attempt(client: Client, run_name: RunName) -> int:
     """0 where there is none yet. The list of attempts is open to a token that may only train."""
     try:
-        newest_first = client.attempts(run_name.project, run_name.run, limit=1).items
+        newest_first = client.attempts.list(run_name.project, run_name.run, limit=1).items
     except NotFound:
         return 0
     return newest_first[0].number if newest_first else 0

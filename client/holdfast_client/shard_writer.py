@@ -56,7 +56,7 @@ class ShardWriter:
         self._uploader: ShardUploader | None = None
         self._stopped = threading.Event()
         self._begun_at = self._uploaded_at = time.monotonic()
-        begun = client.begin(run.project, run.run, begin)
+        begun = client.checkpoints.begin(run.project, run.run, begin)
         self.checkpoint_id = begun.id
         # The step is saved a second time. The seal says whether it is the same content; nothing can be sent.
         self._committed_before = begun.state is CheckpointState.COMMITTED
@@ -106,7 +106,7 @@ class ShardWriter:
         seal = SealShard(
             **dict(self._fence), **dict(measured), digest=shard_digest(self.digests), chunks=self.digests, index=index
         )
-        return self._client.seal(self.checkpoint_id, self._rank, seal)
+        return self._client.checkpoints.seal(self.checkpoint_id, self._rank, seal)
 
     def fail(self, error: BaseException) -> None:
         """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). Never raises."""
@@ -115,9 +115,9 @@ class ShardWriter:
         reason = without_secrets(f"{type(error).__name__}: {error}")
         failed = FailShard(**self._fence.model_dump(), reason=text_to_keep(reason, 4000))
         try:
-            self._brief_client.seal(self.checkpoint_id, self._rank, failed)
-        except HoldfastError as unheard:
-            log.info("the service was not told that rank %d failed: %s", self._rank, unheard)
+            self._brief_client.checkpoints.seal(self.checkpoint_id, self._rank, failed)
+        except HoldfastError as not_told:
+            log.info("the service was not told that rank %d failed: %s", self._rank, not_told)
 
     def stop(self) -> None:
         self._stopped.set()

@@ -201,7 +201,7 @@ class Transport:
             headers={PROTOCOL_HEADER: PROTOCOL_VERSION, "User-Agent": "holdfast-client", "Accept": "application/json"},
         )
 
-    def with_patience(self, retry_seconds: float, stop: threading.Event) -> Self:
+    def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Self:
         """The same connections, with another time for retries, which end when `stop` is set: calls raise
         TransferStopped then. Only the first is closed."""
         other = copy.copy(self)
@@ -251,13 +251,13 @@ class Transport:
 
     def _send(self, call: _Call) -> httpx.Response:
         request_id = uuid.uuid4().hex
-        patience_seconds = self.settings.retry_seconds if call.retry_seconds is None else call.retry_seconds
-        if patience_seconds:
+        retry_deadline_seconds = self.settings.retry_seconds if call.retry_seconds is None else call.retry_seconds
+        if retry_deadline_seconds:
             # What the service may take for its answer is not lost yet: else a long wait that was cut off, or swallowed
             # by a network, had used the patience up with its first try.
-            patience_seconds += call.waits_seconds
+            retry_deadline_seconds += call.waits_seconds
         backoff = Backoff(
-            patience_seconds,
+            retry_deadline_seconds,
             time.sleep if self._stop is None else self._stop.wait,
             # In the background a call may take as long as it likes: only being without an answer costs patience.
             from_failure=self._stop is not None,

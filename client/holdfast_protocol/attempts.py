@@ -1,4 +1,4 @@
-"""Attempts: one incarnation of a training job. Opening one fences every older one (protocol rules 1 to 3).
+"""Attempts: one incarnation of a training job. Opening one fences every older one (rule lock-order to 3).
 
 `POST /v1/projects/{project}/runs/{run}/attempts`              OpenAttempt   -> AttemptOpened
 `GET  /v1/projects/{project}/runs/{run}/attempts[/{number}]`                 -> Page[AttemptView] | AttemptView
@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Fence, LaunchId, Reply, Request, fits, since
-from holdfast_protocol.checkpoints import PassedOver, RestorePoint
+from holdfast_protocol.checkpoints import RestorePoint, Skipped
 from holdfast_protocol.states import AttemptOutcome, Doing
 
 Environment = Annotated[
@@ -49,7 +49,7 @@ class AttemptOpened(Reply):
     epoch: int
     run_id: str
     restore_point: RestorePoint | None
-    passed_over: list[PassedOver] = Field(description="Newer checkpoints that were not taken, and why.")
+    skipped: list[Skipped] = Field(description="Newer checkpoints that were not taken, and why.")
     ever_committed: bool = Field(description="False only if nothing was ever committed in this run.")
     components: list[str] = Field(
         default_factory=list, description="Those of the run's first checkpoint, by name: later ones should have them."
@@ -116,13 +116,13 @@ class AttemptView(Reply):
 
 
 class ResumedFrom(Fence):
-    """What the ranks have really loaded; the line of descent follows it (protocol rule 3)."""
+    """What the ranks have really loaded; the lineage follows it (rule latest-follows-lineage)."""
 
     checkpoint_id: str | None
     rollback: bool = Field(default=False, description="True cuts the line here: what came after is never latest.")
 
 
-class Account(Fence):
+class ProgressReport(Fence):
     """What an attempt tells of itself. Sums are of this attempt, ages of the job's own clock, all of one rank; what is
     null is not known. An age is turned into a moment by the service's clock."""
 
@@ -150,7 +150,7 @@ class Account(Fence):
     doing: Doing | None = Field(default=None, json_schema_extra=since(3))
 
 
-class Heartbeat(Account):
+class Heartbeat(ProgressReport):
     pass
 
 
@@ -158,7 +158,7 @@ class HeartbeatReply(Reply):
     save_interval_seconds: float
 
 
-class EndAttempt(Account):
+class EndAttempt(ProgressReport):
     """From rank 0, or, where it is `failed`, from the rank that met the error. The first word counts."""
 
     step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))

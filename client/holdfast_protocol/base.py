@@ -22,15 +22,15 @@ from holdfast_protocol.text import is_text, printable
 
 # The protocol's version, told by both sides in the `Holdfast-Protocol` header of every request and reply.
 #
-# An older minor version is served; another major version is refused with both numbers (protocol rule 35).
+# An older minor version is served; another major version is refused with both numbers (rule protocol-version).
 
 PROTOCOL_HEADER = "Holdfast-Protocol"
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 5
 """1: chunks may be stored encoded (codecs.py). What an older client cannot decode is refused when it asks for it.
 Saves may be pushed late (checkpoints.py); an older client never begins one.
-2: custody: policies, trash, holds, copies in other stores, tiers, operations, audit events. An older client never asks
-for them, and what it reads is as it was.
+2: operations: policies, trash, holds, copies in other stores, tiers, audit events. An older client never asks for
+them, and what it reads is as it was.
 3: survival: attempts tell how they fare and why they ended; quarantine; advice on when to save; webhooks.
 4: the fencing token names the launch. An older client is fenced by epoch and number alone.
 5: a manifest has all that each rank said of its shard (ShardSummary). An older service leaves some of it out.
@@ -165,7 +165,7 @@ LaunchId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,128}$")
 class Fence(Request):
     """The fencing token: every write of a training job carries it. An older epoch or attempt is `stale_attempt`."""
 
-    epoch: int = Field(ge=1, description="The catalog's epoch (protocol rule 5).")
+    epoch: int = Field(ge=1, description="The catalog's epoch (rule fencing-token).")
     attempt: int = Field(ge=1)
     launch_id: LaunchId | None = Field(
         default=None,

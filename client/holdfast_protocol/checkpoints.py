@@ -23,7 +23,8 @@ from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState
 
 # The commit protocol: begin, negotiate chunks, upload, seal each shard; the seal that completes the world commits.
 
-# Negotiating chunks: which are there already, and an upload ticket for each that is not (protocol rules 11 to 19).
+# Negotiating chunks: which are there already, and an upload ticket for each that is not (rule verify-while-uploading to
+# 19).
 #
 # `POST /v1/checkpoints/{id}/shards/{rank}/chunks`   NegotiateChunks -> ChunksNegotiated
 # `POST /v1/mount-proofs`                                            -> MountProofOffer
@@ -139,7 +140,8 @@ LARGEST_SHARD_BYTES = 2**46
 
 
 class MetricValue(Request):
-    """A metric that survives JSON and every database: a finite value, or the name of what it was (protocol rule 32)."""
+    """A metric that survives JSON and every database: a finite value, or the name of what it was (rule
+    finite-metrics)."""
 
     value: float | None = Field(default=None, allow_inf_nan=False)
     nonfinite: Literal["nan", "inf", "-inf"] | None = None
@@ -163,8 +165,8 @@ MAX_COMPONENTS = 2000
 
 
 class BeginCheckpoint(Fence):
-    """With `origin_attempt` it is a late save (protocol rule 4): the checkpoint belongs to the attempt that staged it,
-    and the fence's attempt pushes it.
+    """With `origin_attempt` it is a late save (rule late-save-adoption): the checkpoint belongs to the attempt that
+    staged it, and the fence's attempt pushes it.
     """
 
     step: Step
@@ -174,16 +176,16 @@ class BeginCheckpoint(Fence):
     origin_attempt: int | None = Field(
         default=None, ge=1, description="The attempt that staged this save and kept it in its spool; null: not spooled."
     )
-    allow_off_line: bool = Field(
+    allow_detached: bool = Field(
         default=False,
         description="A late save that the run has gone on without is kept beside the line instead of refused "
-        "(`off_line_branch`). Only with origin_attempt.",
+        "(`detached_branch`). Only with origin_attempt.",
     )
 
     @model_validator(mode="after")
-    def _only_late_saves_are_off_line(self) -> BeginCheckpoint:
-        if self.allow_off_line and self.origin_attempt is None:
-            raise ValueError("allow_off_line goes with origin_attempt: only a late save can be off the line")
+    def _only_late_saves_are_detached(self) -> BeginCheckpoint:
+        if self.allow_detached and self.origin_attempt is None:
+            raise ValueError("allow_detached goes with origin_attempt: only a late save can be detached")
         return self
 
 
@@ -231,7 +233,7 @@ class ShardContent(BaseModel):
     )
     finite: bool = Field(default=True, description="False: this part holds NaN or infinity; the checkpoint diverged.")
     metrics: Annotated[Metrics, Field(max_length=MAX_METRICS), fits(256 * 1024)] | None = Field(
-        default=None, description="Rank 0's only (protocol rule 7)."
+        default=None, description="Rank 0's only (rule metrics-from-rank-0)."
     )
     verdict: HealthVerdict | None = Field(
         default=None,
@@ -339,7 +341,7 @@ class CheckpointView(Reply):
     blocked_seconds: float | None = Field(
         default=None, description="Training stood still for so long for it, on its slowest rank; null: not told."
     )
-    off_line: bool = Field(
+    detached: bool = Field(
         default=False, description="Pushed when the run had gone on without it: restored by name, never as latest."
     )
     unproven: bool | None = Field(
@@ -414,7 +416,7 @@ class RestorePoint(Reply):
     committed_at: datetime
 
 
-class PassedOverReason(StrEnum):
+class SkippedReason(StrEnum):
     UPLOADING = "uploading"
     ABORTED = "aborted"
     DIVERGED = "diverged"
@@ -422,22 +424,22 @@ class PassedOverReason(StrEnum):
     QUARANTINED = "quarantined"
     COLD = "cold"
     TRASHED = "trashed"
-    OFF_LINE = "off_line"
+    DETACHED = "detached"
     AWAY = "away"
     """Not whole in the stores that answer now (since 1.2)."""
 
 
-class PassedOver(Reply):
+class Skipped(Reply):
     checkpoint_id: str
     step: int
     attempt: int
-    reason: PassedOverReason
+    reason: SkippedReason
     detail: str
 
 
 class RestoreDecision(Reply):
     restore_point: RestorePoint | None
-    passed_over: list[PassedOver]
+    skipped: list[Skipped]
     ever_committed: bool
     note: str = Field(default="", description="A sentence for people, where a store does not answer.")
 
@@ -446,7 +448,7 @@ class ReadChunks(Request):
     largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_BATCH digests are 67 KiB
 
     digests: list[Digest] = Field(min_length=1, max_length=MAX_BATCH)
-    lease_id: str | None = Field(default=None, description="Renews this lease; null opens one (protocol rule 21).")
+    lease_id: str | None = Field(default=None, description="Renews this lease; null opens one (rule read-lease).")
     mount_proof: MountProof | None = None
     other_mount_proofs: list[MountProof] = Field(
         default_factory=list, max_length=4, description="Of the stores beside the primary (since 1.2)."
@@ -500,7 +502,7 @@ class ReportChunk(Request):
 
 
 class ChunkVerdict(Reply):
-    """What the service found when it read the chunk itself; only that marks a checkpoint (protocol rule 22)."""
+    """What the service found when it read the chunk itself; only that marks a checkpoint (rule report-is-suspicion)."""
 
     digest: str
     readable: bool = Field(description="True: a copy with the right bytes is there; try again.")

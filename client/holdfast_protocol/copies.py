@@ -8,7 +8,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Label, Reply, Request
-from holdfast_protocol.checkpoints import PassedOver
+from holdfast_protocol.checkpoints import Skipped
 from holdfast_protocol.retention import KeepBest
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Proof, StoreRole
 
@@ -87,7 +87,7 @@ class DrillResult(Reply):
     newest_step: int = Field(description="Of the newest checkpoint that is committed, in whatever store.")
     rpo_seconds: float = Field(description="What the restored state is behind the newest committed one.")
     rpo_steps: int
-    passed_over: list[PassedOver] = Field(description="Newer checkpoints, each with why it was not the one.")
+    skipped: list[Skipped] = Field(description="Newer checkpoints, each with why it was not the one.")
 
 
 # Scrubbing on demand, and what a bad chunk means: which checkpoints and runs it concerns, and the nearest good steps.
@@ -119,11 +119,11 @@ class ScrubResult(Reply):
     bad: int = Field(description="They have other bytes, another size, or cannot be decoded.")
     missing: int
     read_bytes: int
-    healed: int = Field(description="Bad or missing before or now, and their store has another copy that was read.")
+    repaired: int = Field(description="Bad or missing before or now, and their store has another copy that was read.")
     lost: int = Field(description="Chunks of which no attached store has a good copy.")
     cold: int = Field(description="Cannot be read before a thaw, so they were left out.")
     unread: int = Field(description="Their store did not answer, or somebody else was at work on them.")
-    problems: dict[str, str] = Field(description="By the store's role, why it could not be read or healed.")
+    problems: dict[str, str] = Field(description="By the store's role, why it could not be read or repaired.")
     marked: list[str] = Field(description="The checkpoints that are corrupt now, as project/run@step#attempt.")
 
 
@@ -139,7 +139,7 @@ class CopyView(Reply):
     verified_at: datetime | None = Field(description="When its bytes were proven last.")
     bad_at: datetime | None
     finding: str | None = Field(description="What was found wrong with it.")
-    healed_at: datetime | None = Field(description="Since when its store has another copy that was read.")
+    repaired_at: datetime | None = Field(description="Since when its store has another copy that was read.")
 
 
 class ChunkImpact(Reply):

@@ -85,8 +85,8 @@ def _cancels(shape: tuple[int, ...], filled: set[Box], cut: list[int]) -> bool:
 #              "rng": typed tree or null}
 #
 # Each rank's index says which save it belongs to. The seal signs it with the rest of the shard, so a catalog that gives
-# a checkpoint another step or another run is found out by every reader (protocol rule 42). The layout does not say it:
-# one layout serves all the steps of a plan.
+# a checkpoint another step or another run is found out by every reader (rule index-names-its-save). The layout does not
+# say it: one layout serves all the steps of a plan.
 
 _SHOWN = 300
 """Letters of a message: names in a hostile document may be long."""

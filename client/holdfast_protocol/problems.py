@@ -42,7 +42,7 @@ class ProblemCode(StrEnum):
     ATTEMPT_CONFLICT = "attempt_conflict"
     CHECKPOINT_CONFLICT = "checkpoint_conflict"
     CHECKPOINT_ABORTED = "checkpoint_aborted"
-    OFF_LINE_BRANCH = "off_line_branch"
+    DETACHED_BRANCH = "detached_branch"
     MANIFEST_CONFLICT = "manifest_conflict"
     INCOMPLETE_CHECKPOINT = "incomplete_checkpoint"
     CHUNK_NOT_NEGOTIATED = "chunk_not_negotiated"
@@ -108,7 +108,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.ATTEMPT_CONFLICT: ProblemKind(409, "Another attempt was opened in between"),
     ProblemCode.CHECKPOINT_CONFLICT: ProblemKind(409, "This step was begun differently"),
     ProblemCode.CHECKPOINT_ABORTED: ProblemKind(409, "This checkpoint was aborted"),
-    ProblemCode.OFF_LINE_BRANCH: ProblemKind(409, "The run has gone on without this late save"),
+    ProblemCode.DETACHED_BRANCH: ProblemKind(409, "The run has gone on without this late save"),
     ProblemCode.MANIFEST_CONFLICT: ProblemKind(409, "This shard was sealed with other content"),
     ProblemCode.INCOMPLETE_CHECKPOINT: ProblemKind(409, "Chunks of this shard are not in the store"),
     ProblemCode.CHUNK_NOT_NEGOTIATED: ProblemKind(409, "A chunk was not negotiated under this shard"),

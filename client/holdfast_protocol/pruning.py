@@ -23,7 +23,7 @@ from holdfast_protocol.states import CheckpointState, Health
 # `PUT    /v1/checkpoints/{id}/pin`                            PinCheckpoint      -> CheckpointView
 # `DELETE /v1/checkpoints/{id}/pin`                                               -> CheckpointView
 #
-# What goes is in the trash first, and can be taken back from there until its purge begins (protocol rule 26).
+# What goes is in the trash first, and can be taken back from there until its purge begins (rule trash-first).
 
 MAX_AT_ONCE = 2000
 """Checkpoints that one call moves to the trash, under one lock; a client sends more in portions."""
@@ -79,7 +79,7 @@ class RetentionPlan(Reply):
 
 
 class ApplyRetention(Request):
-    """Expires what was shown and what the state under the run's lock allows too (protocol rule 27)."""
+    """Expires what was shown and what the state under the run's lock allows too (rule apply-what-was-shown)."""
 
     largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_AT_ONCE ids are 80 KiB
 

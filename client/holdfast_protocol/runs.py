@@ -17,7 +17,7 @@ from holdfast_protocol.states import AttemptOutcome, RunStatus
 
 # Selectors for people: `demo/gpt`, `demo/gpt@latest`, `demo/gpt@1200`, `demo/gpt@1200#3`, `demo/gpt@best:loss:max`.
 #
-# `@1200` means step 1200 on the line of descent; `#3` names the attempt (protocol rule 3). A checkpoint's id stands
+# `@1200` means step 1200 on the lineage; `#3` names the attempt (rule latest-follows-lineage). A checkpoint's id stands
 # for itself: `demo/gpt@ck_…`.
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
@@ -189,7 +189,7 @@ class SpentTime(Reply):
         "attempt until the next."
     )
     steps_run: int
-    steps_kept: int = Field(description="Those that lie on the line of descent of what the run is now.")
+    steps_kept: int = Field(description="Those that lie on the lineage of what the run is now.")
     steps_lost: int
 
 

@@ -44,7 +44,7 @@ class Readiness(Reply):
     checks: list[ReadinessCheck]
     warnings: list[str] = Field(
         default_factory=list,
-        description="What is to be mended though the service works: processes whose stores differ, and weak stores.",
+        description="What is to be fixed though the service works: processes whose stores differ, and weak stores.",
     )
     weaknesses: list[str] = Field(
         default_factory=list, description="Those of the warnings that tell what a store does not enforce and should."
@@ -71,25 +71,25 @@ class ControllerView(Reply):
     """One controller, over all processes."""
 
     name: str
-    interval_seconds: float = Field(description="The pause between two rounds.")
+    interval_seconds: float = Field(description="The pause between two passes.")
     paused_at: datetime | None
     paused_by: str | None
     pause_reason: str | None
-    run_requested_at: datetime | None = Field(description="Somebody wants a round now, and it is not over yet.")
-    run_answered_at: datetime | None = Field(description="The newest request that a round has answered.")
+    run_requested_at: datetime | None = Field(description="Somebody wants a pass now, and it is not over yet.")
+    run_answered_at: datetime | None = Field(description="The newest request that a pass has answered.")
     due: int | None = Field(description="Rows that wait. null: its work is not in rows.")
     leased: int | None = Field(description="Rows that somebody works on.")
     lag_seconds: float | None = Field(description="How long the oldest row waits; 0 if none does.")
     done: int = Field(description="Rows that it has settled, since the catalog was made.")
-    failed: int = Field(description="How often a row or a round failed; it stays due.")
-    error: str | None = Field(description="The last failure; later rounds that go well leave it here.")
+    failed: int = Field(description="How often a row or a pass failed; it stays due.")
+    error: str | None = Field(description="The last failure; later passes that go well leave it here.")
     error_at: datetime | None
-    last_round_at: datetime | None = Field(
-        description="The end of the last round anywhere; rounds without work are noted now and then."
+    last_pass_at: datetime | None = Field(
+        description="The end of the last pass anywhere; passes without work are noted now and then."
     )
-    report: dict[str, Any] | None = Field(description="What the last round that found work did.")
+    report: dict[str, Any] | None = Field(description="What the last pass that found work did.")
     report_at: datetime | None
-    round_seconds: float | None = Field(description="How long that round took.")
+    pass_seconds: float | None = Field(description="How long that pass took.")
 
 
 class WorkerView(Reply):

@@ -81,8 +81,8 @@ class CopyState(StrEnum):
 
 
 class Proof(StrEnum):
-    """Who has computed the SHA-256 of a copy's bytes. Nobody but the client: `unproven` (protocol rule 14). The
-    service, while a ticket could still overwrite them: `read_early`, no proof for others (protocol rule 37)."""
+    """Who has computed the SHA-256 of a copy's bytes. Nobody but the client: `unproven` (rule reuse-only-hashed). The
+    service, while a ticket could still overwrite them: `read_early`, no proof for others (rule no-ticket-reuse)."""
 
     STORE_SHA256 = "store_sha256"
     READ = "read"

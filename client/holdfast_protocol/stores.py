@@ -17,7 +17,7 @@ from holdfast_protocol.states import StoreRole
 # `GET  /v1/stores`                                  -> Page[StoreView]
 # `GET  /v1/store-clocks`                            -> Page[StoreClock]
 # `POST /v1/catalog/check`      CheckCatalog         -> OperationView, whose result is a CatalogCheck
-# `POST /v1/stores/{role}/adopt` AdoptStore          -> StoreView
+# `POST /v1/stores/{role}/claim` ClaimStore          -> StoreView
 # `GET  /v1/catalog/doubts`                          -> Page[DoubtView]
 # `POST /v1/catalog/confirm`    ConfirmCommits       -> DoubtView
 #
@@ -35,24 +35,24 @@ class CheckCatalog(Request):
     )
 
 
-class AdoptStore(Request):
+class ClaimStore(Request):
     accept_loss: bool = Field(
-        default=False, description="Adopt although the check found what the catalog does not know, and give that up."
+        default=False, description="Claim although the check found what the catalog does not know, and give that up."
     )
 
 
 class StoreView(Reply):
-    """`adopted`: the store says that it is this catalog's, in this epoch; else `problem` says why nothing in it is
+    """`claimed`: the store says that it is this catalog's, in this epoch; else `problem` says why nothing in it is
     changed."""
 
     role: StoreRole
     kind: str
     url: str = Field(description="Without what might be secret in it.")
-    adopted: bool
+    claimed: bool
     problem: str | None
     checked_at: datetime | None = Field(description="The last whole comparison with the catalog.")
     checked_epoch: int | None
-    checked_whole: bool | None = Field(description="Nothing was found that adopting would lose.")
+    checked_whole: bool | None = Field(description="Nothing was found that claiming would lose.")
     probed_at: datetime | None = Field(default=None, description="When the service last tried what the store enforces.")
     changed_at: datetime | None = Field(default=None, description="When that last came out otherwise than before.")
     weaknesses: list[str] = Field(default=[], description="What the store does not enforce and should.")
@@ -89,7 +89,7 @@ class FindingKind(StrEnum):
 
 
 class CheckFinding(Reply):
-    """One kind of difference. `blocks`: the catalog lacks what the store has, and adopting the store would lose it."""
+    """One kind of difference. `blocks`: the catalog lacks what the store has, and claiming the store would lose it."""
 
     kind: FindingKind
     count: int
@@ -107,7 +107,7 @@ class StoreCheck(Reply):
     copies: int = Field(description="Rows that say that the store has an object.")
     read_copies: int = Field(description="With `deep`: copies that were read and hashed.")
     records: int
-    whole: bool = Field(description="Nothing was found that adopting the store would lose.")
+    whole: bool = Field(description="Nothing was found that claiming the store would lose.")
     findings: list[CheckFinding]
 
 
@@ -172,7 +172,7 @@ class SampleChecked(Reply):
 # What nobody needs any more: what the collector deletes, and what a sweep finds that no row of the catalog knows.
 #
 # `GET  /v1/collection`  ?project=                     -> CollectionPlan   (what would go now, and what waits) `POST
-# /v1/collection`                                -> OperationView    (a round now; its result is a CollectionRound) `GET
+# /v1/collection`                                -> OperationView    (a pass now; its result is a CollectionPass) `GET
 # /v1/sweeps`                                    -> SweepReport      (each store's last one) `POST /v1/sweeps`
 # StartSweep                    -> OperationView    (its result is a SweepReport)
 
@@ -214,7 +214,7 @@ class CollectionPlan(Reply):
     stores: list[StoreCollection]
 
 
-class CollectionRound(Reply):
+class CollectionPass(Reply):
     deleted_copies: int
     deleted_bytes: int
     kept_copies: int = Field(description="That a store did not let go. They are tried again.")

@@ -39,15 +39,15 @@ class Catalog:
         return self._newest(CheckpointState.COMMITTED)
 
     def state_of(self, checkpoint: CheckpointView) -> CheckpointState:
-        return self._client.checkpoint(checkpoint.id).state
+        return self._client.checkpoints.get(checkpoint.id).state
 
     def restore_step(self) -> int | None:
         """The step that the service would restore now."""
-        point = self._client.restore_point(self._run.project, self._run.run).restore_point
+        point = self._client.restores.restore_point(self._run.project, self._run.run).restore_point
         return None if point is None else point.step
 
     def _newest(self, state: CheckpointState) -> CheckpointView | None:
-        page = self._client.checkpoints(self._run.project, self._run.run, state=state, limit=1)
+        page = self._client.checkpoints.list(self._run.project, self._run.run, state=state, limit=1)
         return page.items[0] if page.items else None
 
 

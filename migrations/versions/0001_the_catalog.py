@@ -31,7 +31,7 @@ def upgrade() -> None:
     op.create_table(
         "controllers",
         sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("ticked_at", MOMENT, nullable=False),
+        sa.Column("reconciled_at", MOMENT, nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_controllers"),
     )
     op.create_table(

@@ -17,7 +17,7 @@ DOCUMENT = sa.JSON().with_variant(JSONB(), "postgresql")
 ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 TO_DELIVER = sa.text("delivered_at IS NULL AND given_up_at IS NULL")
 OPEN = sa.text("ended_at IS NULL")
-UNHEARD = sa.text("outcome = 'fenced' AND refused_at IS NULL AND rolled_back_at IS NULL")
+SILENT = sa.text("outcome = 'fenced' AND refused_at IS NULL AND rolled_back_at IS NULL")
 
 ATTEMPT_COLUMNS = (
     ("first_step", sa.BigInteger()),
@@ -52,7 +52,7 @@ def upgrade() -> None:
     for name, kind in ATTEMPT_COLUMNS:
         op.add_column("attempts", sa.Column(name, kind, nullable=True))
     op.create_index("ix_attempts_open", "attempts", ["id"], sqlite_where=OPEN, postgresql_where=OPEN)
-    op.create_index("ix_attempts_unheard", "attempts", ["ended_at"], sqlite_where=UNHEARD, postgresql_where=UNHEARD)
+    op.create_index("ix_attempts_silent", "attempts", ["ended_at"], sqlite_where=SILENT, postgresql_where=SILENT)
     for name, kind in CHECKPOINT_COLUMNS:
         op.add_column("checkpoints", sa.Column(name, kind, nullable=True))
     for name, kind in SHARD_COLUMNS:
@@ -107,7 +107,7 @@ def downgrade() -> None:
         op.drop_column("shards", name)
     for name, _ in CHECKPOINT_COLUMNS:
         op.drop_column("checkpoints", name)
-    op.drop_index("ix_attempts_unheard", table_name="attempts")
+    op.drop_index("ix_attempts_silent", table_name="attempts")
     op.drop_index("ix_attempts_open", table_name="attempts")
     for name, _ in ATTEMPT_COLUMNS:
         op.drop_column("attempts", name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from scripts.guards import attempts_and_commits, custody, limits, reading_and_collection, training
+from scripts.guards import attempts_and_commits, limits, operations, reading_and_collection, training
 
 GUARDS = (
     *attempts_and_commits.GUARDS,
     *reading_and_collection.GUARDS,
-    *custody.GUARDS,
+    *operations.GUARDS,
     *limits.GUARDS,
     *training.GUARDS,
 )

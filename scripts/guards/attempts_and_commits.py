@@ -1,4 +1,4 @@
-"""The guards of attempts, begin, seal and commit, chunks (protocol rules 1 to 19)."""
+"""The guards of attempts, begin, seal and commit, chunks (rule lock-order to 19)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from scripts.guards.guard import Guard
 
 GUARDS = (
     Guard(
-        "protocol-1",
+        "lock-order",
         "writes do not hold the run's row against a new attempt",
         "service/holdfast_service/training/fencing.py",
         ".with_for_update(read=True)",
@@ -14,7 +14,7 @@ GUARDS = (
         ("tests/service/test_protocol_commit_races.py",),
     ),
     Guard(
-        "protocol-3",
+        "latest-follows-lineage",
         "a job that goes back stays the attempt whose saves it leaves",
         "trainer_sdk/holdfast/health/rollback.py",
         "self._session.open_anew()",
@@ -22,7 +22,7 @@ GUARDS = (
         ("tests/trainer/test_rollback.py",),
     ),
     Guard(
-        "protocol-36",
+        "database-went-back",
         "the fence does not say which launch it is of",
         "service/holdfast_service/training/fencing.py",
         "    if not is_of_launch(attempt, fence):",
@@ -30,7 +30,7 @@ GUARDS = (
         ("tests/service/test_fence_names_the_launch.py",),
     ),
     Guard(
-        "protocol-36",
+        "database-went-back",
         "a database that lacks what this process was acknowledged is taken for whole",
         "service/holdfast_service/db/memory.py",
         "    if lost is not None:",
@@ -38,7 +38,7 @@ GUARDS = (
         ("tests/service/test_database_went_back.py",),
     ),
     Guard(
-        "protocol-4",
+        "late-save-adoption",
         "a late save is adopted by an attempt that saves steps of its own already",
         "service/holdfast_service/training/begin.py",
         "if session.scalar(select(begun)):",
@@ -46,15 +46,15 @@ GUARDS = (
         ("tests/service/test_protocol_spooled.py",),
     ),
     Guard(
-        "protocol-4",
-        "a branch off the line can be the restore point",
+        "late-save-adoption",
+        "a branch detached can be the restore point",
         "service/holdfast_service/lineage/restore_choice.py",
-        "elif line is not None and candidate.off_line:",
+        "elif line is not None and candidate.detached:",
         "elif False:",
         ("tests/service/test_protocol_spooled.py",),
     ),
     Guard(
-        "protocol-4",
+        "late-save-adoption",
         "a record of the spool that was torn or altered is pushed",
         "client/holdfast_client/local/spool.py",
         'if not hmac.compare_digest(_digest_of(outer["record"]), str(outer["sha256"])):',
@@ -62,7 +62,7 @@ GUARDS = (
         ("tests/unit/test_spool.py",),
     ),
     Guard(
-        "protocol-4",
+        "late-save-adoption",
         "a save that is not committed makes room for the next one",
         "client/holdfast_client/local/tier.py",
         "    hold.add([hashed.digest])",
@@ -70,7 +70,7 @@ GUARDS = (
         ("tests/unit/test_spool.py",),
     ),
     Guard(
-        "protocol-8",
+        "no-failure-after-seal",
         "a rank may report failure after it has sealed",
         "service/holdfast_service/training/seal.py",
         "if shard.state == ShardState.SEALED:",
@@ -78,7 +78,7 @@ GUARDS = (
         ("tests/service/test_protocol_commit.py",),
     ),
     Guard(
-        "protocol-9",
+        "commit-before-reply",
         "the last seals do not lock the checkpoint before they count",
         "service/holdfast_service/training/seal.py",
         "context.epoch, lock=True)\n        shard =",
@@ -86,7 +86,7 @@ GUARDS = (
         ("tests/service/test_protocol_commit_races.py",),
     ),
     Guard(
-        "protocol-14",
+        "reuse-only-hashed",
         "the store's checksum of compressed bytes proves the chunk",
         "service/holdfast_service/copies/verify_upload.py",
         "raw = upload.stored_digest == upload.key.digest",
@@ -94,7 +94,7 @@ GUARDS = (
         ("tests/service/test_protocol_codecs.py",),
     ),
     Guard(
-        "protocol-14",
+        "reuse-only-hashed",
         "compressed bytes are read and not decoded before they are trusted",
         "service/holdfast_service/copies/read_back.py",
         "return Finding.GOOD if digest.hexdigest() == claimed.digest else Finding.WRONG_BYTES",
@@ -102,7 +102,7 @@ GUARDS = (
         ("tests/service/test_protocol_codecs.py",),
     ),
     Guard(
-        "protocol-15",
+        "present-is-referenced",
         "any copy counts as present",
         "service/holdfast_service/training/offers.py",
         "usable = [copy for copy in copies if usable_by(copy, attempt_id)]",
@@ -110,7 +110,7 @@ GUARDS = (
         ("tests/service/test_protocol_chunks.py",),
     ),
     Guard(
-        "protocol-17",
+        "random-generation",
         "all copies of a chunk share one generation",
         "service/holdfast_service/training/negotiate.py",
         "generation=uuid.uuid4().hex",
@@ -118,7 +118,7 @@ GUARDS = (
         ("tests/service/test_protocol_chunks.py",),
     ),
     Guard(
-        "protocol-14",
+        "reuse-only-hashed",
         "a copy in another store is proven by reading the first store",
         "service/holdfast_service/copies/read_back.py",
         "store = context.store_of(claimed.store_id)",
@@ -126,25 +126,25 @@ GUARDS = (
         ("tests/service/scrub/test_schedule.py",),
     ),
     Guard(
-        "protocol-17",
+        "random-generation",
         "a mark is taken back before anybody has read the new copy",
         "service/holdfast_service/copies/corruption.py",
         "        keeps_anywhere(checkpoint.attempt_id),\n        read_since_damage(),\n",
         "        keeps_anywhere(checkpoint.attempt_id),\n",
-        ("tests/service/scrub/test_heal.py", "tests/service/scrub/test_heal_races.py"),
+        ("tests/service/scrub/test_repair.py", "tests/service/scrub/test_repair_races.py"),
     ),
     Guard(
-        "protocol-17",
-        "a new copy heals the rotten one before it was read",
+        "random-generation",
+        "a new copy repairs the rotten one before it was read",
         "service/holdfast_service/scrub/repair.py",
         "                or_(Copy.proof == Proof.READ, "
         "and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),\n"
         "                Copy.read_after >= damaged.damage,\n",
         "",
-        ("tests/service/scrub/test_heal.py",),
+        ("tests/service/scrub/test_repair.py",),
     ),
     Guard(
-        "protocol-15",
+        "present-is-referenced",
         "a hot copy goes in favour of a cold one that nobody has looked at since",
         "service/holdfast_service/tiers/cool.py",
         "        good = _is_good(context, claimed, place, on_bytes)\n",
@@ -152,7 +152,7 @@ GUARDS = (
         ("tests/service/tiers/test_rot.py",),
     ),
     Guard(
-        "protocol-5",
+        "fencing-token",
         "a store is deleted from whatever its marker says",
         "service/holdfast_service/collect/garbage.py",
         "    if allowed:\n        return None",
@@ -160,7 +160,7 @@ GUARDS = (
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_sweep.py"),
     ),
     Guard(
-        "protocol-5",
+        "fencing-token",
         "a sweep does not ask whether the store has newer records than the catalog",
         "service/holdfast_service/collect/sweep.py",
         "        findings.stopped = _why_older(attached, findings) or findings.stopped\n",
@@ -168,7 +168,7 @@ GUARDS = (
         ("tests/service/test_restored_in_place.py",),
     ),
     Guard(
-        "protocol-5",
+        "fencing-token",
         "the collector does not ask whether the store has newer records than the catalog",
         "service/holdfast_service/collect/garbage.py",
         "why_not(context, attached) or _why_older(attached)",
@@ -176,7 +176,7 @@ GUARDS = (
         ("tests/service/test_restored_in_place.py",),
     ),
     Guard(
-        "protocol-10",
+        "seal-only-negotiated",
         "the commit does not look again whether every chunk can be relied on",
         "service/holdfast_service/training/commit.py",
         "    if lost:",
@@ -184,7 +184,7 @@ GUARDS = (
         ("tests/service/test_protocol_commit.py", "tests/service/test_protocol_commit_races.py"),
     ),
     Guard(
-        "protocol-5",
+        "fencing-token",
         "a store lets itself be changed whatever its marker says",
         "service/holdfast_service/attached_stores/ownership.py",
         "        if marker.epoch != self._epoch:",
@@ -192,7 +192,7 @@ GUARDS = (
         ("tests/service/test_catalog_check.py",),
     ),
     Guard(
-        "protocol-5",
+        "fencing-token",
         "a copy of the database is taken for the catalog itself",
         "service/holdfast_service/attached_stores/ownership.py",
         "        if identity.place is not None and self._place is not None and identity.place != self._place:",
@@ -200,7 +200,7 @@ GUARDS = (
         ("tests/service/test_catalog_check.py",),
     ),
     Guard(
-        "protocol-5",
+        "fencing-token",
         "a store is adopted over what the catalog does not know",
         "service/holdfast_service/attached_stores/epoch.py",
         "        if not row.checked_whole and not accept_loss:",
@@ -208,7 +208,7 @@ GUARDS = (
         ("tests/service/test_catalog_check.py",),
     ),
     Guard(
-        "protocol-15",
+        "present-is-referenced",
         "a chunk gets cold that an upload was told of as present",
         "service/holdfast_service/tiers/movable.py",
         "uses = [negotiated, _used_by(Checkpoint.state == CheckpointState.UPLOADING)]",
@@ -216,7 +216,7 @@ GUARDS = (
         ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
-        "protocol-15",
+        "present-is-referenced",
         "a chunk is as cold as its coldest user",
         "service/holdfast_service/tiers/movable.py",
         "or_(Checkpoint.tier_wanted.is_(None), Checkpoint.tier_wanted.not_in(at_least)),",

@@ -1,4 +1,4 @@
-"""The guards of what a call may cost (protocol rule 43)."""
+"""The guards of what a call may cost (rule limits-before-work)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from scripts.guards.guard import Guard
 
 GUARDS = (
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "a body is read without a limit",
         "service/holdfast_service/web/guarded_route.py",
         "if len(body) > self.most_bytes:",
@@ -14,7 +14,7 @@ GUARDS = (
         ("tests/service/test_request_limits.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "a body that nobody sends is waited for",
         "service/holdfast_service/web/guarded_route.py",
         "asyncio.timeout_at(begun + BODY_SECONDS + len(body) / _SLOWEST_BYTES_PER_SECOND)",
@@ -22,7 +22,7 @@ GUARDS = (
         ("tests/service/test_request_limits.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "the head of a request is waited for, for ever",
         "service/holdfast_service/web/frame.py",
         "if self._deadline is None:",
@@ -30,7 +30,7 @@ GUARDS = (
         ("tests/service/test_connections.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "idle connections keep new callers out",
         "service/holdfast_service/web/frame.py",
         "idle = next(iter(waiting), None)",
@@ -38,7 +38,7 @@ GUARDS = (
         ("tests/service/test_connections.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "a page reads this machine through a browser",
         "service/holdfast_service/web/frame.py",
         "or self._allows(name):",
@@ -46,7 +46,7 @@ GUARDS = (
         ("tests/unit/test_host_names.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "a quota is changed by who has not seen it",
         "service/holdfast_service/runs/projects.py",
         "                _check_version(project, if_match)",
@@ -54,7 +54,7 @@ GUARDS = (
         ("tests/service/test_quota_edits.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "true is 1",
         "service/holdfast_service/web/guarded_route.py",
         "self.model.validate_json(body, strict=True)",
@@ -62,7 +62,7 @@ GUARDS = (
         ("tests/service/test_quota_edits.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "escape sequences reach the terminal",
         "client/holdfast_client/cli/say.py",
         "sys.stdout.write(printable(text)",
@@ -70,7 +70,7 @@ GUARDS = (
         ("tests/unit/test_cli_texts.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "a client makes time series with names of methods",
         "service/holdfast_service/web/frame.py",
         'scope["method"] if scope["method"] in _METHODS else "other"',
@@ -78,7 +78,7 @@ GUARDS = (
         ("tests/service/test_metrics.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "a stranger's body is read before the token",
         "service/holdfast_service/web/guarded_route.py",
         "            if required is not None:",
@@ -86,7 +86,7 @@ GUARDS = (
         ("tests/service/test_request_limits.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "wrong tokens are tried as fast as they come",
         "service/holdfast_service/auth/authenticate.py",
         "                self._failed(address, fingerprint)",
@@ -94,7 +94,7 @@ GUARDS = (
         ("tests/service/test_request_limits.py",),
     ),
     Guard(
-        "protocol-43",
+        "limits-before-work",
         "a text may hold escape sequences",
         "client/holdfast_protocol/text.py",
         "return _NOT_TEXT.search(text) is None and",

@@ -1,4 +1,4 @@
-"""The guards of reading and collection (protocol rules 20 to 25, and 42)."""
+"""The guards of reading and collection (rule no-silent-fresh-start to 25, and 42)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from scripts.guards.guard import Guard
 
 GUARDS = (
     Guard(
-        "protocol-42",
+        "index-names-its-save",
         "a checkpoint is restored as the step that its row says, whatever its ranks have sealed",
         "trainer_sdk/holdfast/restore/checkpoint_reader.py",
         "if (index.saved_as, index.rank) != (self._saved_as, rank):",
@@ -14,7 +14,7 @@ GUARDS = (
         ("tests/trainer/test_bound_to_its_step.py",),
     ),
     Guard(
-        "protocol-42",
+        "index-names-its-save",
         "the check asks whether a record is there, and not what it says",
         "service/holdfast_service/catalog_check/compare_records.py",
         "return (FindingKind.DIFFERENT_RECORDS, details) if details else _SAME",
@@ -22,7 +22,7 @@ GUARDS = (
         ("tests/service/test_catalog_check.py",),
     ),
     Guard(
-        "protocol-22",
+        "report-is-suspicion",
         "what is found in another's bucket or an empty mount condemns copies",
         "service/holdfast_service/copies/read_back.py",
         "    if finding is not Finding.GOOD:\n        refuse_wrong_store(context, store)",
@@ -30,7 +30,7 @@ GUARDS = (
         ("tests/service/scrub/test_schedule.py",),
     ),
     Guard(
-        "protocol-22",
+        "report-is-suspicion",
         "a copy that was not read yet holds no mark back",
         "service/holdfast_service/copies/predicates.py",
         "Copy.state.in_((*KEPT, CopyState.SUSPECT)), or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id)",
@@ -38,7 +38,7 @@ GUARDS = (
         ("tests/service/scrub/test_schedule.py",),
     ),
     Guard(
-        "protocol-22",
+        "report-is-suspicion",
         "a report makes copies suspect before anybody has read them",
         "service/holdfast_service/restore/report_chunk.py",
         "claim(session, chunk, copy, until, suspect=False)",
@@ -46,7 +46,7 @@ GUARDS = (
         ("tests/service/test_protocol_reading.py",),
     ),
     Guard(
-        "protocol-20",
+        "no-silent-fresh-start",
         "a run without a restore point begins from nothing, whatever was committed in it",
         "trainer_sdk/holdfast/restore/restorer.py",
         "if decision.ever_committed or at is not None:",
@@ -54,7 +54,7 @@ GUARDS = (
         ("tests/trainer/test_refusals.py",),
     ),
     Guard(
-        "protocol-21",
+        "read-lease",
         "a purge does not look for readers again under the checkpoint's lock",
         "service/holdfast_service/retention/purge.py",
         ".where(Checkpoint.id.in_(locked), _may_go(session, pressure, short))",
@@ -62,7 +62,7 @@ GUARDS = (
         ("tests/service/test_protocol_trash.py",),
     ),
     Guard(
-        "protocol-24",
+        "mark-before-delete",
         "the collector does not lock the chunks that it asks about",
         "service/holdfast_service/collect/mark.py",
         "order_by(Chunk.digest).with_for_update(skip_locked=True)",
@@ -70,7 +70,7 @@ GUARDS = (
         ("tests/service/collect/test_collect.py",),
     ),
     Guard(
-        "protocol-24",
+        "mark-before-delete",
         "what an upload relies on is collected under it",
         "service/holdfast_service/collect/garbage.py",
         "            ~relied_on_by_an_upload(),\n",
@@ -78,7 +78,7 @@ GUARDS = (
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_beside_writers.py"),
     ),
     Guard(
-        "protocol-24",
+        "mark-before-delete",
         "the sealed shards of an open checkpoint do not count",
         "service/holdfast_service/collect/garbage.py",
         "LIVE = (CheckpointState.UPLOADING, ",
@@ -86,7 +86,7 @@ GUARDS = (
         ("tests/service/collect/test_collect.py",),
     ),
     Guard(
-        "protocol-24",
+        "mark-before-delete",
         "a copy goes while another of its chunk is read again",
         "service/holdfast_service/collect/garbage.py",
         "            ~self.worked_on(),\n",
@@ -94,7 +94,7 @@ GUARDS = (
         ("tests/service/collect/test_beside_writers.py",),
     ),
     Guard(
-        "protocol-24",
+        "mark-before-delete",
         "what may go is not asked again behind the lock",
         "service/holdfast_service/collect/mark.py",
         "Copy.chunk_id.in_(locked) & question.may_go()",
@@ -102,7 +102,7 @@ GUARDS = (
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_beside_writers.py"),
     ),
     Guard(
-        "protocol-24",
+        "mark-before-delete",
         "the marks that a dead collector left are forgotten",
         "service/holdfast_service/collect/mark.py",
         "over = is_free(Copy.leased_until, question.now)",
@@ -110,7 +110,7 @@ GUARDS = (
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_collectors.py"),
     ),
     Guard(
-        "protocol-25",
+        "late-put-window",
         "a pending copy goes while its ticket can still be used",
         "service/holdfast_service/collect/garbage.py",
         "            self.waited_out(),\n",
@@ -118,7 +118,7 @@ GUARDS = (
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_second_store.py"),
     ),
     Guard(
-        "protocol-25",
+        "late-put-window",
         "an orphan is deleted however young it is",
         "service/holdfast_service/collect/sweep.py",
         "if each.modified_at < oldest",
@@ -126,7 +126,7 @@ GUARDS = (
         ("tests/service/collect/test_sweep.py",),
     ),
     Guard(
-        "protocol-25",
+        "late-put-window",
         "a sweep does not ask the catalog again before it deletes",
         "service/holdfast_service/collect/sweep.py",
         "unknown = unknown_of(context, attached.store_id, batch)",
@@ -134,7 +134,7 @@ GUARDS = (
         ("tests/service/collect/test_sweep.py",),
     ),
     Guard(
-        "protocol-25",
+        "late-put-window",
         "a sweep deletes however much it is",
         "service/holdfast_service/collect/sweep.py",
         "    if not many and not large:",
@@ -142,7 +142,7 @@ GUARDS = (
         ("tests/service/collect/test_sweep.py", "tests/unit/test_breaker.py"),
     ),
     Guard(
-        "protocol-21",
+        "read-lease",
         "a reader's lease is not waited for before its chunks get cold",
         "service/holdfast_service/tiers/cool.py",
         "    lock_users(session, *there)\n",
@@ -150,7 +150,7 @@ GUARDS = (
         ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
-        "protocol-21",
+        "read-lease",
         "a hot copy goes before the last issued URL has run out",
         "service/holdfast_service/tiers/cool.py",
         "copy.leased_until = outlived_at",
@@ -158,7 +158,7 @@ GUARDS = (
         ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
-        "protocol-21",
+        "read-lease",
         "what is thawed stays a restore point when its time is over",
         "service/holdfast_service/lineage/restore_choice.py",
         "return Tier.COLD if row.tier == Tier.HOT and over else Tier(row.tier)",
@@ -166,7 +166,7 @@ GUARDS = (
         ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
-        "protocol-44",
+        "bounded-index",
         "what a document grows to is not bounded by its stored bytes",
         "client/holdfast_protocol/digests.py",
         "    most = min(max_bytes, _most_text(memoryview(data).nbytes))\n",
@@ -174,7 +174,7 @@ GUARDS = (
         ("tests/unit/test_layout_documents.py",),
     ),
     Guard(
-        "protocol-44",
+        "bounded-index",
         "two pieces may lie in the same bytes of a chunk",
         "client/holdfast_protocol/index_documents.py",
         "    _check_apart(pieces)\n",
@@ -182,7 +182,7 @@ GUARDS = (
         ("tests/unit/test_layout_documents.py",),
     ),
     Guard(
-        "protocol-44",
+        "bounded-index",
         "a malformed layout is no fault of the checkpoint",
         "trainer_sdk/holdfast/restore/checkpoint_reader.py",
         'raise IntegrityError(f"The layout of {self.checkpoint_id} cannot be used: {error}") from error',

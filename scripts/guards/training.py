@@ -6,7 +6,7 @@ from scripts.guards.guard import Guard
 
 GUARDS = (
     Guard(
-        "training-1",
+        "capture-changes-nothing",
         "asking an optimizer for its state steps it, as torch's get_state_dict does",
         "trainer_sdk/holdfast/state/capture.py",
         "    names = parameter_names(optimizer, known)\n    groups = []",
@@ -14,7 +14,7 @@ GUARDS = (
         ("tests/trainer/test_save_and_resume.py", "tests/trainer/test_state_capture.py"),
     ),
     Guard(
-        "training-2",
+        "typed-trees",
         "tuples become lists, as in plain JSON",
         "trainer_sdk/holdfast/state/tree.py",
         "if kind is list:",
@@ -22,7 +22,7 @@ GUARDS = (
         ("tests/unit/test_tree.py", "tests/trainer/test_save_and_resume.py"),
     ),
     Guard(
-        "training-3",
+        "random-state-last",
         "a loader takes one rank's position for all, though they were at several",
         "trainer_sdk/holdfast/data/sampler.py",
         "if any(state != states[0] for state in states):",
@@ -30,7 +30,7 @@ GUARDS = (
         ("tests/trainer/test_resumable_data.py",),
     ),
     Guard(
-        "training-4",
+        "buffers-from-rank-0",
         "making a loader's iterator draws from the global generator",
         "trainer_sdk/holdfast/data/loader.py",
         "loader.generator = torch.Generator()",
@@ -38,7 +38,7 @@ GUARDS = (
         ("tests/trainer/test_resumable_data.py",),
     ),
     Guard(
-        "training-5",
+        "bit-exact-resume",
         "a verification calls launches equal that differ",
         "trainer_sdk/holdfast/verify/evidence.py",
         "        if found:\n",
@@ -46,7 +46,7 @@ GUARDS = (
         ("tests/unit/test_verify_diagnosis.py",),
     ),
     Guard(
-        "training-5",
+        "bit-exact-resume",
         "stages that share an optimizer's name are saved, and could not be restored",
         "trainer_sdk/holdfast/state/replicas.py",
         "            if names != known:\n",
@@ -54,7 +54,7 @@ GUARDS = (
         ("tests/trainer/test_parts_of_ranks.py",),
     ),
     Guard(
-        "training-5",
+        "bit-exact-resume",
         "a verification that compared nothing of the training says exact",
         "trainer_sdk/holdfast/verify/verification.py",
         "Verdict.EXACT if saw_training(straight, comparison) else Verdict.NOTHING_SEEN",
@@ -62,7 +62,7 @@ GUARDS = (
         ("tests/unit/test_verify_diagnosis.py",),
     ),
     Guard(
-        "training-10",
+        "one-vote-per-step",
         "each rank decides alone whether a candidate could be read",
         "trainer_sdk/holdfast/distributed/ranks.py",
         "in enumerate(self.gather(outcome)):",
@@ -70,15 +70,15 @@ GUARDS = (
         ("tests/trainer/test_ranks.py", "tests/trainer/test_damaged_checkpoints.py"),
     ),
     Guard(
-        "training-11",
-        "a rank saves by itself what all had put off",
+        "local-save-flag",
+        "a rank saves by itself what all had deferred",
         "trainer_sdk/holdfast/schedule/schedule.py",
-        "if self._put_off and self._alone and not self._busy() else None",
-        "if self._put_off and not self._busy() else None",
+        "if self._deferred and self._alone and not self._busy() else None",
+        "if self._deferred and not self._busy() else None",
         ("tests/unit/test_when.py",),
     ),
     Guard(
-        "training-11",
+        "local-save-flag",
         "every metric is read at every step",
         "trainer_sdk/holdfast/schedule/schedule.py",
         "if best.policy.metric in metrics]",
@@ -86,15 +86,15 @@ GUARDS = (
         ("tests/unit/test_when.py",),
     ),
     Guard(
-        "training-11",
+        "local-save-flag",
         "a rank tells how far it has come before it holds its next step up",
-        "trainer_sdk/holdfast/distributed/agreement.py",
+        "trainer_sdk/holdfast/distributed/step_agreement.py",
         "self._held = self._held or threading.Event()",
         "pass",
         ("tests/unit/test_agreement.py",),
     ),
     Guard(
-        "training-11",
+        "local-save-flag",
         "a rank that was not passed the metric of Best lets the others wait for it",
         "trainer_sdk/holdfast/distributed/vote_watchdog.py",
         "self._come(int(step), metric)",
@@ -102,7 +102,7 @@ GUARDS = (
         ("tests/trainer/test_when.py",),
     ),
     Guard(
-        "training-11",
+        "local-save-flag",
         "a loop around dcp.save does not hear that it is to leave",
         "trainer_sdk/holdfast/dcp/own_saves.py",
         "if ask is Ask.PREEMPT:",
@@ -110,7 +110,7 @@ GUARDS = (
         ("tests/trainer/test_dcp.py",),
     ),
     Guard(
-        "training-13",
+        "sigterm-thread",
         "signals are seen by a Python handler only",
         "trainer_sdk/holdfast/preemption/signals.py",
         "self._earlier_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)",
@@ -118,7 +118,7 @@ GUARDS = (
         ("tests/unit/test_preemption_signals.py",),
     ),
     Guard(
-        "training-13",
+        "sigterm-thread",
         "a forked child keeps what watches the signals of its parent",
         "trainer_sdk/holdfast/preemption/signals.py",
         "        watch.forget_in_child()",
@@ -126,7 +126,7 @@ GUARDS = (
         ("tests/unit/test_preemption_signals.py",),
     ),
     Guard(
-        "training-13",
+        "sigterm-thread",
         "a process that could not run for a while takes the others for dead",
         "trainer_sdk/holdfast/preemption/watch.py",
         "        self._looks_for_an_answer += 1\n",
@@ -134,7 +134,7 @@ GUARDS = (
         ("tests/trainer/test_preemption.py",),
     ),
     Guard(
-        "training-13",
+        "sigterm-thread",
         "a signal that comes long before the end has the deadline of SIGTERM",
         "trainer_sdk/holdfast/settings.py",
         "return self.preemption_grace_seconds if is_said else None",
@@ -142,7 +142,7 @@ GUARDS = (
         ("tests/trainer/test_preemption.py",),
     ),
     Guard(
-        "training-16",
+        "finish-or-supersede",
         "after a rollback a step counts as saved that was left",
         "trainer_sdk/holdfast/restore/loading.py",
         "            self._parts.stats.last_committed_step = start - 1\n",
@@ -150,7 +150,7 @@ GUARDS = (
         ("tests/trainer/test_preemption.py",),
     ),
     Guard(
-        "training-16",
+        "finish-or-supersede",
         "a save in flight is given up though the new one cannot be finished either",
         "trainer_sdk/holdfast/preemption/estimate.py",
         "Choice.SUPERSEDE if new_seconds * _SAFETY <= left else Choice.IN_FLIGHT",
@@ -158,7 +158,7 @@ GUARDS = (
         ("tests/unit/test_preemption_estimate.py",),
     ),
     Guard(
-        "training-16",
+        "finish-or-supersede",
         "what is staged is sent where it hardly fits, though the next step ends at once",
         "trainer_sdk/holdfast/preemption/estimate.py",
         "return max(may_wait(left, seconds), min(_A_STEP_SECONDS, left / 4))",
@@ -166,7 +166,7 @@ GUARDS = (
         ("tests/unit/test_preemption_estimate.py",),
     ),
     Guard(
-        "training-14",
+        "told-outcome",
         "a preempted job ends with its launcher's own code",
         "client/holdfast_client/cli/run.py",
         "if outcome is AttemptOutcome.PREEMPTED:",
@@ -174,7 +174,7 @@ GUARDS = (
         ("tests/unit/test_run_ending.py",),
     ),
     Guard(
-        "training-14",
+        "told-outcome",
         "a script that ends itself with sys.exit(0) has failed",
         "trainer_sdk/holdfast/checkpointer.py",
         "isinstance(error, SystemExit) and not error.code",
@@ -182,7 +182,7 @@ GUARDS = (
         ("tests/trainer/test_outcome_notes.py",),
     ),
     Guard(
-        "training-14",
+        "told-outcome",
         "SIGUSR1 reaches torchrun's agent as it came",
         "client/holdfast_client/cli/run.py",
         "if not torchrun or number in",
@@ -190,7 +190,7 @@ GUARDS = (
         ("tests/unit/test_run_ending.py",),
     ),
     Guard(
-        "training-14",
+        "told-outcome",
         "who was fenced tells the launch around it that it has failed, and is started again",
         "trainer_sdk/holdfast/session/session.py",
         "                outcome = AttemptOutcome.FENCED\n",
@@ -198,7 +198,7 @@ GUARDS = (
         ("tests/trainer/test_outcome_notes.py",),
     ),
     Guard(
-        "training-14",
+        "told-outcome",
         "an attempt that has only ended counts as fenced, and is never launched again",
         "client/holdfast_client/errors.py",
         'return "latest_attempt" in self.context',
@@ -206,7 +206,7 @@ GUARDS = (
         ("tests/trainer/test_outcome_notes.py",),
     ),
     Guard(
-        "training-15",
+        "no-agent-store",
         "restarted ranks share the store of torchrun's agent",
         "client/holdfast_client/cli/run.py",
         '        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",\n',
@@ -214,7 +214,7 @@ GUARDS = (
         ("tests/unit/test_run_ending.py",),
     ),
     Guard(
-        "training-18",
+        "sharded-hooks",
         "a CheckpointIO is taken where Lightning asks it on one rank only, or never",
         "trainer_sdk/holdfast/integrations/lightning/callback.py",
         "if ignores_it or trainer.world_size > 1:",
@@ -222,7 +222,7 @@ GUARDS = (
         ("tests/trainer/test_lightning.py",),
     ),
     Guard(
-        "training-18",
+        "sharded-hooks",
         "Trainer's progress is restored, and its model and optimizer are not",
         "trainer_sdk/holdfast/integrations/hf.py",
         "step = self.checkpointer.restore(self._training_state()) - 1",
@@ -230,7 +230,7 @@ GUARDS = (
         ("tests/trainer/test_hf.py",),
     ),
     Guard(
-        "training-19",
+        "writer-is-whole",
         "a dcp.save is given only the values that stock torch loads without pickle",
         "trainer_sdk/holdfast/dcp/metadata.py",
         "return torch.load(saved, weights_only=False)",

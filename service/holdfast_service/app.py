@@ -37,7 +37,7 @@ import holdfast_service.webhooks.endpoints
 from holdfast_protocol.problems import Problem
 from holdfast_service.auth.authenticate import FailedCalls
 from holdfast_service.background.metrics import ControllerNumbers
-from holdfast_service.background.registry import rounds_of
+from holdfast_service.background.registry import loops_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.insights.metrics import RunNumbers
 from holdfast_service.release import VERSION
@@ -80,7 +80,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.web.metrics.router,
 )
 _PROBLEM_REPLY: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "What the caller must mend; `code` says what.", "content": {PROBLEM_MEDIA_TYPE: {}}},
+    "4XX": {"description": "What the caller must fix; `code` says what.", "content": {PROBLEM_MEDIA_TYPE: {}}},
     "5XX": {"description": "Try again if `retryable`.", "content": {PROBLEM_MEDIA_TYPE: {}}},
 }
 
@@ -123,7 +123,7 @@ def create_app(context: ServiceContext) -> FastAPI:
         routes=[*_ROUTES, *(_routes_of([object_router(mounted)]) if mounted else [])],
     )
     app.state.context = context
-    app.state.rounds = rounds_of(context.settings)
+    app.state.loops = loops_of(context.settings)
     app.state.failed_calls = FailedCalls()
     # One registry per application, not the library's global one: several can live in one process.
     app.state.metrics = CollectorRegistry()
@@ -132,7 +132,7 @@ def create_app(context: ServiceContext) -> FastAPI:
     app.state.metrics.register(CopyNumbers(context))
     app.state.metrics.register(ScrubNumbers(context))
     app.state.metrics.register(RunNumbers(context))
-    app.state.metrics.register(ControllerNumbers(context, app.state.rounds))
+    app.state.metrics.register(ControllerNumbers(context, app.state.loops))
     install_problem_replies(app)
     # The last one added is the outermost: the frame gives the id that all others use.
     app.add_middleware(ProtocolHeader)

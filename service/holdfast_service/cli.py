@@ -141,7 +141,7 @@ def new_epoch_command(
             database.dispose()
     sys.stdout.write(
         f"The catalog is at epoch {epoch}. Start the service again: it reads every copy anew, and changes nothing in "
-        "the stores until `holdfast catalog check` and `holdfast store adopt`.\n"
+        "the stores until `holdfast catalog check` and `holdfast store claim`.\n"
     )
 
 

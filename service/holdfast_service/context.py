@@ -18,7 +18,7 @@ from holdfast_service.db.engine import Database
 from holdfast_service.insights.save_interval import SaveAdvice
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import Store
-from holdfast_service.stores.reading_pace import ReadingPace
+from holdfast_service.stores.read_rate_limit import ReadRateLimit
 
 
 def _new_process_id() -> str:
@@ -30,7 +30,7 @@ class ServiceContext:
     """`epoch` is half of every fencing token; `signing_key` signs the service's own URLs.
 
     `store` is the primary store, the only one that trainers write to, and `store_id` its row in the catalog. `stores`
-    are all that are attached, the primary one first. `reading_pace` is shared by all that reads copies back here,
+    are all that are attached, the primary one first. `read_rate_limit` is shared by all that reads copies back here,
     and `save_advice` by all that is told how often to save.
     `process_id` names this process to the others. `stopping` is set when it is asked to end: long background work ends
     after the step in hand.
@@ -46,7 +46,7 @@ class ServiceContext:
     signing_key: bytes = field(repr=False)
     notifier: CommitNotifier
     stores: tuple[AttachedStore, ...]
-    reading_pace: ReadingPace
+    read_rate_limit: ReadRateLimit
     save_advice: SaveAdvice
     process_id: str = field(default_factory=_new_process_id)
     stopping: threading.Event = field(default_factory=threading.Event, repr=False)

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from holdfast_service.app import create_app
-from holdfast_service.background.registry import Background, rounds_of
+from holdfast_service.background.registry import Background, loops_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
@@ -37,7 +37,7 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
         if not settings.serve_controllers:
             refuse_sqlite(settings, "HOLDFAST_SERVE_CONTROLLERS=false leaves background work to other processes")
         context = open_service(settings)
-        background = Background(context, rounds_of(settings), "serve", controllers=settings.serve_controllers)
+        background = Background(context, loops_of(settings), "serve", controllers=settings.serve_controllers)
         server = uvicorn.Server(http_config(create_app(context), settings))
         # uvicorn drains and then raises the signal once more, for whoever ran it: a service that was asked to end and
         # did so has not failed.

@@ -29,14 +29,14 @@ from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.base import Store, StoreError, StoreRefused
 from holdfast_service.stores.posix.files import close_folder
 from holdfast_service.stores.posix.signed_urls import key_of_role
-from holdfast_service.stores.reading_pace import ReadingPace
+from holdfast_service.stores.read_rate_limit import ReadRateLimit
 from holdfast_service.stores.registry import StoreUrlError, open_store
 
 _log = structlog.get_logger("holdfast.start")
 
 
 def open_service(settings: ServiceSettings) -> ServiceContext:
-    """Ready to serve, though the store may be away (protocol rule 34).
+    """Ready to serve, though the store may be away (rule store-outage-degrades).
 
     Raises SettingsError, which names the setting, and ProblemError(`database_unavailable`). Close it with
     `close_service`.
@@ -70,7 +70,7 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
         epoch=identity.epoch,
         signing_key=identity.signing_key,
         notifier=CommitNotifier(database),
-        reading_pace=ReadingPace(settings.prove_bytes_per_second),
+        read_rate_limit=ReadRateLimit(settings.prove_bytes_per_second),
         save_advice=SaveAdvice(settings, database),
     )
     begin_history(context)
@@ -180,5 +180,5 @@ def _ensure_first_token(settings: ServiceSettings, database: Database) -> None:
         except OSError as error:
             raise SettingsError(
                 f"HOLDFAST_DATA_DIR: the token file {settings.token_file} cannot be written ({error.strerror}). "
-                "Mend its permissions, or name another folder."
+                "Fix its permissions, or name another folder."
             ) from None

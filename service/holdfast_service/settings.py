@@ -166,7 +166,7 @@ class ServiceSettings(BaseSettings):
         default=3600, ge=1, description="Nothing that is being read is purged for so long after the last ticket."
     )
     controller_interval_seconds: float = Field(
-        default=5.0, gt=0, description="The pause between two rounds of background work."
+        default=5.0, gt=0, description="The pause between two passes of background work."
     )
     serve_controllers: bool = Field(
         default=True,
@@ -175,7 +175,7 @@ class ServiceSettings(BaseSettings):
     lease_seconds: int = Field(
         default=120,
         ge=3,
-        description="So long after a killed process's last sign another one goes on with its round or operation.",
+        description="So long after a killed process's last sign another one goes on with its pass or operation.",
     )
     retention_interval_seconds: float = Field(
         default=300.0, gt=0, description="How often retention policies are applied by themselves."
@@ -210,7 +210,7 @@ class ServiceSettings(BaseSettings):
         le=100,
         description="The same while a project uses more than this share of its quota.",
     )
-    collect_full_look_seconds: float = Field(
+    collect_full_scan_seconds: float = Field(
         default=6 * 3600,
         gt=0,
         description="How often the collector looks at every copy; in between it looks at what lost a reference.",
@@ -237,7 +237,7 @@ class ServiceSettings(BaseSettings):
     prove_bytes_per_second: int = Field(
         default=100 * 1024 * 1024,
         ge=1,
-        description="How fast a process reads copies back, proving, scrubbing and healing together.",
+        description="How fast a process reads copies back, proving, scrubbing and repairing together.",
     )
     scrub_days: float = Field(
         default=30.0,

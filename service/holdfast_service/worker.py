@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sqlalchemy import make_url
 
-from holdfast_service.background.registry import Background, rounds_of
+from holdfast_service.background.registry import Background, loops_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings, SettingsError
@@ -26,7 +26,7 @@ def work(settings: ServiceSettings, on_ready: Callable[[ServiceContext], None]) 
     try:
         # Blocked in every thread and waited for in this one: a handler could run in the middle of anything.
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
-        background = Background(context, rounds_of(settings), "worker")
+        background = Background(context, loops_of(settings), "worker")
         background.start()
         on_ready(context)
         signal.sigwait(_ENDINGS)

@@ -84,4 +84,4 @@ def client(service: RestartableService) -> Iterator[Client]:
 
 
 def uploading_steps(client: Client, run: str) -> list[int]:
-    return [view.step for view in client.all_checkpoints("tests", run, state=CheckpointState.UPLOADING)]
+    return [view.step for view in client.checkpoints.all("tests", run, state=CheckpointState.UPLOADING)]

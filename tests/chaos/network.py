@@ -83,12 +83,12 @@ class Network:
 
     def new_run(self) -> str:
         name = f"r{secrets.token_hex(8)}"
-        self.client.make_run("tests", name)
+        self.client.runs.create("tests", name)
         return f"tests/{name}"
 
     def checkpoints(self, run: str) -> list[CheckpointView]:
         """The largest step first."""
-        return list(self.client.all_checkpoints(*run.split("/")))
+        return list(self.client.checkpoints.all(*run.split("/")))
 
     def assert_restores(self, run: str, expected: dict[str, Any], step: int, at: str | None = None) -> None:
         """Bit for bit, in a new job and with nothing going wrong any more."""

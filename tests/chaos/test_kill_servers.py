@@ -49,7 +49,7 @@ def cut_off_in_mid_save(client, run, kill, revive):
         revive()
         outcome = handle.committed.exception(timeout=240)
         assert outcome is None or isinstance(outcome, errors.SaveFailed)
-        offered = client.restore_point("tests", run).restore_point.step
+        offered = client.restores.restore_point("tests", run).restore_point.step
         assert offered == (1 if outcome is None else 0), "what the handle said is what the catalog says"
         ckpt.save(2, state_at(2)).committed.result(timeout=240)
     assert_restores(f"tests/{run}", 2)
@@ -115,5 +115,5 @@ def test_a_full_disk_fails_the_save_says_so_and_the_next_one_goes_on(client, ser
         assert "Free space in the store" in str(failed)
         resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, unlimited)
         ckpt.save(2, state_at(2)).committed.result(timeout=120)
-    assert client.restore_point("tests", "full").restore_point.step == 2
+    assert client.restores.restore_point("tests", "full").restore_point.step == 2
     assert_restores("tests/full", 2)

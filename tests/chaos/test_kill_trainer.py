@@ -23,12 +23,12 @@ def test_a_rank_killed_while_it_uploads_leaves_no_restorable_checkpoint(client, 
         ranks[victim].kill()
         ranks[victim].wait()
         assert uploading_steps(client, "killed") == [3]
-        assert client.restore_point("tests", "killed").restore_point.step == 2
+        assert client.restores.restore_point("tests", "killed").restore_point.step == 2
     # The other rank was killed too, as a launcher does. The same command goes on, and what was cut off is given up.
     with launched(TRAINER, "tests/killed", *NOBODY_IS_HELD, world_size=2) as ranks:
         assert read_until(ranks[0], "saved 3")[0] == "start 3"
         assert read_until(ranks[1], "saved 3")[0] == "start 3"
-    states = {(view.step, view.attempt): view.state for view in client.all_checkpoints("tests", "killed")}
+    states = {(view.step, view.attempt): view.state for view in client.checkpoints.all("tests", "killed")}
     assert states[3, 1] is CheckpointState.ABORTED
     assert states[3, 2] is CheckpointState.COMMITTED
 
@@ -37,7 +37,7 @@ def test_all_ranks_killed_between_two_saves_resume_from_the_last_one(client):
     with launched(TRAINER, "tests/between", *NOBODY_IS_HELD, world_size=2) as ranks:
         for process in ranks:
             read_until(process, "saved 4")
-    step = client.restore_point("tests", "between").restore_point.step
+    step = client.restores.restore_point("tests", "between").restore_point.step
     assert step >= 4
     with launched(TRAINER, "tests/between", *NOBODY_IS_HELD, world_size=2) as ranks:
         assert read_until(ranks[0], "start") == [f"start {step + 1}"]
@@ -54,7 +54,7 @@ def test_a_job_killed_before_its_first_heartbeat_has_the_steps_that_its_commit_p
         read_until(job, "saved 20")
         job.kill()
         job.wait()
-    committed = client.restore_point("tests", "early").restore_point.step
+    committed = client.restores.restore_point("tests", "early").restore_point.step
     assert committed >= 20
     with launched(TRAINER, "tests/early", *NOBODY_IS_HELD) as [job]:
         read_until(job, f"saved {committed + 1}")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import errors
-from holdfast_service.liveness.abandoned_uploads import tick as reaper_tick
+from holdfast_service.liveness.abandoned_uploads import reconcile as reaper_tick
 from tests.chaos.network import BOUND_SECONDS, Network, all_bits, big_tensor, bits, network, new_state
 from tests.support.fault_proxy import (
     BAD_GATEWAY,
@@ -82,7 +82,7 @@ def test_a_save_that_cannot_get_through_fails_and_the_next_one_goes_well(net: Ne
         committed = [view for view in net.checkpoints(run) if view.state == "committed"]
         assert isinstance(failed, errors.SaveFailed)
         assert not committed or (call == "seal" and fault == "drop reply")
-        point = net.client.restore_point(*run.split("/")).restore_point
+        point = net.client.restores.restore_point(*run.split("/")).restore_point
         assert (point is not None) == bool(committed)
         net.heal()
         if not committed:

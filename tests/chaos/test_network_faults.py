@@ -97,7 +97,7 @@ def jobs(net: Network) -> Iterator[dict[bool, RunningJob]]:
         running = {}
         for impatient in (False, True):
             run, state = net.new_run(), new_state(next(_seeds))
-            ckpt = stack.enter_context(net.checkpointer(run, **_patience(impatient)))
+            ckpt = stack.enter_context(net.checkpointer(run, **_retry_deadline(impatient)))
             assert ckpt.restore(state) == 0
             running[impatient] = RunningJob(ckpt, run, state)
             running[impatient].save()
@@ -120,7 +120,7 @@ def strike(net: Network, fault: str, call: str) -> None:
     (net.to_store if call in TO_THE_STORE else net.to_service).script(happens, on=call, times=times)
 
 
-def _patience(impatient: bool) -> dict[str, float]:
+def _retry_deadline(impatient: bool) -> dict[str, float]:
     return {"timeout_seconds": 0.5} if impatient else {}
 
 
@@ -162,11 +162,11 @@ def test_who_asks_for_a_pause_gets_it(net: Network, job: RunningJob):
 def test_a_launch_gets_through(net: Network, job: RunningJob, fault: str, call: str):
     run, state = net.new_run(), new_state(next(_seeds))
     strike(net, fault, call)
-    with net.checkpointer(run, **_patience(fault == "black hole")) as ckpt:
+    with net.checkpointer(run, **_retry_deadline(fault == "black hole")) as ckpt:
         assert ckpt.restore(state) == 0
         assert net.struck(), f"no {call} came by"
         ckpt.save(0, state).committed.result(timeout=BOUND_SECONDS)
-    assert [attempt.number for attempt in net.client.all_attempts(*run.split("/"))] == [1]
+    assert [attempt.number for attempt in net.client.attempts.all(*run.split("/"))] == [1]
 
 
 @pytest.mark.parametrize("fault", ["black hole"])
@@ -174,24 +174,24 @@ def test_a_long_wait_that_was_swallowed_is_asked_again(net: Network, job: Runnin
     committed = net.checkpoints(job.run)[0]
     net.to_service.script(BlackHole(), on="wait")
     with Client(net.settings(timeout_seconds=0.2, retry_seconds=0.5)) as client:
-        assert client.checkpoint(committed.id, wait_seconds=1).id == committed.id
+        assert client.checkpoints.get(committed.id, wait_seconds=1).id == committed.id
 
 
 @every_fault
 def test_the_end_of_a_job_gets_through(net: Network, job: RunningJob, fault: str):
     run = net.new_run()
     strike(net, fault, "end")
-    with net.checkpointer(run, **_patience(fault == "black hole")) as ckpt:
+    with net.checkpointer(run, **_retry_deadline(fault == "black hole")) as ckpt:
         ckpt.restore({})
     assert net.struck()
-    [attempt] = net.client.all_attempts(*run.split("/"))
+    [attempt] = net.client.attempts.all(*run.split("/"))
     assert attempt.outcome == "finished"
 
 
 def test_a_store_behind_the_service_gets_every_fault_in_one_save_and_one_restore() -> None:
     with network(None) as net:
         run, state = net.new_run(), new_state(next(_seeds))
-        with net.checkpointer(run, **_patience(True)) as ckpt:
+        with net.checkpointer(run, **_retry_deadline(True)) as ckpt:
             ckpt.restore(state)
             for call in TO_THE_STORE:
                 # Each at another request; the first that is due takes it.
@@ -208,7 +208,7 @@ def test_a_store_behind_the_service_gets_every_fault_in_one_save_and_one_restore
 def test_heartbeats_that_are_lost_end_nothing() -> None:
     with network(None, lost_after_seconds=0.5) as net:
         run, state = net.new_run(), new_state(next(_seeds))
-        with net.checkpointer(run, strict=True, **_patience(True)) as ckpt:
+        with net.checkpointer(run, strict=True, **_retry_deadline(True)) as ckpt:
             ckpt.restore(state)
             for fault in FAULTS.values():
                 net.to_service.script(fault, on="heartbeat")
@@ -216,5 +216,5 @@ def test_heartbeats_that_are_lost_end_nothing() -> None:
                 time.sleep(0.02)
             net.to_service.wait_for("heartbeat", net.to_service.count("heartbeat") + 1)
             ckpt.step(0, state).committed.result(timeout=BOUND_SECONDS)
-        [attempt] = net.client.all_attempts(*run.split("/"))
+        [attempt] = net.client.attempts.all(*run.split("/"))
         assert attempt.outcome == "finished"

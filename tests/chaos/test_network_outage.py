@@ -127,7 +127,7 @@ def test_a_minute_without_service_and_store_costs_no_step_and_no_staged_checkpoi
 ) -> None:
     """Two jobs at once: one with the defaults, and one that has a local tier as well."""
     with Client() as client:
-        client.edit_project("tests", EditProject())
+        client.projects.edit("tests", EditProject())
     found = {"HOLDFAST_URL": to_service.url, "HOLDFAST_TOKEN": TOKEN}
     with (
         training("tests/plain", found) as plain,

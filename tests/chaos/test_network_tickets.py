@@ -47,7 +47,7 @@ def trouble(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in ours if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.rule("protocol-31")
+@pytest.mark.rule("database-clock")
 @pytest.mark.parametrize(
     ("fault", "times"),
     [(LATE, 6), (SLOW, None), (SLOWER, 3)],
@@ -67,7 +67,7 @@ def test_tickets_that_end_in_mid_save_are_renewed_and_nobody_is_told(
     net.assert_restores(run, bits(state), 0)
 
 
-@pytest.mark.rule("protocol-31")
+@pytest.mark.rule("database-clock")
 @pytest.mark.parametrize(
     ("fault", "times"),
     [(LATE, 6), (SLOW, None), (SLOWER, 3)],

@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def short_patience(service, monkeypatch):
+def short_retry_deadline(service, monkeypatch):
     """One try of a call; a save with a local tier has as many as it takes."""
     monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "1")
     monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "1")
@@ -60,7 +60,7 @@ def spooled_steps(folder):
 
 def committed(client, run):
     """(step, attempt that staged it, attempt that pushed it), in the order of the commits."""
-    views = client.all_checkpoints("tests", run, state=CheckpointState.COMMITTED)
+    views = client.checkpoints.all("tests", run, state=CheckpointState.COMMITTED)
     return [(v.step, v.attempt, v.pushed_by) for v in sorted(views, key=lambda view: view.committed_at)]
 
 
@@ -68,7 +68,7 @@ def cli(*arguments):
     return subprocess.run([HOLDFAST, "spool", *map(str, arguments)], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_saves_of_an_outage_are_committed_in_order_by_the_same_job(client, service, folder, caplog):
     job = Job()
     with holdfast.Checkpointer("tests/outage", create=True, local=folder) as ckpt:
@@ -94,7 +94,7 @@ def test_saves_of_an_outage_are_committed_in_order_by_the_same_job(client, servi
     assert values(restored.state) == values(job.state)
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_a_job_killed_with_spooled_saves_resumes_from_the_newest_of_them_bit_for_bit(client, service, folder):
     with launched(TRAINER, "tests/killed", folder, 5, "wait", 2) as ranks:
         [state] = go_on_without(service, ranks)
@@ -109,7 +109,7 @@ def test_a_job_killed_with_spooled_saves_resumes_from_the_newest_of_them_bit_for
     assert (third.start, third.final) == (5, whole.final)
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 @pytest.mark.parametrize(
     ("dies", "resumes"), [("chunk", 2), ("record", 3), ("upload", 3), ("commit", 3)], ids=lambda value: str(value)
 )
@@ -131,7 +131,7 @@ def test_a_kill_at_any_point_of_a_save_costs_at_most_what_was_not_yet_on_the_dis
     tier.close()
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_two_ranks_adopt_what_both_had_spooled(client, service, folder):
     with launched(TRAINER, "tests/two", folder, 4, "wait", 2, world_size=2) as ranks:
         states = set(go_on_without(service, ranks))
@@ -145,7 +145,7 @@ def test_two_ranks_adopt_what_both_had_spooled(client, service, folder):
     assert spooled_steps(folder) == []
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_one_rank_adopts_what_two_had_spooled(client, service, folder):
     with launched(TRAINER, "tests/fewer", folder, 3, "wait", 1, world_size=2) as ranks:
         go_on_without(service, ranks)
@@ -166,7 +166,7 @@ class TestStoreAway:
     def service_settings(self, weed):
         return {"HOLDFAST_STORE": weed.store_url, **weed.environment}
 
-    @pytest.mark.rule("protocol-4")
+    @pytest.mark.rule("late-save-adoption")
     def test_while_the_store_is_away_saves_collect_on_the_node_and_commit_when_it_is_back(
         self, client, service, weed, folder, caplog
     ):
@@ -204,7 +204,7 @@ def leave_two_saves(service, run, folder, monkeypatch):
     return job, handles
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_what_a_job_that_ended_left_is_pushed_by_the_command(client, service, folder, monkeypatch, caplog):
     job, handles = leave_two_saves(service, "push", folder, monkeypatch)
     for handle in handles:
@@ -225,7 +225,7 @@ def test_what_a_job_that_ended_left_is_pushed_by_the_command(client, service, fo
     assert cli("push", "--dir", folder).returncode == 0
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_what_the_run_has_gone_on_without_is_kept_beside_the_line_only_if_asked_for(
     client, service, folder, monkeypatch
 ):
@@ -236,18 +236,18 @@ def test_what_the_run_has_gone_on_without_is_kept_beside_the_line_only_if_asked_
         ckpt.save(1, elsewhere.state).committed.result(timeout=60)
     refused = cli("push", "--dir", folder)
     assert refused.returncode == 1
-    assert "--off-line" in refused.stdout
+    assert "--detached" in refused.stdout
     assert spooled_steps(folder) == [1, 2]
     with holdfast.Checkpointer("tests/branch", local=folder) as ckpt:  # nor does an attempt adopt it
         assert ckpt.restore(elsewhere.state) == 2
-    kept = cli("push", "--dir", folder, "--off-line")
-    assert (kept.returncode, kept.stdout.count("committed, off the line")) == (0, 2), kept.stdout
-    assert client.restore_point("tests", "branch").restore_point.attempt == 2
-    assert client.selected_checkpoint("tests", "branch", "2#1").off_line
+    kept = cli("push", "--dir", folder, "--detached")
+    assert (kept.returncode, kept.stdout.count("committed, detached")) == (0, 2), kept.stdout
+    assert client.restores.restore_point("tests", "branch").restore_point.attempt == 2
+    assert client.checkpoints.select("tests", "branch", "2#1").detached
     assert spooled_steps(folder) == []
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_a_flipped_bit_in_the_spool_is_told_and_never_pushed(client, service, folder, monkeypatch, caplog):
     leave_two_saves(service, "rotten", folder, monkeypatch)
     tier = LocalTier(folder, None)
@@ -273,7 +273,7 @@ def test_a_flipped_bit_in_the_spool_is_told_and_never_pushed(client, service, fo
     assert LocalTier(folder, None).folder.holds() == []
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_a_save_of_which_a_rank_is_missing_stays_and_training_resumes_from_what_is_committed(
     client, service, folder, caplog
 ):

@@ -69,7 +69,7 @@ def _settled_account(arena: Arena, job: Job) -> Goodput:
     """When no attempt is only `fenced` any more: whether one was lost before it was fenced, its silence tells."""
     deadline = time.monotonic() + _SETTLED_SECONDS
     while True:
-        account = arena.place.client.goodput(PROJECT, job.name)
+        account = arena.place.client.insights.goodput(PROJECT, job.name)
         fenced = [each.attempt for each in account.attempts if each.outcome in (AttemptOutcome.FENCED, None)]
         if not fenced or time.monotonic() > deadline:
             return account

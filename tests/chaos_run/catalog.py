@@ -31,7 +31,7 @@ def judge_catalog(
     verdict: Verdict,
 ) -> None:
     """`reference`: by step, the digest that its checkpoint must have; `restored`: what `read_back` gave."""
-    views = {view.id: view for view in arena.place.client.all_checkpoints(PROJECT, job.name)}
+    views = {view.id: view for view in arena.place.client.checkpoints.all(PROJECT, job.name)}
     for told in (told for each in job.launches() for told in each.told):
         state = views[told.checkpoint_id].state if told.checkpoint_id in views else None
         if state in _EXPIRED:
@@ -55,7 +55,7 @@ def _judge_checkpoint(
         verdict.found(Wrong.BYTES, "", f"{what} was restored with other bytes")
     elif not digests_of(arena, view) & arena.damaged:
         verdict.found(Wrong.LOST_COMMIT, "", f"{what} cannot be restored: {got}")
-    elif arena.place.client.checkpoint(view.id).health is not Health.CORRUPT:
+    elif arena.place.client.checkpoints.get(view.id).health is not Health.CORRUPT:
         verdict.found(Wrong.LOST_COMMIT, "", f"{what} is damaged, and not marked: {got}")
     else:
         verdict.facts["damaged by the run, and marked instead"] += 1

@@ -14,7 +14,7 @@ _PATIENCE_SECONDS = 180
 """Without a sign from a job for so long, while nothing is broken, it hangs. On an idle machine it takes some 8."""
 _PAUSE_SECONDS = (0.0, 3.0)
 _SHARE_TOGETHER = 0.4
-"""Of the faults that the next one follows before they are mended."""
+"""Of the faults that the next one follows before they are fixed."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Happened:
 
 
 def let_things_fail(arena: Arena, *, seconds: float, kinds: Iterable[str] = ALL, least: int = 0) -> list[Happened]:
-    """For so long, and until there were at least so many; returns when all are mended, or a job hangs."""
+    """For so long, and until there were at least so many; returns when all are fixed, or a job hangs."""
     happened: list[Happened] = []
     bag: list[str] = []
     put_off: set[str] = set()

@@ -84,9 +84,9 @@ class Job:
         fresh.write_text(str(step))
         fresh.replace(self.folder / UNTIL)
 
-    def wait_finished(self, patience_seconds: float) -> bool:
+    def wait_finished(self, retry_deadline_seconds: float) -> bool:
         assert self._thread is not None
-        self._thread.join(patience_seconds)
+        self._thread.join(retry_deadline_seconds)
         return not self._thread.is_alive()
 
     def stop(self) -> None:

@@ -22,7 +22,7 @@ def main(run: str, seed: int) -> None:
     logging.getLogger("holdfast").setLevel(logging.ERROR)
     project, name = run.split("/")
     with Client(ClientSettings()) as client:
-        ids = [view.id for view in client.all_checkpoints(project, name, state=CheckpointState.COMMITTED)]
+        ids = [view.id for view in client.checkpoints.all(project, name, state=CheckpointState.COMMITTED)]
     for checkpoint_id in ids:
         print(json.dumps([checkpoint_id, restored(run, seed, checkpoint_id)]), flush=True)
 

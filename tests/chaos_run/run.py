@@ -52,8 +52,8 @@ class Outcome:
 def run_chaos(folder: Path, plan: Plan) -> Outcome:
     verdict = Verdict()
     with new_place(folder) as place, small_disk(folder / "disk") as disk, contextlib.ExitStack() as stack:
-        place.client.edit_project(PROJECT, EditProject())
-        place.client.put_policy(PolicyKind.RETENTION, PROJECT, None, {"keep_last": _KEPT_CHECKPOINTS})
+        place.client.projects.edit(PROJECT, EditProject())
+        place.client.policies.put(PolicyKind.RETENTION, PROJECT, None, {"keep_last": _KEPT_CHECKPOINTS})
         jobs = [Job(place, "plain", seed=11)]
         if plan.jobs > 1:
             jobs.append(Job(place, "spooling", seed=12, local=(disk or folder) / "local"))

@@ -19,15 +19,15 @@ def table(outcome: Outcome) -> Iterator[str]:
     rows = [(*_COLUMNS, Wrong.BYTES.value, Wrong.HANG.value, Wrong.LOST_COMMIT.value)]
     for kind in ALL:
         of_kind = [one for one in outcome.happened if one.kind == kind]
-        mended = [one.seconds for one in of_kind if one.is_mended]
-        rows.append(_row(outcome, kind, len(of_kind), mended, verdict.lost.get(kind, []), kind))
+        fixed = [one.seconds for one in of_kind if one.is_mended]
+        rows.append(_row(outcome, kind, len(of_kind), fixed, verdict.lost.get(kind, []), kind))
     for kind, name in ((RESIZED, RESIZED), ("", _NOBODY)):
         lost = verdict.lost.get(kind, [])
         if lost or verdict.count(Wrong.BYTES, kind):
             rows.append(_row(outcome, name, len(lost), [], lost, kind))
-    mended = [one.seconds for one in outcome.happened if one.is_mended]
+    fixed = [one.seconds for one in outcome.happened if one.is_mended]
     lost = [steps for each in verdict.lost.values() for steps in each]
-    rows.append(_row(outcome, "all", len(outcome.happened), mended, lost, None))
+    rows.append(_row(outcome, "all", len(outcome.happened), fixed, lost, None))
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(
@@ -41,14 +41,14 @@ def table(outcome: Outcome) -> Iterator[str]:
 
 
 def _row(
-    outcome: Outcome, name: str, times: int, mended: Sequence[float], lost: Sequence[int], kind: str | None
+    outcome: Outcome, name: str, times: int, fixed: Sequence[float], lost: Sequence[int], kind: str | None
 ) -> tuple[str, ...]:
     return (
         name,
         str(times),
-        str(len(mended)) if mended or not times else "",
-        f"{statistics.median(mended):.1f}" if mended else "",
-        f"{max(mended):.1f}" if mended else "",
+        str(len(fixed)) if fixed or not times else "",
+        f"{statistics.median(fixed):.1f}" if fixed else "",
+        f"{max(fixed):.1f}" if fixed else "",
         str(max(lost)) if lost else "-",
         *(str(outcome.verdict.count(wrong, kind)) for wrong in (Wrong.BYTES, Wrong.HANG, Wrong.LOST_COMMIT)),
     )

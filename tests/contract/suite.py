@@ -53,7 +53,7 @@ class StoreContract:
         assert backend.store.put_bytes(key, data).sha256 == key.digest
         assert _read(backend, key) == data
 
-    @pytest.mark.rule("protocol-14")
+    @pytest.mark.rule("reuse-only-hashed")
     def test_the_reported_checksum_is_of_the_stored_bytes_not_of_the_name(self, backend):
         encoded = secrets.token_bytes(1000)
         key = chunk_key(b"what was encoded")
@@ -67,7 +67,7 @@ class StoreContract:
         with pytest.raises(ObjectMissing):
             backend.store.read_named(f"p1/never-{key.generation}.json")
 
-    @pytest.mark.rule("protocol-17")
+    @pytest.mark.rule("random-generation")
     def test_a_second_write_to_a_key_changes_nothing(self, backend):
         first, second = secrets.token_bytes(500), secrets.token_bytes(500)
         key = chunk_key(first)
@@ -77,18 +77,18 @@ class StoreContract:
         backend.hand_in(key, first)
         assert _read(backend, key) == first
 
-    @pytest.mark.rule("protocol-17")
+    @pytest.mark.rule("random-generation")
     def test_a_late_delete_hits_its_own_generation_only(self, backend):
         data = secrets.token_bytes(500)
-        old, healed = chunk_key(data), chunk_key(data)
+        old, repaired = chunk_key(data), chunk_key(data)
         backend.hand_in(old, data)
-        backend.hand_in(healed, data)
+        backend.hand_in(repaired, data)
         backend.store.delete(old)
         backend.store.delete(old)
         _nothing_is_readable(backend, old)
-        assert _read(backend, healed) == data
+        assert _read(backend, repaired) == data
 
-    @pytest.mark.rule("protocol-24")
+    @pytest.mark.rule("mark-before-delete")
     def test_delete_by_the_version_that_head_reports(self, backend):
         data = secrets.token_bytes(500)
         key = chunk_key(data)
@@ -96,7 +96,7 @@ class StoreContract:
         backend.store.delete(key, backend.store.head(key).version_id)
         _nothing_is_readable(backend, key)
 
-    @pytest.mark.rule("protocol-37")
+    @pytest.mark.rule("no-ticket-reuse")
     def test_a_key_with_the_version_that_head_reports_reads_that_version(self, backend):
         data = secrets.token_bytes(500)
         key = chunk_key(data)
@@ -107,7 +107,7 @@ class StoreContract:
         backend.store.delete(key)
         _nothing_is_readable(backend, exact)
 
-    @pytest.mark.rule("protocol-25")
+    @pytest.mark.rule("late-put-window")
     def test_the_stores_clock_is_the_one_that_dates_its_objects(self, backend):
         data = secrets.token_bytes(100)
         key = chunk_key(data)
@@ -162,7 +162,7 @@ class StoreContract:
             backend.store.delete_named(name)
         assert list(backend.store.list_named(folder)) == []
 
-    @pytest.mark.rule("protocol-5")
+    @pytest.mark.rule("fencing-token")
     def test_a_store_asks_before_the_service_changes_anything_and_never_before_it_reads(self, backend):
         key = chunk_key(b"ours")
         backend.store.put_bytes(key, b"ours")
@@ -207,7 +207,7 @@ class StoreContract:
             done.result()
         assert all(_read(backend, key) == data for key in kept)
 
-    @pytest.mark.rule("protocol-34")
+    @pytest.mark.rule("store-outage-degrades")
     def test_a_store_that_is_away_is_unavailable_and_its_objects_are_not_missing(self, backend):
         key = chunk_key(b"still there")
         backend.store.put_bytes(key, b"still there")
@@ -229,7 +229,7 @@ class StoreContract:
         assert _read(backend, key) == b"still there"
         reopened.close()
 
-    @pytest.mark.rule("protocol-34")
+    @pytest.mark.rule("store-outage-degrades")
     def test_the_probe_tells_what_is_enforced_and_leaves_nothing(self, backend):
         found = backend.reopen().probe()
         assert found.sha256_enforced is found.sha256_reported is (backend.enforces == "sha256")
@@ -258,7 +258,7 @@ class TicketContract:
         answer = fetch(backend.service_url, backend.store.presign_get(key, expires_in_seconds=300))
         assert (answer.status, answer.data) == (200, data)
 
-    @pytest.mark.rule("protocol-37")
+    @pytest.mark.rule("no-ticket-reuse")
     def test_a_ticket_for_a_version_reads_that_version(self, backend):
         data = secrets.token_bytes(500)
         key = chunk_key(data)
@@ -277,7 +277,7 @@ class TicketContract:
             assert (answer.status, answer.data) == (206, data[first : last + 1])
         assert fetch(backend.service_url, ticket, byte_range=f"{len(data)}-").status == 416
 
-    @pytest.mark.rule("protocol-14")
+    @pytest.mark.rule("reuse-only-hashed")
     @pytest.mark.parametrize("size", [40, 2 * _MIB])
     def test_wrong_bytes_are_refused_and_nothing_is_stored(self, backend, size):
         data = secrets.token_bytes(size)

@@ -100,7 +100,7 @@ def test_a_key_that_google_does_not_know_is_refused_and_says_what_to_check(gcs, 
         _opened(monkeypatch, gcs, key_file=tmp_path / "key.json").ping()
 
 
-@pytest.mark.rule("protocol-29")
+@pytest.mark.rule("holds-outrank")
 def test_a_bucket_that_retains_whatever_is_written_is_refused_at_the_probe(gcs, monkeypatch):
     store = _opened(monkeypatch, gcs, bucket=gcs.retaining_bucket)
     with pytest.raises(StoreRefused, match="retention policy"):
@@ -108,7 +108,7 @@ def test_a_bucket_that_retains_whatever_is_written_is_refused_at_the_probe(gcs, 
     assert store.capabilities is None
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_a_ticket_without_md5_still_holds_the_length_and_writes_once(gcs, monkeypatch):
     """From a client that was not asked for it, because the store had not been probed yet: the copy is unproven."""
     store = _opened(monkeypatch, gcs)
@@ -121,7 +121,7 @@ def test_a_ticket_without_md5_still_holds_the_length_and_writes_once(gcs, monkey
     assert store.head(key) == ObjectFacts(100, None, store.head(key).version_id)
 
 
-@pytest.mark.rule("protocol-24")
+@pytest.mark.rule("mark-before-delete")
 def test_deleting_from_a_bucket_with_versions_leaves_no_bytes(gcs, monkeypatch):
     store = _opened(monkeypatch, gcs, bucket=gcs.versioned_bucket)
     assert store.probe().versioned

@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from holdfast_client.chunks.mounted_files import write_incoming
-from holdfast_client.chunks.rate_limit import Pace
+from holdfast_client.chunks.rate_limit import RateLimit
 from holdfast_client.chunks.workers import CoreLimit
 from holdfast_service.stores.base import ObjectKey, StoreError, StoreRefused
 from holdfast_service.stores.registry import open_store
@@ -50,7 +50,7 @@ def _linked_folder(store, outside, key: ObjectKey, level: int) -> None:
     link.symlink_to(outside)
 
 
-@pytest.mark.rule("protocol-45")
+@pytest.mark.rule("no-symlinks")
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_no_folder_of_a_store_is_looked_for_behind_a_symbolic_link(store, outside, level):
     key = chunk_key(_SECRET)
@@ -69,7 +69,7 @@ def test_no_folder_of_a_store_is_looked_for_behind_a_symbolic_link(store, outsid
     assert next(path for path in before if path.is_file()).read_bytes() == _SECRET
 
 
-@pytest.mark.rule("protocol-45")
+@pytest.mark.rule("no-symlinks")
 def test_an_object_that_is_a_symbolic_link_is_neither_read_nor_served(root, store, outside, tmp_path):
     (outside / "secret").write_bytes(_SECRET)
     key = chunk_key(_SECRET)
@@ -91,7 +91,7 @@ def test_an_object_that_is_a_symbolic_link_is_neither_read_nor_served(root, stor
     assert (outside / "secret").read_bytes() == _SECRET
 
 
-@pytest.mark.rule("protocol-45")
+@pytest.mark.rule("no-symlinks")
 def test_records_and_staging_do_not_leave_the_store_by_a_symbolic_link(store, outside):
     store.write_named("p1/manifests/c1.json", b"{}")
     (outside / "c1.json").write_bytes(_SECRET)
@@ -127,7 +127,7 @@ def test_the_store_itself_may_be_reached_by_a_symbolic_link(root, store, tmp_pat
     assert store.head(key) == by_link.head(key)
 
 
-@pytest.mark.rule("protocol-45")
+@pytest.mark.rule("no-symlinks")
 def test_what_the_service_makes_is_for_its_owner_alone_whatever_the_umask(root, tmp_path):
     before = os.umask(0)
     try:
@@ -137,14 +137,14 @@ def test_what_the_service_makes_is_for_its_owner_alone_whatever_the_umask(root, 
         store.write_named("p1/manifests/c1.json", b"{}")
         store.new_mount_proof(expires_in_seconds=60)
         path = store.incoming_path("0123456789abcdef")
-        write_incoming(str(path), memoryview(b"handed over"), Pace(), CoreLimit(1))
+        write_incoming(str(path), memoryview(b"handed over"), RateLimit(), CoreLimit(1))
     finally:
         os.umask(before)
     for each in (root, *root.rglob("*")):
         assert _mode(each) == (0o700 if each.is_dir() else 0o600), each
 
 
-@pytest.mark.rule("protocol-45")
+@pytest.mark.rule("no-symlinks")
 @pytest.mark.parametrize("mode", [0o755, 0o777, 0o750])
 def test_a_store_that_others_can_enter_is_closed_when_it_is_opened_and_when_it_is_asked(root, store, mode):
     root.chmod(mode)
@@ -155,7 +155,7 @@ def test_a_store_that_others_can_enter_is_closed_when_it_is_opened_and_when_it_i
     assert _mode(root) == 0o700
 
 
-@pytest.mark.rule("protocol-45")
+@pytest.mark.rule("no-symlinks")
 @pytest.mark.parametrize("mode", [0o755, 0o1777])
 def test_a_folder_that_is_not_ours_alone_is_refused_with_the_command_and_left_as_it_is(tmp_path, mode):
     home = tmp_path / "home"
@@ -169,7 +169,7 @@ def test_a_folder_that_is_not_ours_alone_is_refused_with_the_command_and_left_as
     assert _mode(store.root) == 0o700
 
 
-@pytest.mark.rule("protocol-45")
+@pytest.mark.rule("no-symlinks")
 def test_a_store_of_a_group_is_open_to_that_group_and_nobody_else(root):
     gid = os.getegid() or 12345  # root may give files to any group
     before = os.umask(0o077)
@@ -178,7 +178,7 @@ def test_a_store_of_a_group_is_open_to_that_group_and_nobody_else(root):
         store.put_bytes(key, b"data")
         store.new_mount_proof(expires_in_seconds=60)
         path = store.incoming_path("0123456789abcdef")
-        write_incoming(str(path), memoryview(b"handed over"), Pace(), CoreLimit(1))
+        write_incoming(str(path), memoryview(b"handed over"), RateLimit(), CoreLimit(1))
     finally:
         os.umask(before)
     incoming = root / "incoming"

@@ -50,7 +50,7 @@ def _handed_over(store, data: bytes) -> str:
     return ticket_id
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_what_is_written_but_not_published_is_not_visible_and_is_swept(backend):
     store, key = backend.store, chunk_key(b"half")
     ticket_id = _handed_over(store, b"half")
@@ -64,7 +64,7 @@ def test_what_is_written_but_not_published_is_not_visible_and_is_swept(backend):
     assert not store.incoming_path(ticket_id).exists()
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_publishing_twice_is_fine_and_overwrites_nothing(backend):
     store, key = backend.store, chunk_key(b"first")
     ticket_id = _handed_over(store, b"first")
@@ -75,7 +75,7 @@ def test_publishing_twice_is_fine_and_overwrites_nothing(backend):
     assert list((store.root / "incoming").iterdir()) == []
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_a_file_that_is_not_seen_yet_is_missing_so_that_the_caller_can_ask_again(backend):
     store, key, ticket_id = backend.store, chunk_key(b"late"), secrets.token_hex(16)
     with pytest.raises(ObjectMissing):
@@ -96,7 +96,7 @@ def test_another_size_is_a_mismatch_and_the_file_is_gone(backend, announced):
         store.head(key)
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_links_and_pipes_cannot_pull_other_files_into_the_store(backend, tmp_path):
     store, key = backend.store, chunk_key(b"secret")
     (tmp_path / "secret").write_bytes(b"secret")
@@ -109,14 +109,14 @@ def test_links_and_pipes_cannot_pull_other_files_into_the_store(backend, tmp_pat
             store.head(key)
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_a_ticket_id_is_no_path(backend):
     for ticket_id in ("../../etc/passwd", "short", "a/b-c-d-e-f", ".hidden-file", "x" * 65):
         with pytest.raises(ValueError, match="ticket id"):
             backend.store.incoming_path(ticket_id)
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_only_who_reads_the_fresh_nonce_proves_the_mount(backend, monkeypatch):
     store = backend.store
     proof_id, path = store.new_mount_proof(expires_in_seconds=60)
@@ -150,7 +150,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(backend):
         store.head(key)
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_only_the_service_can_say_that_a_file_was_hashed(backend):
     store, key = backend.store, chunk_key(b"data")
     store.publish(_handed_over(store, b"data"), key, 4)
@@ -190,7 +190,7 @@ class _Calls:
         return self._names.get(last, "part" if last.endswith(".part") else "above")
 
 
-@pytest.mark.rule("protocol-38")
+@pytest.mark.rule("durable-publish")
 @pytest.mark.parametrize("kernel", ["copies", "refuses", "stops"])
 def test_who_keeps_the_file_open_that_it_handed_over_cannot_change_the_object(backend, monkeypatch, kernel):
     """Whether the kernel copies, the filesystem cannot, or it says in the middle that there is no more."""
@@ -216,7 +216,7 @@ def test_who_keeps_the_file_open_that_it_handed_over_cannot_change_the_object(ba
     assert asked
 
 
-@pytest.mark.rule("protocol-38")
+@pytest.mark.rule("durable-publish")
 def test_what_is_hashed_is_what_was_kept_of_a_file_that_changes_meanwhile(backend, monkeypatch):
     store, key, real = backend.store, chunk_key(b"weights"), os.copy_file_range
     ticket_id = _handed_over(store, b"weights")
@@ -232,7 +232,7 @@ def test_what_is_hashed_is_what_was_kept_of_a_file_that_changes_meanwhile(backen
     assert store.head(key).sha256 == sha256(b"weights")
 
 
-@pytest.mark.rule("protocol-38")
+@pytest.mark.rule("durable-publish")
 def test_a_file_that_is_cut_while_it_is_taken_is_no_object(backend, monkeypatch):
     store, key, real = backend.store, chunk_key(b"weights"), os.fstat
     ticket_id = _handed_over(store, b"weights")
@@ -249,7 +249,7 @@ def test_a_file_that_is_cut_while_it_is_taken_is_no_object(backend, monkeypatch)
         store.head(key)
 
 
-@pytest.mark.rule("protocol-38")
+@pytest.mark.rule("durable-publish")
 def test_bytes_then_name_then_proof_and_only_then_the_handed_over_file_goes(backend, monkeypatch):
     store, key = backend.store, chunk_key(b"weights")
     ticket_id = _handed_over(store, b"weights")
@@ -264,7 +264,7 @@ def test_bytes_then_name_then_proof_and_only_then_the_handed_over_file_goes(back
     ]
 
 
-@pytest.mark.rule("protocol-38")
+@pytest.mark.rule("durable-publish")
 @pytest.mark.parametrize("way", ["handed over", "sent"])
 def test_a_service_that_died_behind_the_link_leaves_the_name_to_the_next_one_to_make_durable(backend, monkeypatch, way):
     store, key = backend.store, chunk_key(b"weights")

@@ -52,7 +52,7 @@ class TestTickets(TicketContract):
     pass
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_a_service_killed_in_the_middle_of_an_upload_leaves_nothing_visible(tmp_path):
     store = open_store(f"posix://{tmp_path / 'store'}", _KEY)
     data = secrets.token_bytes(8 * 1024 * 1024)

@@ -70,7 +70,7 @@ def test_a_wrong_secret_is_refused_and_never_shown(seaweedfs):
         assert "Signature=" not in str(refused.value)
 
 
-@pytest.mark.rule("protocol-24")
+@pytest.mark.rule("mark-before-delete")
 def test_deleting_from_a_versioned_bucket_leaves_no_bytes(seaweedfs):
     store = _opened(seaweedfs, bucket="versioned")
     store.wire.request("PUT", "/versioned/")

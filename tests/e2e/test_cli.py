@@ -46,7 +46,7 @@ def client(served, monkeypatch) -> Iterator[Client]:
 @pytest.fixture
 def project(client) -> str:
     name = f"p{secrets.token_hex(6)}"
-    client.edit_project(name, EditProject())
+    client.projects.edit(name, EditProject())
     return name
 
 
@@ -85,7 +85,7 @@ def test_doctor_without_the_mount_goes_over_http(monkeypatch):
 
 
 def test_doctor_with_a_token_that_may_not_write_skips_the_round_trip(client, monkeypatch):
-    made = client.create_token(CreateToken(name="reader", scopes=[Scope.READ]))
+    made = client.tokens.create(CreateToken(name="reader", scopes=[Scope.READ]))
     monkeypatch.setenv("HOLDFAST_TOKEN", made.token)
     last = read("doctor")[-1]
     assert (last["check"], last["verdict"]) == ("round trip", "skipped")
@@ -93,7 +93,7 @@ def test_doctor_with_a_token_that_may_not_write_skips_the_round_trip(client, mon
 
 
 def test_doctor_with_a_trainers_token_makes_the_whole_round_trip(client, monkeypatch, project):
-    made = client.create_token(CreateToken(name="trainer", scopes=[Scope.TRAIN], project=project))
+    made = client.tokens.create(CreateToken(name="trainer", scopes=[Scope.TRAIN], project=project))
     monkeypatch.setenv("HOLDFAST_TOKEN", made.token)
     last = read("doctor")[-1]
     assert last["verdict"] == "ok", last
@@ -119,7 +119,7 @@ def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
     assert [one["step"] for one in read("checkpoints", str(name))] == [3, 2, 1]
     assert [one["step"] for one in read("checkpoints", str(name), "--min-step", "2", "--max-step", "2")] == [2]
     shown = read("show", f"{name}@2")
-    client.edit_checkpoint(shown["id"], EditCheckpoint(labels=["keep"]), shown["etag"])
+    client.checkpoints.edit(shown["id"], EditCheckpoint(labels=["keep"]), shown["etag"])
     assert [one["step"] for one in read("checkpoints", str(name), "--label", "keep")] == [2]
     assert read("checkpoints", str(name), "--state", "aborted") == []
     assert "no such checkpoints" in run("checkpoints", str(name), "--health", "corrupt").stderr
@@ -130,12 +130,12 @@ def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
     assert read("show", str(name))["step"] == 3
 
 
-def test_the_restore_point_tells_why_newer_ones_are_passed_over(client, project):
+def test_the_restore_point_tells_why_newer_ones_are_skipped(client, project):
     name = save_samples(client, project, 2)
     assert read("health", f"{name}@2", "quarantined", "--reason", "loss looks [odd]")["health"] == "quarantined"
     decision = read("restore-point", str(name))
     assert decision["restore_point"]["step"] == 1
-    assert [(one["step"], one["reason"]) for one in decision["passed_over"]] == [(2, "quarantined")]
+    assert [(one["step"], one["reason"]) for one in decision["skipped"]] == [(2, "quarantined")]
     text = run("restore-point", str(name)).stdout
     assert f"{name}@1#1" in text
     assert re.search(r"2 +2 +quarantined .*\[odd\]", text, re.DOTALL)
@@ -143,14 +143,14 @@ def test_the_restore_point_tells_why_newer_ones_are_passed_over(client, project)
     assert read("restore-point", str(name))["restore_point"]["step"] == 2
 
 
-@pytest.mark.rule("protocol-20")
+@pytest.mark.rule("no-silent-fresh-start")
 def test_no_restore_point_is_exit_code_3_with_the_reason(client, project):
-    client.make_run(project, "fresh")
+    client.runs.create(project, "fresh")
     empty = run("restore-point", f"{project}/fresh", exit_code=3)
     assert "nothing was ever committed" in empty.stderr
     name = save_samples(client, project, 1)
-    only = client.selected_checkpoint(name.project, name.run, "1")
-    client.edit_checkpoint(only.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="no"), only.etag)
+    only = client.checkpoints.select(name.project, name.run, "1")
+    client.checkpoints.edit(only.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="no"), only.etag)
     none = run("restore-point", str(name), exit_code=3)
     assert "none of its checkpoints can be restored" in none.stderr
     assert "quarantined" in none.stdout
@@ -185,7 +185,7 @@ def test_a_token_is_shown_once_works_and_ends_when_it_is_revoked(monkeypatch, pr
 
 
 def test_a_token_without_the_scope_is_exit_code_4_and_names_it(client, monkeypatch):
-    made = client.create_token(CreateToken(name="trainer", scopes=[Scope.TRAIN]))
+    made = client.tokens.create(CreateToken(name="trainer", scopes=[Scope.TRAIN]))
     monkeypatch.setenv("HOLDFAST_TOKEN", made.token)
     refused = run("token", "list", exit_code=4)
     assert "'admin'" in refused.stderr
@@ -239,8 +239,8 @@ def test_background_work_is_shown_paused_and_done_now():
     assert read("controllers", "resume", "collect")["paused_at"] is None
     done = read("controllers", "run", "collect", "--wait")
     assert done["run_requested_at"] is None
-    assert done["run_answered_at"] <= done["last_round_at"]
-    assert "is asked for" in run("controllers", "run", "heal").stdout
+    assert done["run_answered_at"] <= done["last_pass_at"]
+    assert "is asked for" in run("controllers", "run", "repair").stdout
     assert "collect" in run("controllers", "show", "no-such", exit_code=3).stderr
     assert {(one["kind"], one["silent"]) for one in read("workers")} == {("serve", False)}
     assert " alive " in run("workers").stdout
@@ -248,7 +248,7 @@ def test_background_work_is_shown_paused_and_done_now():
 
 def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
     name = save_samples(client, project, 1)
-    started = client.scrub_run(name.project, name.run)
+    started = client.scrub.run(name.project, name.run)
     waited = read("operations", "wait", started.id)
     assert (waited["state"], waited["result"]["bad"]) == ("done", 0)
     assert [one["id"] for one in read("operations", "list", "--project", project)] == [started.id]
@@ -258,10 +258,10 @@ def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
     assert re.search(r"^bad +0", shown, re.MULTILINE)
     assert read("operations", "cancel", started.id)["state"] == "done", "it has ended, and stays as it ended"
     assert "holdfast operations list" in run("operations", "show", "op_none", exit_code=3).stderr
-    client.pause_controller("operations", "to cancel one before it is begun")
-    cancelled = client.scrub_run(name.project, name.run)
+    client.controllers.pause("operations", "to cancel one before it is begun")
+    cancelled = client.scrub.run(name.project, name.run)
     run("operations", "cancel", cancelled.id)
-    client.resume_controller("operations")
+    client.controllers.resume("operations")
     assert "cancelled" in run("operations", "wait", cancelled.id, exit_code=1).stderr
 
 
@@ -270,10 +270,10 @@ def test_garbage_is_shown_collected_and_swept(client, project, served):
     run_name = RunName(project, "given-up")
     opened = open_attempt(client, run_name, "launch", world_size=1, create=True)
     fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
-    begun = client.begin(project, "given-up", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
+    begun = client.checkpoints.begin(project, "given-up", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
     ShardUploader(client, begun.id, 0, fence).upload([OutgoingChunk.of(b"given up")])
     assert "waits for upload" in run("collect", "--dry-run", "--project", project).stdout
-    client.abort(begun.id, AbortCheckpoint(**fence.model_dump(), reason="enough"))
+    client.checkpoints.abort(begun.id, AbortCheckpoint(**fence.model_dump(), reason="enough"))
     (store,) = read("collect", "--dry-run", "--project", project)["stores"]
     assert (store["copies"], [one["waits_for"] for one in store["waiting"]]) == (0, ["ticket"])
     assert "--dry-run" in run("collect", "--project", project, exit_code=2).stderr

@@ -57,7 +57,7 @@ def run(*arguments: str, exit_code: int = 0) -> Result:
 
 def test_a_hold_from_its_placing_to_its_release(client: Client, saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Two administrators, before anything is held: a token that the placer's line makes afterwards releases nothing.
-    alice, bob = (client.create_token(CreateToken(name=name, scopes=list(Scope))).token for name in ("alice", "bob"))
+    alice, bob = (client.tokens.create(CreateToken(name=name, scopes=list(Scope))).token for name in ("alice", "bob"))
     monkeypatch.setenv("HOLDFAST_TOKEN", alice)
     placed = json.loads(run("hold", "place", f"{saved}@latest", "--reason", "audit of 2026", "--json").stdout)
     until = run("hold", "place", saved, "--reason", "for a while", "--until", "30d").stdout

@@ -33,7 +33,7 @@ def target(served: ServedHoldfast, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "80")
     project = f"p{secrets.token_hex(6)}"
     with Client() as client:
-        client.edit_project(project, EditProject())
+        client.projects.edit(project, EditProject())
         for _ in range(4):
             save_little_checkpoint(client, project)
     return f"{project}/doctor"
@@ -110,7 +110,7 @@ def test_who_may_not_delete_the_project_deletes_none_of_its_runs(
 ) -> None:
     project, _ = target.split("/")
     with Client() as client:
-        theirs = client.create_token(CreateToken(name="of the project", scopes=list(Scope), project=project))
+        theirs = client.tokens.create(CreateToken(name="of the project", scopes=list(Scope), project=project))
     monkeypatch.setenv("HOLDFAST_TOKEN", theirs.token)
     run("delete", project, "--yes", exit_code=4)
     assert [one["name"] for one in read("runs", project)] == ["doctor"]  # type: ignore[attr-defined]

@@ -216,9 +216,9 @@ def test_the_composed_services_work_together(
             )
             try:
                 with Client(ClientSettings(url=f"http://127.0.0.1:{port}", token=token)) as client:
-                    asked = client.run_controller("collect")
-                    client.wait_controller(asked, timeout_seconds=60)
-                    assert {one.kind for one in client.workers()} == {"serve", "worker"}
+                    asked = client.controllers.run("collect")
+                    client.controllers.wait(asked, timeout_seconds=60)
+                    assert {one.kind for one in client.controllers.workers()} == {"serve", "worker"}
             finally:
                 worker.stop()
             assert token not in served.log_text + worker.log_text

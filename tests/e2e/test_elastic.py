@@ -66,7 +66,7 @@ def until(met: Callable[[], bool], folder: Path) -> None:
         time.sleep(0.3)
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 def test_a_node_is_lost_and_another_comes(tmp_path: Path) -> None:
     run, folder, port = "elastic/fsdp", tmp_path / "job", free_ports()
     folder.mkdir()
@@ -82,8 +82,8 @@ def test_a_node_is_lost_and_another_comes(tmp_path: Path) -> None:
 
         def committed(world: int, above: int = -1) -> int:
             """The newest step that is committed by so many ranks; `above` where there is none above it."""
-            runs = [each.name for each in client.runs("elastic").items] if client.projects().items else []
-            points = client.checkpoints("elastic", "fsdp").items if runs else []
+            runs = [each.name for each in client.runs.list("elastic").items] if client.projects.list().items else []
+            points = client.checkpoints.list("elastic", "fsdp").items if runs else []
             return max((p.step for p in points if p.state == "committed" and p.world_size == world), default=above)
 
         def trained_on(world: int, above: int) -> Callable[[], bool]:

@@ -56,9 +56,9 @@ def kill_after_a_commit(command: list[str], service: ServedHoldfast, client: Cli
 
 def committed(client: Client, run: str) -> bool:
     project, _, name = run.partition("/")
-    if project not in {each.name for each in client.all_projects()}:
+    if project not in {each.name for each in client.projects.all()}:
         return False
-    return any(each.name == name and each.committed_checkpoints for each in client.all_runs(project))
+    return any(each.name == name and each.committed_checkpoints for each in client.runs.all(project))
 
 
 def environment(service: ServedHoldfast) -> dict[str, str]:
@@ -92,7 +92,7 @@ def test_a_killed_example_goes_on(
     with Client(ClientSettings(url=service.url, data_dir=service.environment["HOLDFAST_DATA_DIR"])) as client:
         kill_after_a_commit(command(example, ranks, run, ENDLESS), service, client, run, log)
         before = printed_steps(log.read_text())
-        point = client.restore_point(*run.split("/")).restore_point
+        point = client.restores.restore_point(*run.split("/")).restore_point
         assert point is not None
     again = subprocess.run(
         command(example, ranks_after, run, point.step + 30 + (example not in COUNTING_FROM_ONE)),
@@ -118,4 +118,4 @@ def test_the_trainer_example_runs_to_its_end(service: ServedHoldfast) -> None:
     assert ended.returncode == 0, ended.stderr
     assert list(printed_steps(ended.stdout)) == list(range(1, 26))
     with Client(ClientSettings(url=service.url, data_dir=service.environment["HOLDFAST_DATA_DIR"])) as client:
-        assert {each.step for each in client.all_checkpoints("examples", "hf")} == {20, 25}
+        assert {each.step for each in client.checkpoints.all("examples", "hf")} == {20, 25}

@@ -54,7 +54,7 @@ def client(served, monkeypatch) -> Iterator[Client]:
 @pytest.fixture
 def run(client) -> RunName:
     name = f"r{uuid.uuid4().hex}"
-    client.make_run("tests", name)
+    client.runs.create("tests", name)
     return RunName("tests", name)
 
 
@@ -201,7 +201,7 @@ def test_the_summary_says_what_it_is(run, client, tmp_path):
     name, point = parse_selector(f"{run}@7")
     pull(client, name, point, tmp_path / "out", Format.TORCH)
     summary = json.loads((tmp_path / "out" / "checkpoint.json").read_text())
-    chosen = client.restore_point(run.project, run.run, "7").restore_point
+    chosen = client.restores.restore_point(run.project, run.run, "7").restore_point
     assert (summary["step"], summary["digest"], summary["format"]) == (7, chosen.digest, "torch")
     assert summary["metrics"]["loss"]["value"] == 0.5
     assert set(summary["components"]) == {"model"}
@@ -239,8 +239,8 @@ def test_a_corrupt_checkpoint_leaves_nothing_behind_and_the_one_before_is_pulled
     monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
     save(run, {"w": {"x": torch.randn(3_000_000)}}, step=1)
     save(run, {"w": {"x": torch.randn(3_000_000)}}, step=2)
-    newest = client.restore_point(run.project, run.run).restore_point
-    digests = {chunk.digest: chunk.bytes for chunk in client.shard_chunks(newest.checkpoint_id, 0).chunks}
+    newest = client.restores.restore_point(run.project, run.run).restore_point
+    digests = {chunk.digest: chunk.bytes for chunk in client.checkpoints.shard_chunks(newest.checkpoint_id, 0).chunks}
     largest = max(digests, key=lambda digest: digests[digest])
     (copy,) = (path for path in served[1].rglob(f"{largest}/*") if path.suffix != ".sha256")
     with copy.open("r+b") as file:
@@ -253,7 +253,7 @@ def test_a_corrupt_checkpoint_leaves_nothing_behind_and_the_one_before_is_pulled
     assert largest[:12] in result.stderr
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
-    assert client.checkpoint(newest.checkpoint_id).health is Health.CORRUPT
+    assert client.checkpoints.get(newest.checkpoint_id).health is Health.CORRUPT
     assert pull(client, run, Latest(), tmp_path / "out", Format.TORCH)["step"] == 1
 
 
@@ -274,9 +274,9 @@ def test_a_disk_that_becomes_full_is_said_clearly_and_leaves_nothing_behind(run,
 
 def test_what_stands_in_the_way_is_named(run, client, tmp_path):
     save(run, {"w": {"x": torch.randn(10)}})
-    found = client.restore_point(run.project, run.run).restore_point
-    view = client.checkpoint(found.checkpoint_id)
-    client.edit_checkpoint(view.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="eats cats"), view.etag)
+    found = client.restores.restore_point(run.project, run.run).restore_point
+    view = client.checkpoints.get(found.checkpoint_id)
+    client.checkpoints.edit(view.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="eats cats"), view.etag)
     with pytest.raises(
         errors.NoRestorePoint, match=r"nothing to pull at latest\. Step 1 .* is in quarantine: eats cats"
     ):

@@ -49,8 +49,8 @@ def test_the_example_runs_as_pasted_and_resumes(tmp_path: Path) -> None:
             )
             assert done.returncode == 0, done.stderr
         with Client(ClientSettings(url=service.url, token=token)) as client:
-            assert client.restore_point("demo", "readme").restore_point is not None
-            attempts = [attempt.number for attempt in client.all_attempts("demo", "readme")]
+            assert client.restores.restore_point("demo", "readme").restore_point is not None
+            attempts = [attempt.number for attempt in client.attempts.all("demo", "readme")]
             assert sorted(attempts) == [1, 2]
 
 

@@ -70,7 +70,7 @@ def began(folder: Path, restart: int) -> tuple[list[int], list[int]]:
 
 def attempts(client: Client, run: str) -> list[AttemptView]:
     """The oldest first."""
-    return list(client.all_attempts(*run.split("/")))[::-1]
+    return list(client.attempts.all(*run.split("/")))[::-1]
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> str:
@@ -100,7 +100,7 @@ def test_the_child_gets_its_own_group_free_signals_and_where_to_tell_and_its_own
     assert "Exit code 7" in printed
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 def test_signals_are_sent_on_as_they_come_and_who_was_told_to_end_is_launched_again(tmp_path):
     child = (
         "import os, pathlib, signal, sys\n"
@@ -141,7 +141,7 @@ def test_a_child_that_will_not_end_is_killed_with_its_group_once_the_grace_is_ov
     assert alive == []
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 def test_torchrun_does_not_start_preempted_ranks_again_and_never_gets_what_kills_it(tmp_path):
     """A stand-in of torchrun's name: its ranks have told that they were preempted, and it goes on, as with
     --max-restarts. The service is away."""
@@ -177,8 +177,8 @@ def test_a_command_that_is_not_there_is_said():
     assert os.path.basename(HOLDFAST) in printed
 
 
-@pytest.mark.rule("training-15")
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("no-agent-store")
+@pytest.mark.rule("told-outcome")
 def test_a_rank_that_crashes_under_torchrun_is_started_again_and_the_job_finishes(service, client, tmp_path):
     log = tmp_path / "log"
     command = (*TORCHRUN, "--max-restarts=1", JOB, "tests/crashes", str(tmp_path), "6", "3")
@@ -196,7 +196,7 @@ def test_a_rank_that_crashes_under_torchrun_is_started_again_and_the_job_finishe
     assert first.launch_id != second.launch_id
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 def test_sigusr1_preempts_a_job_under_torchrun_and_nothing_is_left_behind(service, client, tmp_path):
     log = tmp_path / "log"
     command = (*TORCHRUN, "--max-restarts=3", JOB, "tests/preempted", str(tmp_path), "1000000")
@@ -207,9 +207,9 @@ def test_sigusr1_preempts_a_job_under_torchrun_and_nothing_is_left_behind(servic
     assert process.returncode == 75, log.read_text()
     (attempt,) = attempts(client, "tests/preempted")
     assert attempt.outcome is AttemptOutcome.PREEMPTED
-    newest = client.restore_point("tests", "preempted").restore_point
+    newest = client.restores.restore_point("tests", "preempted").restore_point
     assert newest is not None
     assert newest.step >= int((tmp_path / "newest").read_text())
-    (committed,) = client.checkpoints("tests", "preempted", limit=1).items
+    (committed,) = client.checkpoints.list("tests", "preempted", limit=1).items
     assert (committed.step, committed.kind) == (newest.step, CheckpointKind.EMERGENCY)
     assert not any(psutil.pid_exists(pid) for pid in began(tmp_path, 0)[1])

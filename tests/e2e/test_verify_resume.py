@@ -55,7 +55,7 @@ def verify(
     return verifier.verify(steps, kill_after)
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 def test_a_script_that_forgets_nothing_is_exact(served: ServedHoldfast, warm: WarmPython, tmp_path: Path) -> None:
     found = verify(served, warm, tmp_path, "nothing", steps=6)
     assert found.verdict is Verdict.EXACT, as_text(found)
@@ -64,7 +64,7 @@ def test_a_script_that_forgets_nothing_is_exact(served: ServedHoldfast, warm: Wa
     assert found.metrics == ["loss"]
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 @pytest.mark.parametrize(
     ("forgets", "piece", "name"),
     [

@@ -42,7 +42,7 @@ def promoted(place: Place, journal: Journal, numbers: random.Random) -> str:
 def _fail_over(place: Place, journal: Journal, numbers: random.Random, take: Callable[[], Copy]) -> str:
     if numbers.random() < _SHARE_UNRECORDED:
         # As on a busy machine: the copy knows commits that have no record yet.
-        place.client.pause_controller("records", "the outbox is behind")
+        place.client.controllers.pause("records", "the outbox is behind")
         _wait_for_commits(journal, {runner.name for runner in place.runners}, of_new_launches=False)
     copy = take()
     place.postgres.cut_off(copy)
@@ -60,11 +60,11 @@ def _fail_over(place: Place, journal: Journal, numbers: random.Random, take: Cal
     told = _wait_for_word(place)
     if told is not None and numbers.random() < _SHARE_FAILED_BACK:
         place.postgres.fail_back()
-        place.client.resume_controller("records")
+        place.client.controllers.resume("records")
         return f"{behind:.1f} s behind; failed back to the one before, which has lost nothing"
     journal.failed_over(copy.knows_until, at, beside_the_data)
     if told is None:
-        place.client.resume_controller("records")
+        place.client.controllers.resume("records")
         return f"{behind:.1f} s behind, and nobody said so"
     journal.told(told)
     return f"{behind:.1f} s behind; {bring_back(place, journal)}"

@@ -1,5 +1,5 @@
 """What can happen, a kind each. A fault is over when its function returns: whatever was taken away is back by then, and
-everything must mend itself. Each says what it did, for people."""
+everything must fix itself. Each says what it did, for people."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Job:
             self._opened.attempt,
             asked_at,
             None if point is None else point.step,
-            [each.checkpoint_id for each in self._opened.passed_over],
+            [each.checkpoint_id for each in self._opened.skipped],
         )
 
     @property
@@ -64,7 +64,7 @@ class Job:
         """The step that it restored, every byte of it compared; -1 for none."""
         point = self._opened.restore_point
         resumed = ResumedFrom(checkpoint_id=None if point is None else point.checkpoint_id, **self._fence)
-        self._client.resumed_from(self._run.project, self._run.run, self._opened.attempt, resumed)
+        self._client.attempts.resumed_from(self._run.project, self._run.run, self._opened.attempt, resumed)
         if point is None:
             return -1
         shards = read_shards(self._client, point.checkpoint_id)
@@ -99,7 +99,7 @@ class Job:
             state = CheckpointState.COMMITTED
         if state is not CheckpointState.COMMITTED:
             # The other rank's reply was lost, or the other rank is: the service knows.
-            state = self._client.checkpoint(checkpoint_id, wait_seconds=_WAIT_SECONDS).state
+            state = self._client.checkpoints.get(checkpoint_id, wait_seconds=_WAIT_SECONDS).state
         if state is CheckpointState.COMMITTED:
             after_fence = self._fenced_at is not None and self._fenced_at < begun_at
             self._journal.committed(
@@ -120,7 +120,7 @@ class Job:
 
     def end(self) -> None:
         request = EndAttempt(outcome=AttemptOutcome.FINISHED, **self._fence)
-        self._client.end_attempt(self._run.project, self._run.run, self._opened.attempt, request)
+        self._client.attempts.end(self._run.project, self._run.run, self._opened.attempt, request)
 
 
 def train(run: RunName, folder: Path, numbers: random.Random, began: float, journal: Journal) -> None:

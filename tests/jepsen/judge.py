@@ -48,10 +48,10 @@ class Judge:
         self._counted: Counter[str] = Counter()
         self._quiet = Quiet(client, context, self._counted)
 
-    def judge(self, patience_seconds: float) -> Verdict:
-        """`patience_seconds`: in which everything must come to its end, and every orphan be taken away."""
+    def judge(self, retry_deadline_seconds: float) -> Verdict:
+        """`retry_deadline_seconds`: in which everything must come to its end, and every orphan be taken away."""
         try:
-            leaks = self._leaks(patience_seconds)
+            leaks = self._leaks(retry_deadline_seconds)
         except HoldfastError as error:
             leaks = [f"nothing that leaked could be taken away: {type(error).__name__}: {error}"]
         other: list[tuple[Wrong, str]] = []
@@ -64,14 +64,14 @@ class Judge:
             verdict.count(what, times)
         return verdict
 
-    def _leaks(self, patience_seconds: float) -> list[str]:
-        deadline = time.monotonic() + patience_seconds
-        left = [*self._quiet.wait(patience_seconds), *self._open_attempts()]
+    def _leaks(self, retry_deadline_seconds: float) -> list[str]:
+        deadline = time.monotonic() + retry_deadline_seconds
+        left = [*self._quiet.wait(retry_deadline_seconds), *self._open_attempts()]
         found = [f"not at an end: {what}" for what in left]
         while (orphans := self._quiet.leaked()) and time.monotonic() < deadline:
             # Rows were lost with each failover: what nobody knows may be more than a sweep takes by itself.
-            sweep = self._client.wait_operation(
-                self._client.sweep(StartSweep(force=True)).id, timeout_seconds=_SWEEP_SECONDS
+            sweep = self._client.operations.wait(
+                self._client.collection.sweep(StartSweep(force=True)).id, timeout_seconds=_SWEEP_SECONDS
             )
             if sweep.error is not None:
                 return [*found, *orphans, f"a sweep failed: {sweep.error}"]

@@ -15,9 +15,11 @@ class ModelKeeper(Keeper):
     def _prune(self) -> None:
         if (one := self._one(CheckpointState.COMMITTED)) is not None:
             self._ledger.asked(one[1])
-            self._client.prune(self._project, one[0], PruneCheckpoints(checkpoint_ids=[one[1]], reason="the trial"))
+            self._client.retention.prune(
+                self._project, one[0], PruneCheckpoints(checkpoint_ids=[one[1]], reason="the trial")
+            )
 
     def _undelete(self) -> None:
         if (one := self._one(CheckpointState.TRASHED)) is not None:
-            self._client.undelete(one[1], pin=False)
+            self._client.checkpoints.undelete(one[1], pin=False)
             self._ledger.back(one[1])

@@ -102,14 +102,14 @@ class Place:
 
     def add_job(self, name: str, seed: int, *, retention: bool) -> None:
         number = len(self.runners)
-        self.client.edit_project(PROJECT, EditProject())
+        self.client.projects.edit(PROJECT, EditProject())
         way = FaultProxy(self._ports[number % SERVICES])
         self.ways.append(way)
         runner = Runner(f"{PROJECT}/{name}", self.folder, way, lambda: self._job_environment(way), seed, self.began)
         self.runners.append(runner)
         if retention:
-            self.client.make_run(PROJECT, name)
-            self.client.put_policy(PolicyKind.RETENTION, PROJECT, name, {"keep_last": KEEP_LAST})
+            self.client.runs.create(PROJECT, name)
+            self.client.policies.put(PolicyKind.RETENTION, PROJECT, name, {"keep_last": KEEP_LAST})
 
     def turn_jobs_to(self, number: int) -> None:
         """As a load balancer does that does not see the other services."""

@@ -63,11 +63,11 @@ class Runner:
         for each in (*self._older, self._newest):
             each.signal(signal.SIGCONT)
 
-    def end(self, patience_seconds: float) -> None:
+    def end(self, retry_deadline_seconds: float) -> None:
         """When the folder has the file `stop`."""
         self.go_on()
         for each in (*self._older, self._newest):
-            each.wait(patience_seconds)
+            each.wait(retry_deadline_seconds)
 
     def close(self) -> None:
         for each in (*self._older, self._newest):

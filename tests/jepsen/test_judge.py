@@ -53,7 +53,7 @@ class World:
 
     def file_of(self, step: int, rank: int) -> Path:
         """Of the last chunk of that shard: no other save has it."""
-        digest = self._client.shard_chunks(self.id_of(step), rank).chunks[-1].digest
+        digest = self._client.checkpoints.shard_chunks(self.id_of(step), rank).chunks[-1].digest
         (found,) = files_of(self.store, digest)
         return found
 
@@ -61,8 +61,8 @@ class World:
         with self.context.database.transaction() as session:
             assert session.execute(text(statement), values).rowcount == 1
 
-    def judge(self, patience_seconds: float) -> Verdict:
-        return Judge(self._client, self.context, Model(self._journal, {})).judge(patience_seconds)
+    def judge(self, retry_deadline_seconds: float) -> Verdict:
+        return Judge(self._client, self.context, Model(self._journal, {})).judge(retry_deadline_seconds)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def clean(world: World) -> Verdict:
 
 @pytest.fixture(scope="module")
 def planted(world: World, clean: Verdict) -> Verdict:
-    """Everything at once. There is no time for anything to be mended."""
+    """Everything at once. There is no time for anything to be fixed."""
     world.file_of(1, rank=0).unlink()
     flip(world.file_of(2, rank=1))
     of = "checkpoint_id = :id AND rank = 1"

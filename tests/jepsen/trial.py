@@ -178,7 +178,7 @@ def _judge(place: Place, model: Model, outcome: Outcome) -> None:
         outcome.verdict.findings += found_before
         outcome.verdict.count("commits told to the jobs", len(model.commits))
         outcome.notes += model.launches_with_one_fence()
-        for controller in place.client.controllers():
+        for controller in place.client.controllers.list():
             if controller.error is not None:
                 outcome.notes.append(f"the last failure of {controller.name}: {controller.error}")
     finally:

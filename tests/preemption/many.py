@@ -42,14 +42,14 @@ def preempt_many(folder: Path, times: int, seed: int, kinds: list[Kind] | None =
             url=service.environment["HOLDFAST_URL"], data_dir=Path(service.environment["HOLDFAST_DATA_DIR"])
         )
         with Client(settings) as client:
-            client.edit_project(PROJECT, EditProject())
-            client.make_run(PROJECT, RUN)
+            client.projects.edit(PROJECT, EditProject())
+            client.runs.create(PROJECT, RUN)
             for number in range(times):
                 plan = _drawn(seeds, kinds[number % len(kinds)] if kinds else None)
                 before = _newest(client)
                 began = time.monotonic()
                 launched = launch(f"{PROJECT}/{RUN}", plan, folder / f"launch-{number}", service.environment)
-                after = list(client.all_checkpoints(PROJECT, RUN))
+                after = list(client.checkpoints.all(PROJECT, RUN))
                 judged = judge(plan, launched, before, after)
                 problem = _resumed_wrongly(launched, before, states)
                 if problem is None and states:
@@ -62,7 +62,7 @@ def preempt_many(folder: Path, times: int, seed: int, kinds: list[Kind] | None =
                     f"({launched.seconds:.1f} of {plan.grace_seconds:.1f} s, {time.monotonic() - began:.1f} s in all)",
                     flush=True,
                 )
-            views = list(client.all_checkpoints(PROJECT, RUN))
+            views = list(client.checkpoints.all(PROJECT, RUN))
     outcome.emergencies = sum(
         view.kind == CheckpointKind.EMERGENCY and view.state == CheckpointState.COMMITTED for view in views
     )
@@ -91,7 +91,7 @@ def _drawn(seeds: random.Random, kind: Kind | None) -> Plan:
 
 
 def _newest(client: Client) -> CheckpointView | None:
-    committed = [view for view in client.all_checkpoints(PROJECT, RUN) if view.state == CheckpointState.COMMITTED]
+    committed = [view for view in client.checkpoints.all(PROJECT, RUN) if view.state == CheckpointState.COMMITTED]
     return max(committed, key=lambda view: view.step, default=None)
 
 

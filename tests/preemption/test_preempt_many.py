@@ -10,8 +10,8 @@ from tests.preemption.many import preempt_many, table
 from tests.preemption.plan import Kind
 
 
-@pytest.mark.rule("training-13")
-@pytest.mark.rule("training-16")
+@pytest.mark.rule("sigterm-thread")
+@pytest.mark.rule("finish-or-supersede")
 def test_whenever_a_job_is_told_to_leave_its_newest_state_is_there_afterwards(tmp_path: Path) -> None:
     outcome = preempt_many(tmp_path, 3, seed=7, kinds=[Kind.FAST, Kind.SLOW, Kind.LONG])
     told = "\n".join(table(outcome))

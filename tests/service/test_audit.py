@@ -62,8 +62,8 @@ def test_what_people_change_is_told_newest_first_with_who_and_why(service: Runni
     answer(http.delete(f"/v1/tokens/{token['id']}"))
     answer(http.delete(f"/v1/tokens/{token['id']}"))
     job.begin(300)
-    clock.advance(30)  # a round now and one later: the gap must not look like the service's own absence
-    holdfast_service.liveness.abandoned_uploads.tick(service.context)
+    clock.advance(30)  # a pass now and one later: the gap must not look like the service's own absence
+    holdfast_service.liveness.abandoned_uploads.reconcile(service.context)
     told = events(service, project="demo")
     assert [event["action"] for event in told] == [
         "token.revoke",
@@ -97,10 +97,10 @@ def test_what_people_change_is_told_newest_first_with_who_and_why(service: Runni
 def test_what_controllers_do_is_told_too(service: RunningService, clock: Clock) -> None:
     job = Job(service.http())
     job.begin(100)
-    tick = holdfast_service.liveness.abandoned_uploads.tick
+    reconcile = holdfast_service.liveness.abandoned_uploads.reconcile
     for _ in range(40):
         clock.advance(59)
-        tick(service.context)
+        reconcile(service.context)
     told = events(service, actor_kind="controller", project="demo")
     assert sorted({event["action"] for event in told}) == ["attempt.lost", "checkpoint.abort"]
     assert all(event["actor"] == "reap" and event["reason"] for event in told)

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast_client.cli.main import app
-from holdfast_service.background.registry import Background, rounds_of
+from holdfast_service.background.registry import Background, loops_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.serve import serve
 from holdfast_service.settings import ServiceSettings, SettingsError
-from holdfast_service.work.report import Round, RoundReport
+from holdfast_service.work.report import ControllerLoop, ReconcileReport
 from tests.support.rank import answer
 from tests.support.service import RunningService
 
@@ -23,14 +23,14 @@ PATIENCE_SECONDS = 60
 
 
 class Called:
-    """Counts the ticks of a round, each of which `what` carries out."""
+    """Counts the ticks of a pass, each of which `what` carries out."""
 
-    def __init__(self, what: Callable[[], RoundReport] = RoundReport) -> None:
+    def __init__(self, what: Callable[[], ReconcileReport] = ReconcileReport) -> None:
         self._what = what
         self._more = threading.Condition()
         self.count = 0
 
-    def tick(self, _context: ServiceContext) -> RoundReport:
+    def reconcile(self, _context: ServiceContext) -> ReconcileReport:
         with self._more:
             self.count += 1
             self._more.notify_all()
@@ -54,14 +54,16 @@ def context(service: RunningService) -> ServiceContext:
 def test_each_controller_has_its_threads_and_one_that_fails_goes_on(
     service: RunningService, context: ServiceContext
 ) -> None:
-    def fails() -> RoundReport:
+    def fails() -> ReconcileReport:
         raise RuntimeError("a bug")
 
     failing, together = Called(fails), Called()
     meeting = threading.Barrier(2)
-    pair = Round("pair", 3600.0, lambda _: (meeting.wait(PATIENCE_SECONDS), together.tick(context))[1], threads=2)
-    rounds = (Round("failing", 0.01, failing.tick), pair)
-    background = Background(context, rounds, "worker")
+    pair = ControllerLoop(
+        "pair", 3600.0, lambda _: (meeting.wait(PATIENCE_SECONDS), together.reconcile(context))[1], threads=2
+    )
+    passes = (ControllerLoop("failing", 0.01, failing.reconcile), pair)
+    background = Background(context, passes, "worker")
     background.start()
     failing.wait_for(3)
     together.wait_for(2)
@@ -69,14 +71,14 @@ def test_each_controller_has_its_threads_and_one_that_fails_goes_on(
     assert (listed["id"], listed["kind"]) == ("node-1", "worker")
     assert background.stop(timeout_seconds=PATIENCE_SECONDS)
     assert answer(service.http().get("/v1/workers"))["items"] == [], "it has said good-bye"
-    assert together.count == 2, "the next round of the pair was an hour away"
+    assert together.count == 2, "the next pass of the pair was an hour away"
 
 
 def test_a_round_that_is_far_away_comes_at_once_when_somebody_wants_it(
     service: RunningService, context: ServiceContext
 ) -> None:
     collect = Called()
-    background = Background(context, (Round("collect", 3600.0, collect.tick),), "worker")
+    background = Background(context, (ControllerLoop("collect", 3600.0, collect.reconcile),), "worker")
     background.start()
     collect.wait_for(1)
     answer(service.http().post("/v1/controllers/collect/run"))
@@ -89,25 +91,25 @@ def test_a_process_that_leaves_the_controllers_to_others_still_looks_after_itsel
     service: RunningService, context: ServiceContext
 ) -> None:
     own, shared = Called(), Called()
-    rounds = (Round("shared", 0.01, shared.tick), Round("own", 0.01, own.tick, own=True))
-    background = Background(context, rounds, "serve", controllers=False)
+    passes = (ControllerLoop("shared", 0.01, shared.reconcile), ControllerLoop("own", 0.01, own.reconcile, own=True))
+    background = Background(context, passes, "serve", controllers=False)
     background.start()
     own.wait_for(3)
     assert background.stop(timeout_seconds=PATIENCE_SECONDS)
     assert shared.count == 0
-    assert [each.name for each in rounds_of(context.settings) if each.own] == ["stores"]
+    assert [each.name for each in loops_of(context.settings) if each.own] == ["stores"]
 
 
 def test_a_round_under_way_may_end_before_its_process_does(context: ServiceContext) -> None:
     gate = threading.Event()
-    slow = Called(lambda: RoundReport(done=int(gate.wait(PATIENCE_SECONDS))))
-    background = Background(context, (Round("slow", 0.01, slow.tick),), "worker")
+    slow = Called(lambda: ReconcileReport(done=int(gate.wait(PATIENCE_SECONDS))))
+    background = Background(context, (ControllerLoop("slow", 0.01, slow.reconcile),), "worker")
     background.start()
     slow.wait_for(1)
     assert not background.stop(timeout_seconds=0), "it says that something was cut off"
     gate.set()
     assert background.stop(timeout_seconds=PATIENCE_SECONDS)
-    assert slow.count == 1, "a process that ends begins no other round"
+    assert slow.count == 1, "a process that ends begins no other pass"
 
 
 def test_a_second_process_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

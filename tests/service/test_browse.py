@@ -149,7 +149,7 @@ def test_another_runs_checkpoint_is_not_selected_by_its_id(http: httpx.Client) -
     assert refused.value.code == "checkpoint_not_found"
 
 
-@pytest.mark.rule("protocol-32")
+@pytest.mark.rule("finite-metrics")
 def test_metrics_that_are_not_finite_come_back_as_valid_json_and_are_never_best(http: httpx.Client) -> None:
     job = Job(http)
     losses = {100: {"value": 0.5}, 200: {"nonfinite": "nan"}, 300: {"nonfinite": "-inf"}, 400: {"value": 0.75}}
@@ -167,7 +167,7 @@ def test_metrics_that_are_not_finite_come_back_as_valid_json_and_are_never_best(
     assert best["restore_point"]["step"] == 400
 
 
-@pytest.mark.rule("protocol-32")
+@pytest.mark.rule("finite-metrics")
 @pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_number_that_json_does_not_have_is_refused_with_valid_json(http: httpx.Client, token: str) -> None:
     save = Job(http).begin(100)
@@ -234,7 +234,7 @@ def test_a_person_can_put_a_checkpoint_into_quarantine_and_take_it_out(http: htt
     assert edit(health="quarantined", health_reason="loss spike")["health_reason"] == "loss spike"
     decision = answer(http.get(f"{job.base}/restore-point"))
     assert decision["restore_point"]["checkpoint_id"] == older["id"]
-    assert (decision["passed_over"][0]["reason"], decision["ever_committed"]) == ("quarantined", True)
+    assert (decision["skipped"][0]["reason"], decision["ever_committed"]) == ("quarantined", True)
     assert edit(health="ok")["health_reason"] is None
     assert answer(http.get(f"{job.base}/restore-point"))["restore_point"]["checkpoint_id"] == newer["id"]
 
@@ -261,7 +261,7 @@ def test_the_restore_point_can_be_asked_for_below_a_step(http: httpx.Client) -> 
         return answer(http.get(f"{job.base}/restore-point", params=params))
 
     assert ask(before_step=300)["restore_point"]["step"] == 200
-    nothing = {"restore_point": None, "passed_over": [], "ever_committed": True, "note": ""}
+    nothing = {"restore_point": None, "skipped": [], "ever_committed": True, "note": ""}
     assert ask(before_step=100) == nothing
     assert ask(selector="200")["restore_point"]["step"] == 200
     with pytest.raises(Refused) as refused:

@@ -1,4 +1,4 @@
-"""The catalog against its stores, and what a clone of it may do to them: nothing (protocol rule 5)."""
+"""The catalog against its stores, and what a clone of it may do to them: nothing (rule fencing-token)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sqlalchemy import make_url, select, text, update
 
 import holdfast_service.background.operations_controller
 from holdfast_protocol.stores import FindingKind
-from holdfast_service.attached_stores.epoch import NotCheckedError, adopt_store, raise_epoch
+from holdfast_service.attached_stores.epoch import NotCheckedError, claim_store, raise_epoch
 from holdfast_service.audit.record import Actor
 from holdfast_service.background.operation_kinds import OPERATION_KINDS
-from holdfast_service.background.registry import rounds_of
+from holdfast_service.background.registry import loops_of
 from holdfast_service.catalog_check.check import check_catalog
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy
@@ -31,7 +31,7 @@ from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
 from tests.support.postgres import PostgresServer
 from tests.support.rank import Job, answer
-from tests.support.rebuilt import adopt_all, check_all, record_all
+from tests.support.rebuilt import check_all, claim_all, record_all
 from tests.support.retention import pin
 from tests.support.service import RunningService, running_service
 
@@ -64,7 +64,7 @@ def kinds(service: RunningService, *, deep: bool = False) -> dict[FindingKind, i
     return {each.kind: each.count for each in store.findings}
 
 
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("record-outbox")
 def test_nothing_is_found_on_a_healthy_catalog_and_each_damage_is(service: RunningService) -> None:
     job = Job(service.http())
     saved = {step: job.save(step)["id"] for step in range(1, 8)}
@@ -135,26 +135,26 @@ def test_a_person_starts_the_check_and_sees_what_to_do(service: RunningService) 
     record_all(service.context)
     chunk_files(service)[0].unlink()
     started = answer(http.post("/v1/catalog/check", json={}))
-    holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
+    holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
     (store,) = answer(http.get(f"/v1/operations/{started['id']}"))["result"]["stores"]
     (finding,) = store["findings"]
     assert (finding["kind"], finding["count"], finding["blocks"]) == ("missing_objects", 1, False)
     assert finding["remedy"]
     assert finding["examples"]
     (view,) = answer(http.get("/v1/stores"))["items"]
-    assert (view["role"], view["adopted"], view["checked_whole"]) == ("primary", True, True)
+    assert (view["role"], view["claimed"], view["checked_whole"]) == ("primary", True, True)
     service.make_project("other")
     theirs = service.http(token=service.token(project="other"))
     assert theirs.get("/v1/stores").status_code == 403
-    for path in ("/v1/catalog/check", "/v1/stores/primary/adopt"):
+    for path in ("/v1/catalog/check", "/v1/stores/primary/claim"):
         assert theirs.post(path, json={}).status_code == 403
 
 
 def run_every_controller(service: RunningService) -> None:
-    """A round of each, as the service runs them; a store that refuses fails a round and no more."""
-    for each in rounds_of(service.context.settings):
+    """A pass of each, as the service runs them; a store that refuses fails a pass and no more."""
+    for each in loops_of(service.context.settings):
         with suppress(StoreError, ProblemError):
-            each.tick(service.context)
+            each.reconcile(service.context)
 
 
 @contextmanager
@@ -176,7 +176,7 @@ def cloned(
     server.drop_database(name)
 
 
-@pytest.mark.rule("protocol-5")
+@pytest.mark.rule("fencing-token")
 @pytest.mark.parametrize("said", ["nothing was said", "new-epoch"])
 def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
     settings: ServiceSettings, request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, said: str
@@ -214,11 +214,11 @@ def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
                     attached.store.delete_named("holdfast-store.json")
                 if said == "new-epoch":
                     with pytest.raises(NotCheckedError):
-                        adopt_store(clone.context, attached, Actor.at_the_database())
+                        claim_store(clone.context, attached, Actor.at_the_database())
             for _ in range(4):
                 clock.advance(4 * DAY)
                 with clone.context.database.transaction() as session:
-                    session.execute(update(Controller).values(ticked_at=database_now(session)))
+                    session.execute(update(Controller).values(reconciled_at=database_now(session)))
                 run_every_controller(clone)
             assert tree(*roots) == before
     with running_service(settings) as production:
@@ -228,7 +228,7 @@ def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
         assert tree(*roots) != before
 
 
-@pytest.mark.rule("protocol-5")
+@pytest.mark.rule("fencing-token")
 def test_a_restored_catalog_is_not_adopted_over_what_it_does_not_know(
     settings: ServiceSettings, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -250,18 +250,18 @@ def test_a_restored_catalog_is_not_adopted_over_what_it_does_not_know(
             assert not store.whole
             assert any(lost in name for each in store.findings for name in each.examples)
             with pytest.raises(NotCheckedError, match="would lose"):
-                adopt_all(context)
-            reply = restored.http().post("/v1/stores/primary/adopt", json={})
+                claim_all(context)
+            reply = restored.http().post("/v1/stores/primary/claim", json={})
             assert (reply.status_code, reply.json()["code"]) == (409, "store_foreign")
-            adopted = answer(restored.http().post("/v1/stores/primary/adopt", json={"accept_loss": True}))
-            assert (adopted["adopted"], adopted["problem"]) == (True, None)
+            claimed = answer(restored.http().post("/v1/stores/primary/claim", json={"accept_loss": True}))
+            assert (claimed["claimed"], claimed["problem"]) == (True, None)
             record_all(context)
             with context.database.read() as session:
                 actions = session.scalars(select(AuditEvent.action)).all()
-            assert {"catalog.new_epoch", "catalog.check", "store.adopt"} <= set(actions)
+            assert {"catalog.new_epoch", "catalog.check", "store.claim"} <= set(actions)
 
 
-@pytest.mark.rule("protocol-42")
+@pytest.mark.rule("index-names-its-save")
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -292,7 +292,7 @@ def test_a_row_that_the_records_contradict_is_told_field_by_field(
     assert kinds(service) == {FindingKind.DIFFERENT_RECORDS: 1}, "it is told, and nobody writes over the records"
 
 
-@pytest.mark.rule("protocol-42")
+@pytest.mark.rule("index-names-its-save")
 def test_what_never_changes_is_compared_also_where_a_newer_record_is_due(
     s3_service: RunningService,
 ) -> None:

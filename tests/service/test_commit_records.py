@@ -1,4 +1,5 @@
-"""Records beside the data: written from an outbox, however it is cut off, and removed before any chunk (rule 30)."""
+"""Records beside the data: written from an outbox, however it is cut off, and removed before any chunk (rule
+record-outbox)."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ from tests.support.rank import Job
 from tests.support.rebuilt import rebuild_into, record_all
 from tests.support.service import RunningService, running_service
 
-pytestmark = pytest.mark.rule("protocol-30")
+pytestmark = pytest.mark.rule("record-outbox")
 _LEASE_OVER_SECONDS = ServiceSettings().lease_seconds + 1
 
 
@@ -119,7 +120,7 @@ def test_a_recorder_that_dies_at_any_step_loses_no_commit(
         saved = job.save(step)
         label(service, saved["id"], "keep")
         with killed_at(service, step):
-            holdfast_service.records.controller.tick(service.context)
+            holdfast_service.records.controller.reconcile(service.context)
         torn = labels_in_the_bucket(sqlite_catalogs, tmp_path, settings).get(saved["id"])
         # Two lists, the manifest, the version: with the manifest it is a commit, with the version it has its state.
         assert torn == (None if step <= 3 else [] if step == 4 else ["keep"])
@@ -129,7 +130,7 @@ def test_a_recorder_that_dies_at_any_step_loses_no_commit(
         assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)[saved["id"]] == ["keep"]
     label(service, saved["id"], "newer")
     with killed_at(service, 2):  # the newer version is there, and the older one too
-        holdfast_service.records.controller.tick(service.context)
+        holdfast_service.records.controller.reconcile(service.context)
     assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)[saved["id"]] == ["newer"]
     clock.advance(_LEASE_OVER_SECONDS)
     record_all(service.context)
@@ -153,7 +154,7 @@ def test_a_recorder_that_loses_its_database_keeps_no_record_waiting(
         with monkeypatch.context() as patched:
             patched.setattr(module, name, Mock(side_effect=cut))
             with pytest.raises(ProblemError):
-                holdfast_service.records.controller.tick(service.context)
+                holdfast_service.records.controller.reconcile(service.context)
         assert due(service) == 1
         record_all(service.context)
         assert due(service) == 0, "with no wait for the end of a lease"
@@ -177,13 +178,13 @@ def test_a_recorder_that_takes_long_keeps_its_lease_for_as_long_as_it_works(
         write(name, data)
         with monkeypatch.context() as aside:
             aside.setattr(store, "write_named", write)
-            others.append(holdfast_service.records.controller.tick(service.context).done)
+            others.append(holdfast_service.records.controller.reconcile(service.context).done)
 
     with monkeypatch.context() as patched:
         of_the_writer = SimpleNamespace(monotonic=lambda: real() + passed)
         patched.setattr(holdfast_service.records.writing, "time", of_the_writer)
         patched.setattr(store, "write_named", slow)
-        assert holdfast_service.records.controller.tick(service.context).done == 1
+        assert holdfast_service.records.controller.reconcile(service.context).done == 1
     assert others == [0, 0, 0, 0], "somebody is at it"
     assert due(service) == 0
 
@@ -239,12 +240,12 @@ def test_of_two_recorders_the_slow_one_never_puts_an_older_state_in_place_of_a_n
     label(service, saved["id"], "old")
     gate = hold_before(monkeypatch, holdfast_service.records.controller, "write_record")
     with in_background(gate) as threads:
-        slow = threads.submit(holdfast_service.records.controller.tick, service.context)
+        slow = threads.submit(holdfast_service.records.controller.reconcile, service.context)
         gate.wait_until_reached()
         label(service, saved["id"], "new")
-        assert holdfast_service.records.controller.tick(service.context).done == 0, "somebody is at it"
+        assert holdfast_service.records.controller.reconcile(service.context).done == 0, "somebody is at it"
         clock.advance(_LEASE_OVER_SECONDS)
-        assert holdfast_service.records.controller.tick(service.context).done == 1
+        assert holdfast_service.records.controller.reconcile(service.context).done == 1
         gate.open()
         assert slow.result(60).done == 0, "its lease was over"
     assert labels_in_the_bucket(sqlite_catalogs, tmp_path, settings) == {saved["id"]: ["new"]}
@@ -264,7 +265,7 @@ def test_a_recorder_that_comes_after_the_purge_raises_nobody_from_the_dead(
     saved = job.save(1)
     gate = hold_before(monkeypatch, holdfast_service.records.controller, "write_record")
     with in_background(gate) as threads:
-        slow = threads.submit(holdfast_service.records.controller.tick, service.context)
+        slow = threads.submit(holdfast_service.records.controller.reconcile, service.context)
         gate.wait_until_reached()
         project_id = going(service, saved["id"], CheckpointState.DELETING)
         remove_record(service.context, project_id, saved["id"])
@@ -317,10 +318,10 @@ def test_a_store_that_is_away_keeps_its_records_due_and_blocks_no_other(
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(second.store, "write_named", away)
-            report = holdfast_service.records.controller.tick(service.context)
+            report = holdfast_service.records.controller.reconcile(service.context)
             assert (report.done, report.error) == (3, "it does not answer")
             assert due(service) == 1, "it is told until the second store has it too"
-            assert holdfast_service.records.controller.tick(service.context).done == 0
+            assert holdfast_service.records.controller.reconcile(service.context).done == 0
         record_all(service.context)
         assert due(service) == 0
         with service.context.database.read() as session:

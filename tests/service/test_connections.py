@@ -12,7 +12,7 @@ import pytest
 from holdfast_service.settings import ServiceSettings
 from tests.support.service import RunningService, running_service
 
-pytestmark = pytest.mark.rule("protocol-43")
+pytestmark = pytest.mark.rule("limits-before-work")
 MOST = 5
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 

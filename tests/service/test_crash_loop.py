@@ -45,7 +45,7 @@ def test_what_three_attempts_crashed_from_is_quarantined_and_the_one_before_is_o
 
     fourth = Job(service.http(), launch_id="fourth", after=4)
     assert offered(fourth) == 100
-    assert [(over["step"], over["reason"]) for over in fourth.opened["passed_over"]] == [(200, "quarantined")]
+    assert [(over["step"], over["reason"]) for over in fourth.opened["skipped"]] == [(200, "quarantined")]
     assert "Attempts 2, 3, 4 crashed from step 200" in fourth.opened["note"]
     found = view(service, 200)
     assert found["health"] == "quarantined"

@@ -122,7 +122,7 @@ def test_a_catalog_that_takes_no_writes_is_not_ready_and_says_so(service: Runnin
         assert http.get("/readyz").status_code == 200
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 def test_what_is_committed_is_read_from_a_catalog_that_takes_no_writes_and_the_cost_is_said(
     service: RunningService,
 ) -> None:

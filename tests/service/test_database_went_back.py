@@ -1,5 +1,5 @@
 """Postgres fails over to an older copy of itself under a service that runs: what was acknowledged since is lost, and
-neither the catalog's epoch nor its place tells (protocol rule 36)."""
+neither the catalog's epoch nor its place tells (rule database-went-back)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast_protocol.states import CheckpointState
 from holdfast_protocol.stores import FindingKind
 from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
 from holdfast_service.audit.record import Actor
-from holdfast_service.collect.controller import tick as collect
+from holdfast_service.collect.controller import reconcile as collect
 from holdfast_service.collect.sweep import sweep_store
 from holdfast_service.db.engine import lossy_settings
 from holdfast_service.db.tables.core import Checkpoint
@@ -23,7 +23,7 @@ from holdfast_service.records.documents import Subject, checkpoint_subject
 from holdfast_service.records.history import keep_history
 from holdfast_service.records.scanning import scan_records
 from holdfast_service.records.writing import claim_records, remove_record, settle_record, write_record
-from holdfast_service.retention.purge import tick as purge
+from holdfast_service.retention.purge import reconcile as purge
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreNotOurs
@@ -32,11 +32,11 @@ from tests.service.conftest import Clock
 from tests.support.databases import migrate
 from tests.support.posix_chunks import age_everything, chunks
 from tests.support.rank import Job, Refused, answer
-from tests.support.rebuilt import adopt_all, check_all, rebuilt_service, record_all
+from tests.support.rebuilt import check_all, claim_all, rebuilt_service, record_all
 from tests.support.retention import states
 from tests.support.service import RunningService, running_service
 
-pytestmark = pytest.mark.rule("protocol-36")
+pytestmark = pytest.mark.rule("database-went-back")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_a_failover_that_loses_a_commit_stops_jobs_until_an_operator_has_accepte
         assert readyz(service)[0] == 503, "it stands in the catalog, and outlives the process"
         check_all(service.context)
         with pytest.raises(NotCheckedError, match="new-epoch"):
-            adopt_all(service.context, accept_loss=True)
+            claim_all(service.context, accept_loss=True)
     database = open_database(settings)
     raise_epoch(database, Actor.at_the_database())
     database.dispose()
@@ -105,13 +105,13 @@ def test_a_failover_that_loses_a_commit_stops_jobs_until_an_operator_has_accepte
         (primary,) = check_all(service.context).stores
         assert any(save.id in example for each in primary.findings for example in each.examples)
         with pytest.raises(NotCheckedError, match="step 20 of demo/gpt was committed"):
-            adopt_all(service.context)
-        adopt_all(service.context, accept_loss=True)
+            claim_all(service.context)
+        claim_all(service.context, accept_loss=True)
         assert readyz(service)[0] == 200
         assert Job(service.http(), after=1).save(3)["state"] == "committed"
 
 
-@pytest.mark.rule("protocol-41")
+@pytest.mark.rule("rebuild-doubts")
 def test_a_rebuild_after_a_failover_keeps_what_only_the_older_copy_and_what_only_the_records_know(
     server: FailoverPostgres, settings: ServiceSettings
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_rebuild_after_a_failover_keeps_what_only_the_older_copy_and_what_only
         assert [each.rpartition("/")[2] for each in report.remembered if "/checkpoints/" in each] == [without_record]
         assert states(service) == {1: "committed", 2: "committed", 3: "committed"}
         check_all(service.context)
-        adopt_all(service.context, accept_loss=True)
+        claim_all(service.context, accept_loss=True)
         record_all(service.context)
         assert Job(service.http(), after=1).opened["restore_point"]["step"] == 3
         assert scan_records(service.context.store).by_subject[_subject(service, without_record)].newest

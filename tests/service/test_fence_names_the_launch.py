@@ -13,7 +13,7 @@ from holdfast_service.db.tables.core import Attempt, Run
 from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService
 
-pytestmark = pytest.mark.rule("protocol-36")
+pytestmark = pytest.mark.rule("database-went-back")
 
 
 def lose_newest_attempt(service: RunningService) -> None:

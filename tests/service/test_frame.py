@@ -111,7 +111,7 @@ def test_a_callers_own_request_id_is_kept_if_it_is_sane(http: httpx.Client, sent
     assert reply.headers.get_list("X-Request-Id") == [reply.headers["X-Request-Id"]]
 
 
-@pytest.mark.rule("protocol-35")
+@pytest.mark.rule("protocol-version")
 @pytest.mark.parametrize("theirs", ["2.0", "0.9", "1", "one.two", "", "1.0.0", "1.x"])
 def test_a_client_of_another_protocol_is_refused_with_both_numbers(http: httpx.Client, theirs: str) -> None:
     reply = http.get("/v1/server", headers={PROTOCOL_HEADER: theirs})
@@ -120,7 +120,7 @@ def test_a_client_of_another_protocol_is_refused_with_both_numbers(http: httpx.C
     assert reply.headers[PROTOCOL_HEADER] == PROTOCOL_VERSION
 
 
-@pytest.mark.rule("protocol-35")
+@pytest.mark.rule("protocol-version")
 @pytest.mark.parametrize("theirs", [None, "1.0", "1.7"])
 def test_a_client_of_the_same_major_version_is_served(service: RunningService, theirs: str | None) -> None:
     headers = {"Authorization": f"Bearer {service.token()}"} | ({} if theirs is None else {PROTOCOL_HEADER: theirs})

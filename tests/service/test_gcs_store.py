@@ -40,11 +40,11 @@ def _proofs(service: RunningService) -> set[str]:
         return set(session.scalars(select(Copy.proof)))
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_a_client_is_asked_for_md5_and_its_checkpoint_comes_back(service):
     token = service.token()
     with Client(ClientSettings(url=service.url, token=token)) as client:
-        info = client.server_info()
+        info = client.server.info()
         assert (info.store_kind, info.store_asks_md5) == ("gcs", True)
         save_little_checkpoint(client, "demo")
     assert _proofs(service) == {"unproven"}
@@ -52,7 +52,7 @@ def test_a_client_is_asked_for_md5_and_its_checkpoint_comes_back(service):
     assert (probed.sha256_enforced, probed.md5_enforced, probed.conditional_put) == (False, True, True)
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_google_checks_the_md5_of_what_is_sent_compressed_and_the_service_what_it_decodes_to(service):
     job = Job(service.http(), "demo/compressed")
     save = job.begin(1)
@@ -63,19 +63,19 @@ def test_google_checks_the_md5_of_what_is_sent_compressed_and_the_service_what_i
         sent = uploader.upload([OutgoingChunk.of(body, item_bytes=4)])
     assert sent.sent_bytes < sent.sent_chunk_bytes == len(body)
     save.write(0, [body, b"index"])
-    report = holdfast_service.scrub.verify.tick(service.context)
+    report = holdfast_service.scrub.verify.reconcile(service.context)
     assert (report.good, report.bad) == (2, 0)
     with service.context.database.read() as session:
         found = {(copy.codec, copy.proof) for copy in session.scalars(select(Copy))}
     assert found == {("zstd-shuffle4", "read"), ("raw", "read")}
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_another_attempt_reuses_a_chunk_only_after_the_service_has_read_it(service):
     Job(service.http(), "demo/first").save(1, content=b"frozen")
     others = Job(service.http(), "demo/second").begin(1)
     assert others.negotiate(0, [b"frozen"])["chunks"][0]["status"] == "upload"
-    report = holdfast_service.scrub.verify.tick(service.context)
+    report = holdfast_service.scrub.verify.reconcile(service.context)
     assert (report.good, report.bad) == (2, 0)
     assert "read" in _proofs(service)
     third = Job(service.http(), "demo/third").begin(1)

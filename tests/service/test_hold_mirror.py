@@ -1,4 +1,4 @@
-"""A hold that the store mirrors: Object Lock of a real S3 server on each copy's version (protocol rule 29)."""
+"""A hold that the store mirrors: Object Lock of a real S3 server on each copy's version (rule holds-outrank)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select, update
 
 from holdfast_protocol.states import CheckpointState, CopyState, Proof
-from holdfast_service.collect.controller import tick as collect_tick
+from holdfast_service.collect.controller import reconcile as collect_tick
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy
 from holdfast_service.db.tables.operations import AuditEvent
@@ -27,7 +27,7 @@ from tests.support.rank import Job, answer
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.service import RunningService, running_service
 
-pytestmark = pytest.mark.rule("protocol-29")
+pytestmark = pytest.mark.rule("holds-outrank")
 DEFAULT_RETENTION = (
     b"<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled><Rule><DefaultRetention>"
     b"<Mode>GOVERNANCE</Mode><Days>1</Days></DefaultRetention></Rule></ObjectLockConfiguration>"
@@ -98,19 +98,19 @@ def test_every_copy_is_locked_while_one_of_the_checkpoints_that_share_it_is_held
     holds = [place(locking, first["id"]), place(locking, second["id"], reason="another")]
     assert legal_holds(locking) == [False] * 4
     assert not shown(locking, holds[0])["mirrored_at"]
-    report = mirror.tick(locking.context)
+    report = mirror.reconcile(locking.context)
     assert (report.locked, report.unlocked, report.failed) == (2, 0, 0)
     assert legal_holds(locking) == [True, True, False, False]
     assert shown(locking, holds[0])["mirrored_at"]
     assert shown(locking, holds[1])["mirrored_at"]
-    assert mirror.tick(locking.context).done == 0
+    assert mirror.reconcile(locking.context).done == 0
     release(locking, holds[0])
-    assert mirror.tick(locking.context).done == 0
+    assert mirror.reconcile(locking.context).done == 0
     assert legal_holds(locking) == [True, True, False, False]
     locked, digest = copies(locking)[0]
     assert not is_deletable(locking, locked, digest)
     release(locking, holds[1])
-    assert mirror.tick(locking.context).unlocked == 2
+    assert mirror.reconcile(locking.context).unlocked == 2
     assert legal_holds(locking) == [False] * 4
     assert is_deletable(locking, locked, digest)
     with locking.context.database.read() as session:
@@ -127,14 +127,14 @@ def test_nothing_is_deleted_that_the_store_still_holds_and_then_no_version_stays
     """Deleting first would be refused for ever; deleting without the version would only hide the bytes."""
     saved = Job(locking.http()).save(100)
     hold = place(locking, saved["id"])
-    mirror.tick(locking.context)
+    mirror.reconcile(locking.context)
     release(locking, hold)
     with locking.context.database.transaction() as session:
         session.execute(update(Checkpoint).values(state=CheckpointState.DELETED))
     clock.advance(86400)
     collect_tick(locking.context)
     assert {copy.state for copy, _ in copies(locking)} == {CopyState.VERIFIED}
-    assert mirror.tick(locking.context).unlocked == 2
+    assert mirror.reconcile(locking.context).unlocked == 2
     clock.advance(86400)
     collect_tick(locking.context)
     assert {copy.state for copy, _ in copies(locking)} <= {CopyState.GONE}
@@ -146,10 +146,10 @@ def test_nothing_is_deleted_that_the_store_still_holds_and_then_no_version_stays
 
 
 def test_a_new_copy_of_a_held_chunk_is_locked_too(locking: RunningService) -> None:
-    """Healed under a new generation, or copied to a second store: a new row, which nobody has told the store of."""
+    """Repaired under a new generation, or copied to a second store: a new row, which nobody has told the store of."""
     saved = Job(locking.http()).save(100)
     hold = place(locking, saved["id"])
-    mirror.tick(locking.context)
+    mirror.reconcile(locking.context)
     (old, digest), *_ = copies(locking)
     context = locking.context
     with context.database.transaction() as session:
@@ -171,7 +171,7 @@ def test_a_new_copy_of_a_held_chunk_is_locked_too(locking: RunningService) -> No
         session.flush()
         data = b"".join(context.store.open_read(object_key(old.project_id, digest, old)))
         fresh.version_id = context.store.put_bytes(object_key(old.project_id, digest, fresh), data).version_id
-    assert mirror.tick(context).locked == 1
+    assert mirror.reconcile(context).locked == 1
     assert all(legal_holds(locking))
     assert shown(locking, hold)["mirrored_at"]
 
@@ -188,13 +188,13 @@ def test_a_process_that_dies_between_store_and_catalog_leaves_no_lock_that_nobod
     with monkeypatch.context() as patch:
         patch.setattr(mirror, "_settle", dies)
         with pytest.raises(KeyboardInterrupt):
-            mirror.tick(locking.context)
+            mirror.reconcile(locking.context)
     assert all(legal_holds(locking))
     assert {copy.lock for copy, _ in copies(locking)} == {CopyLock.CHANGING}
     release(locking, hold)
-    assert mirror.tick(locking.context).done == 0, "another process may still be at it"
+    assert mirror.reconcile(locking.context).done == 0, "another process may still be at it"
     clock.advance(11 * 60)
-    assert mirror.tick(locking.context).unlocked == 2
+    assert mirror.reconcile(locking.context).unlocked == 2
     assert not any(legal_holds(locking))
 
 
@@ -202,11 +202,11 @@ def test_an_end_that_has_come_takes_the_lock_off(locking: RunningService, clock:
     saved = Job(locking.http()).save(100)
     until = (datetime.now(UTC) + timedelta(days=2)).isoformat()
     hold = place(locking, saved["id"], retain_until=until)
-    mirror.tick(locking.context)
+    mirror.reconcile(locking.context)
     clock.advance(1.5 * 86400)
-    assert mirror.tick(locking.context).done == 0
+    assert mirror.reconcile(locking.context).done == 0
     clock.advance(86400)
-    assert mirror.tick(locking.context).unlocked == 2
+    assert mirror.reconcile(locking.context).unlocked == 2
     assert not any(legal_holds(locking))
     assert not shown(locking, hold)["in_force"]
 
@@ -222,7 +222,7 @@ def test_why_the_store_does_not_lock_is_shown_and_it_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(locking.context.store, "set_legal_hold", away)
-        report = mirror.tick(locking.context)
+        report = mirror.reconcile(locking.context)
     assert (report.failed, report.done) == (2, 0)
     assert (shown(locking, hold)["mirrored_at"], shown(locking, hold)["mirror_error"]) == (
         None,
@@ -231,7 +231,7 @@ def test_why_the_store_does_not_lock_is_shown_and_it_is_tried_again(
     with locking.context.database.read() as session:
         assert mirror.backlog(session, locking.context).due == 1
     clock.advance(11 * 60)
-    assert mirror.tick(locking.context).locked == 2
+    assert mirror.reconcile(locking.context).locked == 2
     assert shown(locking, hold)["mirror_error"] is None
     with locking.context.database.read() as session:
         assert mirror.backlog(session, locking.context).due == 0

@@ -16,7 +16,7 @@ from tests.support.interleave import refused
 from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService
 
-pytestmark = pytest.mark.rule("protocol-29")
+pytestmark = pytest.mark.rule("holds-outrank")
 DAY = 86400
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from holdfast_service.auth.principal import new_token_text
 from holdfast_service.auth.tokens import insert_token
-from holdfast_service.collect.controller import tick as collect
+from holdfast_service.collect.controller import reconcile as collect
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Project, Token
 from holdfast_service.db.tables.operations import AuditEvent, Hold, Operation
@@ -29,7 +29,7 @@ def forgotten(service: RunningService) -> list[dict[str, Any] | None]:
         return list(session.scalars(events))
 
 
-@pytest.mark.rule("protocol-3")
+@pytest.mark.rule("latest-follows-lineage")
 def test_what_is_left_of_a_checkpoint_goes_but_not_what_is_still_asked_about(
     service: RunningService, clock: Clock
 ) -> None:
@@ -70,7 +70,7 @@ def test_what_is_left_of_a_checkpoint_goes_but_not_what_is_still_asked_about(
     assert answer(service.http().get(f"{RUN}/restore-point"))["restore_point"]["step"] == 10
 
 
-@pytest.mark.rule("protocol-29")
+@pytest.mark.rule("holds-outrank")
 def test_operations_and_tokens_go_but_not_who_made_whom(service: RunningService, clock: Clock) -> None:
     service.make_project("demo")
     with service.context.database.transaction() as session:

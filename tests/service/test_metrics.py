@@ -59,7 +59,7 @@ def test_the_catalogs_numbers_are_told(service: RunningService, clock: Clock) ->
     assert ("holdfast_restore_point_age_seconds", ("demo", "gpt")) not in scrape(service)
 
 
-@pytest.mark.rule("protocol-43")
+@pytest.mark.rule("limits-before-work")
 def test_requests_are_counted_by_route_and_not_by_path(service: RunningService) -> None:
     Job(service.http()).save(100)
     service.http().get("/v1/checkpoints/ck_unknown")
@@ -74,7 +74,7 @@ def test_requests_are_counted_by_route_and_not_by_path(service: RunningService) 
     assert not any("ck_" in label for _, labels in seen for label in labels)
 
 
-@pytest.mark.rule("protocol-43")
+@pytest.mark.rule("limits-before-work")
 def test_metrics_are_for_tokens_that_read_nothing_else(service: RunningService) -> None:
     service.make_project("demo")
     http = scraper(service)

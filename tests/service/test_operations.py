@@ -29,7 +29,7 @@ from holdfast_service.background.operations_controller import (
     claim_next,
     settle,
 )
-from holdfast_service.background.round import locked_row
+from holdfast_service.background.reconcile import locked_row
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.operations import AuditEvent, Operation
 from holdfast_service.errors import ProblemError
@@ -42,7 +42,7 @@ from tests.support.rank import answer
 from tests.support.service import RunningService
 
 KIND = "count"
-tick = partial(operations.tick, kinds=OPERATION_KINDS)
+reconcile = partial(operations.reconcile, kinds=OPERATION_KINDS)
 
 
 @pytest.fixture
@@ -94,12 +94,12 @@ def test_an_operation_is_carried_out_and_tells_what_came_of_it(
     project_id = service.make_project("demo")
     started = start(service, project_id=project_id, to=10)
     assert (started.state, started.project, started.created_by) == (OperationState.QUEUED, "demo", "test")
-    assert tick(service.context) == OperationsReport(done=1)
+    assert reconcile(service.context) == OperationsReport(done=1)
     assert (seen[0]["state"], seen[0]["progress"]) == ("running", {"done": 3, "total": 10, "note": "reading"})
     done = view(service, started)
     assert (done["state"], done["result"], done["error"], done["tries"]) == ("done", {"counted": 10}, None, 1)
     assert done["ended_at"] >= done["started_at"] >= done["created_at"]
-    assert tick(service.context) == OperationsReport()
+    assert reconcile(service.context) == OperationsReport()
     with service.context.database.read() as session:
         events = session.scalars(select(AuditEvent).where(AuditEvent.action.like("operation.%"))).all()
     assert [(event.actor_kind, event.actor, event.action) for event in events] == [
@@ -117,7 +117,7 @@ def test_the_same_is_under_way_once_however_often_it_is_asked_for(
         started = {each.id for each in threads.map(lambda _: start(service, to=2), range(4))}
     assert len(started) == 1
     assert start(service, to=3).id not in started
-    assert tick(service.context).done == 2
+    assert reconcile(service.context).done == 2
     again = start(service, to=2)
     assert again.id not in started
     cancel(service, again)
@@ -136,7 +136,7 @@ def test_many_workers_carry_each_operation_out_once(
     handle(once)
     started = [start(service, to=number).id for number in range(1, 13)]
     with ThreadPoolExecutor(4) as threads:
-        assert sum(report.done for report in threads.map(tick, others)) == 12
+        assert sum(report.done for report in threads.map(reconcile, others)) == 12
     assert sorted(began) == sorted(started)
 
 
@@ -167,9 +167,9 @@ def test_the_operation_of_a_killed_worker_is_finished_by_another_when_its_lease_
     clock.advance(service.context.settings.lease_seconds - 1)
     killed.progress(done=3, total=5)  # it lives: its word renews the lease
     clock.advance(service.context.settings.lease_seconds - 1)
-    assert tick(others[1]) == OperationsReport()
+    assert reconcile(others[1]) == OperationsReport()
     clock.advance(2)
-    assert tick(others[1]) == OperationsReport(done=1)
+    assert reconcile(others[1]) == OperationsReport(done=1)
     with pytest.raises(LeaseLost):
         killed.progress(done=4)
     assert not settle(others[0], killed, OperationState.FAILED, error="too late")
@@ -185,7 +185,7 @@ def test_one_that_takes_its_worker_with_it_is_given_up_and_says_so(
     for number in range(MOST_TRIES):
         assert claim_next(others[number], [KIND], others[number].process_id) is not None
         clock.advance(service.context.settings.lease_seconds + 1)
-    assert tick(others[3]) == OperationsReport()
+    assert reconcile(others[3]) == OperationsReport()
     failed = view(service, started)
     assert failed["state"] == "failed"
     assert failed["error"].startswith("Given up after 3 tries")
@@ -209,10 +209,10 @@ def test_a_queued_operation_is_cancelled_at_once_and_a_running_one_at_its_next_w
     handle(long)
     queued = start(service, to=1)
     assert cancel(service, queued)["state"] == "cancelled"
-    assert tick(service.context) == OperationsReport()
+    assert reconcile(service.context) == OperationsReport()
     running = start(service, to=2)
     with in_background(gate) as threads:
-        report = threads.submit(tick, service.context)
+        report = threads.submit(reconcile, service.context)
         gate.wait_until_reached()
         told = cancel(service, running)
         assert (told["state"], told["cancel_requested_at"] is None) == ("running", False)
@@ -234,7 +234,7 @@ def test_a_cancelled_operation_whose_worker_was_killed_is_not_begun_again(
     assert claim_next(others[0], [KIND], "node-0") is not None
     cancel(service, started)
     clock.advance(service.context.settings.lease_seconds + 1)
-    assert tick(others[1]) == OperationsReport()
+    assert reconcile(others[1]) == OperationsReport()
     assert view(service, started)["state"] == "cancelled"
 
 
@@ -257,7 +257,7 @@ def test_a_handler_that_fails_is_told_with_its_reason(
 
     handle(fails)
     started = start(service)
-    assert tick(service.context).failed == 1
+    assert reconcile(service.context).failed == 1
     failed = view(service, started)
     assert (failed["state"], failed["tries"]) == ("failed", 1)
     assert told in failed["error"]
@@ -269,7 +269,7 @@ def test_a_result_that_is_no_json_is_a_bug_and_told_as_one(
 ) -> None:
     handle(lambda _context, _run: {"when": object()})
     started = start(service)
-    assert tick(service.context).failed == 1
+    assert reconcile(service.context).failed == 1
     assert "A bug (DocumentError)" in view(service, started)["error"]
 
 
@@ -282,12 +282,12 @@ def test_while_the_store_is_away_it_is_tried_again_later_and_then_fails_with_tha
     handle(away)
     started = start(service)
     for tries in range(1, MOST_TRIES):
-        assert tick(service.context) == OperationsReport(again=1, error="the store does not answer")
+        assert reconcile(service.context) == OperationsReport(again=1, error="the store does not answer")
         waiting = view(service, started)
         assert (waiting["state"], waiting["error"], waiting["tries"]) == ("queued", "the store does not answer", tries)
-        assert tick(service.context) == OperationsReport()
+        assert reconcile(service.context) == OperationsReport()
         clock.advance(AGAIN_AFTER_SECONDS + 1)
-    assert tick(service.context).failed == 1
+    assert reconcile(service.context).failed == 1
     assert (view(service, started)["state"], view(service, started)["tries"]) == ("failed", MOST_TRIES)
 
 
@@ -303,11 +303,11 @@ def test_a_process_that_is_asked_to_end_gives_its_operation_back(
 
     handle(asked_to_end)
     started = start(service)
-    assert tick(ending) == OperationsReport(again=1)
+    assert reconcile(ending) == OperationsReport(again=1)
     given_back = view(service, started)
     assert (given_back["state"], given_back["tries"]) == ("queued", 0)
     handle(counts)
-    assert tick(others[1]) == OperationsReport(done=1)
+    assert reconcile(others[1]) == OperationsReport(done=1)
     assert view(service, started)["state"] == "done"
 
 
@@ -319,11 +319,11 @@ def test_a_paused_controller_claims_nothing_and_a_kind_of_another_version_waits(
     with service.context.database.transaction() as session:
         start_operation(session, service.caller(), "of-a-later-version", project_id=None, arguments={})
         row = locked_row(session, "operations")
-        row.paused_at, row.paused_by, row.pause_reason = row.ticked_at, "test", "x"
-    assert tick(service.context) == OperationsReport()
+        row.paused_at, row.paused_by, row.pause_reason = row.reconciled_at, "test", "x"
+    assert reconcile(service.context) == OperationsReport()
     with service.context.database.transaction() as session:
         locked_row(session, "operations").paused_at = None
-    assert tick(service.context) == OperationsReport(done=1)
+    assert reconcile(service.context) == OperationsReport(done=1)
     clock.advance(100)
     with service.context.database.read() as session:
         waiting = backlog(session, service.context)
@@ -359,19 +359,19 @@ def test_the_list_is_cut_into_pages_and_narrowed(service: RunningService, handle
     started = [start(service, project_id=demo, to=number).id for number in range(1, 6)]
     start(service)
     with Client(ClientSettings(url=service.url, token=service.token())) as client:
-        first = client.operations(project="demo", limit=2)
+        first = client.operations.list(project="demo", limit=2)
         assert [each.id for each in first.items] == started[:2:-1]
-        assert [each.id for each in client.all_operations(project="demo")] == started[::-1]
-        tick(service.context)
-        assert len(list(client.all_operations(state=OperationState.DONE, kind=KIND))) == 6
-        assert not list(client.all_operations(state=OperationState.QUEUED))
-        assert client.operations(kind="no-such").items == []
+        assert [each.id for each in client.operations.all(project="demo")] == started[::-1]
+        reconcile(service.context)
+        assert len(list(client.operations.all(state=OperationState.DONE, kind=KIND))) == 6
+        assert not list(client.operations.all(state=OperationState.QUEUED))
+        assert client.operations.list(kind="no-such").items == []
         with pytest.raises(OperationNotFound, match="holdfast operations list"):
-            client.operation("op_none")
+            client.operations.get("op_none")
         with refused("invalid_request"):
             answer(service.http().get("/v1/operations", params={"run": "gpt"}))
-        assert client.wait_operation(started[0]).result == {"counted": 1}
+        assert client.operations.wait(started[0]).result == {"counted": 1}
         waiting = start(service, to=99)
         with pytest.raises(ServiceUnavailable, match="holdfast operations wait"):
-            client.wait_operation(waiting.id, timeout_seconds=0)
-        assert client.cancel_operation(waiting.id).state is OperationState.CANCELLED
+            client.operations.wait(waiting.id, timeout_seconds=0)
+        assert client.operations.cancel(waiting.id).state is OperationState.CANCELLED

@@ -1,4 +1,5 @@
-"""Attempts, the line of descent and what opening tells: protocol rules 2, 3, 5 and 20."""
+"""Attempts, the lineage and what opening tells: rules attempt-compare-and-swap, latest-follows-lineage, fencing-token
+and no-silent-fresh-start."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService
 
 
-@pytest.mark.rule("protocol-2")
+@pytest.mark.rule("attempt-compare-and-swap")
 def test_the_same_launch_gets_its_number_back(service: RunningService) -> None:
     first = Job(service.http(), launch_id="one")
     assert Job(service.http(), launch_id="one").number == first.number == 1
     assert first.begin(1).view["state"] == "uploading"
 
 
-@pytest.mark.rule("protocol-2")
+@pytest.mark.rule("attempt-compare-and-swap")
 def test_a_late_retry_cannot_fence_its_successor(service: RunningService) -> None:
     Job(service.http(), launch_id="one")
     second = Job(service.http(), launch_id="two", after=1)
@@ -32,8 +33,8 @@ def test_a_late_retry_cannot_fence_its_successor(service: RunningService) -> Non
     assert second.save(100)["state"] == "committed"
 
 
-@pytest.mark.rule("protocol-1")
-@pytest.mark.rule("protocol-2")
+@pytest.mark.rule("lock-order")
+@pytest.mark.rule("attempt-compare-and-swap")
 def test_of_two_launches_at_once_one_opens_and_the_other_is_told(service: RunningService) -> None:
     Job(service.http())
 
@@ -77,7 +78,7 @@ def test_an_attempt_cannot_write_into_another_ones_checkpoint(service: RunningSe
         second.call("POST", f"/v1/checkpoints/{committed['id']}/shards/0/chunks")
 
 
-@pytest.mark.rule("protocol-3")
+@pytest.mark.rule("latest-follows-lineage")
 def test_after_a_rollback_a_poisoned_later_step_never_outranks_the_new_line(service: RunningService) -> None:
     first = Job(service.http())
     good, poisoned = first.save(500), first.save(1000)
@@ -86,14 +87,14 @@ def test_after_a_rollback_a_poisoned_later_step_never_outranks_the_new_line(serv
     second.resumed_from(good["id"], rollback=True)
     third = Job(service.http(), after=2)
     assert third.opened["restore_point"]["step"] == 500
-    assert [(each["step"], each["reason"]) for each in third.opened["passed_over"]] == [(1000, "off_line")]
-    assert third.opened["passed_over"][0]["checkpoint_id"] == poisoned["id"]
+    assert [(each["step"], each["reason"]) for each in third.opened["skipped"]] == [(1000, "detached")]
+    assert third.opened["skipped"][0]["checkpoint_id"] == poisoned["id"]
     third.resumed_from(good["id"])
     third.save(550)
     assert Job(service.http(), after=3).opened["restore_point"]["step"] == 550
 
 
-@pytest.mark.rule("protocol-3")
+@pytest.mark.rule("latest-follows-lineage")
 def test_an_attempt_that_has_committed_nothing_leaves_the_line_as_it_was(service: RunningService) -> None:
     first = Job(service.http())
     older = first.save(500)
@@ -106,10 +107,10 @@ def test_an_attempt_that_has_committed_nothing_leaves_the_line_as_it_was(service
     third.save(600)
     fourth = Job(service.http(), after=3)
     assert fourth.opened["restore_point"]["step"] == 600
-    assert [each["reason"] for each in fourth.opened["passed_over"]] == ["off_line"]
+    assert [each["reason"] for each in fourth.opened["skipped"]] == ["detached"]
 
 
-@pytest.mark.rule("protocol-3")
+@pytest.mark.rule("latest-follows-lineage")
 def test_the_line_cannot_be_moved_once_the_attempt_has_committed(service: RunningService) -> None:
     first = Job(service.http())
     one, two = first.save(100), first.save(200)
@@ -125,7 +126,7 @@ def test_the_line_cannot_be_moved_once_the_attempt_has_committed(service: Runnin
     assert Job(service.http(), after=2).opened["restore_point"]["step"] == 300
 
 
-@pytest.mark.rule("protocol-3")
+@pytest.mark.rule("latest-follows-lineage")
 def test_only_a_committed_checkpoint_of_this_run_can_have_been_resumed_from(service: RunningService) -> None:
     foreign = Job(service.http(), "demo/another-one").save(100)
     job = Job(service.http())
@@ -138,7 +139,7 @@ def test_only_a_committed_checkpoint_of_this_run_can_have_been_resumed_from(serv
         job.resumed_from(uploading.id)
 
 
-def test_opening_says_why_newer_checkpoints_were_passed_over(service: RunningService) -> None:
+def test_opening_says_why_newer_checkpoints_were_skipped(service: RunningService) -> None:
     first = Job(service.http())
     first.save(100)
     first.save(200, metrics={"loss": {"nonfinite": "inf"}})
@@ -152,14 +153,14 @@ def test_opening_says_why_newer_checkpoints_were_passed_over(service: RunningSer
     first.begin(600)
     second = Job(service.http(), after=1)
     assert second.opened["restore_point"]["step"] == 100
-    assert [(each["step"], each["reason"]) for each in second.opened["passed_over"]] == [
+    assert [(each["step"], each["reason"]) for each in second.opened["skipped"]] == [
         (600, "aborted"),
         (500, "aborted"),
         (400, "cold"),
         (300, "corrupt"),
         (200, "diverged"),
     ]
-    assert [each["detail"] for each in second.opened["passed_over"]] == [
+    assert [each["detail"] for each in second.opened["skipped"]] == [
         "Step 600 of attempt 1 was never complete: fenced by attempt 2.",
         "Step 500 of attempt 1 was never complete: disk full.",
         "Step 400 of attempt 1 is cold. `holdfast thaw demo/gpt@400#1` makes it readable.",
@@ -168,7 +169,7 @@ def test_opening_says_why_newer_checkpoints_were_passed_over(service: RunningSer
     ]
 
 
-@pytest.mark.rule("protocol-5")
+@pytest.mark.rule("fencing-token")
 def test_a_fence_of_another_epoch_is_refused(service: RunningService) -> None:
     job = Job(service.http())
     job.fence = job.fence | {"epoch": service.context.epoch + 1}
@@ -177,7 +178,7 @@ def test_a_fence_of_another_epoch_is_refused(service: RunningService) -> None:
     assert "restored or cloned" in caught.value.detail
 
 
-@pytest.mark.rule("protocol-20")
+@pytest.mark.rule("no-silent-fresh-start")
 def test_only_a_run_in_which_nothing_was_ever_committed_says_so(service: RunningService) -> None:
     first = Job(service.http())
     assert (first.opened["restore_point"], first.opened["ever_committed"]) == (None, False)
@@ -189,7 +190,7 @@ def test_only_a_run_in_which_nothing_was_ever_committed_says_so(service: Running
     assert (third.opened["restore_point"], third.opened["ever_committed"]) == (None, True)
 
 
-@pytest.mark.rule("protocol-20")
+@pytest.mark.rule("no-silent-fresh-start")
 def test_a_mistyped_run_is_refused_and_says_which_was_meant(service: RunningService) -> None:
     Job(service.http(), "demo/llama-small").save(100)
     for mistyped in ("demo/lama-small", "demo/llama_small", "demo/lalma-small", "dmeo/llama-small"):
@@ -201,7 +202,7 @@ def test_a_mistyped_run_is_refused_and_says_which_was_meant(service: RunningServ
     assert Job(service.http(), "demo/lama-small", create=True).number == 1
 
 
-@pytest.mark.rule("protocol-20")
+@pytest.mark.rule("no-silent-fresh-start")
 def test_a_run_that_must_exist_is_not_made(service: RunningService) -> None:
     with refused("project_not_found"):
         Job(service.http(), "demo/gpt", create=False)
@@ -211,7 +212,7 @@ def test_a_run_that_must_exist_is_not_made(service: RunningService) -> None:
     assert Job(service.http(), "demo/gpt").number == 1
 
 
-@pytest.mark.rule("protocol-20")
+@pytest.mark.rule("no-silent-fresh-start")
 def test_a_token_that_may_not_make_projects_is_told_that_there_is_none(service: RunningService) -> None:
     trainer = service.http(token=service.token(Scope.TRAIN, Scope.READ))
     with refused("project_not_found"):

@@ -1,4 +1,4 @@
-"""Negotiating chunks: protocol rules 13 to 19, over HTTP on both databases."""
+"""Negotiating chunks: rule project-in-key to 19, over HTTP on both databases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def later_attempt(service: RunningService, after: int) -> Save:
     return Job(service.http(), after=after, world_size=2).begin(10_000)
 
 
-@pytest.mark.rule("protocol-13")
+@pytest.mark.rule("project-in-key")
 def test_another_projects_chunk_is_neither_present_nor_reused(service: RunningService) -> None:
     Job(service.http(), "one/run").save(1, content=b"the same bytes")
     other = Job(service.http(), "two/run").begin(1)
@@ -57,7 +57,7 @@ def test_another_projects_chunk_is_neither_present_nor_reused(service: RunningSe
     assert len(set(projects)) == 2
 
 
-@pytest.mark.rule("protocol-13")
+@pytest.mark.rule("project-in-key")
 def test_a_chunk_that_only_another_project_has_must_be_sent(service: RunningService) -> None:
     Job(service.http(), "one/run").begin(1).negotiate(0, [b"the same bytes"])  # offered, and never sent
     Job(service.http(), "two/run").save(1, content=b"the same bytes")
@@ -65,7 +65,7 @@ def test_a_chunk_that_only_another_project_has_must_be_sent(service: RunningServ
     assert statuses(again.negotiate(0, [b"the same bytes"])) == ["upload"]
 
 
-@pytest.mark.rule("protocol-13")
+@pytest.mark.rule("project-in-key")
 def test_anothers_checkpoint_does_not_exist_for_a_project_token(service: RunningService) -> None:
     save = Job(service.http(), "one/run").begin(1)
     service.make_project("two")
@@ -81,7 +81,7 @@ def sizes_of(service: RunningService, checkpoint_id: str) -> list[int]:
     return [chunk["bytes"] for chunk in shard["chunks"]]
 
 
-@pytest.mark.rule("protocol-13")
+@pytest.mark.rule("project-in-key")
 def test_a_wrong_size_that_is_offered_first_binds_nobody_else(service: RunningService) -> None:
     offer_with(Job(service.http(), "demo/liar").begin(1), b"weights", 5)
     honest = Job(service.http(), "demo/honest").save(1, content=b"weights")
@@ -90,14 +90,14 @@ def test_a_wrong_size_that_is_offered_first_binds_nobody_else(service: RunningSe
     assert read_all(service.http(), honest["id"], [b"weights", b"index weights"])
 
 
-@pytest.mark.rule("protocol-13")
+@pytest.mark.rule("project-in-key")
 def test_a_wrong_size_that_is_offered_later_binds_nobody_either(service: RunningService) -> None:
     Job(service.http(), "demo/honest").save(1, content=b"weights")
     offer_with(Job(service.http(), "demo/liar").begin(1), b"weights", 5)
     assert statuses(Job(service.http(), "demo/other").begin(1).negotiate(0, [b"weights"])) == ["present"]
 
 
-@pytest.mark.rule("protocol-13")
+@pytest.mark.rule("project-in-key")
 def test_a_list_of_the_same_chunks_with_a_wrong_size_is_another_list(service: RunningService) -> None:
     liar = save_with_wrong_size(service, "demo/liar", b"weights", 5)
     honest = Job(service.http(), "demo/honest").save(1, content=b"weights")
@@ -106,7 +106,7 @@ def test_a_list_of_the_same_chunks_with_a_wrong_size_is_another_list(service: Ru
     assert read_all(service.http(), honest["id"], [b"weights", b"index weights"])
 
 
-@pytest.mark.rule("protocol-13")
+@pytest.mark.rule("project-in-key")
 def test_two_sizes_of_one_chunk_are_refused_within_a_shard_and_within_a_checkpoint(
     job: Job, service: RunningService
 ) -> None:
@@ -124,7 +124,7 @@ def test_two_sizes_of_one_chunk_are_refused_within_a_shard_and_within_a_checkpoi
     assert save.now()["state"] == "aborted"
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_an_unproven_copy_is_good_for_its_own_attempt_only(job: Job, service: RunningService) -> None:
     save = job.begin(1)
     save.upload(0, [b"frozen"])
@@ -137,7 +137,7 @@ def test_an_unproven_copy_is_good_for_its_own_attempt_only(job: Job, service: Ru
         assert statuses(other.negotiate(1, [b"frozen"])) == ["present"]
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_a_checksum_proves_nothing_where_the_store_was_not_seen_to_enforce_it(
     job: Job, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +149,7 @@ def test_a_checksum_proves_nothing_where_the_store_was_not_seen_to_enforce_it(
     assert [copy.proof for copy in copies_of(service, b"unchecked")] == ["unproven"]
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_what_is_offered_raw_is_stored_as_it_is(job: Job) -> None:
     save = job.begin(1)
     for other in ({"stored_digest": digest_of(b"encoded")}, {"stored_bytes": 3}):
@@ -158,7 +158,7 @@ def test_what_is_offered_raw_is_stored_as_it_is(job: Job) -> None:
             job.call("POST", f"/v1/checkpoints/{save.id}/shards/0/chunks", chunks=[chunk])
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 @pytest.mark.parametrize("state", ["pending", "suspect", "bad", "deleting", "gone"])
 def test_only_a_verified_copy_is_present(job: Job, service: RunningService, state: str) -> None:
     job.save(1, content=b"weights")
@@ -169,7 +169,7 @@ def test_only_a_verified_copy_is_present(job: Job, service: RunningService, stat
     assert other.write(1, [b"weights"])["sealed_ranks"] == 1
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_a_copy_in_another_store_is_not_present(job: Job, service: RunningService) -> None:
     job.save(1, content=b"weights")
     with service.context.database.transaction() as session:
@@ -181,7 +181,7 @@ def test_a_copy_in_another_store_is_not_present(job: Job, service: RunningServic
     assert statuses(job.begin(2).negotiate(0, [b"weights"])) == ["upload"]
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_present_comes_with_a_reference(job: Job, service: RunningService) -> None:
     job.save(1, content=b"weights")
     save = job.begin(2)
@@ -193,7 +193,7 @@ def test_present_comes_with_a_reference(job: Job, service: RunningService) -> No
     assert held == [digest_of(b"weights")]
 
 
-@pytest.mark.rule("protocol-16")
+@pytest.mark.rule("sorted-inserts")
 def test_overlapping_batches_in_any_order_never_deadlock(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +216,7 @@ def test_overlapping_batches_in_any_order_never_deadlock(
         assert session.scalar(select(func.count()).select_from(Chunk)) == len(chunks)
 
 
-@pytest.mark.rule("protocol-16")
+@pytest.mark.rule("sorted-inserts")
 def test_a_chunk_that_two_ranks_offer_at_the_same_moment_is_one_chunk(
     job: Job, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +231,7 @@ def test_a_chunk_that_two_ranks_offer_at_the_same_moment_is_one_chunk(
     assert len(generations) == 2  # neither relies on the other to finish
 
 
-@pytest.mark.rule("protocol-17")
+@pytest.mark.rule("random-generation")
 def test_asking_again_gives_the_same_copy_with_a_fresh_ticket(job: Job, service: RunningService, clock: Clock) -> None:
     save = job.begin(1)
     save.negotiate(0, [b"weights"])
@@ -243,7 +243,7 @@ def test_asking_again_gives_the_same_copy_with_a_fresh_ticket(job: Job, service:
     assert again.ticket_expires_at > first.ticket_expires_at
 
 
-@pytest.mark.rule("protocol-17")
+@pytest.mark.rule("random-generation")
 def test_a_retry_that_overtakes_its_first_call_gets_the_same_copy(
     job: Job, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +258,7 @@ def test_a_retry_that_overtakes_its_first_call_gets_the_same_copy(
     assert len(copies_of(service, b"weights")) == 2  # one for each rank
 
 
-@pytest.mark.rule("protocol-17")
+@pytest.mark.rule("random-generation")
 def test_an_expired_ticket_is_followed_by_a_new_generation(job: Job, service: RunningService, clock: Clock) -> None:
     save = job.begin(1)
     late = save.negotiate(0, [b"weights"])["chunks"][0]["ticket"]
@@ -271,7 +271,7 @@ def test_an_expired_ticket_is_followed_by_a_new_generation(job: Job, service: Ru
     assert save.seal(0, [b"weights"])["sealed_ranks"] == 1
 
 
-@pytest.mark.rule("protocol-17")
+@pytest.mark.rule("random-generation")
 def test_a_chunk_that_arrived_wrong_gets_a_new_generation(job: Job, service: RunningService) -> None:
     save = job.begin(1)
     ticket = save.negotiate(0, [b"weights"])["chunks"][0]["ticket"]
@@ -290,7 +290,7 @@ def test_a_chunk_that_arrived_wrong_gets_a_new_generation(job: Job, service: Run
     assert save.seal(0, [b"weights"])["sealed_ranks"] == 1
 
 
-@pytest.mark.rule("protocol-17")
+@pytest.mark.rule("random-generation")
 def test_a_ticket_that_is_used_twice_changes_nothing(job: Job) -> None:
     save = job.begin(1)
     ticket = save.negotiate(0, [b"weights"])["chunks"][0]["ticket"]
@@ -308,7 +308,7 @@ def mount_proof(job: Job) -> dict[str, str]:
     return {"proof_id": offer["proof_id"], "content": Path(offer["path"]).read_text().strip()}
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_a_client_with_the_mount_hands_over_files_and_the_service_publishes_them(
     job: Job, service: RunningService
 ) -> None:
@@ -328,7 +328,7 @@ def test_a_client_with_the_mount_hands_over_files_and_the_service_publishes_them
     assert [each.proof for each in copies_of(service, b"weights")] == ["store_sha256"]
 
 
-@pytest.mark.rule("protocol-38")
+@pytest.mark.rule("durable-publish")
 def test_a_file_that_stays_open_changes_no_committed_chunk(job: Job, service: RunningService) -> None:
     save = job.begin(1)
     reply = save.negotiate(0, [b"weights"], mount_proof=mount_proof(job))
@@ -343,7 +343,7 @@ def test_a_file_that_stays_open_changes_no_committed_chunk(job: Job, service: Ru
     assert published.read_bytes() == b"weights"
 
 
-@pytest.mark.rule("protocol-38")
+@pytest.mark.rule("durable-publish")
 def test_other_bytes_that_are_handed_over_are_refused_at_once(job: Job, service: RunningService) -> None:
     save = job.begin(1)
     reply = save.negotiate(0, [b"weights"], mount_proof=mount_proof(job))
@@ -352,7 +352,7 @@ def test_other_bytes_that_are_handed_over_are_refused_at_once(job: Job, service:
     assert [each.state for each in copies_of(service, b"weights")] == ["bad"]
 
 
-@pytest.mark.rule("protocol-38")
+@pytest.mark.rule("durable-publish")
 def test_what_a_dead_service_linked_is_verified_only_with_its_name_durable(
     job: Job, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,7 +373,7 @@ def test_what_a_dead_service_linked_is_verified_only_with_its_name_durable(
     assert [each.proof for each in copies_of(service, b"weights")] == ["unproven"]
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 @pytest.mark.parametrize("wrong", ["content", "proof_id"])
 def test_whoever_cannot_read_the_nonce_gets_signed_urls(job: Job, wrong: str) -> None:
     proof = mount_proof(job)
@@ -383,7 +383,7 @@ def test_whoever_cannot_read_the_nonce_gets_signed_urls(job: Job, wrong: str) ->
     assert each["ticket"]["path"] == ""
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_a_file_of_the_wrong_size_is_not_published(job: Job, service: RunningService) -> None:
     save = job.begin(1)
     reply = save.negotiate(0, [b"weights"], mount_proof=mount_proof(job))
@@ -412,7 +412,7 @@ def test_many_chunks_are_reported_and_offered_in_one_call(job: Job) -> None:
     assert statuses(reply) == ["present"] * 20 + ["upload"] * 20
 
 
-@pytest.mark.rule("protocol-19")
+@pytest.mark.rule("quota-reserved")
 def test_what_exceeds_the_quota_is_refused_with_what_is_left(service: RunningService) -> None:
     service.make_project("small", quota_bytes=100)
     job = Job(service.http(), "small/run")
@@ -426,7 +426,7 @@ def test_what_exceeds_the_quota_is_refused_with_what_is_left(service: RunningSer
     assert statuses(save.negotiate(0, [b"y" * 40])) == ["upload"]  # reserved already
 
 
-@pytest.mark.rule("protocol-19")
+@pytest.mark.rule("quota-reserved")
 def test_two_ranks_at_the_same_moment_cannot_both_have_the_last_bytes(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

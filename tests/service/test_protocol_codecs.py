@@ -1,4 +1,5 @@
-"""Chunks that are stored encoded: what is negotiated, what the store enforces, what proves them (protocol rule 14)."""
+"""Chunks that are stored encoded: what is negotiated, what the store enforces, what proves them (rule
+reuse-only-hashed)."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ def any_service(
         yield running
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_offers_that_contradict_themselves_are_refused(service: RunningService, job: Job) -> None:
     save = job.begin(1)
     wrong: list[list[dict[str, Any]]] = [
@@ -143,7 +144,7 @@ def test_asking_reserves_nothing_and_orders_nothing(service: RunningService, job
         save.seal(0, [RAW])
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_what_is_asked_for_and_present_comes_with_its_reference(service: RunningService, job: Job) -> None:
     job.save(1, content=RAW)
     save = job.begin(2)
@@ -160,7 +161,7 @@ def test_asking_with_another_size_finds_nothing(job: Job) -> None:
     assert given["status"] == "absent"
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_the_store_takes_exactly_the_encoded_bytes(any_service: RunningService) -> None:
     save = Job(any_service.http()).begin(1)
     (given,) = negotiate(save, offer())["chunks"]
@@ -173,7 +174,7 @@ def test_the_store_takes_exactly_the_encoded_bytes(any_service: RunningService) 
     assert negotiate(save, finished=(RAW,))["finished"][0]["state"] == "verified"
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_a_store_s_checksum_of_encoded_bytes_proves_no_chunk(any_service: RunningService) -> None:
     save = Job(any_service.http(), "demo/first").begin(1)
     assert upload(save) == "verified"
@@ -181,7 +182,7 @@ def test_a_store_s_checksum_of_encoded_bytes_proves_no_chunk(any_service: Runnin
     commit(save)
     again = Job(any_service.http(), "demo/first", after=1).begin(2)
     assert status(again, asking(), asking(b"index")) == ["absent", "present"]
-    assert holdfast_service.scrub.verify.tick(any_service.context).good == 1
+    assert holdfast_service.scrub.verify.reconcile(any_service.context).good == 1
     assert forms(any_service) == [("verified", "read", "zstd-shuffle4")]
     other = Job(any_service.http(), "demo/other").begin(1)
     assert status(other, asking()) == ["present"]
@@ -204,7 +205,7 @@ LIES = {
 }
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 @pytest.mark.parametrize("lie", LIES)
 def test_what_does_not_decode_to_the_chunk_spoils_its_own_checkpoint_and_no_other(
     service: RunningService, job: Job, lie: str
@@ -215,19 +216,19 @@ def test_what_does_not_decode_to_the_chunk_spoils_its_own_checkpoint_and_no_othe
     commit(save)
     later = Job(service.http(), after=1).begin(2)
     assert status(later, asking()) == ["absent"]
-    found = holdfast_service.scrub.verify.tick(service.context)
+    found = holdfast_service.scrub.verify.reconcile(service.context)
     assert (found.bad, found.corrupt_checkpoints) == (1, (save.id,))
     assert found.read_bytes <= len(stored) + len(b"index")
     assert [state for state, _, _ in forms(service)] == ["bad"]
     with service.context.database.read() as session:
         assert session.get_one(Checkpoint, save.id).health == "corrupt"
-    # The same digest, sent as it should be, heals it: in a copy of its own.
+    # The same digest, sent as it should be, repairs it: in a copy of its own.
     assert upload(later) == "verified"
     commit(later)
 
 
-@pytest.mark.rule("protocol-14")
-@pytest.mark.rule("protocol-17")
+@pytest.mark.rule("reuse-only-hashed")
+@pytest.mark.rule("random-generation")
 def test_another_codec_gets_a_copy_of_its_own(service: RunningService, job: Job) -> None:
     save = job.begin(1)
     raw = {"digest": digest_of(RAW), "bytes": len(RAW)}
@@ -247,7 +248,7 @@ def test_another_codec_gets_a_copy_of_its_own(service: RunningService, job: Job)
     assert commit(save)["uploaded_bytes"] == len(plain) + len(b"index")
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_a_chunk_that_is_there_raw_is_not_sent_encoded(service: RunningService, job: Job) -> None:
     job.save(1, content=RAW)
     later = Job(service.http(), after=1).begin(2)
@@ -255,7 +256,7 @@ def test_a_chunk_that_is_there_raw_is_not_sent_encoded(service: RunningService, 
     assert [codec for _, _, codec in forms(service)] == ["raw"]
 
 
-@pytest.mark.rule("protocol-19")
+@pytest.mark.rule("quota-reserved")
 def test_the_quota_counts_what_is_stored(service: RunningService) -> None:
     service.make_project("demo", quota_bytes=len(STORED))
     save = Job(service.http()).begin(1)
@@ -292,7 +293,7 @@ def test_a_path_to_read_says_how_its_bytes_are_encoded(service: RunningService, 
     assert Path(ticket["path"]).read_bytes() == STORED
 
 
-@pytest.mark.rule("protocol-35")
+@pytest.mark.rule("protocol-version")
 def test_a_client_that_cannot_decode_it_is_refused_with_both_numbers(service: RunningService, job: Job) -> None:
     save = job.begin(1)
     upload(save)
@@ -304,7 +305,7 @@ def test_a_client_that_cannot_decode_it_is_refused_with_both_numbers(service: Ru
     assert reads(service, save.id, protocol="1.1", digests=[digest_of(b"index")])["chunks"][0]["codec"] == "raw"
 
 
-@pytest.mark.rule("protocol-35")
+@pytest.mark.rule("protocol-version")
 def test_an_older_client_is_given_the_raw_copy_where_there_is_one(service: RunningService, job: Job) -> None:
     save = job.begin(1)
     upload(save)
@@ -316,8 +317,8 @@ def test_an_older_client_is_given_the_raw_copy_where_there_is_one(service: Runni
     assert (ticket["codec"], ticket["stored_bytes"]) == ("raw", len(RAW))
 
 
-@pytest.mark.rule("protocol-22")
-def test_a_damaged_encoded_chunk_is_found_by_a_report_and_healed_by_its_bytes(
+@pytest.mark.rule("report-is-suspicion")
+def test_a_damaged_encoded_chunk_is_found_by_a_report_and_repaired_by_its_bytes(
     service: RunningService, job: Job
 ) -> None:
     save = job.begin(1)

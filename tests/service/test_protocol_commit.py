@@ -1,4 +1,4 @@
-"""Begin, seal, commit: protocol rules 6 to 8 and 10, over HTTP on both databases."""
+"""Begin, seal, commit: rule one-checkpoint-per-step to 8 and 10, over HTTP on both databases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_next_step_sends_only_what_changed(job: Job) -> None:
     assert job.save(200, content=b"the same weights")["uploaded_bytes"] == 0
 
 
-@pytest.mark.rule("protocol-6")
+@pytest.mark.rule("one-checkpoint-per-step")
 def test_a_second_begin_finds_the_first_and_cannot_change_the_world(job: Job) -> None:
     save = job.begin(100)
     assert job.begin(100).id == save.id
@@ -57,7 +57,7 @@ def test_a_second_begin_finds_the_first_and_cannot_change_the_world(job: Job) ->
         job.begin(100, kind="emergency")
 
 
-@pytest.mark.rule("protocol-6")
+@pytest.mark.rule("one-checkpoint-per-step")
 def test_a_committed_step_is_given_back_and_never_begun_twice(job: Job) -> None:
     view = job.save(100)
     again = job.begin(100)
@@ -66,7 +66,7 @@ def test_a_committed_step_is_given_back_and_never_begun_twice(job: Job) -> None:
         again.negotiate(0, [b"other content"])
 
 
-@pytest.mark.rule("protocol-6")
+@pytest.mark.rule("one-checkpoint-per-step")
 def test_after_an_abort_the_same_step_is_begun_anew(job: Job) -> None:
     save = job.begin(100)
     save.abort("disk full")
@@ -78,7 +78,7 @@ def test_after_an_abort_the_same_step_is_begun_anew(job: Job) -> None:
     assert save.now()["state"] == "aborted"
 
 
-@pytest.mark.rule("protocol-7")
+@pytest.mark.rule("metrics-from-rank-0")
 def test_metrics_come_from_rank_0_and_are_merged_with_components(job: Job) -> None:
     save = job.begin(100)
     with refused("invalid_request"):
@@ -94,7 +94,7 @@ def test_metrics_come_from_rank_0_and_are_merged_with_components(job: Job) -> No
     assert {name: each["logical_bytes"] for name, each in view["components"].items()} == {"model": 3, "rng": 12}
 
 
-@pytest.mark.rule("protocol-7")
+@pytest.mark.rule("metrics-from-rank-0")
 def test_one_rank_that_is_not_finite_marks_the_whole_checkpoint(job: Job) -> None:
     save = job.begin(100)
     save.write(0, [b"w0", b"i0"])
@@ -103,7 +103,7 @@ def test_one_rank_that_is_not_finite_marks_the_whole_checkpoint(job: Job) -> Non
     assert view["health_reason"] == "NaN or infinity in the state of rank 1"
 
 
-@pytest.mark.rule("protocol-7")
+@pytest.mark.rule("metrics-from-rank-0")
 def test_a_metric_that_is_nan_is_kept_as_valid_json_and_marks_the_checkpoint(job: Job) -> None:
     save = job.begin(100)
     save.write(1, [b"w1", b"i1"])
@@ -112,7 +112,7 @@ def test_a_metric_that_is_nan_is_kept_as_valid_json_and_marks_the_checkpoint(job
     assert view["metrics"]["loss"] == {"value": None, "nonfinite": "nan"}
 
 
-@pytest.mark.rule("protocol-8")
+@pytest.mark.rule("no-failure-after-seal")
 def test_a_failed_rank_aborts_at_once_and_is_named(job: Job) -> None:
     save = job.begin(100)
     view = save.fail(1, "CUDA out of memory, GET https://store/x?sig=s3cret")
@@ -124,7 +124,7 @@ def test_a_failed_rank_aborts_at_once_and_is_named(job: Job) -> None:
         save.negotiate(0, [b"w0"])
 
 
-@pytest.mark.rule("protocol-8")
+@pytest.mark.rule("no-failure-after-seal")
 def test_a_rank_that_lost_the_reply_to_its_seal_cannot_abort_a_good_checkpoint(job: Job) -> None:
     save = job.begin(100)
     save.write(0, [b"w0", b"i0"])
@@ -137,7 +137,7 @@ def test_a_rank_that_lost_the_reply_to_its_seal_cannot_abort_a_good_checkpoint(j
     assert save.now()["state"] == "committed"
 
 
-@pytest.mark.rule("protocol-8")
+@pytest.mark.rule("no-failure-after-seal")
 def test_a_seal_is_repeated_with_the_same_content_and_refused_with_another(job: Job) -> None:
     save = job.begin(100)
     first = save.write(0, [b"w0", b"i0"])
@@ -153,7 +153,7 @@ def test_a_seal_is_repeated_with_the_same_content_and_refused_with_another(job: 
         save.seal(1, [b"i1"], index={"shard": 0})
 
 
-@pytest.mark.rule("protocol-10")
+@pytest.mark.rule("seal-only-negotiated")
 def test_a_chunk_that_was_not_negotiated_under_this_shard_cannot_be_sealed(job: Job) -> None:
     save = job.begin(100)
     save.upload(1, [b"shared", b"i"])
@@ -162,7 +162,7 @@ def test_a_chunk_that_was_not_negotiated_under_this_shard_cannot_be_sealed(job: 
     assert set(caught.value.context["digests"]) == {digest_of(b"shared"), digest_of(b"i")}
 
 
-@pytest.mark.rule("protocol-10")
+@pytest.mark.rule("seal-only-negotiated")
 def test_a_seal_is_checked_against_itself(job: Job) -> None:
     save = job.begin(100)
     save.upload(0, [b"w0", b"i0"])
@@ -179,7 +179,7 @@ def test_a_seal_is_checked_against_itself(job: Job) -> None:
         save.seal(2, [b"w0", b"i0"])
 
 
-@pytest.mark.rule("protocol-10")
+@pytest.mark.rule("seal-only-negotiated")
 def test_the_client_is_not_believed_that_it_has_sent_a_chunk(job: Job) -> None:
     save = job.begin(100)
     answers = save.negotiate(0, [b"sent", b"never sent"])["chunks"]
@@ -191,14 +191,14 @@ def test_the_client_is_not_believed_that_it_has_sent_a_chunk(job: Job) -> None:
     assert save.now()["sealed_ranks"] == 1
 
 
-@pytest.mark.rule("protocol-10")
+@pytest.mark.rule("seal-only-negotiated")
 def test_what_nobody_reported_as_finished_is_verified_at_the_seal(job: Job) -> None:
     save = job.begin(100)
     save.send([b"w0", b"i0"], save.negotiate(0, [b"w0", b"i0"])["chunks"])
     assert save.seal(0, [b"w0", b"i0"])["sealed_ranks"] == 1
 
 
-@pytest.mark.rule("protocol-10")
+@pytest.mark.rule("seal-only-negotiated")
 def test_a_copy_that_went_bad_after_its_seal_stops_the_commit_and_is_named(job: Job, service: RunningService) -> None:
     save = job.begin(100)
     save.write(0, [b"w0", b"i0"])

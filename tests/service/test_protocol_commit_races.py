@@ -1,4 +1,4 @@
-"""Protocol rules 1 and 9: what may happen at the same moment, on both databases."""
+"""Rules lock-order and commit-before-reply: what may happen at the same moment, on both databases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.rank import Job
 from tests.support.service import RunningService
 
 
-@pytest.mark.rule("protocol-1")
+@pytest.mark.rule("lock-order")
 def test_a_new_attempt_is_never_told_an_older_step_than_one_that_then_commits(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,7 +33,7 @@ def test_a_new_attempt_is_never_told_an_older_step_than_one_that_then_commits(
     assert opening.result().opened["restore_point"]["step"] == 1000
 
 
-@pytest.mark.rule("protocol-1")
+@pytest.mark.rule("lock-order")
 def test_nothing_of_a_fenced_attempt_commits_once_the_restore_point_is_chosen(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +50,7 @@ def test_nothing_of_a_fenced_attempt_commits_once_the_restore_point_is_chosen(
     assert (view["abort_reason"], view["abort_cause"]) == ("fenced by attempt 2", "fenced")
 
 
-@pytest.mark.rule("protocol-1")
+@pytest.mark.rule("lock-order")
 def test_a_begin_that_overlaps_the_fence_leaves_nothing_uploading(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_begin_that_overlaps_the_fence_leaves_nothing_uploading(
     assert save.now()["state"] == "aborted"
 
 
-@pytest.mark.rule("protocol-9")
+@pytest.mark.rule("commit-before-reply")
 def test_of_two_last_seals_at_the_same_moment_one_commits(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +78,7 @@ def test_of_two_last_seals_at_the_same_moment_one_commits(
     assert save.now()["state"] == "committed"
 
 
-@pytest.mark.rule("protocol-9")
+@pytest.mark.rule("commit-before-reply")
 def test_many_ranks_that_seal_at_once_commit_exactly_once(service: RunningService) -> None:
     ranks = 12
     job = Job(service.http(), world_size=ranks)
@@ -98,7 +98,7 @@ def test_many_ranks_that_seal_at_once_commit_exactly_once(service: RunningServic
     assert (view["state"], view["sealed_ranks"], view["etag"]) == ("committed", ranks, '"2"')
 
 
-@pytest.mark.rule("protocol-9")
+@pytest.mark.rule("commit-before-reply")
 def test_the_reply_goes_out_after_the_database_has_committed(service: RunningService) -> None:
     job = Job(service.http())
     save = job.begin(100)
@@ -118,7 +118,7 @@ def test_the_reply_goes_out_after_the_database_has_committed(service: RunningSer
     assert save.seal(0, [b"w", b"i"])["state"] == "committed"
 
 
-@pytest.mark.rule("protocol-10")
+@pytest.mark.rule("seal-only-negotiated")
 def test_a_late_negotiation_adds_nothing_to_a_shard_that_is_being_sealed(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""A whole run is deleted, taken back, and gone in the end; and a project (protocol rule 46)."""
+"""A whole run is deleted, taken back, and gone in the end; and a project (rule deleted-run-trash)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import holdfast_service.retention.forget
 import holdfast_service.retention.purge
 from holdfast_protocol.states import AttemptOutcome, Scope
 from holdfast_protocol.stores import CheckFinding
-from holdfast_service.collect.controller import tick as collect
+from holdfast_service.collect.controller import reconcile as collect
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables import Table
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
@@ -28,11 +28,11 @@ from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.interleave import hold_after, overlap, refused
 from tests.support.rank import Job, answer
-from tests.support.rebuilt import adopt_all, check_all, read_all, rebuilt_service, record_all
+from tests.support.rebuilt import check_all, claim_all, read_all, rebuilt_service, record_all
 from tests.support.retention import HOUR, RUN, pin, prune, purge, states, undelete
 from tests.support.service import RunningService, running_service
 
-pytestmark = pytest.mark.rule("protocol-46")
+pytestmark = pytest.mark.rule("deleted-run-trash")
 PROJECT = "/v1/projects/demo"
 ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """Where nothing waits for a lock: what is left to Postgres are the races, and the way of a run to its end."""
@@ -463,7 +463,7 @@ def test_time_in_which_nobody_could_take_it_back_does_not_count(service: Running
     delete(service)
     purge(service)
     clock.advance(100 * HOUR)
-    assert holdfast_service.retention.purge.tick(service.context).moved_seconds > 99 * HOUR
+    assert holdfast_service.retention.purge.reconcile(service.context).moved_seconds > 99 * HOUR
     purge(service)
     assert take_back(service)["purged"] == 0
     assert listed(service) == ["gpt"]
@@ -517,7 +517,7 @@ def test_a_rebuild_from_records_that_do_not_know_that_it_was_taken_back_loses_no
     clock.advance(100 * HOUR)
     with rebuilt_service(service.context.settings, empty_url) as (rebuilt, report):
         check_all(rebuilt.context)
-        adopt_all(rebuilt.context, accept_loss=True)
+        claim_all(rebuilt.context, accept_loss=True)
         purge(rebuilt)
         if since != "nothing":
             after, step = (2, 9) if since == "saved" else (1, 2)

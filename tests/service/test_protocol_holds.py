@@ -1,4 +1,4 @@
-"""What is held is taken away by nobody (protocol rule 29): each path that takes something away, and races."""
+"""What is held is taken away by nobody (rule holds-outrank): each path that takes something away, and races."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.interleave import hold_after, in_background, overlap, refused
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.service import RunningService
 
-pytestmark = pytest.mark.rule("protocol-29")
+pytestmark = pytest.mark.rule("holds-outrank")
 SERVICE = Path(holdfast_service.__file__).parent
 
 # Whatever moves a checkpoint or a copy towards its end, or removes an object: where, and what keeps the held ones.
@@ -103,17 +103,17 @@ def copy_states(service: RunningService, data: bytes) -> list[str]:
 
 
 def purge(service: RunningService) -> None:
-    """One round of many: no gap is behind it that would move the ends in the trash."""
+    """One pass of many: no gap is behind it that would move the ends in the trash."""
     with service.context.database.transaction() as session:
         session.execute(delete(Controller).where(Controller.name == holdfast_service.retention.purge.NAME))
-    holdfast_service.retention.purge.tick(service.context)
+    holdfast_service.retention.purge.reconcile(service.context)
 
 
 def collect(service: RunningService, clock: Clock) -> None:
     """After every ticket's end, whatever it is that may go."""
     clock.advance(service.context.settings.ticket_seconds + service.context.settings.longest_upload_seconds + 1)
-    holdfast_service.collect.controller.tick(service.context)
-    holdfast_service.collect.controller.tick(service.context)
+    holdfast_service.collect.controller.reconcile(service.context)
+    holdfast_service.collect.controller.reconcile(service.context)
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_a_hold_that_comes_first_keeps_the_checkpoint_from_the_purge(
     prune(service, saved["id"])
     gate = hold_after(monkeypatch, holdfast_service.retention.purge, "_ids")
     with in_background(gate) as threads:
-        purging = threads.submit(holdfast_service.retention.purge.tick, service.context)
+        purging = threads.submit(holdfast_service.retention.purge.reconcile, service.context)
         gate.wait_until_reached()
         assert place(service, saved["id"])["in_force"]
         gate.open()
@@ -240,7 +240,7 @@ def test_a_hold_that_comes_after_the_purge_has_begun_is_refused(
     purging, placing = overlap(
         service,
         gate,
-        lambda: holdfast_service.retention.purge.tick(service.context),
+        lambda: holdfast_service.retention.purge.reconcile(service.context),
         lambda: outcome_of(lambda: place(service, saved["id"])),
     )
     purging.result()
@@ -257,7 +257,7 @@ def test_a_hold_that_comes_while_the_collector_looks_keeps_every_chunk(
     collecting, placing = overlap(
         service,
         gate,
-        lambda: holdfast_service.collect.controller.tick(service.context),
+        lambda: holdfast_service.collect.controller.reconcile(service.context),
         lambda: place(service, saved["id"]),
     )
     collecting.result()

@@ -1,4 +1,5 @@
-"""What must stay of a run is counted over points whose bytes somebody other than the client has hashed (rule 39).
+"""What must stay of a run is counted over points whose bytes somebody other than the client has hashed (rule
+two-verified-points).
 
 The store here hashes nothing, as rclone, s3rver and others: each commit rests on copies that nobody has read yet.
 """
@@ -14,10 +15,10 @@ from typer.testing import CliRunner
 import holdfast_service.retention.purge
 from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
-from holdfast_service.retention.controller import tick as retain
+from holdfast_service.retention.controller import reconcile as retain
 from holdfast_service.retention.purge import PurgeReport
-from holdfast_service.scrub.controller import tick as scrub
-from holdfast_service.scrub.verify import tick as prove
+from holdfast_service.scrub.controller import reconcile as scrub
+from holdfast_service.scrub.verify import reconcile as prove
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, in_background, refused
 from tests.support.rank import Job, answer
@@ -25,7 +26,7 @@ from tests.support.retention import HOUR, RUN, apply, expiring, plan, prune, pur
 from tests.support.rot import flip, key_of
 from tests.support.service import RunningService
 
-pytestmark = pytest.mark.rule("protocol-39")
+pytestmark = pytest.mark.rule("two-verified-points")
 DAY = 24 * HOUR
 
 

@@ -1,4 +1,5 @@
-"""Reading: leases and tickets (protocol rule 21), reports and re-reads (rule 22), proving (rule 14) and healing."""
+"""Reading: leases and tickets (rule read-lease), reports and re-reads (rule report-is-suspicion), proving (rule
+reuse-only-hashed) and repairing."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def saved(job: Job) -> dict[str, Any]:
     return job.save(100, content=CONTENT)
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 def test_a_ticket_gives_the_bytes_under_a_lease(service: RunningService, saved: dict[str, Any]) -> None:
     given = reads(service, saved["id"], CONTENT)
     (ticket,) = given["chunks"]
@@ -100,7 +101,7 @@ def test_a_ticket_gives_the_bytes_under_a_lease(service: RunningService, saved: 
         assert lease.expires_at > database_now(session) + timedelta(seconds=ticket["expires_in_seconds"])
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 def test_each_batch_renews_the_lease_and_release_ends_it(
     service: RunningService, saved: dict[str, Any], clock: Clock
 ) -> None:
@@ -121,7 +122,7 @@ def test_each_batch_renews_the_lease_and_release_ends_it(
     assert service.http().delete(f"/v1/read-leases/{lease_id}").status_code == 204
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 def test_a_lease_that_ran_out_is_replaced_and_cleared_away(
     service: RunningService, saved: dict[str, Any], clock: Clock
 ) -> None:
@@ -164,7 +165,7 @@ def test_what_is_not_wholly_there_cannot_be_read(service: RunningService, job: J
     assert refused.value.code == "checkpoint_aborted"
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 @pytest.mark.parametrize("damage", [flip_a_byte, cut_short, Path.unlink])
 def test_a_lost_chunk_is_read_again_and_its_checkpoints_are_marked(
     service: RunningService, job: Job, damage: Callable[[Path], None]
@@ -179,13 +180,13 @@ def test_a_lost_chunk_is_read_again_and_its_checkpoints_are_marked(
     assert digest_of(CONTENT) in (health_of(service, third["id"])[1] or "")
     decision = answer(service.http().get(f"{job.base}/restore-point"))
     assert decision["restore_point"]["checkpoint_id"] == first["id"]
-    assert [seen["reason"] for seen in decision["passed_over"]] == ["corrupt", "corrupt"]
+    assert [seen["reason"] for seen in decision["skipped"]] == ["corrupt", "corrupt"]
     # Again, with no copy left to read: the same answer.
     assert report(service, third["id"], CONTENT)["corrupt_checkpoints"] == verdict["corrupt_checkpoints"]
     assert reads(service, third["id"], CONTENT)["chunks"][0]["kind"] == "gone"
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_a_wrong_report_marks_nothing(service: RunningService, saved: dict[str, Any]) -> None:
     verdict = report(service, saved["id"], CONTENT)
     assert (verdict["readable"], verdict["corrupt_checkpoints"]) == (True, [])
@@ -193,7 +194,7 @@ def test_a_wrong_report_marks_nothing(service: RunningService, saved: dict[str, 
     assert copies_of(service, CONTENT) == [(CopyState.VERIFIED, Proof.READ)]
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_a_store_that_is_away_proves_nothing_and_marks_nothing(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +210,7 @@ def test_a_store_that_is_away_proves_nothing_and_marks_nothing(
     assert health_of(service, saved["id"])[0] == "ok"
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_a_mount_that_is_absent_is_not_taken_for_lost_chunks(service: RunningService, saved: dict[str, Any]) -> None:
     store = service.context.store
     assert isinstance(store, PosixStore)
@@ -221,7 +222,7 @@ def test_a_mount_that_is_absent_is_not_taken_for_lost_chunks(service: RunningSer
     assert health_of(service, saved["id"])[0] == "ok"
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_a_wrong_report_stops_nobody_who_relies_on_the_chunk_meanwhile(
     service: RunningService, job: Job, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +241,7 @@ def test_a_wrong_report_stops_nobody_who_relies_on_the_chunk_meanwhile(
     assert met == ["present", "committed"]
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_two_reports_at_once_read_once(service: RunningService, saved: dict[str, Any]) -> None:
     with service.context.database.transaction() as session:
         chunk = session.scalars(select(Chunk).where(Chunk.digest == digest_of(CONTENT))).one()
@@ -270,27 +271,27 @@ def make_unproven(service: RunningService) -> None:
         session.execute(update(Copy).values(proof=Proof.UNPROVEN))
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_the_prover_reads_what_nobody_has_hashed(service: RunningService, job: Job) -> None:
     good, bad = job.save(100, content=b"good bytes"), job.save(200, content=CONTENT)
     make_unproven(service)
     flip_a_byte(object_file(service, CONTENT))
-    found = holdfast_service.scrub.verify.tick(service.context)
+    found = holdfast_service.scrub.verify.reconcile(service.context)
     assert (found.good, found.bad, found.corrupt_checkpoints) == (3, 1, (bad["id"],))
     assert copies_of(service, b"good bytes") == [(CopyState.VERIFIED, Proof.READ)]
     assert copies_of(service, CONTENT) == [(CopyState.BAD, Proof.UNPROVEN)]
     assert health_of(service, good["id"])[0] == "ok"
-    assert holdfast_service.scrub.verify.tick(service.context) == holdfast_service.scrub.verify.ProveReport()
+    assert holdfast_service.scrub.verify.reconcile(service.context) == holdfast_service.scrub.verify.ProveReport()
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_another_attempt_relies_on_a_copy_only_after_the_service_has_read_it(
     service: RunningService, job: Job, saved: dict[str, Any]
 ) -> None:
     make_unproven(service)
     later = Job(service.http(), after=1).begin(200)
     assert later.negotiate(0, [CONTENT])["chunks"][0]["status"] == "upload"
-    holdfast_service.scrub.verify.tick(service.context)
+    holdfast_service.scrub.verify.reconcile(service.context)
     newest = Job(service.http(), after=2).begin(300)
     assert newest.negotiate(0, [CONTENT])["chunks"][0]["status"] == "present"
     assert saved["state"] == "committed"
@@ -310,21 +311,21 @@ def test_the_prover_puts_off_what_the_store_cannot_give(
         return real(key)
 
     monkeypatch.setattr(service.context.store, "open_read", first_one_fails)
-    put_off = holdfast_service.scrub.verify.tick(service.context)
-    assert (put_off.done, put_off.failed, put_off.error) == (0, 1, "primary store: no answer")
-    assert holdfast_service.scrub.verify.tick(service.context).good == 1, "the other one is not held up"
+    defer = holdfast_service.scrub.verify.reconcile(service.context)
+    assert (defer.done, defer.failed, defer.error) == (0, 1, "primary store: no answer")
+    assert holdfast_service.scrub.verify.reconcile(service.context).good == 1, "the other one is not held up"
     clock.advance(31)
-    assert holdfast_service.scrub.verify.tick(service.context).good == 1
+    assert holdfast_service.scrub.verify.reconcile(service.context).good == 1
 
 
-def test_a_corrupt_checkpoint_is_healed_by_the_same_bytes_sent_anew(service: RunningService, job: Job) -> None:
+def test_a_corrupt_checkpoint_is_repaired_by_the_same_bytes_sent_anew(service: RunningService, job: Job) -> None:
     lost = job.save(100, content=CONTENT)
     object_file(service, CONTENT).unlink()
     report(service, lost["id"], CONTENT, "missing")
     assert health_of(service, lost["id"])[0] == "corrupt"
-    assert holdfast_service.scrub.repair.tick(service.context).healed_checkpoints == ()
+    assert holdfast_service.scrub.repair.reconcile(service.context).repaired_checkpoints == ()
     assert job.save(200, content=CONTENT)["state"] == "committed"
-    assert holdfast_service.scrub.repair.tick(service.context).healed_checkpoints == (lost["id"],)
+    assert holdfast_service.scrub.repair.reconcile(service.context).repaired_checkpoints == (lost["id"],)
     assert health_of(service, lost["id"]) == ("ok", None)
     assert reads(service, lost["id"], CONTENT)["chunks"][0]["kind"] == "http"
 
@@ -337,7 +338,7 @@ def test_what_was_in_quarantine_goes_back_there_when_it_is_whole_again(service: 
     object_file(service, CONTENT).unlink()
     assert report(service, lost["id"], CONTENT, "missing")["corrupt_checkpoints"] == [lost["id"]]
     job.save(200, content=CONTENT)
-    holdfast_service.scrub.repair.tick(service.context)
+    holdfast_service.scrub.repair.reconcile(service.context)
     assert health_of(service, lost["id"]) == ("quarantined", "loss spike (see #12)")
 
 
@@ -371,7 +372,7 @@ def test_reading_works_the_same_from_s3(s3_service: RunningService) -> None:
     assert (verdict["readable"], verdict["corrupt_checkpoints"]) == (False, [saved["id"]])
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_a_checkpoint_that_commits_while_its_chunk_is_found_lost_is_marked_too(service: RunningService) -> None:
     """The commit has looked at the copies and not yet ended; whoever marks must wait for it, or it is missed."""
     save = Job(service.http(), world_size=2).begin(100)

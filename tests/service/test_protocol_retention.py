@@ -1,4 +1,5 @@
-"""What expires is what was shown and what the run's state allows under its locks (protocol rules 1, 21, 26, 27)."""
+"""What expires is what was shown and what the run's state allows under its locks (rules lock-order, read-lease,
+trash-first and apply-what-was-shown)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import holdfast_service.training.attempts
 from holdfast_protocol.states import CheckpointState, Scope
 from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.db.tables.operations import AuditEvent, Policy, RetentionMark
-from holdfast_service.retention.controller import RetentionReport, backlog, tick
+from holdfast_service.retention.controller import RetentionReport, backlog, reconcile
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, in_background, overlap, refused, until_blocked_or_done
 from tests.support.rank import Job, Refused, answer, digest_of
@@ -45,7 +46,7 @@ def read(service: RunningService, job: Job, checkpoint_id: str, step: int) -> An
     return answer(reply)["lease_id"]
 
 
-@pytest.mark.rule("protocol-27")
+@pytest.mark.rule("apply-what-was-shown")
 def test_what_was_shown_expires_with_its_reasons_and_twice_is_once(service: RunningService) -> None:
     ids = saved(Job(service.http()), 1, 2, 3, 4)
     put_policy(service, keep_last=2)
@@ -66,7 +67,7 @@ def test_what_was_shown_expires_with_its_reasons_and_twice_is_once(service: Runn
     assert view["purge_at"] == done["purge_at"]
 
 
-@pytest.mark.rule("protocol-27")
+@pytest.mark.rule("apply-what-was-shown")
 @pytest.mark.parametrize("how", ["another", "the project's own holds again"])
 def test_a_policy_that_changed_refuses_the_whole_plan(service: RunningService, how: str) -> None:
     saved(Job(service.http()), 1, 2, 3)
@@ -83,7 +84,7 @@ def test_a_policy_that_changed_refuses_the_whole_plan(service: RunningService, h
     assert set(states(service).values()) == {"committed"}
 
 
-@pytest.mark.rule("protocol-27")
+@pytest.mark.rule("apply-what-was-shown")
 def test_what_came_in_between_stays_and_says_why(service: RunningService) -> None:
     job = Job(service.http())
     ids = saved(job, 1, 2, 3, 4, 5, 6)
@@ -101,7 +102,7 @@ def test_what_came_in_between_stays_and_says_why(service: RunningService) -> Non
     assert state(service, ids[5]) == "committed"
 
 
-@pytest.mark.rule("protocol-27")
+@pytest.mark.rule("apply-what-was-shown")
 @pytest.mark.parametrize("what", ["reader", "label"])
 def test_what_comes_between_the_plan_and_the_checkpoints_lock_is_seen(
     service: RunningService, monkeypatch: pytest.MonkeyPatch, what: str
@@ -135,8 +136,8 @@ def test_what_comes_between_the_plan_and_the_checkpoints_lock_is_seen(
         coming.result()
 
 
-@pytest.mark.rule("protocol-1")
-@pytest.mark.rule("protocol-27")
+@pytest.mark.rule("lock-order")
+@pytest.mark.rule("apply-what-was-shown")
 def test_what_an_attempt_just_says_that_it_resumed_from_is_waited_for_and_stays(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +155,7 @@ def test_what_an_attempt_just_says_that_it_resumed_from_is_waited_for_and_stays(
     assert {reason["kind"] for reason in done["left"][0]["reasons"]} >= {"resumed_from", "restore_point"}
 
 
-@pytest.mark.rule("protocol-27")
+@pytest.mark.rule("apply-what-was-shown")
 def test_a_crash_in_the_middle_of_an_expire_leaves_nothing_of_it(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,27 +183,27 @@ def _body(shown: dict[str, Any]) -> dict[str, Any]:
     return {"policy_digest": shown["policy_digest"], "checkpoint_ids": expiring(shown)}
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_the_controller_applies_policies_and_leaves_alone_runs_with_nothing_new(
     service: RunningService, clock: Clock
 ) -> None:
     job = Job(service.http())
     ids = saved(job, 1, 2, 3)
-    assert tick(service.context) == RetentionReport()  # no policy: nothing is ever expired
+    assert reconcile(service.context) == RetentionReport()  # no policy: nothing is ever expired
     first = put_policy(service, keep_last=2)
-    assert tick(service.context) == RetentionReport(done=1, expired=1)
+    assert reconcile(service.context) == RetentionReport(done=1, expired=1)
     assert events(service, ids[1])[0][:2] == ("retention", "checkpoint.expire")
-    assert tick(service.context) == RetentionReport()
+    assert reconcile(service.context) == RetentionReport()
     ids |= saved(job, 4)
-    assert tick(service.context) == RetentionReport(done=1, expired=1)
+    assert reconcile(service.context) == RetentionReport(done=1, expired=1)
     second = put_policy(service, first["etag"], keep_last=1)  # the two newest healthy points stay
-    assert tick(service.context) == RetentionReport(done=1)
+    assert reconcile(service.context) == RetentionReport(done=1)
     clock.advance(2 * HOUR)  # pins and leases end without a word
-    assert tick(service.context) == RetentionReport(done=1)
+    assert reconcile(service.context) == RetentionReport(done=1)
     # What is taken back is not expired again at once, nor what is as the policy now wants it.
     undelete(service, ids[2])
     put_policy(service, second["etag"], keep_last=3)
-    assert tick(service.context) == RetentionReport(done=1)
+    assert reconcile(service.context) == RetentionReport(done=1)
     assert states(service) == {1: "trashed", 2: "committed", 3: "committed", 4: "committed"}
 
 
@@ -238,9 +239,9 @@ def test_a_run_is_looked_at_by_one_process_and_taken_over_from_one_that_died(
         run_id = session.scalars(select(Checkpoint.run_id)).first()
     assert holdfast_service.retention.controller._claim(service.context, str(run_id)) is not None
     assert holdfast_service.retention.controller._claim(service.context, str(run_id)) is None
-    assert tick(service.context) == RetentionReport()
+    assert reconcile(service.context) == RetentionReport()
     clock.advance(service.context.settings.lease_seconds + 1)
-    assert tick(service.context) == RetentionReport(done=1, expired=1)
+    assert reconcile(service.context) == RetentionReport(done=1, expired=1)
     with service.context.database.read() as session:
         assert session.scalars(select(RetentionMark.lease_token)).all() == [None]
 
@@ -250,7 +251,7 @@ def test_a_policy_that_this_version_cannot_read_expires_nothing(service: Running
     put_policy(service, keep_last=2)
     with service.context.database.transaction() as session:
         session.execute(select(Policy)).scalar_one().document = {"keep_last": 2, "keep_since_launch": True}
-    report = tick(service.context)
+    report = reconcile(service.context)
     assert (report.done, report.failed, report.expired) == (0, 1, 0)
     assert "keep_since_launch" in str(report.error)
     with refused("invalid_request"):

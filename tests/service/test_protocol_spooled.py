@@ -1,4 +1,5 @@
-"""Protocol rule 4: a save that was kept in a spool is adopted while the run has not gone on without it, else a branch.
+"""Rule late-save-adoption: a save that was kept in a spool is adopted while the run has not gone on without it, else a
+branch.
 
 `first` is the attempt that staged the save and died; `second` is the relaunch.
 """
@@ -18,14 +19,14 @@ import holdfast_service.training.begin
 from holdfast_protocol.runs import Latest
 from holdfast_service.db.migrate import alembic_config, exclusive_connection, upgrade
 from holdfast_service.lineage.restore_choice import choose_restore_point
-from holdfast_service.liveness.abandoned_uploads import ReapReport, tick
+from holdfast_service.liveness.abandoned_uploads import ReapReport, reconcile
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
 from tests.support.rank import Job, Save, answer, digest_of
 from tests.support.service import RunningService
 
-pytestmark = pytest.mark.rule("protocol-4")
+pytestmark = pytest.mark.rule("late-save-adoption")
 
 IDLE_SECONDS = 40
 
@@ -71,7 +72,7 @@ def latest_step(job: Job) -> int:
 def test_the_next_attempt_adopts_what_the_one_before_had_spooled(first: Job, second: Job) -> None:
     assert second.opened["restore_point"]["step"] == 100
     view = push(second, first, 200)
-    assert (view["state"], view["attempt"], view["pushed_by"], view["off_line"]) == ("committed", 1, 2, False)
+    assert (view["state"], view["attempt"], view["pushed_by"], view["detached"]) == ("committed", 1, 2, False)
     assert restore_point(second)["checkpoint_id"] == view["id"]
     second.resumed_from(view["id"])
     assert Job(first.http, after=2).opened["restore_point"]["step"] == 200
@@ -88,13 +89,13 @@ def test_an_adopted_save_makes_its_attempts_line_the_runs(service: RunningServic
     push(third, second, 700)
     assert latest_step(third) == 700
     fourth = Job(service.http(), after=3)
-    assert [(each["step"], each["reason"]) for each in fourth.opened["passed_over"]] == [(1000, "off_line")]
+    assert [(each["step"], each["reason"]) for each in fourth.opened["skipped"]] == [(1000, "detached")]
 
 
 def test_an_attempt_that_has_ended_is_pushed_for_until_another_takes_over(first: Job) -> None:
     first.end("preempted")
     view = push(first, first, 200)
-    assert (view["state"], view["pushed_by"], view["off_line"]) == ("committed", 1, False)
+    assert (view["state"], view["pushed_by"], view["detached"]) == ("committed", 1, False)
     assert latest_step(first) == 200
     with refused("stale_attempt"):
         first.begin(300)
@@ -137,26 +138,26 @@ def test_once_the_run_has_gone_on_a_late_save_is_a_branch_that_is_never_latest(
 ) -> None:
     pusher = go_on(first, second)
     before = restore_point(pusher)
-    with refused("off_line_branch") as caught:
+    with refused("detached_branch") as caught:
         begin_late(pusher, first, 200)
     assert caught.value.status == 409
     better = {"loss": {"value": -1.0}}
-    save = begin_late(pusher, first, 200, allow_off_line=True)
+    save = begin_late(pusher, first, 200, allow_detached=True)
     view = save.write(0, staged(first, 200), metrics=better)
-    assert (view["state"], view["attempt"], view["off_line"]) == ("committed", 1, True)
+    assert (view["state"], view["attempt"], view["detached"]) == ("committed", 1, True)
     assert restore_point(pusher) == before
     with refused("no_restore_point"):
         restore_point(pusher, "200")
     assert restore_point(pusher, "200#1")["checkpoint_id"] == restore_point(pusher, view["id"])["checkpoint_id"]
     newer = Job(first.http, after=pusher.number)
     assert newer.opened["restore_point"] == before
-    late = next(each for each in newer.opened["passed_over"] if each["checkpoint_id"] == view["id"])
-    assert (late["reason"], "pushed late" in late["detail"]) == ("off_line", True)
+    late = next(each for each in newer.opened["skipped"] if each["checkpoint_id"] == view["id"])
+    assert (late["reason"], "pushed late" in late["detail"]) == ("detached", True)
 
 
 def test_a_branch_is_never_the_best(first: Job, second: Job) -> None:
     second.save(110, metrics={"loss": {"value": 2.0}})
-    save = begin_late(second, first, 200, allow_off_line=True)
+    save = begin_late(second, first, 200, allow_detached=True)
     save.write(0, staged(first, 200), metrics={"loss": {"value": 1.0}})
     assert restore_point(second, "best:loss")["step"] == 110
 
@@ -169,7 +170,7 @@ def test_a_branch_moves_nobodys_line(service: RunningService) -> None:
     second.resumed_from(older["id"])
     third = Job(service.http(), after=2)
     third.begin(1100)
-    push(third, second, 700, allow_off_line=True)
+    push(third, second, 700, allow_detached=True)
     assert latest_step(third) == 1000
     assert answer(third.http.get(f"{third.base}/attempts/2"))["last_step"] == 700
 
@@ -181,17 +182,17 @@ def test_a_branch_does_not_keep_a_later_attempt_from_adopting_the_step(
     ids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{next(numbers):032x}"))
     monkeypatch.setattr(holdfast_service.training.begin, "uuid", ids)
     second.begin(110)
-    done = push(second, first, 200, allow_off_line=True)
-    under_way = begin_late(second, first, 300, allow_off_line=True)
+    done = push(second, first, 200, allow_detached=True)
+    under_way = begin_late(second, first, 300, allow_detached=True)
     third = Job(first.http, after=2)
     for step in (200, 300):
         adopted = push(third, first, step)
-        assert (adopted["state"], adopted["off_line"]) == ("committed", False)
+        assert (adopted["state"], adopted["detached"]) == ("committed", False)
         assert latest_step(third) == step
         shown = answer(third.http.get(f"{third.base}/checkpoints/{step}%231"))
         assert shown["id"] == adopted["id"] == restore_point(third, f"{step}#1")["checkpoint_id"]
     assert done["id"] != restore_point(third, "200")["checkpoint_id"]
-    assert under_way.write(0, staged(first, 300))["off_line"]
+    assert under_way.write(0, staged(first, 300))["detached"]
 
 
 def test_a_newer_attempt_ends_an_adoption_and_adopts_again(first: Job, second: Job) -> None:
@@ -208,7 +209,7 @@ def test_a_newer_attempt_ends_an_adoption_and_adopts_again(first: Job, second: J
 def test_a_newer_attempt_leaves_a_branch_alone(first: Job, second: Job) -> None:
     with refused("stale_attempt"):
         begin_late(first, first, 200)
-    save = begin_late(first, first, 200, allow_off_line=True)
+    save = begin_late(first, first, 200, allow_detached=True)
     save.upload(0, staged(first, 200))
     third = Job(first.http, after=2)
     assert save.seal(0, staged(first, 200))["state"] == "committed"
@@ -232,7 +233,7 @@ def test_what_was_committed_in_time_is_found_and_compared(first: Job) -> None:
 
 
 def test_a_late_save_is_written_by_its_pusher_only(first: Job, second: Job) -> None:
-    save = begin_late(first, first, 200, allow_off_line=True)
+    save = begin_late(first, first, 200, allow_detached=True)
     other = Save(second, save.view)
     for write in (
         lambda: other.negotiate(0, staged(first, 200)),
@@ -244,9 +245,9 @@ def test_a_late_save_is_written_by_its_pusher_only(first: Job, second: Job) -> N
             write()
     second.begin(110)
     with refused("checkpoint_conflict"):
-        begin_late(second, first, 200, allow_off_line=True)
+        begin_late(second, first, 200, allow_detached=True)
     assert save.write(0, staged(first, 200))["state"] == "committed"
-    assert begin_late(second, first, 200).view["off_line"]
+    assert begin_late(second, first, 200).view["detached"]
 
 
 def test_all_ranks_find_what_one_began_in_time(first: Job, second: Job) -> None:
@@ -255,16 +256,16 @@ def test_all_ranks_find_what_one_began_in_time(first: Job, second: Job) -> None:
     assert begin_late(second, first, 200, world_size=2).id == save.id
     for rank in (0, 1):
         view = save.write(rank, staged(first, 200))
-    assert (view["state"], view["off_line"], latest_step(second)) == ("committed", False, 200)
+    assert (view["state"], view["detached"], latest_step(second)) == ("committed", False, 200)
 
 
 def test_what_makes_no_sense_is_refused(first: Job, second: Job) -> None:
     for wrong, code in (
         ({"origin_attempt": 3}, "attempt_not_found"),
-        ({"origin_attempt": 2, "attempt": 1, "launch_id": first.launch_id, "allow_off_line": True}, "invalid_request"),
-        ({"origin_attempt": 1, "attempt": 7, "allow_off_line": True}, "attempt_not_found"),
-        ({"origin_attempt": 1, "epoch": 99, "allow_off_line": True}, "stale_attempt"),
-        ({"allow_off_line": True}, "invalid_request"),
+        ({"origin_attempt": 2, "attempt": 1, "launch_id": first.launch_id, "allow_detached": True}, "invalid_request"),
+        ({"origin_attempt": 1, "attempt": 7, "allow_detached": True}, "attempt_not_found"),
+        ({"origin_attempt": 1, "epoch": 99, "allow_detached": True}, "stale_attempt"),
+        ({"allow_detached": True}, "invalid_request"),
     ):
         with refused(code):
             second.begin(200, **wrong)
@@ -288,14 +289,14 @@ def test_only_its_own_silence_ends_a_late_save(first: Job, service: RunningServi
     second = Job(first.http, after=1)
     save = begin_late(second, first, 200)
     second.end("failed")
-    assert tick(service.context) == ReapReport()
+    assert reconcile(service.context) == ReapReport()
     clock.advance(IDLE_SECONDS - 1)
     save.upload(0, staged(first, 200))
-    assert tick(service.context) == ReapReport()
+    assert reconcile(service.context) == ReapReport()
     older, newer = (answer(first.http.get(f"{first.base}/attempts/{number}")) for number in (1, 2))
     assert newer["heartbeat_at"] > newer["ended_at"] > older["heartbeat_at"]
     clock.advance(IDLE_SECONDS + 1)
-    assert tick(service.context).aborted == (save.id,)
+    assert reconcile(service.context).aborted == (save.id,)
     assert save.now()["abort_cause"] == "silent"
 
 
@@ -304,15 +305,16 @@ def test_going_back_a_version_takes_no_branch_for_a_step_of_the_line(
 ) -> None:
     adopted = push(second, first, 200)
     second.begin(110)
-    branch = push(second, first, 300, allow_off_line=True)
-    under_way = begin_late(second, first, 400, allow_off_line=True)
+    branch = push(second, first, 300, allow_detached=True)
+    under_way = begin_late(second, first, 400, allow_detached=True)
     database = service.context.database
     with exclusive_connection(database) as connection:
         command.downgrade(alembic_config(connection), "0002")
         states = dict(connection.execute(text("SELECT id, state FROM checkpoints")).all())
     upgrade(database)
     assert [states[each] for each in (adopted["id"], branch["id"], under_way.id)] == ["committed", "trashed", "aborted"]
-    # Not asked of the service: the older version knew of no history, so it must take this one for lost (rule 36).
+    # Not asked of the service: the older version knew of no history, so it must take this one for lost (rule
+    # database-went-back).
     with database.read() as session:
         chosen = choose_restore_point(session, second.opened["run_id"], Latest(), reach=None).restore_point
     assert chosen is not None

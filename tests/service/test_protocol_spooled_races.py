@@ -1,4 +1,5 @@
-"""Protocol rule 4: adopting a spooled save at the same moment as a newer attempt opens, or saves a step of its own."""
+"""Rule late-save-adoption: adopting a spooled save at the same moment as a newer attempt opens, or saves a step of its
+own."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from tests.support.interleave import hold_after, in_background, overlap, refused
 from tests.support.rank import Job, Save, answer
 from tests.support.service import RunningService
 
-pytestmark = pytest.mark.rule("protocol-4")
+pytestmark = pytest.mark.rule("late-save-adoption")
 
 CHUNKS = [b"state of 1 at 200", b"index of 1 at 200"]
 
@@ -55,22 +56,22 @@ def test_a_newer_attempt_is_told_of_an_adoption_that_commits_before_it(
     assert opening.result().opened["restore_point"]["step"] == 200
 
 
-@pytest.mark.parametrize("allow_off_line", [False, True])
+@pytest.mark.parametrize("allow_detached", [False, True])
 def test_no_adoption_begins_once_a_newer_attempt_has_its_restore_point(
-    service: RunningService, second: Job, monkeypatch: pytest.MonkeyPatch, *, allow_off_line: bool
+    service: RunningService, second: Job, monkeypatch: pytest.MonkeyPatch, *, allow_detached: bool
 ) -> None:
     gate = hold_after(monkeypatch, holdfast_service.training.attempts, "choose_restore_point")
     opening, adopting = overlap(
-        service, gate, lambda: Job(service.http(), after=2), lambda: begin_late(second, allow_off_line=allow_off_line)
+        service, gate, lambda: Job(service.http(), after=2), lambda: begin_late(second, allow_detached=allow_detached)
     )
     third = opening.result()
     assert third.opened["restore_point"]["step"] == 100
-    if not allow_off_line:
+    if not allow_detached:
         with refused("stale_attempt"):
             adopting.result()
         return
     view = adopting.result().write(0, CHUNKS)
-    assert (view["state"], view["off_line"]) == ("committed", True)
+    assert (view["state"], view["detached"]) == ("committed", True)
     assert Job(service.http(), after=3).opened["restore_point"]["step"] == 100
 
 
@@ -86,7 +87,7 @@ def test_the_newest_attempts_own_step_stands_over_a_save_adopted_at_the_same_mom
     assert late.write(0, CHUNKS)["state"] == "committed"
     third = Job(service.http(), after=2)
     assert third.opened["restore_point"]["step"] == 110
-    assert [(each["step"], each["reason"]) for each in third.opened["passed_over"]] == [(200, "off_line")]
+    assert [(each["step"], each["reason"]) for each in third.opened["skipped"]] == [(200, "detached")]
 
 
 def test_an_adoption_beside_the_newest_attempts_first_begin_comes_before_or_is_refused(
@@ -100,9 +101,9 @@ def test_an_adoption_beside_the_newest_attempts_first_begin_comes_before_or_is_r
         assert adopting.result().write(0, CHUNKS)["state"] == "committed"
         assert latest(second)["step"] == 200
     else:  # one writer at a time
-        with refused("off_line_branch"):
+        with refused("detached_branch"):
             adopting.result()
-    with refused("off_line_branch"):
+    with refused("detached_branch"):
         second.begin(300, origin_attempt=1)
     own.write(0, [b"w", b"i"])
     assert latest(second)["step"] == 110

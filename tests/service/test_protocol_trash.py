@@ -1,5 +1,5 @@
 """The trash: how long, what is taken back, and that a purge deletes nothing that anybody still wants or reads (protocol
-rules 21, 26, 30 and 31)."""
+rules read-lease, trash-first, record-outbox and database-clock)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 import holdfast_service.retention.purge
 import holdfast_service.training.begin
-from holdfast_service.collect.controller import tick as collect
+from holdfast_service.collect.controller import reconcile as collect
 from holdfast_service.db.tables.core import Checkpoint, Project
 from holdfast_service.retention.purge import PurgeReport
 from holdfast_service.stores.base import StoreUnavailable
@@ -56,7 +56,7 @@ def write(service: RunningService, checkpoint_id: str, **columns: Any) -> None:
         session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(**columns))
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_what_a_policy_expired_goes_after_an_hour_and_then_its_bytes_do(
     service: RunningService, clock: Clock, ids: list[str]
 ) -> None:
@@ -83,7 +83,7 @@ def test_what_a_policy_expired_goes_after_an_hour_and_then_its_bytes_do(
         read(service, ids[0])
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_what_a_person_deleted_can_be_taken_back_for_three_days(
     service: RunningService, clock: Clock, ids: list[str]
 ) -> None:
@@ -118,7 +118,7 @@ def test_what_a_policy_expired_is_pinned_for_a_while_when_it_is_taken_back(
     assert plan(service)["expired"] == 1
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 @pytest.mark.parametrize("short", ["disk", "quota"])
 def test_where_room_is_short_only_what_a_policy_expired_goes_early(
     service: RunningService, monkeypatch: pytest.MonkeyPatch, short: str
@@ -140,21 +140,21 @@ def test_where_room_is_short_only_what_a_policy_expired_goes_early(
     assert states(service) == {1: "deleted", 2: "trashed", 3: "committed", 4: "committed"}
 
 
-@pytest.mark.rule("protocol-31")
+@pytest.mark.rule("database-clock")
 def test_time_in_which_nobody_could_look_into_the_trash_does_not_count(
     service: RunningService, clock: Clock, ids: list[str]
 ) -> None:
     prune(service, checkpoint_ids=[ids[0]])
     assert purge(service) == PurgeReport()
     clock.advance(100 * HOUR)  # the service was away, or somebody set the clock
-    report = holdfast_service.retention.purge.tick(service.context)
+    report = holdfast_service.retention.purge.reconcile(service.context)
     assert report.moved_seconds > 99 * HOUR
     assert purge(service) == PurgeReport()
     clock.advance(72 * HOUR)
     assert purge(service) == PurgeReport(done=1)
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 def test_a_purge_waits_for_readers_holds_and_pins(service: RunningService, clock: Clock, ids: list[str]) -> None:
     prune(service, checkpoint_ids=[ids[0]])
     clock.advance(72 * HOUR + 1)
@@ -173,7 +173,7 @@ def test_a_purge_waits_for_readers_holds_and_pins(service: RunningService, clock
     assert purge(service) == PurgeReport(done=1)
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 @pytest.mark.parametrize("who", ["a reader", "a person who takes it back"])
 def test_who_comes_between_the_look_and_the_lock_is_seen(
     service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch, ids: list[str], who: str
@@ -193,7 +193,7 @@ def test_who_comes_between_the_look_and_the_lock_is_seen(
     assert state(service, ids[0]) == ("trashed" if who == "a reader" else "committed")
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 @pytest.mark.parametrize("who", ["a reader", "a person who takes it back"])
 def test_who_comes_after_the_lock_is_told_that_it_is_gone(
     service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch, ids: list[str], who: str
@@ -213,7 +213,7 @@ def test_who_comes_after_the_lock_is_told_that_it_is_gone(
             coming.result()
 
 
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("record-outbox")
 def test_no_chunk_goes_while_the_record_beside_the_data_cannot_be_removed(
     service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch, ids: list[str]
 ) -> None:
@@ -241,7 +241,7 @@ def test_no_chunk_goes_while_the_record_beside_the_data_cannot_be_removed(
     assert stored_bytes(service) < before
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_a_step_that_was_saved_anew_is_not_taken_back_beside_it(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +259,7 @@ def test_a_step_that_was_saved_anew_is_not_taken_back_beside_it(
         answer(service.http().post(f"/v1/checkpoints/{anew.id}/undelete", json={}))
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_a_person_deletes_by_a_filter_what_may_go_and_is_told_what_stays(service: RunningService) -> None:
     job = Job(service.http())
     ids = {step: job.save(step)["id"] for step in (1, 2, 3, 4, 5)}
@@ -279,7 +279,7 @@ def test_a_person_deletes_by_a_filter_what_may_go_and_is_told_what_stays(service
     assert dry["freed"]["bytes"] > done["freed"]["bytes"] > 0
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_what_is_named_and_must_stay_refuses_the_call_by_name(service: RunningService, ids: list[str]) -> None:
     with refused("checkpoint_protected") as protected:
         prune(service, checkpoint_ids=ids)
@@ -297,7 +297,7 @@ def test_what_is_named_and_must_stay_refuses_the_call_by_name(service: RunningSe
     assert set(states(service).values()) == {"committed", "trashed"}
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_all_of_a_run_goes_only_when_nobody_is_at_it(service: RunningService) -> None:
     job = Job(service.http())
     first = job.save(1)["id"]

@@ -1,5 +1,5 @@
-"""Verification while the upload goes on (protocol rule 11), waiting without holding anything (rule 12), and the
-catalog's clock (rule 31)."""
+"""Verification while the upload goes on (rule verify-while-uploading), waiting without holding anything (rule
+waiting-holds-nothing), and the catalog's clock (rule database-clock)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def wait_for(save: Save, waiters: ThreadPoolExecutor, count: int, service: Runni
     return waiting
 
 
-@pytest.mark.rule("protocol-12")
+@pytest.mark.rule("waiting-holds-nothing")
 def test_waiting_ranks_hold_no_thread_and_no_session(
     service: RunningService, job: Job, waiters: ThreadPoolExecutor
 ) -> None:
@@ -66,7 +66,7 @@ def test_waiting_ranks_hold_no_thread_and_no_session(
     assert service.context.notifier.waiting == 0
 
 
-@pytest.mark.rule("protocol-12")
+@pytest.mark.rule("waiting-holds-nothing")
 def test_a_commit_in_another_process_wakes_the_waiters_too(
     service: RunningService, job: Job, waiters: ThreadPoolExecutor
 ) -> None:
@@ -79,7 +79,7 @@ def test_a_commit_in_another_process_wakes_the_waiters_too(
         assert waiting.result()["state"] == "committed"
 
 
-@pytest.mark.rule("protocol-11")
+@pytest.mark.rule("verify-while-uploading")
 def test_what_is_reported_is_verified_while_the_rest_goes_up(
     service: RunningService, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +111,7 @@ def test_what_is_reported_is_verified_while_the_rest_goes_up(
     assert set(asked) == {digest_of(third)}, "the seal asks only for what nobody has reported"
 
 
-@pytest.mark.rule("protocol-31")
+@pytest.mark.rule("database-clock")
 def test_the_catalogs_clock_goes_on_within_a_transaction(service: RunningService) -> None:
     """After a wait for a lock `now()` would be the transaction's start, and a lease would look longer than it is."""
     with service.context.database.transaction() as session:

@@ -9,7 +9,7 @@ from holdfast_protocol.states import Scope
 from tests.support.rank import answer
 from tests.support.service import RunningService
 
-pytestmark = pytest.mark.rule("protocol-43")
+pytestmark = pytest.mark.rule("limits-before-work")
 PATH = "/v1/projects/demo"
 
 

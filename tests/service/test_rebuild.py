@@ -1,4 +1,5 @@
-"""A catalog from the bucket alone, and what keeps it possible: the records beside the data (rules 5 and 30)."""
+"""A catalog from the bucket alone, and what keeps it possible: the records beside the data (rules fencing-token and
+record-outbox)."""
 
 from __future__ import annotations
 
@@ -13,22 +14,22 @@ from sqlalchemy import select
 from holdfast_protocol.stores import FindingKind
 from holdfast_service.attached_stores.epoch import NotCheckedError
 from holdfast_service.attached_stores.ownership import deletes_are_allowed
-from holdfast_service.collect.controller import tick as collect
+from holdfast_service.collect.controller import reconcile as collect
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.rebuild.sources import RebuildRefusedError
 from holdfast_service.records.documents import ManifestRecord, decode
 from holdfast_service.records.scanning import scan_records
-from holdfast_service.replicate.controller import tick as replicate
-from holdfast_service.scrub.repair import tick as heal
-from holdfast_service.scrub.verify import tick as prove
+from holdfast_service.replicate.controller import reconcile as replicate
+from holdfast_service.scrub.repair import reconcile as repair
+from holdfast_service.scrub.verify import reconcile as prove
 from holdfast_service.service import open_service
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
 from tests.support.death import Killed
 from tests.support.rank import Job, Refused, answer, digest_of
-from tests.support.rebuilt import adopt_all, check_all, read_all, rebuild_into, rebuilt_service, record_all
+from tests.support.rebuilt import check_all, claim_all, read_all, rebuild_into, rebuilt_service, record_all
 from tests.support.retention import HOUR, pin, prune, purge, put_policy, states
 from tests.support.service import RunningService, running_service
 from tests.support.wrong_sizes import save_with_wrong_size
@@ -40,7 +41,7 @@ def latest(service: RunningService, run: str = "demo/gpt") -> int | None:
     return None if point is None else point["step"]
 
 
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("record-outbox")
 def test_after_the_database_is_lost_everything_is_back_from_the_bucket(
     service: RunningService, settings: ServiceSettings, empty_url: str
 ) -> None:
@@ -83,7 +84,7 @@ def second_at(job: Job, http: object) -> Job:
     return job
 
 
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("record-outbox")
 def test_trash_pins_holds_and_policies_are_back_and_what_was_purged_is_not(
     s3_service: RunningService, empty_url: str, clock: Clock
 ) -> None:
@@ -128,14 +129,14 @@ def test_trash_pins_holds_and_policies_are_back_and_what_was_purged_is_not(
         assert latest(again) == 6
         data = b"demo/gpt 1 3 0"
         assert read_all(http, ids[3], [data, b"index " + data])
-        # Nothing is trusted before it was read, and nothing in the bucket is changed before it was adopted.
+        # Nothing is trusted before it was read, and nothing in the bucket is changed before it was claimed.
         third = Job(http, after=2)
         assert third.begin(7).negotiate(0, [data])["chunks"][0]["status"] == "upload"
         with pytest.raises(NotCheckedError):
-            adopt_all(again.context)
+            claim_all(again.context)
         found = check_all(again.context).stores[0].findings
         assert [(each.kind, each.blocks) for each in found] == [(FindingKind.OUTDATED_RECORDS, False)]
-        adopt_all(again.context)
+        claim_all(again.context)
         prove(again.context)
         assert third.begin(7).negotiate(0, [b"index " + data])["chunks"][0]["status"] == "present"
         # The old service is the one that is foreign now.
@@ -143,7 +144,7 @@ def test_trash_pins_holds_and_policies_are_back_and_what_was_purged_is_not(
         record_all(again.context)
 
 
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("record-outbox")
 def test_what_is_damaged_is_told_by_name_and_is_never_a_restore_point(
     service: RunningService, settings: ServiceSettings, empty_url: str
 ) -> None:
@@ -173,14 +174,14 @@ def test_what_is_damaged_is_told_by_name_and_is_never_a_restore_point(
             assert any(saved[step]["id"] in name for name in report.damaged), step
         point = again.http().get("/v1/projects/demo/runs/gpt/restore-point").json()
         assert point["restore_point"]["step"] == 1
-        assert [passed["reason"] for passed in point["passed_over"]] == ["corrupt"] * 4
+        assert [passed["reason"] for passed in point["skipped"]] == ["corrupt"] * 4
         # A mark goes only where every chunk is known and was read.
         check_all(again.context)
         with pytest.raises(NotCheckedError, match="would lose"):
-            adopt_all(again.context)
-        adopt_all(again.context, accept_loss=True)
+            claim_all(again.context)
+        claim_all(again.context, accept_loss=True)
         prove(again.context)
-        heal(again.context)
+        repair(again.context)
         assert latest(again) == 6
         with again.context.database.read() as session:
             corrupt = session.scalars(
@@ -189,8 +190,8 @@ def test_what_is_damaged_is_told_by_name_and_is_never_a_restore_point(
         assert list(corrupt) == [3, 4, 5]
 
 
-@pytest.mark.rule("protocol-13")
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("project-in-key")
+@pytest.mark.rule("record-outbox")
 @pytest.mark.parametrize("wrong_first", [True, False])
 def test_a_wrong_size_that_was_committed_costs_nobody_else_a_checkpoint(
     service: RunningService, settings: ServiceSettings, empty_url: str, wrong_first: bool
@@ -208,7 +209,7 @@ def test_a_wrong_size_that_was_committed_costs_nobody_else_a_checkpoint(
         assert latest(again, "demo/liar") is None
 
 
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("record-outbox")
 def test_a_rebuild_that_dies_at_any_step_is_begun_again(
     service: RunningService, settings: ServiceSettings, empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +248,7 @@ def test_a_rebuild_that_dies_at_any_step_is_begun_again(
         assert latest(again) == 2
 
 
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("record-outbox")
 def test_the_second_store_alone_gives_the_catalog_and_the_bytes_back(
     settings: ServiceSettings, empty_url: str, tmp_path: Path
 ) -> None:

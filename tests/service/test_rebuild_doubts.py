@@ -33,7 +33,7 @@ from holdfast_service.stores.posix.posix_store import PosixStore
 from holdfast_service.stores.registry import open_store
 from tests.support.databases import SqliteCatalogs
 from tests.support.rank import Job, Refused, answer
-from tests.support.rebuilt import SIGNING_KEY, adopt_all, check_all, rebuild_into, rebuilt_service, record_all
+from tests.support.rebuilt import SIGNING_KEY, check_all, claim_all, rebuild_into, rebuilt_service, record_all
 from tests.support.retention import prune
 from tests.support.service import RunningService, running_service
 
@@ -57,7 +57,7 @@ def confirm(service: RunningService, **body: str) -> None:
     answer(service.http().post("/v1/catalog/confirm", json=body))
 
 
-@pytest.mark.rule("protocol-41")
+@pytest.mark.rule("rebuild-doubts")
 def test_a_run_whose_records_are_lost_is_not_begun_from_nothing_until_a_person_confirms_it(
     service: RunningService, settings: ServiceSettings, empty_url: str
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_run_whose_records_are_lost_is_not_begun_from_nothing_until_a_person_c
         assert [event.reason for event in told] == ["it is new", None]
 
 
-@pytest.mark.rule("protocol-41")
+@pytest.mark.rule("rebuild-doubts")
 def test_a_project_without_any_record_is_in_doubt_for_whoever_makes_it_anew(
     service: RunningService, settings: ServiceSettings, empty_url: str
 ) -> None:
@@ -119,7 +119,7 @@ def test_a_project_without_any_record_is_in_doubt_for_whoever_makes_it_anew(
         assert Job(again.http(), "demo/gpt").opened["ever_committed"] is False
 
 
-@pytest.mark.rule("protocol-41")
+@pytest.mark.rule("rebuild-doubts")
 def test_a_record_that_was_begun_and_not_ended_is_doubted_and_never_promised_back(
     service: RunningService, settings: ServiceSettings, empty_url: str
 ) -> None:
@@ -136,11 +136,11 @@ def test_a_record_that_was_begun_and_not_ended_is_doubted_and_never_promised_bac
         (store,) = check_all(again.context).stores
         assert [each.kind for each in store.findings if each.blocks] == [FindingKind.BEGUN_RECORDS]
         with pytest.raises(NotCheckedError, match="would lose"):
-            adopt_all(again.context)
-        adopt_all(again.context, accept_loss=True)
+            claim_all(again.context)
+        claim_all(again.context, accept_loss=True)
 
 
-@pytest.mark.rule("protocol-41")
+@pytest.mark.rule("rebuild-doubts")
 def test_an_attempt_that_has_committed_says_so_where_no_record_of_its_checkpoint_is_left(
     service: RunningService, settings: ServiceSettings, empty_url: str
 ) -> None:
@@ -158,7 +158,7 @@ def test_an_attempt_that_has_committed_says_so_where_no_record_of_its_checkpoint
         assert (opened["restore_point"], opened["ever_committed"]) == (None, True), "it must not begin from nothing"
 
 
-@pytest.mark.rule("protocol-41")
+@pytest.mark.rule("rebuild-doubts")
 @pytest.mark.parametrize("damage", ["damaged", "missing"])
 def test_what_nobody_knows_to_be_free_is_held_until_a_person_has_looked(
     service: RunningService, settings: ServiceSettings, empty_url: str, damage: str
@@ -184,7 +184,7 @@ def test_what_nobody_knows_to_be_free_is_held_until_a_person_has_looked(
         with pytest.raises(Refused, match="checkpoint_held"):
             prune(again, checkpoint_ids=[saved[1]])
         check_all(again.context)
-        adopt_all(again.context, accept_loss=True)
+        claim_all(again.context, accept_loss=True)
         record_all(again.context)
         assert check_all(again.context).stores[0].findings == [], "its record has the hold from now on"
         released = answer(http.post(f"/v1/holds/{hold['id']}/release", json={"reason": "nobody needs it"}))
@@ -219,7 +219,7 @@ def rebuilt_as(url: str, store_url: str, catalog_id: str, *, may_mark: bool = Tr
         database.dispose()
 
 
-@pytest.mark.rule("protocol-41")
+@pytest.mark.rule("rebuild-doubts")
 def test_records_of_a_second_catalog_in_the_bucket_are_told_by_name_and_left_alone(
     service: RunningService, settings: ServiceSettings, other_settings: ServiceSettings, empty_url: str
 ) -> None:
@@ -240,7 +240,7 @@ def test_records_of_a_second_catalog_in_the_bucket_are_told_by_name_and_left_alo
         assert Job(again.http(), "demo/new").opened["ever_committed"] is False
 
 
-@pytest.mark.rule("protocol-41")
+@pytest.mark.rule("rebuild-doubts")
 @pytest.mark.parametrize("marker", ["replaced", "lost", "unreadable"])
 def test_a_marker_that_is_not_the_records_own_does_not_change_whose_catalog_it_is(
     service: RunningService, settings: ServiceSettings, empty_url: str, marker: str
@@ -269,12 +269,12 @@ def test_a_marker_that_is_not_the_records_own_does_not_change_whose_catalog_it_i
     with running_service(settings.model_copy(update={"database_url": SecretStr(empty_url)})) as again:
         assert restore_point(again, "gpt")["restore_point"]["step"] == 20  # type: ignore[index]
         (view,) = answer(again.http().get("/v1/stores"))["items"]
-        assert view["adopted"] is False, "the store is told whose it is, and still is to be adopted"
+        assert view["claimed"] is False, "the store is told whose it is, and still is to be claimed"
         check_all(again.context)
-        adopt_all(again.context)
+        claim_all(again.context)
 
 
-@pytest.mark.rule("protocol-41")
+@pytest.mark.rule("rebuild-doubts")
 def test_records_that_contradict_each_other_are_told_and_raise_no_error_of_the_database(
     service: RunningService, settings: ServiceSettings, empty_url: str
 ) -> None:

@@ -1,5 +1,5 @@
 """A rebuild that is given the database that it replaces: what only that one knows comes along, and where the records
-say more, they count (rules 30 and 41)."""
+say more, they count (rules record-outbox and rebuild-doubts)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from holdfast_protocol.states import CheckpointState
-from holdfast_service.collect.controller import tick as collect
+from holdfast_service.collect.controller import reconcile as collect
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint
 from holdfast_service.db.tables.operations import Hold
@@ -24,11 +24,11 @@ from holdfast_service.settings import ServiceSettings, SettingsError
 from tests.service.conftest import Clock
 from tests.support.databases import SqliteCatalogs
 from tests.support.rank import Job, answer
-from tests.support.rebuilt import adopt_all, check_all, read_all, rebuild_into, rebuilt_service, record_all
+from tests.support.rebuilt import check_all, claim_all, read_all, rebuild_into, rebuilt_service, record_all
 from tests.support.retention import HOUR, RUN, pin, prune, purge, put_policy, states, undelete
 from tests.support.service import RunningService
 
-pytestmark = [pytest.mark.rule("protocol-30"), pytest.mark.rule("protocol-41")]
+pytestmark = [pytest.mark.rule("record-outbox"), pytest.mark.rule("rebuild-doubts")]
 
 
 def label(service: RunningService, checkpoint_id: str, *labels: str) -> None:
@@ -82,8 +82,8 @@ def test_commits_without_a_record_come_along_with_their_attempts_and_every_byte(
         for rank in range(2):
             data = f"demo/gpt 2 2 {rank}".encode()
             assert read_all(again.http(), saved, [data, b"index " + data])
-        assert check_all(again.context).stores[0].whole, "nothing of it is lost by adopting"
-        adopt_all(again.context)
+        assert check_all(again.context).stores[0].whole, "nothing of it is lost by claiming"
+        claim_all(again.context)
         record_all(again.context)
         assert check_all(again.context, deep=True).stores[0].findings == []
     there = states_in_the_bucket(sqlite_catalogs.new(tmp_path), settings.store_url)

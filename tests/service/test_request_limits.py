@@ -37,7 +37,7 @@ from holdfast_service.web import guarded_route
 from holdfast_service.web.guarded_route import GuardedRoute
 from tests.support.service import RunningService, running_service
 
-pytestmark = pytest.mark.rule("protocol-43")
+pytestmark = pytest.mark.rule("limits-before-work")
 SEAL = "/v1/checkpoints/ck_0/shards/0"
 
 

@@ -1,5 +1,5 @@
 """A database that was put back from an older state in the very same place, and nobody said so: same catalog, same
-epoch, same file. What it calls nobody's belongs to checkpoints that it does not know (protocol rule 5)."""
+epoch, same file. What it calls nobody's belongs to checkpoints that it does not know (rule fencing-token)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sqlalchemy import make_url
 
 from holdfast_service.attached_stores.epoch import raise_epoch
 from holdfast_service.audit.record import Actor
-from holdfast_service.collect.controller import tick as collect
+from holdfast_service.collect.controller import reconcile as collect
 from holdfast_service.collect.sweep import sweep_store
-from holdfast_service.collect.sweep_controller import tick as sweep
+from holdfast_service.collect.sweep_controller import reconcile as sweep
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.writing import remove_record
 from holdfast_service.service import open_database
@@ -21,11 +21,11 @@ from holdfast_service.stores.base import StoreNotOurs
 from tests.service.conftest import Clock
 from tests.support.posix_chunks import age_everything, chunks
 from tests.support.rank import Job, Refused, answer
-from tests.support.rebuilt import adopt_all, check_all, record_all
+from tests.support.rebuilt import check_all, claim_all, record_all
 from tests.support.service import running_service
 
 
-@pytest.mark.rule("protocol-5")
+@pytest.mark.rule("fencing-token")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_database_put_back_in_place_deletes_nothing_of_what_it_does_not_know(
     settings: ServiceSettings, clock: Clock
@@ -77,7 +77,7 @@ def test_a_database_put_back_in_place_deletes_nothing_of_what_it_does_not_know(
     clock.advance(settings.sweep_interval_seconds)
     with running_service(settings) as service:
         check_all(service.context)
-        adopt_all(service.context, accept_loss=True)
+        claim_all(service.context, accept_loss=True)
         record_all(service.context)
         assert sweep(service.context).error is None
         collect(service.context)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast_service.liveness.abandoned_uploads as reap
-import holdfast_service.liveness.silent_attempts as attend
+import holdfast_service.liveness.silent_attempts as liveness
 from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
 from holdfast_service.insights import metrics as run_numbers
@@ -26,8 +26,8 @@ def settings(settings: ServiceSettings) -> ServiceSettings:
 
 def _trained(first: int, last: int, seconds: float, **more: Any) -> dict[str, Any]:
     """Its first step was over `seconds` ago, and its last one is over now."""
-    account: dict[str, Any] = {"first_step": first, "step": last, "steps_run": last - first + 1}
-    return account | {"first_step_age_seconds": seconds, "progress_age_seconds": 0.0, "doing": "training"} | more
+    progress: dict[str, Any] = {"first_step": first, "step": last, "steps_run": last - first + 1}
+    return progress | {"first_step_age_seconds": seconds, "progress_age_seconds": 0.0, "doing": "training"} | more
 
 
 def test_how_runs_fare(service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,13 +38,13 @@ def test_how_runs_fare(service: RunningService, clock: Clock, monkeypatch: pytes
     jobs["failed"].end("failed", error_type="E", error_rank=3, detail="E: no")
     jobs["preempted"].end("preempted")
     jobs["finished"].end("finished")
-    reap.tick(service.context)
+    reap.reconcile(service.context)
     for seconds in (30.0, 60.0, 90.0):
         clock.advance(30)
         jobs["training"].heartbeat(**_trained(0, 1, seconds))
         jobs["stalled"].heartbeat(**_trained(0, 1, seconds, progress_age_seconds=seconds))
-        reap.tick(service.context)
-    attend.tick(service.context)
+        reap.reconcile(service.context)
+    liveness.reconcile(service.context)
     runs = {run["name"]: run for run in answer(http.get("/v1/projects/demo/runs"))["items"]}
     assert {name: run["status"] for name, run in runs.items()} == {name: name for name in runs}
     assert len(runs) == 7

@@ -45,33 +45,33 @@ def test_a_round_trip_to_s3_is_hashed_by_the_store(s3_service):
 
 def test_what_a_killed_doctor_left_goes_with_the_next_sample(service, monkeypatch):
     with connected(service, Scope.TRAIN) as client:
-        offer = client.make_sample(REQUEST)
+        offer = client.samples.create(REQUEST)
         put_chunk(offer.ticket, memoryview(BODY), client.transfers)
-        client.make_sample(REQUEST)
+        client.samples.create(REQUEST)
         assert left(service) == [REQUEST.digest], "it may still be under way"
         later = service.context.store.clock() + timedelta(hours=2)
         monkeypatch.setattr(service.context.store, "clock", lambda: later)
-        client.make_sample(REQUEST)
+        client.samples.create(REQUEST)
     assert left(service) == []
 
 
 def test_a_sample_that_has_not_arrived_is_said_to_be_missing(service):
     with connected(service, Scope.TRAIN) as client:
-        offer = client.make_sample(REQUEST)
+        offer = client.samples.create(REQUEST)
         with pytest.raises(errors.ChunkGone):
-            client.check_sample(offer.id)
-        client.delete_sample(offer.id)
-        client.delete_sample(offer.id)
+            client.samples.check(offer.id)
+        client.samples.delete(offer.id)
+        client.samples.delete(offer.id)
 
 
 @pytest.mark.parametrize("sample", ["x", "../../demo", f"{'0' * 64}-..", f"{'0' * 64}/{'0' * 32}"])
 def test_no_other_object_can_be_named(service, sample):
     with connected(service, Scope.TRAIN) as client:
-        for call in (client.check_sample, client.delete_sample):
+        for call in (client.samples.check, client.samples.delete):
             with pytest.raises((errors.InvalidRequest, errors.RouteNotFound)):
                 call(sample)
 
 
 def test_a_reader_makes_no_sample(service):
     with connected(service, Scope.READ) as client, pytest.raises(errors.Forbidden):
-        client.make_sample(REQUEST)
+        client.samples.create(REQUEST)

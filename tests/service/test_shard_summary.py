@@ -70,7 +70,9 @@ def client_of(service: RunningService) -> Client:
 def save(client: Client, said: ShardSummary, *, step: int = 5) -> str:
     opened = open_attempt(client, RUN, "launch-1", world_size=1, host="", environment={}, create=None)
     fence = Fence(epoch=opened.epoch, attempt=opened.attempt, launch_id="launch-1")
-    begun = client.begin(RUN.project, RUN.run, BeginCheckpoint(**fence.model_dump(), step=step, world_size=1))
+    begun = client.checkpoints.begin(
+        RUN.project, RUN.run, BeginCheckpoint(**fence.model_dump(), step=step, world_size=1)
+    )
     digests = ShardUploader(client, begun.id, 0, fence).upload(map(OutgoingChunk.of, CHUNKS)).digests
     seal = SealShard(
         **dict(fence),
@@ -79,7 +81,7 @@ def save(client: Client, said: ShardSummary, *, step: int = 5) -> str:
         chunks=digests,
         index=IndexOrdinals(shard=1, layout=2),
     )
-    assert client.seal(begun.id, 0, seal).state == "committed"
+    assert client.checkpoints.seal(begun.id, 0, seal).state == "committed"
     return begun.id
 
 
@@ -93,7 +95,7 @@ def shown(service: RunningService, *arguments: str) -> str:
 def arrived(service: RunningService, checkpoint_id: str) -> dict[str, ShardSummary]:
     """By the place that says it."""
     with client_of(service) as client:
-        (of_rest,) = client.manifest(checkpoint_id).shards
+        (of_rest,) = client.checkpoints.manifest(checkpoint_id).shards
     with service.context.database.read() as session:
         (row,) = session.scalars(select(Shard).where(Shard.checkpoint_id == checkpoint_id))
         of_columns = {name: getattr(row, name) for name in ShardSummary.model_fields}

@@ -1,4 +1,5 @@
-"""The start: what a store that is away, another catalog's store and an unsafe filesystem do (rules 5, 33, 34)."""
+"""The start: what a store that is away, another catalog's store and an unsafe filesystem do (rules fencing-token,
+sqlite-immediate and store-outage-degrades)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unk
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.support.databases import SqliteCatalogs
 from tests.support.rank import Job, Refused, answer
-from tests.support.rebuilt import adopt_all, check_all
+from tests.support.rebuilt import check_all, claim_all
 from tests.support.seaweedfs import seaweedfs_server
 from tests.support.service import RunningService, running_service
 
@@ -37,7 +38,7 @@ def readiness(service: RunningService) -> tuple[int, dict[str, str]]:
     return reply.status_code, {check["name"]: check["detail"] for check in reply.json()["checks"] if not check["ok"]}
 
 
-@pytest.mark.rule("protocol-34")
+@pytest.mark.rule("store-outage-degrades")
 def test_a_store_that_is_away_at_the_start_degrades_the_service_until_it_is_back(
     settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +60,7 @@ def test_a_store_that_is_away_at_the_start_degrades_the_service_until_it_is_back
             assert service.context.store.capabilities == probed, "the probe's result is kept"
 
 
-@pytest.mark.rule("protocol-34")
+@pytest.mark.rule("store-outage-degrades")
 def test_a_mount_that_is_absent_is_not_taken_for_a_new_store(settings: ServiceSettings, tmp_path: Path) -> None:
     with running_service(settings) as service:
         saved = Job(service.http()).save(100)
@@ -79,7 +80,7 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.rule("protocol-45")
+@pytest.mark.rule("no-symlinks")
 def test_the_data_folder_and_the_catalog_are_closed_to_others(tmp_path: Path) -> None:
     settings = ServiceSettings(data_dir=tmp_path / "data")
     folder, catalog = settings.data_dir, settings.data_dir / "catalog.db"
@@ -98,7 +99,7 @@ def test_the_data_folder_and_the_catalog_are_closed_to_others(tmp_path: Path) ->
         os.umask(before)
 
 
-@pytest.mark.rule("protocol-45")
+@pytest.mark.rule("no-symlinks")
 def test_a_data_folder_that_holds_other_things_and_is_open_to_others_is_refused(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -115,7 +116,7 @@ def test_a_group_that_is_not_there_is_named(settings: ServiceSettings) -> None:
         pass
 
 
-@pytest.mark.rule("protocol-5")
+@pytest.mark.rule("fencing-token")
 def test_another_catalogs_store_is_refused_at_the_start(
     settings: ServiceSettings, sqlite_catalogs: SqliteCatalogs, tmp_path: Path
 ) -> None:
@@ -128,7 +129,7 @@ def test_another_catalogs_store_is_refused_at_the_start(
         pass
 
 
-@pytest.mark.rule("protocol-5")
+@pytest.mark.rule("fencing-token")
 def test_a_store_that_was_moved_keeps_its_row(settings: ServiceSettings, tmp_path: Path) -> None:
     with running_service(settings) as service:
         saved = Job(service.http()).save(100)
@@ -141,7 +142,7 @@ def test_a_store_that_was_moved_keeps_its_row(settings: ServiceSettings, tmp_pat
             assert [row.url for row in session.scalars(select(StoreRow))] == [f"posix://{tmp_path / 'moved'}"]
 
 
-@pytest.mark.rule("protocol-5")
+@pytest.mark.rule("fencing-token")
 def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and_adopted(
     settings: ServiceSettings,
 ) -> None:
@@ -160,17 +161,17 @@ def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and
         later = Job(service.http(), after=1)
         assert later.fence["epoch"] == 2
         assert later.begin(300).negotiate(0, [b"frozen"])["chunks"][0]["status"] == "upload"
-        assert holdfast_service.collect.controller.tick(service.context).done == 0
-        holdfast_service.scrub.verify.tick(service.context)
+        assert holdfast_service.collect.controller.reconcile(service.context).done == 0
+        holdfast_service.scrub.verify.reconcile(service.context)
         with pytest.raises(NotCheckedError):
-            adopt_all(service.context)
+            claim_all(service.context)
         check_all(service.context)
-        adopt_all(service.context)
+        claim_all(service.context)
         with service.context.database.read() as session:
             assert CopyState.SUSPECT not in set(session.scalars(select(Copy.state)))
 
 
-@pytest.mark.rule("protocol-33")
+@pytest.mark.rule("sqlite-immediate")
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.s3fs", "lustre", "9p"])
 def test_sqlite_is_refused_on_a_network_filesystem(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mounts"
@@ -182,7 +183,7 @@ def test_sqlite_is_refused_on_a_network_filesystem(kind: str, tmp_path: Path, mo
         Database(f"sqlite:///{tmp_path / 'catalog.db'}")
 
 
-@pytest.mark.rule("protocol-33")
+@pytest.mark.rule("sqlite-immediate")
 def test_a_sqlite_write_transaction_takes_the_lock_before_it_reads(tmp_path: Path) -> None:
     """A deferred one that read first and writes later would fail with SQLITE_BUSY, whatever the time-out."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")

@@ -44,7 +44,7 @@ def _weaken(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.rule("protocol-47")
+@pytest.mark.rule("enforcement-probed")
 def test_a_store_that_enforces_less_than_before_is_found_out_and_said_everywhere(
     service: RunningService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_store_that_enforces_less_than_before_is_found_out_and_said_everywhere
     assert answer(http.get("/readyz"))["warnings"] == []
     with monkeypatch.context() as patch:
         _weaken(patch)
-        watch.tick()  # the one after the start
+        watch.reconcile()  # the one after the start
         (found,) = answer(http.get("/v1/stores"))["items"]
         assert [told.partition(":")[0] for told in found["weaknesses"]] == [
             "It takes uploads whose signature is wrong",
@@ -71,23 +71,23 @@ def test_a_store_that_enforces_less_than_before_is_found_out_and_said_everywhere
             assert (event.before["signature_enforced"], event.after["signature_enforced"]) == (True, False)
             kept = session.scalars(select(StoreRow.capabilities)).one()
             assert kept["sha256_enforced"] is False, "for the next process"
-    watch.tick()
+    watch.reconcile()
     assert not service.context.store.capabilities.sha256_enforced, "not before its time"
     monkeypatch.setattr(holdfast_service.attached_stores.attached, "PROBE_EVERY_SECONDS", -1.0)
-    watch.tick()
+    watch.reconcile()
     (again,) = answer(http.get("/v1/stores"))["items"]
     assert again["weaknesses"] == []
     assert again["changed_at"] > found["changed_at"]
 
 
-@pytest.mark.rule("protocol-47")
+@pytest.mark.rule("enforcement-probed")
 def test_what_was_probed_is_known_to_the_next_process_with_its_moments(
     settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_service(settings) as service:
         with monkeypatch.context() as patch:
             _weaken(patch)
-            service.context.store_watch.tick()
+            service.context.store_watch.reconcile()
         known = service.context.store.capabilities
     assert known is not None
     assert known.changed_at is not None
@@ -95,7 +95,7 @@ def test_what_was_probed_is_known_to_the_next_process_with_its_moments(
         assert service.context.store.capabilities == known
 
 
-@pytest.mark.rule("protocol-47")
+@pytest.mark.rule("enforcement-probed")
 def test_where_the_store_compares_md5_no_chunk_is_offered_without_it(service: RunningService) -> None:
     store = service.context.store
     by_md5 = replace(store.capabilities, sha256_enforced=False, md5_enforced=True)

@@ -13,7 +13,7 @@ from holdfast_protocol.states import CheckpointState, CopyState, Scope
 from holdfast_protocol.usage import DEFAULT_PRICES, GIB
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy
-from holdfast_service.db.tables.operations import StoreCare
+from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.usage import metrics as byte_numbers
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer, digest_of
@@ -169,7 +169,7 @@ def test_orphans_are_those_of_the_last_sweep_and_stand_beside(service: RunningSe
             "kept": 0,
             "stopped": None,
         }
-        session.add(StoreCare(store_id=service.context.store_id, swept_at=now, sweep=found))
+        session.add(StoreMaintenance(store_id=service.context.store_id, swept_at=now, sweep=found))
     before = usage(service, "demo")
     assert before["orphaned_bytes"] == 123
     assert before["stored_bytes"] == counted_by_hand(service)["stored_bytes"]

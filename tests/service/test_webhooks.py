@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-import holdfast_service.liveness.silent_attempts as attend
+import holdfast_service.liveness.silent_attempts as liveness
 import holdfast_service.webhooks.controller as webhooks
 from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
@@ -27,7 +27,7 @@ from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.db.tables.webhooks import Webhook, WebhookDelivery
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.webhooks.call import MOST_TRIES, Answer, call
-from holdfast_service.webhooks.controller import WebhooksReport, tick
+from holdfast_service.webhooks.controller import WebhooksReport, reconcile
 from holdfast_service.webhooks.target import RefusedTargetError, Target, find_target
 from tests.service.conftest import Clock
 from tests.support.interleave import in_background
@@ -87,12 +87,12 @@ def test_what_happens_to_a_run_is_told_once_and_signed(
     job.heartbeat(7, steps_run=7, progress_age_seconds=10**6, doing="training")
     clock.advance(3600)
     job.heartbeat(7, steps_run=7, progress_age_seconds=3600, doing="training")
-    attend.tick(service.context)
+    liveness.reconcile(service.context)
     for _ in range(2):  # the reply was lost, and it is told again
         job.end("failed", error_type="ValueError", error_rank=1, detail="ValueError: GET https://x.example/a?sig=1")
     Job(service.http(), after=1).end("finished")  # nobody wants to hear of it
-    assert tick(service.context) == WebhooksReport(done=2)
-    assert tick(service.context) == WebhooksReport()
+    assert reconcile(service.context) == WebhooksReport(done=2)
+    assert reconcile(service.context) == WebhooksReport()
     stalled, failed = receiver.seen
     for seen in (stalled, failed):
         check_signature(seen, hook["secret"])
@@ -123,17 +123,17 @@ def test_a_call_is_made_again_with_the_same_id_until_it_arrives_or_is_given_up(
     hook = make_hook(service, receiver.url, "attempt.failed")
     receiver.says = Reply(503, b"later")
     Job(service.http()).end("failed")
-    assert tick(service.context) == WebhooksReport(failed=1, error="the receiver has answered 503")
-    assert tick(service.context) == WebhooksReport(), "not before its time"
+    assert reconcile(service.context) == WebhooksReport(failed=1, error="the receiver has answered 503")
+    assert reconcile(service.context) == WebhooksReport(), "not before its time"
     clock.advance(7)
     receiver.says = DROP
-    tick(service.context)
+    reconcile(service.context)
     clock.advance(30)
     receiver.says = Reply(302, headers={"Location": "http://169.254.169.254/latest"})
-    assert tick(service.context).error == "the receiver has answered 302", "no redirect is followed"
+    assert reconcile(service.context).error == "the receiver has answered 302", "no redirect is followed"
     clock.advance(120)
     receiver.says = Reply(200)
-    assert tick(service.context) == WebhooksReport(done=1)
+    assert reconcile(service.context) == WebhooksReport(done=1)
     assert len({seen.headers["webhook-id"] for seen in receiver.seen}) == 1
     assert len({seen.headers["webhook-timestamp"] for seen in receiver.seen}) == 4
     (view,) = deliveries(service, hook)
@@ -143,24 +143,24 @@ def test_a_call_is_made_again_with_the_same_id_until_it_arrives_or_is_given_up(
     Job(service.http(), after=1).end("failed")
     given_up = 0
     for _ in range(MOST_TRIES):
-        given_up += tick(service.context).given_up
+        given_up += reconcile(service.context).given_up
         clock.advance(6 * 3600)
     assert given_up == 1
-    assert tick(service.context) == WebhooksReport()
+    assert reconcile(service.context) == WebhooksReport()
     view, _ = deliveries(service, hook)
     assert (view["tries"], view["delivered_at"], view["next_try_at"]) == (MOST_TRIES, None, None)
     assert answer(service.http().get("/v1/projects/demo/webhooks"))["items"][0]["given_up"] == 1
     # 410 means that nobody is there any more.
     receiver.says = Reply(410)
     Job(service.http(), after=2).end("failed")
-    assert tick(service.context).given_up == 1
+    assert reconcile(service.context).given_up == 1
     assert answer(service.http().delete(f"/v1/projects/demo/webhooks/{hook['id']}"))["id"] == hook["id"]
     with service.context.database.read() as session:
         assert session.scalars(select(Webhook.secret)).all() == [b""]
     assert len(deliveries(service, hook)) == 3
     clock.advance(31 * 86400)
     monkeypatch.setattr("holdfast_service.webhooks.controller._AT_ONCE", 2)
-    tick(service.context)
+    reconcile(service.context)
     with service.context.database.read() as session:
         assert session.scalars(select(WebhookDelivery.id)).all() == session.scalars(select(Webhook.id)).all() == []
 
@@ -173,17 +173,17 @@ def test_of_many_processes_one_makes_a_call_and_who_dies_at_it_is_stood_in_for(
     for number in range(5):
         Job(service.http(), after=number).end("failed")
     with in_background() as threads:
-        done = sum(report.done for report in threads.map(lambda _: tick(service.context), range(4)))
+        done = sum(report.done for report in threads.map(lambda _: reconcile(service.context), range(4)))
     assert (done, len(receiver.seen)) == (5, 5)
     # Killed after the call, before it was noted: it comes again, with the same id, once the lease is over.
     Job(service.http(), after=5).end("failed")
     with monkeypatch.context() as dying:
         dying.setattr(webhooks, "_settle", _dies)
         with pytest.raises(KeyboardInterrupt):
-            tick(service.context)
-    assert tick(service.context) == WebhooksReport()
+            reconcile(service.context)
+    assert reconcile(service.context) == WebhooksReport()
     clock.advance(121)
-    assert tick(service.context) == WebhooksReport(done=1)
+    assert reconcile(service.context) == WebhooksReport(done=1)
     assert receiver.seen[-1].headers["webhook-id"] == receiver.seen[-2].headers["webhook-id"]
     assert receiver.seen[-1].body == receiver.seen[-2].body
     assert len(deliveries(service, hook)) == 6
@@ -224,12 +224,12 @@ def test_what_did_not_happen_is_not_told(service: RunningService, receiver: Rece
     make_hook(service, receiver.url, "checkpoint.quarantined", "checkpoint.diverged")
     with pytest.raises(TypeError), service.context.database.transaction() as session:
         _quarantines(session, project_id, then=None)
-    assert tick(service.context) == WebhooksReport()
+    assert reconcile(service.context) == WebhooksReport()
     with service.context.database.transaction() as session:
         _quarantines(session, project_id)
     view = Job(service.http()).save(5, finite=False)
     assert view["health"] == "diverged"
-    assert tick(service.context) == WebhooksReport(done=2)
+    assert reconcile(service.context) == WebhooksReport(done=2)
     assert [seen.json["type"] for seen in receiver.seen] == ["checkpoint.quarantined", "checkpoint.diverged"]
     assert receiver.seen[1].json["data"] | {"reason": ""} == {
         "project": "demo", "run": "gpt", "attempt": 1, "step": 5, "checkpoint_id": view["id"], "reason": "",
@@ -285,13 +285,13 @@ def test_only_a_projects_administrators_see_and_change_its_webhooks(
     added = json.loads(run(app, ["webhook", "add", "demo", "--url", receiver.url, *events, "--json"]).stdout)
     assert added["events"] == ["attempt.lost", "run.stalled"]
     answer(http.post(f"/v1/projects/demo/webhooks/{added['id']}/test"))
-    tick(service.context)
+    reconcile(service.context)
     assert receiver.seen[-1].json["type"] == "webhook.test"
     assert "delivered" in run(app, ["webhook", "deliveries", "demo", added["id"]], env={"COLUMNS": "200"}).stdout
     assert added["id"] in run(app, ["webhook", "list", "demo"], env={"COLUMNS": "200"}).stdout
     answer(http.post(f"/v1/projects/demo/webhooks/{added['id']}/test"))
     assert json.loads(run(app, ["webhook", "delete", "demo", added["id"], "--json"]).stdout)["deleted_at"]
-    assert tick(service.context) == WebhooksReport()
+    assert reconcile(service.context) == WebhooksReport()
     with service.context.database.read() as session:
         last = session.scalars(select(WebhookDelivery).order_by(WebhookDelivery.id.desc())).first()
     assert last is not None

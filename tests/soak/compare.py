@@ -24,7 +24,10 @@ def compare(client: Client, checkpoint_id: str, ledger: Ledger) -> int:
 
 def read_shards(client: Client, checkpoint_id: str) -> dict[int, list[bytes]]:
     """By rank, the bytes of its chunks in their order."""
-    ranks = [client.shard_chunks(checkpoint_id, shard.rank) for shard in client.manifest(checkpoint_id).shards]
+    ranks = [
+        client.checkpoints.shard_chunks(checkpoint_id, shard.rank)
+        for shard in client.checkpoints.manifest(checkpoint_id).shards
+    ]
     stored = {shard.rank: [chunk.digest for chunk in shard.chunks] for shard in ranks}
     read: dict[str, bytes] = {}
 

@@ -32,7 +32,7 @@ SETTINGS = {
     "HOLDFAST_CONTROLLER_INTERVAL_SECONDS": "0.5",
     "HOLDFAST_LEASE_SECONDS": "6",
     "HOLDFAST_CHUNK_LEASE_SECONDS": "6",
-    "HOLDFAST_COLLECT_FULL_LOOK_SECONDS": "20",
+    "HOLDFAST_COLLECT_FULL_SCAN_SECONDS": "20",
     "HOLDFAST_SWEEP_INTERVAL_SECONDS": "15",
     "HOLDFAST_SCRUB_DAYS": "0.001",
     "HOLDFAST_RETENTION_INTERVAL_SECONDS": "2",
@@ -127,10 +127,10 @@ class Fleet:
             if not member.process.runs:
                 member.process = member.start()
 
-    def end_clients(self, patience_seconds: float) -> None:
+    def end_clients(self, retry_deadline_seconds: float) -> None:
         """They find the file `stop` between two steps."""
         (self.folder / "stop").touch()
-        deadline = time.monotonic() + patience_seconds
+        deadline = time.monotonic() + retry_deadline_seconds
         for member in self.members:
             if member.kind in {"writer", "reader"}:
                 member.process.wait(max(0.1, deadline - time.monotonic()))

@@ -26,14 +26,14 @@ class Judge:
         self.facts: Counter[str] = Counter()
         self._quiet = Quiet(client, context, self.facts)
         self.notes: list[str] = []
-        """What went wrong on the way and was mended by another try."""
+        """What went wrong on the way and was fixed by another try."""
 
-    def wait_until_quiet(self, patience_seconds: float) -> list[str]:
-        return self._quiet.wait(patience_seconds)
+    def wait_until_quiet(self, retry_deadline_seconds: float) -> list[str]:
+        return self._quiet.wait(retry_deadline_seconds)
 
     def faults(self) -> list[str]:
         """Every sentence is a reason why the soak has failed."""
-        for controller in self._client.controllers():
+        for controller in self._client.controllers.list():
             self.facts[f"controller {controller.name}: done"] = controller.done
             self.facts[f"controller {controller.name}: failed, and tried again"] = controller.failed
             if controller.error is not None:

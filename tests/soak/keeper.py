@@ -34,16 +34,16 @@ class Keeper:
             "undelete": self._undelete,
             "pin": self._pin,
             "unpin": self._unpin,
-            "collect": lambda: client.collect_now(),
-            "sweep": lambda: client.sweep(StartSweep(dry_run=self._numbers.random() < 0.3)),
+            "collect": lambda: client.collection.start(),
+            "sweep": lambda: client.collection.sweep(StartSweep(dry_run=self._numbers.random() < 0.3)),
             "scrub": self._scrub,
-            "look": lambda: client.plan_collection(project),
+            "look": lambda: client.collection.plan(project),
         }
 
     def start(self, policies: Mapping[PolicyKind, dict[str, Any]]) -> None:
         """These are put for the whole project first."""
         for kind, document in policies.items():
-            self._client.put_policy(kind, self._project, None, document)
+            self._client.policies.put(kind, self._project, None, document)
         self._thread.start()
 
     def stop(self) -> None:
@@ -59,37 +59,39 @@ class Keeper:
             except (Conflict, NotFound) as refusal:
                 self._ledger.count(f"operator: {what} refused ({type(refusal).__name__})")
             except ServiceUnavailable as error:
-                self._ledger.count(f"operator: {what} put off ({type(error).__name__})")
+                self._ledger.count(f"operator: {what} deferred ({type(error).__name__})")
             except HoldfastError as error:
                 self._ledger.fault(f"the operator's {what} failed with {type(error).__name__}: {error}")
 
     def _run(self) -> str | None:
-        runs = [run.name for run in self._client.all_runs(self._project)]
+        runs = [run.name for run in self._client.runs.all(self._project)]
         return self._numbers.choice(runs) if runs else None
 
     def _one(self, state: CheckpointState) -> tuple[str, str] | None:
         run = self._run()
         if run is None:
             return None
-        found = self._client.checkpoints(self._project, run, state=state, limit=30).items
+        found = self._client.checkpoints.list(self._project, run, state=state, limit=30).items
         return (run, self._numbers.choice(found).id) if found else None
 
     def _prune(self) -> None:
         if (one := self._one(CheckpointState.COMMITTED)) is not None:
-            self._client.prune(self._project, one[0], PruneCheckpoints(checkpoint_ids=[one[1]], reason="the soak"))
+            self._client.retention.prune(
+                self._project, one[0], PruneCheckpoints(checkpoint_ids=[one[1]], reason="the soak")
+            )
 
     def _undelete(self) -> None:
         if (one := self._one(CheckpointState.TRASHED)) is not None:
-            self._client.undelete(one[1], pin=False)
+            self._client.checkpoints.undelete(one[1], pin=False)
 
     def _pin(self) -> None:
         if (one := self._one(CheckpointState.COMMITTED)) is not None:
-            self._client.pin(one[1], "the soak", expires_in_seconds=self._numbers.randint(2, 20))
+            self._client.checkpoints.pin(one[1], "the soak", expires_in_seconds=self._numbers.randint(2, 20))
 
     def _unpin(self) -> None:
         if (one := self._one(CheckpointState.COMMITTED)) is not None:
-            self._client.unpin(one[1])
+            self._client.checkpoints.unpin(one[1])
 
     def _scrub(self) -> None:
         if (run := self._run()) is not None:
-            self._client.scrub_run(self._project, run)
+            self._client.scrub.run(self._project, run)

@@ -30,14 +30,14 @@ class Quiet:
         self._context = context
         self._facts = facts
 
-    def wait(self, patience_seconds: float) -> list[str]:
+    def wait(self, retry_deadline_seconds: float) -> list[str]:
         """What is still on the way after that time; nothing if all has come to its end."""
-        deadline = time.monotonic() + patience_seconds
+        deadline = time.monotonic() + retry_deadline_seconds
         while True:
             left = self.on_the_way()
             if not left or time.monotonic() > deadline:
                 return left
-            self._client.wait_operation(self._client.collect_now().id, timeout_seconds=60)
+            self._client.operations.wait(self._client.collection.start().id, timeout_seconds=60)
             time.sleep(_POLL_SECONDS)
 
     def on_the_way(self) -> list[str]:
@@ -105,7 +105,9 @@ class Quiet:
 
     def swept(self) -> list[str]:
         """The service's own sweep must find the same: nothing."""
-        view = self._client.wait_operation(self._client.sweep(StartSweep(dry_run=True)).id, timeout_seconds=60)
+        view = self._client.operations.wait(
+            self._client.collection.sweep(StartSweep(dry_run=True)).id, timeout_seconds=60
+        )
         if view.error:
             return [f"the last sweep failed: {view.error}"]
         report = SweepReport.model_validate(view.result)

@@ -19,17 +19,17 @@ _PAUSE_SECONDS = 0.2
 
 
 def read_one(client: Client, project: str, numbers: random.Random, ledger: Ledger) -> None:
-    run = numbers.choice([run.name for run in client.all_runs(project)] or [""])
+    run = numbers.choice([run.name for run in client.runs.all(project)] or [""])
     if not run:
         return
     if numbers.random() < 0.5:
-        point = client.restore_point(project, run).restore_point
+        point = client.restores.restore_point(project, run).restore_point
         wanted = None if point is None else point.checkpoint_id
     else:
         there = [
             view.id
             for state in (CheckpointState.COMMITTED, CheckpointState.TRASHED)
-            for view in client.checkpoints(project, run, state=state, limit=50).items
+            for view in client.checkpoints.list(project, run, state=state, limit=50).items
         ]
         wanted = numbers.choice(there) if there else None
     if wanted is None:
@@ -39,7 +39,7 @@ def read_one(client: Client, project: str, numbers: random.Random, ledger: Ledge
         ledger.count("checkpoints read and compared")
     except (ChunkGone, NotFound):
         # Refused before the first ticket: its purge had begun. What was begun to be read must come to its end.
-        state = client.checkpoint(wanted).state
+        state = client.checkpoints.get(wanted).state
         if state not in _GOING:
             raise
         ledger.count("reads that came after a purge")

@@ -60,7 +60,7 @@ def run_soak(folder: Path, plan: Plan) -> Outcome:
     with closing(Ledger(folder)) as ledger, new_fleet(folder, seed=plan.seed) as fleet:
         fleet.add_service()
         with Client(_client_settings(fleet)) as client:
-            client.edit_project(fleet.project, EditProject())
+            client.projects.edit(fleet.project, EditProject())
             for number in range(plan.workers):
                 fleet.add_worker(number + 1)
             for number in range(plan.writers):

@@ -9,8 +9,8 @@ import pytest
 from tests.soak.soak import Plan, run_soak, table
 
 
-@pytest.mark.rule("protocol-24")
-@pytest.mark.rule("protocol-25")
+@pytest.mark.rule("mark-before-delete")
+@pytest.mark.rule("late-put-window")
 def test_everything_at_once_with_kills_leaves_nothing_unreadable_and_nothing_leaked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

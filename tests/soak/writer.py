@@ -50,7 +50,7 @@ class Job:
         """The next step. What is offered must be readable, whatever was killed before."""
         point = self._opened.restore_point
         opened = self._opened
-        self._client.resumed_from(
+        self._client.attempts.resumed_from(
             self._run.project,
             self._run.run,
             opened.attempt,
@@ -93,7 +93,7 @@ class Job:
         writer.upload(OutgoingChunk.of(piece.data) for piece in pieces)
         if rank == 0 and fate < _ABORTED:
             request = AbortCheckpoint(epoch=begin.epoch, attempt=begin.attempt, reason="the soak gives it up")
-            self._client.abort(writer.checkpoint_id, request)
+            self._client.checkpoints.abort(writer.checkpoint_id, request)
             return None
         if rank == 0 and fate < _ABORTED + _FAILED:
             writer.fail(MemoryError("the soak's rank failed"))

@@ -261,14 +261,14 @@ class CommitMachine(RuleBasedStateMachine):
     @rule(hours=strategies.sampled_from([1, 3]))
     def collect(self, hours: int) -> None:
         _ahead[0] += timedelta(hours=hours)
-        holdfast_service.collect.controller.tick(self.service.context)
+        holdfast_service.collect.controller.reconcile(self.service.context)
         self.changed = True
 
     @rule()
     def the_service_was_away(self) -> None:
         """The reaper finds a gap and leaves it out: nothing is given up."""
         _ahead[0] += timedelta(hours=2)
-        assert holdfast_service.liveness.abandoned_uploads.tick(self.service.context).aborted == ()
+        assert holdfast_service.liveness.abandoned_uploads.reconcile(self.service.context).aborted == ()
 
     # What must always hold.
 
@@ -350,5 +350,5 @@ def test_every_committed_checkpoint_is_fully_readable_whatever_happens(
 ) -> None:
     with movable_clock(monkeypatch):
         # As at a service's start: what was before the first round of all is no downtime.
-        holdfast_service.liveness.abandoned_uploads.tick(service.context)
+        holdfast_service.liveness.abandoned_uploads.reconcile(service.context)
         run_state_machine_as_test(lambda: CommitMachine(service), settings=PROFILE)

@@ -35,9 +35,9 @@ def files_of(store: Path, digest: str) -> list[Path]:
 
 def chunks_of(client: Client, checkpoint_id: str, tensor: str) -> list[tuple[int, str]]:
     """(rank that stored it, digest) of each chunk that holds a part of `tensor`, in order."""
-    view = client.checkpoint(checkpoint_id)
+    view = client.checkpoints.get(checkpoint_id)
     run = RunName(view.project, view.run)
-    point = client.restore_point(run.project, run.run, checkpoint_id).restore_point
+    point = client.restores.restore_point(run.project, run.run, checkpoint_id).restore_point
     assert point is not None
     with TransferWorkers(1) as workers, CheckpointSource(client, run, point, workers=workers) as source:
         manifest = source.manifest()

@@ -1,4 +1,4 @@
-"""Little checkpoints, made as a training job makes them: each is a step further, on one line of descent.
+"""Little checkpoints, made as a training job makes them: each is a step further, on one lineage.
 
 open an attempt, tell what it resumed from -> begin -> upload -> seal (commits) -> fetch, compare -> end
 """
@@ -39,15 +39,15 @@ def save_little_checkpoint(client: Client, project: str) -> RunName:
     checkpoint = _save(client, run, opened, saved_as, chunks)
     _read_back(client, checkpoint.id, chunks)
     request = EndAttempt(epoch=opened.epoch, attempt=opened.attempt, outcome=AttemptOutcome.FINISHED, detail="done")
-    client.end_attempt(run.project, run.run, opened.attempt, request)
+    client.attempts.end(run.project, run.run, opened.attempt, request)
     return run
 
 
 def _follow(client: Client, run: RunName, opened: AttemptOpened) -> None:
-    """Says that it goes on from the newest sample, as a trainer does: so the samples are one line of descent."""
+    """Says that it goes on from the newest sample, as a trainer does: so the samples are one lineage."""
     newest = opened.restore_point.checkpoint_id if opened.restore_point else None
     request = ResumedFrom(epoch=opened.epoch, attempt=opened.attempt, checkpoint_id=newest)
-    client.resumed_from(run.project, run.run, opened.attempt, request)
+    client.attempts.resumed_from(run.project, run.run, opened.attempt, request)
 
 
 def _sample_chunks(saved_as: SavedAs) -> list[bytes]:
@@ -68,10 +68,10 @@ def _save(
 ) -> CheckpointView:
     fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
     begin = BeginCheckpoint(**fence.model_dump(), step=saved_as.step, world_size=saved_as.world_size)
-    begun = client.begin(run.project, run.run, begin)
+    begun = client.checkpoints.begin(run.project, run.run, begin)
     digests = [chunk_digest(chunk) for chunk in chunks]
     ShardUploader(client, begun.id, 0, fence).upload(map(OutgoingChunk.of, chunks))
-    sealed = client.seal(
+    sealed = client.checkpoints.seal(
         begun.id,
         0,
         SealShard(

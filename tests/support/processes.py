@@ -56,10 +56,10 @@ class ServerProcess:
     def runs(self) -> bool:
         return self._process.poll() is None
 
-    def wait(self, patience_seconds: float) -> None:
+    def wait(self, retry_deadline_seconds: float) -> None:
         """Until it has ended by itself; after that time it is killed."""
         try:
-            self._process.wait(patience_seconds)
+            self._process.wait(retry_deadline_seconds)
         except subprocess.TimeoutExpired:
             self.kill9()
 

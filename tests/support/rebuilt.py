@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 import holdfast_service.records.controller
 from holdfast_protocol.stores import CatalogCheck
-from holdfast_service.attached_stores.epoch import adopt_store
+from holdfast_service.attached_stores.epoch import claim_store
 from holdfast_service.audit.record import Actor
 from holdfast_service.catalog_check.check import check_catalog
 from holdfast_service.context import ServiceContext
@@ -29,10 +29,10 @@ SIGNING_KEY = b"k" * 32
 
 
 def record_all(context: ServiceContext) -> int:
-    """Rounds of the outbox until nothing is due; how many versions were written."""
+    """Passes of the outbox until nothing is due; how many versions were written."""
     written = 0
     while True:
-        report = holdfast_service.records.controller.tick(context)
+        report = holdfast_service.records.controller.reconcile(context)
         assert report.failed == 0, report.error
         if report.done == 0:
             return written
@@ -82,6 +82,6 @@ def check_all(context: ServiceContext, *, deep: bool = False, confirm_missing: b
     return check_catalog(context, None, Actor.at_the_database(), deep=deep, confirm_missing=confirm_missing)
 
 
-def adopt_all(context: ServiceContext, *, accept_loss: bool = False) -> None:
+def claim_all(context: ServiceContext, *, accept_loss: bool = False) -> None:
     for attached in context.stores:
-        adopt_store(context, attached, Actor.at_the_database(), accept_loss=accept_loss)
+        claim_store(context, attached, Actor.at_the_database(), accept_loss=accept_loss)

@@ -1,4 +1,4 @@
-"""A checkpoint in two stores: what a policy asks to be copied, a round of copying, and where its bytes lie then."""
+"""A checkpoint in two stores: what a policy asks to be copied, a pass of copying, and where its bytes lie then."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def put_policy(service: RunningService, **document: Any) -> None:
 
 
 def replicate(service: RunningService) -> ReplicateReport:
-    return holdfast_service.replicate.controller.tick(service.context)
+    return holdfast_service.replicate.controller.reconcile(service.context)
 
 
 def begin(service: RunningService, content: bytes) -> CopyTask | None:

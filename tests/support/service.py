@@ -1,7 +1,7 @@
 """A running service: the real application behind a real uvicorn on loopback, in a thread of the test's process.
 
 `context` is the very object that its operations use, so that a test can look into the catalog and call an operation or
-a controller's tick directly; `http` is for what crosses the wire. Background work does not run by itself here.
+a controller's reconcile directly; `http` is for what crosses the wire. Background work does not run by itself here.
 """
 
 from __future__ import annotations

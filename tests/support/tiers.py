@@ -10,11 +10,11 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from holdfast_service.collect.controller import tick as collect_tick
+from holdfast_service.collect.controller import reconcile as collect_tick
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.stores.base import ObjectKey
-from holdfast_service.tiers.controller import TiersReport, tick
+from holdfast_service.tiers.controller import TiersReport, reconcile
 from tests.support.rank import Job, answer, digest_of
 from tests.support.s3_fake.server import S3Fake
 from tests.support.service import RunningService
@@ -58,7 +58,7 @@ class Cold:
         answer(self.http.put(where, json={"document": document}))
 
     def round(self) -> TiersReport:
-        report = tick(self.context)
+        report = reconcile(self.context)
         assert report.failed == 0, report.error
         return report
 

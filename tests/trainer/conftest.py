@@ -48,8 +48,8 @@ def service(served: tuple[ServedHoldfast, Path], monkeypatch: pytest.MonkeyPatch
 def run(service: Service) -> str:
     """A run that no other test uses; made here, so that its name is never taken for a mistyped one."""
     name = f"r{uuid.uuid4().hex}"
-    service.client.edit_project("tests", EditProject())
-    service.client.make_run("tests", name)
+    service.client.projects.edit("tests", EditProject())
+    service.client.runs.create("tests", name)
     return f"tests/{name}"
 
 
@@ -62,5 +62,5 @@ def own_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ser
         monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "3")
         monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "3")
         with Client() as client:
-            client.edit_project("tests", EditProject())
+            client.projects.edit("tests", EditProject())
             yield Service(running, tmp_path / "data", client)

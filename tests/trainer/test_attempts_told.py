@@ -20,7 +20,7 @@ class Boom(Exception):
 
 
 def attempt_of(client: Client, run: str, number: int = 1) -> AttemptView:
-    return client.attempt(*run.split("/"), number)
+    return client.attempts.get(*run.split("/"), number)
 
 
 def test_a_job_tells_how_far_it_came_and_its_error_before_its_save_is_over(run, service, monkeypatch):
@@ -58,7 +58,7 @@ def test_a_job_tells_how_far_it_came_and_its_error_before_its_save_is_over(run, 
         for step in range(ckpt.restore(resumed.state), 7):
             resumed.step(step)
             ckpt.step(step, resumed.state)
-    goodput = service.client.goodput(*run.split("/"))
+    goodput = service.client.insights.goodput(*run.split("/"))
     told = [(one.resumed_from_step, one.steps_run, one.steps_lost) for one in goodput.attempts]
     assert told == [(None, 5, 1), (3, 3, 0)]
     assert (goodput.steps_kept, goodput.steps_lost) == (7, 1)
@@ -94,7 +94,7 @@ def test_a_service_that_says_nothing_keeps_no_rank_from_ending(run, service, mon
         job = Job()
         ckpt = holdfast.Checkpointer(run)
         ckpt.restore(job.state)
-        heart = ckpt.parts.session._heart
+        heart = ckpt.parts.session._heartbeat
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = ckpt.parts.client.settings.model_copy(update={"url": url, "timeout_seconds": 60.0})
         with Client(settings) as nobody:

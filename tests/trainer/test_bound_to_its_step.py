@@ -34,10 +34,10 @@ def alter(service, statement, *values):
 
 
 def newest(service, run):
-    return next(service.client.all_checkpoints(*run.split("/"))).id
+    return next(service.client.checkpoints.all(*run.split("/"))).id
 
 
-@pytest.mark.rule("protocol-42")
+@pytest.mark.rule("index-names-its-save")
 def test_a_step_that_was_changed_in_the_catalog_is_refused_and_the_one_before_taken(service, saved, caplog, tmp_path):
     alter(service, "UPDATE checkpoints SET step = 28 WHERE id = ?", newest(service, saved))
     state = {"model": torch.nn.Linear(4, 4)}
@@ -55,7 +55,7 @@ def test_a_step_that_was_changed_in_the_catalog_is_refused_and_the_one_before_ta
     assert not (tmp_path / "pulled").exists()
 
 
-@pytest.mark.rule("protocol-42")
+@pytest.mark.rule("index-names-its-save")
 def test_a_checkpoint_that_the_catalog_moved_to_another_run_is_not_restored_there(service, saved):
     other = f"{saved}-other"
     with holdfast.Checkpointer(other, create=True) as ckpt:
@@ -72,7 +72,7 @@ def test_a_checkpoint_that_the_catalog_moved_to_another_run_is_not_restored_ther
         assert ckpt.restore({"model": torch.nn.Linear(4, 4)}) == 1, "its own step 0, and not the other run's step 20"
 
 
-@pytest.mark.rule("protocol-42")
+@pytest.mark.rule("index-names-its-save")
 def test_another_world_size_in_the_catalog_is_refused(service, saved):
     alter(service, "UPDATE checkpoints SET world_size = 2 WHERE id = ?", newest(service, saved))
     with holdfast.Checkpointer(saved) as ckpt:

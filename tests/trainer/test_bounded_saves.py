@@ -51,7 +51,7 @@ def bounded(run, host_memory=16 * KIB, **more):
     return holdfast.Checkpointer(run, host_memory=host_memory, chunk_sizes=SIZES, create=True, **more)
 
 
-@pytest.mark.rule("training-9")
+@pytest.mark.rule("staging-slabs")
 @pytest.mark.parametrize("host_memory", [16 * KIB, 40 * KIB, 150 * KIB, 8 * KIB * KIB])
 def test_a_save_through_a_window_of_any_size_comes_back_bit_for_bit(run, host_memory):
     with bounded(run, host_memory) as ckpt:
@@ -80,7 +80,10 @@ def test_the_window_changes_no_digest(service, run):
     with holdfast.Checkpointer(run, chunk_sizes=SIZES) as ckpt:
         ckpt.restore(state)
         whole = ckpt.save(1, state).committed.result(timeout=60)
-    digests = [{chunk.digest for chunk in service.client.shard_chunks(view.id, 0).chunks} for view in (first, whole)]
+    digests = [
+        {chunk.digest for chunk in service.client.checkpoints.shard_chunks(view.id, 0).chunks}
+        for view in (first, whole)
+    ]
     assert len(digests[0]) > 2
     assert len(digests[0] - digests[1]) == len(digests[1] - digests[0]) == 1, "only the index, which names the step"
 
@@ -143,7 +146,7 @@ class AtChunk:
         monkeypatch.setattr(WindowedShard, "_fill_next", watched)
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_a_service_that_goes_away_in_mid_window_fails_the_save_and_frees_training(own_service, monkeypatch):
     with bounded("tests/away") as ckpt:
         ckpt.restore(some_state())
@@ -166,7 +169,7 @@ def test_an_error_while_staging_in_mid_window_aborts_the_save_and_the_next_one_g
             failed = ckpt.save(0, some_state()).committed.exception(timeout=60)
         assert "no room for the copy" in str(failed)
         ckpt.save(1, some_state(1)).committed.result(timeout=60)
-    aborted = [view.step for view in service.client.all_checkpoints(*run.split("/")) if view.state == "aborted"]
+    aborted = [view.step for view in service.client.checkpoints.all(*run.split("/")) if view.state == "aborted"]
     assert aborted == [0]
 
 
@@ -185,11 +188,11 @@ def test_ctrl_c_while_training_waits_for_the_window_ends_the_save_and_not_the_ch
                 ckpt.save(0, some_state())
         assert ckpt.wait(60)
         ckpt.save(1, some_state(1)).committed.result(timeout=60)
-    aborted = [view.step for view in service.client.all_checkpoints(*run.split("/")) if view.state == "aborted"]
+    aborted = [view.step for view in service.client.checkpoints.all(*run.split("/")) if view.state == "aborted"]
     assert aborted == [0]
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_closing_in_mid_window_frees_the_training_thread(run, monkeypatch):
     sending, results = threading.Event(), []
 
@@ -240,7 +243,7 @@ def test_a_local_tier_takes_the_window_at_the_disks_pace_and_the_upload_goes_on_
     assert plain(fresh) == plain(state)
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_a_local_tier_without_room_fails_the_save_in_mid_window_and_frees_training(run, tmp_path, monkeypatch):
     kept, add = [], ChunkFolder.add
 

@@ -15,7 +15,7 @@ FLOATS = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dty
 STORED = sorted({dtype for dtype in FLOATS if not str(dtype).startswith("torch.float4")}, key=str)
 
 
-def test_a_model_with_nan_is_marked_as_diverged_and_passed_over(run):
+def test_a_model_with_nan_is_marked_as_diverged_and_skipped(run):
     model = nn.Linear(2, 2)
     with holdfast.Checkpointer(run, check_finite=True) as ckpt:
         ckpt.restore({"model": model})
@@ -24,7 +24,7 @@ def test_a_model_with_nan_is_marked_as_diverged_and_passed_over(run):
             model.weight[0, 0] = float("nan")
         assert ckpt.save(1, {"model": model}).committed.result(timeout=60).health == "diverged"
     with holdfast.Checkpointer(run) as ckpt:
-        assert ckpt.restore({"model": model}) == 1, "the diverged one is passed over"
+        assert ckpt.restore({"model": model}) == 1, "the diverged one is skipped"
 
 
 def test_a_model_of_every_float_is_looked_at(run):

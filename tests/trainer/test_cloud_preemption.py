@@ -60,9 +60,9 @@ def test_a_notice_saves_the_newest_step_and_ends_the_job(
         assert cloud.refused == []
     assert of_poller() == []
     project, run_name = run.split("/")
-    (attempt,) = service.client.all_attempts(project, run_name)
+    (attempt,) = service.client.attempts.all(project, run_name)
     assert attempt.outcome is AttemptOutcome.PREEMPTED
-    (checkpoint,) = service.client.checkpoints(project, run_name).items
+    (checkpoint,) = service.client.checkpoints.list(project, run_name).items
     assert (checkpoint.step, checkpoint.kind) == (steps[-1], CheckpointKind.EMERGENCY)
 
 

@@ -61,27 +61,27 @@ def restored(run: str, at: str | None = None) -> dict[str, bytes]:
 
 def codecs_of(service, run: str) -> dict[str, str]:
     """By digest, how the newest checkpoint's chunks are stored."""
-    newest = next(service.client.all_checkpoints(*run.split("/")))
-    digests = [chunk.digest for chunk in service.client.shard_chunks(newest.id, 0).chunks]
-    reads = service.client.read_chunks(newest.id, ReadChunks(digests=sorted(set(digests))))
+    newest = next(service.client.checkpoints.all(*run.split("/")))
+    digests = [chunk.digest for chunk in service.client.checkpoints.shard_chunks(newest.id, 0).chunks]
+    reads = service.client.restores.read_chunks(newest.id, ReadChunks(digests=sorted(set(digests))))
     return {ticket.digest: ticket.codec.value for ticket in reads.chunks}
 
 
 def wait_until_proven(service, run: str) -> None:
     """Until the service has read all chunks of the newest checkpoint: it will not look at them again by itself."""
     project, name = run.split("/")
-    newest = next(service.client.all_checkpoints(project, name))
-    chunks = service.client.shard_chunks(newest.id, 0).chunks
-    opened = service.client.open_attempt(
+    newest = next(service.client.checkpoints.all(project, name))
+    chunks = service.client.checkpoints.shard_chunks(newest.id, 0).chunks
+    opened = service.client.attempts.open(
         project, f"{name}.other", OpenAttempt(launch_id="x" * 32, after=0, world_size=1, create=True)
     )
     fence = {"epoch": opened.epoch, "attempt": opened.attempt}
-    begun = service.client.begin(project, f"{name}.other", BeginCheckpoint(**fence, step=0, world_size=1))
+    begun = service.client.checkpoints.begin(project, f"{name}.other", BeginCheckpoint(**fence, step=0, world_size=1))
     asked = NegotiateChunks(
         **fence, chunks=[ChunkOffer(digest=each.digest, bytes=each.bytes, ask=True) for each in chunks]
     )
     until = time.monotonic() + 120
-    while any(each.status != "present" for each in service.client.negotiate(begun.id, 0, asked).chunks):
+    while any(each.status != "present" for each in service.client.checkpoints.negotiate(begun.id, 0, asked).chunks):
         assert time.monotonic() < until
         time.sleep(0.2)
 
@@ -99,7 +99,7 @@ def test_what_was_saved_compressed_comes_back_bit_for_bit(service, run, monkeypa
     assert restored(run) == model.bits()
     assert stats.sent_bytes < 0.9 * stats.sent_chunk_bytes
     assert {"raw", "zstd", "zstd-shuffle2", "zstd-shuffle4", "zstd-shuffle8"} == set(codecs_of(service, run).values())
-    newest = next(service.client.all_checkpoints(*run.split("/")))
+    newest = next(service.client.checkpoints.all(*run.split("/")))
     assert newest.uploaded_bytes == stats.sent_bytes
     assert newest.chunk_bytes - newest.deduplicated_bytes == stats.sent_chunk_bytes
 
@@ -122,7 +122,7 @@ def test_without_compression_everything_is_stored_raw(service, run) -> None:
     assert set(codecs_of(service, run).values()) == {"raw"}
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_what_is_there_raw_is_neither_sent_nor_compressed_again(run, monkeypatch) -> None:
     monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
     model = Weights(6)
@@ -163,7 +163,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 @pytest.mark.parametrize("hurt", [damage, lambda path: path.write_bytes(b""), Path.unlink], ids=["bit", "cut", "gone"])
 def test_a_damaged_compressed_chunk_is_reported_and_the_point_before_taken(
     service, run, monkeypatch, caplog, hurt
@@ -181,7 +181,7 @@ def test_a_damaged_compressed_chunk_is_reported_and_the_point_before_taken(
     with caplog.at_level(logging.WARNING, logger="holdfast"):
         assert restored(run) == older.bits()
     assert "taking step 0 instead" in caplog.text
-    newest = next(service.client.all_checkpoints(*run.split("/")))
+    newest = next(service.client.checkpoints.all(*run.split("/")))
     assert newest.health is Health.CORRUPT
 
 

@@ -35,10 +35,10 @@ def _saves_are_proven(monkeypatch):
 def chunk_lists(service, run):
     """Per checkpoint, newest first: its id and the digests of all its chunks."""
     found = []
-    for view in service.client.all_checkpoints(*run.split("/")):
+    for view in service.client.checkpoints.all(*run.split("/")):
         digests = set()
         for rank in range(view.world_size):
-            digests |= {chunk.digest for chunk in service.client.shard_chunks(view.id, rank).chunks}
+            digests |= {chunk.digest for chunk in service.client.checkpoints.shard_chunks(view.id, rank).chunks}
         found.append((view.id, digests))
     return found
 
@@ -62,7 +62,7 @@ def test_damage_in_the_newest_is_reported_marked_and_the_one_before_taken(
 ):
     distinct_saves(run)
     (newest, its_chunks), (before, older_chunks) = chunk_lists(service, run)
-    index = service.client.manifest(newest).shards[0].index_digest
+    index = service.client.checkpoints.manifest(newest).shards[0].index_digest
     own = its_chunks - older_chunks
     for digest in own & {index} if which == "index" else own - {index}:
         for path in files_of(service.store, digest):
@@ -73,8 +73,8 @@ def test_damage_in_the_newest_is_reported_marked_and_the_one_before_taken(
         assert ckpt.restore(state) == 1
     assert state["notes"] == {"n": 0}
     assert state["model"].weight.unique().tolist() == [1.0]
-    assert service.client.checkpoint(newest).health is Health.CORRUPT
-    assert service.client.checkpoint(before).health is Health.OK
+    assert service.client.checkpoints.get(newest).health is Health.CORRUPT
+    assert service.client.checkpoints.get(before).health is Health.OK
     assert "step 1 of" in caplog.text
     assert "taking step 0 instead" in caplog.text
 
@@ -82,8 +82,8 @@ def test_damage_in_the_newest_is_reported_marked_and_the_one_before_taken(
 def test_a_damaged_layout_that_all_checkpoints_share_raises_and_touches_nothing(service, run):
     distinct_saves(run)
     (newest, its_chunks), (_, older_chunks) = chunk_lists(service, run)
-    assert service.client.manifest(newest).layout_digest in its_chunks & older_chunks
-    for path in files_of(service.store, service.client.manifest(newest).layout_digest):
+    assert service.client.checkpoints.manifest(newest).layout_digest in its_chunks & older_chunks
+    for path in files_of(service.store, service.client.checkpoints.manifest(newest).layout_digest):
         flip(path)
     state = {"model": torch.nn.Linear(4, 4), "notes": {"mine": 1}}
     before = state["model"].weight.tolist()
@@ -133,7 +133,7 @@ def save_malformed(run, step, *, change_layout=None, change_index=None):
         ckpt.save(step, state).committed.result(timeout=60)
         client = ckpt.parts.session.client
         name = RunName(*run.split("/"))
-        point = client.restore_point(name.project, name.run).restore_point
+        point = client.restores.restore_point(name.project, name.run).restore_point
         with TransferWorkers(1) as workers, CheckpointSource(client, name, point, workers=workers) as source:
             manifest = source.manifest()
             layout, [index] = source.layout_document(manifest), source.indexes(manifest, [0]).values()
@@ -151,7 +151,7 @@ def save_malformed(run, step, *, change_layout=None, change_index=None):
         writer.seal(summary=ShardSummary(components={"model": size}), index=index)
 
 
-@pytest.mark.rule("protocol-44")
+@pytest.mark.rule("bounded-index")
 @pytest.mark.parametrize(
     "changes",
     [{"change_layout": overlap}, {"change_layout": grow}, {"change_layout": lose_a_part},
@@ -162,7 +162,7 @@ def test_a_document_that_says_what_cannot_be_is_that_checkpoints_fault_and_the_o
     service, run, tmp_path, caplog, changes
 ):
     save_malformed(run, 3, **changes)
-    newest = next(service.client.all_checkpoints(*run.split("/")))
+    newest = next(service.client.checkpoints.all(*run.split("/")))
     assert (newest.step, newest.state) == (4, "committed")
     state = {"model": torch.nn.Linear(4, 4), "notes": {}}
     with caplog.at_level(logging.WARNING, logger="holdfast"), holdfast.Checkpointer(run) as ckpt:
@@ -183,7 +183,7 @@ def restore_malformed_job(rank, run):
         return ckpt.restore(state), state["notes"]
 
 
-@pytest.mark.rule("protocol-44")
+@pytest.mark.rule("bounded-index")
 def test_all_ranks_take_the_point_before_a_malformed_document(service, run):
     save_malformed(run, 3, change_layout=overlap)
     assert run_ranks(restore_malformed_job, 2, run, timeout_seconds=120) == [(4, {"n": 3})] * 2
@@ -199,24 +199,24 @@ def restore_job(rank, run):
             return type(error).__name__, values(job.state) == before
 
 
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("one-vote-per-step")
 def test_all_ranks_take_the_same_earlier_point_when_one_rank_cannot_read_its_part(service, run):
     run_ranks(train, 2, run, 3, timeout_seconds=120)
-    newest = next(service.client.all_checkpoints(*run.split("/")))
-    index_of_rank_1 = service.client.manifest(newest.id).shards[1].index_digest
+    newest = next(service.client.checkpoints.all(*run.split("/")))
+    index_of_rank_1 = service.client.checkpoints.manifest(newest.id).shards[1].index_digest
     for path in files_of(service.store, index_of_rank_1):
         flip(path)
     restored = run_ranks(restore_job, 2, run, timeout_seconds=120)
     assert [start for start, _ in restored] == [2, 2], "step 1, on the rank with the good index too"
     assert restored[0][1] == restored[1][1]
-    assert service.client.checkpoint(newest.id).health is Health.CORRUPT
+    assert service.client.checkpoints.get(newest.id).health is Health.CORRUPT
 
 
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("one-vote-per-step")
 def test_all_ranks_raise_untouched_where_no_candidate_is_left(service, run):
     run_ranks(train, 2, run, 2, timeout_seconds=120)
-    for view in service.client.all_checkpoints(*run.split("/")):
-        for path in files_of(service.store, service.client.manifest(view.id).shards[1].index_digest):
+    for view in service.client.checkpoints.all(*run.split("/")):
+        for path in files_of(service.store, service.client.checkpoints.manifest(view.id).shards[1].index_digest):
             if path.exists():
                 path.unlink()
     assert run_ranks(restore_job, 2, run, timeout_seconds=120) == [("NoRestorePoint", True)] * 2

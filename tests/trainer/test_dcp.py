@@ -38,7 +38,7 @@ import holdfast
 from holdfast import errors
 from holdfast.dcp.reader import ROUND_BYTES
 from holdfast.dcp.writer import HoldfastWriter
-from holdfast.distributed.agreement import Outlook
+from holdfast.distributed.step_agreement import Outlook
 from holdfast.export.pull import Format, pull
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast.state.tree import TAGS_BY_TYPE
@@ -73,7 +73,7 @@ def equal(one, other):
     return type(one) is type(other) and one == other
 
 
-@pytest.mark.rule("training-17")
+@pytest.mark.rule("no-pickle")
 def test_save_and_load_give_back_tensors_and_values(run, service):
     with holdfast.Checkpointer(run) as ckpt:
         dcp.save(assorted(), storage_writer=ckpt.writer(4))
@@ -83,7 +83,7 @@ def test_save_and_load_give_back_tensors_and_values(run, service):
         assert reader.step == 4
         dcp.load(loaded, storage_reader=reader)
     assert equal(loaded, assorted())
-    [view] = service.client.all_checkpoints(*run.split("/"))
+    [view] = service.client.checkpoints.all(*run.split("/"))
     assert (view.step, view.state) == (4, "committed")
 
 
@@ -95,10 +95,10 @@ def test_nan_is_seen_and_such_a_checkpoint_is_kept_as_diverged(run, service):
         dcp.save(poisoned, storage_writer=ckpt.writer(1))
     with holdfast.Checkpointer(run, check_finite=False) as ckpt:
         reader = ckpt.reader()
-        assert reader.step == 0, "the diverged one is passed over"
+        assert reader.step == 0, "the diverged one is skipped"
         dcp.load(blank(masked), storage_reader=reader)
         dcp.save(poisoned, storage_writer=ckpt.writer(2))
-    views = {view.step: view for view in service.client.all_checkpoints(*run.split("/"))}
+    views = {view.step: view for view in service.client.checkpoints.all(*run.split("/"))}
     assert {step: (view.state, view.health) for step, view in views.items() if step} == {
         1: ("committed", "diverged"),
         2: ("committed", "ok"),
@@ -143,7 +143,7 @@ def typed(value):
     return type(value), value
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 def test_a_value_of_each_type_that_the_sdk_keeps_comes_back_through_load_and_through_pull(run, service, tmp_path):
     saved = of_each_type()
     assert {type(value) for value in saved.values()} >= KEPT_TYPES
@@ -163,7 +163,7 @@ def test_a_value_of_each_type_that_the_sdk_keeps_comes_back_through_load_and_thr
     assert plain["values"]["0 int"] == 7
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 @pytest.mark.parametrize("format_", list(Format))
 def test_pull_gives_back_what_dcp_save_was_given(run, service, tmp_path, format_):
     with holdfast.Checkpointer(run) as ckpt:
@@ -184,7 +184,7 @@ def test_pull_gives_back_what_dcp_save_was_given(run, service, tmp_path, format_
         assert equal(loaded, assorted())
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 @pytest.mark.parametrize("below", ["model", None])
 def test_load_weights_finds_the_model_in_what_dcp_save_was_given(run, below):
     saved, loaded = nn.Linear(3, 2), nn.Linear(3, 2)
@@ -197,7 +197,7 @@ def test_load_weights_finds_the_model_in_what_dcp_save_was_given(run, below):
         holdfast.load_weights(f"{run}@latest", nn.Embedding(3, 2, dtype=torch.float16), component="nowhere")
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 def test_a_component_that_is_called_dcp_is_a_component(run, service, tmp_path):
     state = {"dcp": nn.Linear(2, 2)}
     with holdfast.Checkpointer(run) as ckpt:
@@ -211,7 +211,7 @@ def test_a_component_that_is_called_dcp_is_a_component(run, service, tmp_path):
     assert torch.load(tmp_path / "out" / "dcp.pt", weights_only=True).keys() == {"weight", "bias"}
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 def test_leaving_the_with_waits_for_an_async_save_in_flight(run, service, monkeypatch):
     written = HoldfastWriter.write_data
 
@@ -228,10 +228,10 @@ def test_leaving_the_with_waits_for_an_async_save_in_flight(run, service, monkey
         monkeypatch.setattr(ckpt._own_saves, "are_over", lambda timeout: (leaving.set(), own(timeout))[1])
         monkeypatch.setattr(ckpt.parts.pipeline, "wait_idle", lambda timeout: (leaving.set(), wait_idle(timeout))[1])
     saved.result(timeout=60)
-    assert service.client.restore_point(*run.split("/")).restore_point.step == 3
+    assert service.client.restores.restore_point(*run.split("/")).restore_point.step == 3
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 def test_plan_caching_is_refused_at_the_first_save(run, service):
     with holdfast.Checkpointer(run) as ckpt:
         planner = DefaultSavePlanner(enable_plan_caching=True)
@@ -241,10 +241,10 @@ def test_plan_caching_is_refused_at_the_first_save(run, service):
         finally:
             for name in ("save_plan", "all_plans", "global_plan", "metadata", "final_save_plan"):
                 getattr(SavePlanner, f"_cached_{name}").clear()
-    assert service.client.restore_point(*run.split("/")).restore_point is None
+    assert service.client.restores.restore_point(*run.split("/")).restore_point is None
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 def test_numbers_of_four_bits_are_kept(run):
     stored = torch.arange(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     with holdfast.Checkpointer(run) as ckpt:
@@ -268,7 +268,7 @@ def sharded(value, pieces=2):
     return sharded_tensor.full(spec, (2 * pieces, 2), value)
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 @pytest.mark.filterwarnings("ignore:Please use DTensor")
 def test_a_sharded_tensor_is_refused_by_name_and_kept_by_ones_own_dcp_save(run, one_rank):
     with holdfast.Checkpointer(run) as ckpt:
@@ -285,7 +285,7 @@ def test_a_sharded_tensor_is_refused_by_name_and_kept_by_ones_own_dcp_save(run, 
     assert whole["rows"].tolist() == [[7.0] * 2] * 4
 
 
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("writer-is-whole")
 @pytest.mark.filterwarnings("ignore:Please use DTensor")
 @pytest.mark.parametrize(("room", "rounds"), [(ROUND_BYTES, 1), (16 * 4 * 8, 4)])
 def test_the_pieces_of_a_tensor_are_read_together_as_far_as_memory_goes(run, one_rank, monkeypatch, room, rounds):
@@ -317,8 +317,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.rule("training-17")
-@pytest.mark.rule("training-19")
+@pytest.mark.rule("no-pickle")
+@pytest.mark.rule("writer-is-whole")
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_kept_is_refused_by_key_and_class_before_anything_is_uploaded(run, service, what, monkeypatch):
     value, said = REFUSED[what]
@@ -326,18 +326,18 @@ def test_what_cannot_be_kept_is_refused_by_key_and_class_before_anything_is_uplo
     monkeypatch.setattr(ShardWriter, "upload", lambda _, chunks: uploads.append(chunks))
     with holdfast.Checkpointer(run) as ckpt, pytest.raises(CheckpointException, match=said):
         dcp.save({"fine": torch.ones(2), "odd": value}, storage_writer=ckpt.writer(0))
-    [view] = service.client.all_checkpoints(*run.split("/"))
+    [view] = service.client.checkpoints.all(*run.split("/"))
     assert view.state == "aborted"
     assert "odd" in view.abort_reason
     assert not uploads
 
 
-@pytest.mark.rule("training-17")
+@pytest.mark.rule("no-pickle")
 def test_no_pickle_is_in_the_store(run, service):
     with holdfast.Checkpointer(run) as ckpt:
         dcp.save(assorted(), storage_writer=ckpt.writer(0))
-    [view] = service.client.all_checkpoints(*run.split("/"))
-    for chunk in service.client.shard_chunks(view.id, 0).chunks:
+    [view] = service.client.checkpoints.all(*run.split("/"))
+    for chunk in service.client.checkpoints.shard_chunks(view.id, 0).chunks:
         stored = [path.read_bytes() for path in service.store.glob(f"**/{chunk.digest}/*")]
         assert stored
         assert not any(data.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x04")) for data in stored)
@@ -354,7 +354,7 @@ def test_the_next_start_goes_on_from_a_dcp_checkpoint(run, service):
         dcp.load(state, storage_reader=ckpt.reader(at="1"))
         dcp.save({"t": torch.full((2,), 9)}, storage_writer=ckpt.writer(2))
     assert state["t"].tolist() == [1, 1]
-    attempt = service.client.attempt(*run.split("/"), 2)
+    attempt = service.client.attempts.get(*run.split("/"), 2)
     assert attempt.resumed_from is not None
 
 
@@ -435,7 +435,7 @@ def dcp_job(rank, run, kind, steps):
     return {name: value for name, value in values(job.state).items() if name in model.state_dict()}
 
 
-@pytest.mark.rule("training-17")
+@pytest.mark.rule("no-pickle")
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 2), (2, 3), (3, 1)])
 def test_a_sharded_dcp_checkpoint_loads_on_any_world_size(run, saved_by, loaded_by):
     saved = run_ranks(dcp_job, saved_by, run, "fsdp", 2, timeout_seconds=180)
@@ -482,17 +482,17 @@ def fail_and_leave(rank, run):
     return fail_on_rank_1(rank, run), leave_own_loop(rank, f"{run}-leaves")
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 def test_a_rank_that_fails_in_dcp_save_leaves_no_restore_point_and_one_that_is_told_to_leave_does(run, service):
     told = run_ranks(fail_and_leave, 2, run, timeout_seconds=120)
     assert [failed for failed, _ in told] == [True, True]
-    decision = service.client.restore_point(*run.split("/"))
+    decision = service.client.restores.restore_point(*run.split("/"))
     assert decision.restore_point is None
     assert not decision.ever_committed
     for _, (saved, step, said) in told:
         assert (saved, step) == ([2, 5, 6], 6)
         assert "The checkpoint of step 6 is committed." in said
     project, name = f"{run}-leaves".split("/")
-    assert service.client.restore_point(project, name).restore_point.step == 6
-    [attempt] = service.client.attempts(project, name).items
+    assert service.client.restores.restore_point(project, name).restore_point.step == 6
+    [attempt] = service.client.attempts.list(project, name).items
     assert attempt.outcome == "preempted"

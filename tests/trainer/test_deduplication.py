@@ -114,7 +114,7 @@ def save_replicated(rank: int, run: str) -> int:
         return sent_by(ckpt, 0, {"model": model})
 
 
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("layout-vote")
 def test_ranks_with_the_same_weights_send_them_once_together(run):
     sent = run_ranks(save_replicated, 2, run)
     whole = 4 * 1024 * 512 * 4

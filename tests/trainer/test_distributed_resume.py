@@ -14,7 +14,7 @@ import holdfast
 from holdfast import errors
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_ranks_resume_bit_for_bit(run, kind):
     whole = run_ranks(functools.partial(train, kind=kind), 2, None, 6, timeout_seconds=180)
@@ -28,7 +28,7 @@ def test_two_ranks_resume_bit_for_bit(run, kind):
     assert whole[0].rng != whole[1].rng, "each rank has random numbers of its own, and got its own back"
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_saving_every_step_changes_nothing_on_two_ranks(run, kind):
     without = run_ranks(functools.partial(train, kind=kind, optimizer="momentum"), 2, None, 4, timeout_seconds=180)
@@ -51,7 +51,7 @@ def restore_only(rank, run, kind):
     return start, values(job.state), random_numbers()
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 # Every way from one of the three world sizes to another, one after the other in one run. What every rank has whole is
 # cut in another way only when the number of ranks grows or shrinks.
 @pytest.mark.parametrize(("kind", "world_sizes"), [("ddp", [1, 4, 2]), ("fsdp", [1, 2, 4, 1, 4, 2, 1])])
@@ -65,7 +65,7 @@ def test_the_state_is_equal_after_each_resharding_between_one_two_and_four_ranks
         saved = launched[0][2]
 
 
-@pytest.mark.rule("training-3")
+@pytest.mark.rule("random-state-last")
 def test_random_numbers_are_derived_anew_on_another_world_size_and_differ_by_rank(run):
     run_ranks(final_values, 2, run, 1, "ddp", timeout_seconds=120)
     again = [run_ranks(restore_only, 3, run, "ddp", timeout_seconds=120) for _ in range(2)]
@@ -85,7 +85,7 @@ def restore_with_loader(rank, run):
     return "restored"
 
 
-@pytest.mark.rule("training-3")
+@pytest.mark.rule("random-state-last")
 def test_a_loader_that_does_not_reshard_refuses_another_world_size_with_the_remedy(run):
     run_ranks(train, 2, run, 1, timeout_seconds=120)
     assert run_ranks(restore_with_loader, 3, run, timeout_seconds=120) == [(True, True)] * 3
@@ -115,7 +115,7 @@ def merge(rank, run, taken):
     return loader.taken
 
 
-@pytest.mark.rule("training-3")
+@pytest.mark.rule("random-state-last")
 def test_a_loader_that_declares_resharding_is_given_every_ranks_state(run):
     run_ranks(merge, 4, run, 6, timeout_seconds=120)
     assert run_ranks(merge, 2, run, 0, timeout_seconds=120) == [15, 15]
@@ -133,7 +133,7 @@ def buffers(rank, run):
         return restored, model.module.running_mean.tolist()
 
 
-@pytest.mark.rule("training-4")
+@pytest.mark.rule("buffers-from-rank-0")
 def test_buffers_come_from_rank_0(run):
     saved = run_ranks(buffers, 2, run, timeout_seconds=120)
     assert saved[0][1] != saved[1][1]
@@ -146,14 +146,14 @@ def count_document_reads(rank, run):
     job = Job(rank, "fsdp", loader=False)
     with holdfast.Checkpointer(run) as ckpt:
         lists = []
-        shard_chunks = ckpt.parts.client.shard_chunks
-        ckpt.parts.client.shard_chunks = lambda *a: (lists.append(a[1]), shard_chunks(*a))[1]
+        shard_chunks = ckpt.parts.client.checkpoints.shard_chunks
+        ckpt.parts.client.checkpoints.shard_chunks = lambda *a: (lists.append(a[1]), shard_chunks(*a))[1]
         ckpt.restore(job.state)
     return lists
 
 
-@pytest.mark.rule("training-8")
-@pytest.mark.rule("protocol-23")
+@pytest.mark.rule("packs-apart")
+@pytest.mark.rule("one-layout-per-plan")
 def test_every_list_of_chunks_is_asked_for_by_one_rank_only(run):
     run_ranks(final_values, 4, run, 1, "fsdp", timeout_seconds=240)
     assert run_ranks(count_document_reads, 4, run, timeout_seconds=240) == [[0], [1], [2], [3]]

@@ -88,7 +88,7 @@ class Job:
                 slow.lerp_(fast, 0.05)
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.filterwarnings("ignore:To get the last learning rate")
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")

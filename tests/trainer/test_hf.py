@@ -87,7 +87,7 @@ class Killed(Exception):
     """As good as a kill: nothing of Trainer's own end is run, and what is in memory is thrown away."""
 
 
-class Pace(TrainerCallback):
+class RateLimit(TrainerCallback):
     """Each save is over before the next step, so that none is declined; after step `last` the job is killed."""
 
     def __init__(self, checkpointer: holdfast.Checkpointer, last: int | None = None) -> None:
@@ -100,7 +100,7 @@ class Pace(TrainerCallback):
             raise Killed
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_a_killed_trainer_goes_on_bit_for_bit_from_what_can_be_read(
     run: str, service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,10 +109,10 @@ def test_a_killed_trainer_goes_on_bit_for_bit_from_what_can_be_read(
         whole.train(resume_from_checkpoint=True)
     with pytest.raises(Killed), holdfast.Checkpointer(run, save=holdfast.Every(steps=5)) as checkpointer:  # noqa: PT012
         first = trainer_of(checkpointer, tmp_path / "first")
-        first.add_callback(Pace(checkpointer, last=11))
+        first.add_callback(RateLimit(checkpointer, last=11))
         first.train(resume_from_checkpoint=True)
     project, name = run.split("/")
-    newest = service.client.selected_checkpoint(project, name, "latest")
+    newest = service.client.checkpoints.select(project, name, "latest")
     rotten = [
         path
         for _, digest in chunks_of(service.client, newest.id, EMBEDDING)
@@ -120,7 +120,7 @@ def test_a_killed_trainer_goes_on_bit_for_bit_from_what_can_be_read(
     ]
     with holdfast.Checkpointer(run, save=holdfast.Every(steps=5)) as checkpointer:
         second = trainer_of(checkpointer, tmp_path / "second")
-        second.add_callback(Pace(checkpointer))
+        second.add_callback(RateLimit(checkpointer))
         get_loader = second.get_train_dataloader
 
         def rot_and_get_loader() -> Any:
@@ -137,7 +137,7 @@ def test_a_killed_trainer_goes_on_bit_for_bit_from_what_can_be_read(
         assert torch.equal(one, other)
     assert second.state.total_flos == whole.state.total_flos
     # 9 was due by the Checkpointer; 4, 8 and 12 by Trainer, with the evaluation of that step.
-    views = {each.step: each for each in service.client.all_checkpoints(project, name)}
+    views = {each.step: each for each in service.client.checkpoints.all(project, name)}
     assert newest.step == 9
     assert set(views) == {4, 8, 9, 12}
     assert math.isfinite(views[8].metrics["eval_loss"].value)  # type: ignore[union-attr]
@@ -165,19 +165,19 @@ def test_the_best_model_and_the_limit_survive_a_preemption(run: str, service: Se
     policy = holdfast.OnPreemption()
     with pytest.raises(holdfast.Preempted), holdfast.Checkpointer(run, save=policy) as checkpointer:  # noqa: PT012
         first = trainer_of(checkpointer, tmp_path, **options)
-        first.add_callback(Pace(checkpointer))
+        first.add_callback(RateLimit(checkpointer))
         first.add_callback(Leave(5))
         first.train(resume_from_checkpoint=True)
     project, name = run.split("/")
-    told = service.client.attempt(project, name, 1)
+    told = service.client.attempts.get(project, name, 1)
     assert told.outcome == AttemptOutcome.PREEMPTED
-    emergency = service.client.selected_checkpoint(project, name, "latest")
+    emergency = service.client.checkpoints.select(project, name, "latest")
     assert (emergency.step, emergency.kind) == (first.state.global_step, CheckpointKind.EMERGENCY)
     assert emergency.step in (5, 6), "the step that the signal came in, or the one after it"
 
     with holdfast.Checkpointer(run, save=policy) as checkpointer:
         second = trainer_of(checkpointer, tmp_path, **options)
-        second.add_callback(Pace(checkpointer))
+        second.add_callback(RateLimit(checkpointer))
         second.train(resume_from_checkpoint=True)
     evaluated = {each["step"]: each["eval_loss"] for each in second.state.log_history if "eval_loss" in each}
     best = min(evaluated, key=evaluated.__getitem__)
@@ -187,7 +187,7 @@ def test_the_best_model_and_the_limit_survive_a_preemption(run: str, service: Se
     holdfast.load_weights(f"{run}@{best}", expected)
     for one, other in zip(expected.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    kept = {each.step for each in service.client.all_checkpoints(project, name, state=CheckpointState.COMMITTED)}
+    kept = {each.step for each in service.client.checkpoints.all(project, name, state=CheckpointState.COMMITTED)}
     assert kept == {best, 12, 10, emergency.step}, "the limit; the two newest; what an attempt resumed from"
 
 

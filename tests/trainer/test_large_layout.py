@@ -44,7 +44,7 @@ def specs_of(specs: list[PieceSpec], rank: int) -> list[PieceSpec]:
     return seen
 
 
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("layout-vote")
 def test_a_thousand_tensors_of_ten_billion_elements_are_planned_by_each_rank_alone(fake_world, monkeypatch):
     with torch.device("meta"):
         model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])

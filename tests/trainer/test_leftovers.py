@@ -53,7 +53,7 @@ def test_ten_saves_leave_memory_flat_and_nothing_behind(tmp_path: Path, run: str
     assert_nothing_left(report)
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_however_a_job_ends_it_leaves_nothing_behind(tmp_path: Path, run: str) -> None:
     for way, report in reports_of(tmp_path, run, *UNHAPPY).items():
         print(way, report)

@@ -108,7 +108,7 @@ def fitted(trainer: pl.Trainer, kind: type[Regression] = Regression, ckpt_path: 
     return module
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_a_killed_fit_goes_on_bit_for_bit(run: str, service: Service, tmp_path: Path) -> None:
     """On the node where it was, by its names; then on another one, which has none."""
     own = {"create": True}
@@ -133,17 +133,17 @@ def test_a_killed_fit_goes_on_bit_for_bit(run: str, service: Service, tmp_path: 
     best = {Path(path).name for path in saving.best_k_models}
     assert {path.name for path in here.iterdir()} == best | {"last.ckpt"}
     project, name = run.split("/")
-    kept = {each.step for each in service.client.all_checkpoints(project, name, state=CheckpointState.COMMITTED)}
+    kept = {each.step for each in service.client.checkpoints.all(project, name, state=CheckpointState.COMMITTED)}
     best_steps = {step_of(path) for path in saving.best_k_models}
     assert kept == best_steps | {12, 16}, "and the two newest always stay"
     # To look at the best one afterwards is no resume, and fences nobody.
     again = Regression()
     trainer.test(again, loader(), ckpt_path="best", verbose=False)
-    [attempt] = {each.latest_attempt for each in service.client.all_runs(project) if each.name == name}
+    [attempt] = {each.latest_attempt for each in service.client.runs.all(project) if each.name == name}
     assert attempt == 3
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_after_the_fit_a_checkpoint_is_saved_in_an_attempt_of_its_own(
     run: str, service: Service, tmp_path: Path
 ) -> None:
@@ -156,11 +156,11 @@ def test_after_the_fit_a_checkpoint_is_saved_in_an_attempt_of_its_own(
     for path in (final, tmp_path / "again.ckpt"):
         first.save_checkpoint(path)
         assert step_of(path) == 12
-    found = service.client.selected_checkpoint(project, name, "latest")
+    found = service.client.checkpoints.select(project, name, "latest")
     assert (found.step, found.attempt) == (12, 2), "another name for one step is no other checkpoint"
-    resumed_from = service.client.attempt(project, name, 2).resumed_from
-    assert resumed_from == service.client.selected_checkpoint(project, name, "8").id
-    outcomes = [each.outcome for each in service.client.attempts(project, name).items]
+    resumed_from = service.client.attempts.get(project, name, 2).resumed_from
+    assert resumed_from == service.client.checkpoints.select(project, name, "8").id
+    outcomes = [each.outcome for each in service.client.attempts.list(project, name).items]
     assert outcomes == [AttemptOutcome.FINISHED] * 2
     resumed = fitted(trainer_of(tmp_path, plugins=[HoldfastCheckpointIO(run)]), ckpt_path=str(final))
     assert resumed.seen == whole.seen[-4:], "the losses of the last epoch"
@@ -168,7 +168,7 @@ def test_after_the_fit_a_checkpoint_is_saved_in_an_attempt_of_its_own(
     # Attempt 3 was another launch: what is in memory here is not the run's any more, and fences nobody.
     with pytest.raises(StaleAttempt, match="taken over"):
         first.strategy.checkpoint_io.save_checkpoint({"optimizer_states": [], "global_step": 13}, final)
-    assert len(service.client.attempts(project, name).items) == 3
+    assert len(service.client.attempts.list(project, name).items) == 3
 
 
 def test_after_a_fit_that_failed_nothing_is_saved(run: str, tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_a_fit_that_is_told_to_leave_saves_the_step_and_goes_on_after_it(
         leaving = trainer_of(tmp_path, Leave(step), plugins=[io])
         with pytest.raises(Preempted):
             fitted(leaving, ckpt_path=io.last())
-        assert service.client.attempt(project, name, attempt).outcome == AttemptOutcome.PREEMPTED
-        emergency = service.client.selected_checkpoint(project, name, "latest")
+        assert service.client.attempts.get(project, name, attempt).outcome == AttemptOutcome.PREEMPTED
+        emergency = service.client.checkpoints.select(project, name, "latest")
         assert (emergency.kind, emergency.attempt) == (CheckpointKind.EMERGENCY, attempt)
         assert emergency.step >= step
     io = HoldfastCheckpointIO(run)
@@ -245,29 +245,29 @@ def fit_here(
     return module.seen, [each.detach().clone() for each in whole]
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_ranks_that_were_killed_go_on(run: str, service: Service, tmp_path: Path) -> None:
     """Sharded state is seen where it is: Lightning's ModelParallel never asks a CheckpointIO."""
     project, name = run.split("/")
     runs = {kind: f"{run}-{kind}" for kind in STRATEGIES}
     for kind in runs:
-        service.client.make_run(project, f"{name}-{kind}")
-        service.client.make_run(project, f"{name}-{kind}-whole")
+        service.client.runs.create(project, f"{name}-{kind}")
+        service.client.runs.create(project, f"{name}-{kind}-whole")
     for found in run_ranks(fits_on_two_ranks, 2, runs, str(tmp_path)):
         for kind, (whole, resumed, alike) in found.items():
             assert len(resumed) < len(whole), kind
             assert resumed == whole[-len(resumed) :], kind
             assert alike, kind
     for kind in runs:
-        view = service.client.selected_checkpoint(project, f"{name}-{kind}", "latest")
+        view = service.client.checkpoints.select(project, f"{name}-{kind}", "latest")
         assert view.world_size == 2
         assert {"model", "optimizer", "checkpoint"} <= view.components.keys()
-        after = service.client.selected_checkpoint(project, f"{name}-{kind}-whole", "latest")
+        after = service.client.checkpoints.select(project, f"{name}-{kind}-whole", "latest")
         assert (after.step, after.attempt, after.world_size) == (view.step, 2, 2), "what was saved after the fit"
         assert after.components.keys() == view.components.keys()
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_a_checkpoint_io_is_refused_where_it_would_not_see_the_state(run: str, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, plugins=[HoldfastCheckpointIO(run)])
     for strategy, ranks, reason in (

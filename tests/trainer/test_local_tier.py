@@ -101,7 +101,7 @@ def test_a_relaunch_reads_from_the_node_what_has_the_right_bytes_and_the_rest_fr
     assert values(restored.state) == values(job.state)
     assert sum(found.values()) > 3
     assert found.get(rotten.name, False) is False
-    assert service.client.restore_point("tests", run.partition("/")[2]).restore_point.step == 0
+    assert service.client.restores.restore_point("tests", run.partition("/")[2]).restore_point.step == 0
 
 
 def test_a_full_folder_lets_saves_go_straight_to_the_store_and_says_what_helps(run, folder, monkeypatch, caplog):
@@ -220,13 +220,15 @@ def abort_when_sealed(ckpt, run):
     with Client() as client:
         sealed = None
         while sealed is None:
-            sealed = next((view for view in client.all_checkpoints(*run.split("/")) if view.sealed_ranks), None)
-        client.abort(sealed.id, AbortCheckpoint(**ckpt.parts.session.fence.model_dump(), reason="not this one"))
+            sealed = next((view for view in client.checkpoints.all(*run.split("/")) if view.sealed_ranks), None)
+        client.checkpoints.abort(
+            sealed.id, AbortCheckpoint(**ckpt.parts.session.fence.model_dump(), reason="not this one")
+        )
 
 
 def test_a_rank_that_drops_a_save_for_an_abort_it_heard_of_keeps_nobody_waiting(run, folder, service):
     assert run_ranks(one_rank_hears_of_an_abort, 2, run, folder) == [("SaveFailed", True, 2)] * 2
-    assert sorted(view.step for view in service.client.all_checkpoints(*run.split("/"))) == [1, 2], "none begun anew"
+    assert sorted(view.step for view in service.client.checkpoints.all(*run.split("/"))) == [1, 2], "none begun anew"
     assert spooled(folder) == ([], [])
 
 

@@ -37,7 +37,7 @@ def train_and(happen: Callable[[], object], run: str) -> None:
         happen()
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 def test_each_attempt_of_a_launch_is_told_when_it_opens_and_when_it_ends(service, run, launch):
     job = Job()
     with holdfast.Checkpointer(run, save=NEVER) as checkpointer:
@@ -57,17 +57,17 @@ def test_each_attempt_of_a_launch_is_told_when_it_opens_and_when_it_ends(service
         AttemptOutcome.FAILED,
     ]
     project, name = run.split("/")
-    assert {attempt.launch_id.partition(".")[0] for attempt in service.client.all_attempts(project, name)} == {"abc"}
+    assert {attempt.launch_id.partition(".")[0] for attempt in service.client.attempts.all(project, name)} == {"abc"}
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 def test_an_attempt_that_learns_only_at_its_end_that_it_is_fenced_tells_so(service, run, launch):
     with pytest.raises(holdfast.errors.StaleAttempt):
         train_and(lambda: open_attempt(service.client, parse_run(run), "another-launch", world_size=1), run)
     assert words(launch) == [(1, 0, AttemptOutcome.FENCED)]
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 @pytest.mark.parametrize("local", [False, True])
 def test_a_crash_keeps_what_was_saved_before_it_and_is_not_fenced(run, service, launch, tmp_path, monkeypatch, local):
     """The save's begin comes after the word of the crash, as one does that had to wait its turn."""
@@ -95,18 +95,18 @@ def test_a_crash_keeps_what_was_saved_before_it_and_is_not_fenced(run, service, 
     with pytest.raises(ZeroDivisionError):
         crashes()
     project, name = run.split("/")
-    assert service.client.attempt(project, name, 1).outcome is AttemptOutcome.FAILED
+    assert service.client.attempts.get(project, name, 1).outcome is AttemptOutcome.FAILED
     assert words(launch) == [(1, 0, AttemptOutcome.FAILED)]
-    assert service.client.restore_point(project, name).restore_point.step == 0
+    assert service.client.restores.restore_point(project, name).restore_point.step == 0
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 def test_an_attempt_that_has_been_ended_stops_and_may_be_launched_again(run, service, launch):
     project, name = run.split("/")
 
     def somebody_ends_it(checkpointer, job):
         word = EndAttempt(**checkpointer.parts.session.fence.model_dump(), outcome=AttemptOutcome.PREEMPTED)
-        service.client.end_attempt(project, name, 1, word)
+        service.client.attempts.end(project, name, 1, word)
         failure = checkpointer.save(0, job.state).committed.exception(timeout=60)
         assert "must not be restarted" not in str(failure)
         checkpointer.step(1, job.state)
@@ -122,13 +122,13 @@ def test_an_attempt_that_has_been_ended_stops_and_may_be_launched_again(run, ser
     assert words(launch) == [(1, 0, AttemptOutcome.FAILED)]
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 @pytest.mark.parametrize("tries_again", [False, True])
 def test_a_job_whose_rollback_was_not_answered_is_not_fenced_by_itself(run, service, launch, monkeypatch, tries_again):
     job = Job()
     checkpointer = holdfast.Checkpointer(run, save=NEVER)
     session = checkpointer.parts.session
-    open_attempt = session.client.open_attempt
+    open_attempt = session.client.attempts.open
 
     def is_not_heard(*args):
         open_attempt(*args)

@@ -64,14 +64,14 @@ def saved_and_resumed(rank: int, run: str, names: str, per_rank: list[str]) -> t
     return whole(resumed) == whole(state), heard.text
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 @pytest.mark.parametrize("names", ["apart", "alike"])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_pipeline_stages_that_are_declared_per_rank_come_back(run: str, world_size: int, names: str) -> None:
     assert run_ranks(saved_and_resumed, world_size, run, names, OWN) == [(True, "")] * world_size
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_stages_that_collide_undeclared_are_told_with_the_remedy(run: str, world_size: int) -> None:
     told = [text for _, text in run_ranks(saved_and_resumed, world_size, run, "alike", [])]
@@ -91,7 +91,7 @@ def stages_undeclared(rank: int, run: str) -> str:
     return "saved"
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_stages_of_other_names_are_refused_undeclared(run: str, world_size: int) -> None:
     refused = run_ranks(stages_undeclared, world_size, run)
@@ -109,7 +109,7 @@ def only_on_rank_0(rank: int, run: str) -> Any:
     return history["seen"]
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 def test_what_rank_0_alone_has_comes_back_to_it(run: str) -> None:
     assert run_ranks(only_on_rank_0, 2, run) == [[0], []]
     assert run_ranks(only_on_rank_0, 2, run) == [[0, 1], []]

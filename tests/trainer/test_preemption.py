@@ -14,8 +14,8 @@ import pytest
 from tests.support.training import Job
 
 import holdfast
-from holdfast.distributed.agreement import Outlook
 from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.step_agreement import Outlook
 from holdfast.preemption.notice import Notice
 from holdfast.preemption.watch import PreemptionWatch
 from holdfast.settings import TrainerSettings
@@ -27,11 +27,11 @@ PATIENCE_SECONDS = 30
 
 
 def checkpoints(service, run):
-    return sorted(service.client.all_checkpoints(*run.split("/")), key=lambda view: view.created_at)
+    return sorted(service.client.checkpoints.all(*run.split("/")), key=lambda view: view.created_at)
 
 
 def attempt(service, run):
-    return service.client.attempts(*run.split("/")).items[-1]
+    return service.client.attempts.list(*run.split("/")).items[-1]
 
 
 def preempted(run, train, **options):
@@ -64,7 +64,7 @@ def until_told_to_leave(ckpt, job, in_step):
     raise AssertionError("it was told to leave")
 
 
-@pytest.mark.rule("training-13")
+@pytest.mark.rule("sigterm-thread")
 @pytest.mark.parametrize(("number", "deadline_seconds"), [(signal.SIGTERM, 27.0), (signal.SIGUSR1, None)])
 def test_a_signal_in_a_step_saves_that_step_and_the_next_launch_goes_on_after_it(
     run, service, number, deadline_seconds
@@ -91,7 +91,7 @@ def test_a_signal_in_a_step_saves_that_step_and_the_next_launch_goes_on_after_it
         assert ckpt.restore(Job().state) == 6
 
 
-@pytest.mark.rule("training-16")
+@pytest.mark.rule("finish-or-supersede")
 def test_after_a_rollback_a_step_is_saved_though_the_attempt_that_was_left_has_one_of_that_number(run, service):
     def train(ckpt, job):
         for step, loss in [(0, 1.0), (1, float("nan"))]:
@@ -104,7 +104,7 @@ def test_after_a_rollback_a_step_is_saved_though_the_attempt_that_was_left_has_o
         ckpt.step(1, job.state)
 
     assert preempted(run, train).saved_step == 1
-    assert service.client.restore_point(*run.split("/")).restore_point.step == 1
+    assert service.client.restores.restore_point(*run.split("/")).restore_point.step == 1
     assert [(view.step, view.attempt) for view in checkpoints(service, run)] == [(0, 1), (1, 1), (1, 2)]
 
 
@@ -154,7 +154,7 @@ class Store:
         monkeypatch.setattr(uploader, "put_chunk", put_or_stall)
 
 
-@pytest.mark.rule("training-16")
+@pytest.mark.rule("finish-or-supersede")
 def test_a_save_that_cannot_finish_in_time_makes_room_for_the_newest_state(run, service, monkeypatch, caplog):
     store, old = Store(monkeypatch), []
 
@@ -180,7 +180,7 @@ def test_a_save_that_cannot_finish_in_time_makes_room_for_the_newest_state(run, 
     assert "the save in flight is given up" in caplog.text
 
 
-@pytest.mark.rule("training-16")
+@pytest.mark.rule("finish-or-supersede")
 def test_a_save_in_flight_that_alone_can_finish_is_finished(run, service, monkeypatch):
     store = Store(monkeypatch)
 
@@ -211,7 +211,7 @@ class Exit:
         self.code = code
 
 
-@pytest.mark.rule("training-16")
+@pytest.mark.rule("finish-or-supersede")
 def test_where_no_step_ends_in_time_what_was_staged_last_is_saved_and_the_process_ends(run, service, monkeypatch):
     job, ended = Job(seed=random.randrange(2**31)), Exit(monkeypatch)
     with holdfast.Checkpointer(run, save=holdfast.Every(steps=1000), stage_every=2) as ckpt:
@@ -220,7 +220,7 @@ def test_where_no_step_ends_in_time_what_was_staged_last_is_saved_and_the_proces
             job.step(step)
             ckpt.step(step, job.state, metrics={"loss": step})
         assert checkpoints(service, run) == []
-        ckpt.parts.cover.look(math.inf, lambda: True)  # as after a notice without a deadline
+        ckpt.parts.standby.look(math.inf, lambda: True)  # as after a notice without a deadline
         ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 5.0))
         until(lambda: ended.code is not None)
     assert ended.code == 75
@@ -257,7 +257,7 @@ def test_before_there_is_anything_to_save_sigterm_ends_the_process_as_ever(run, 
     assert ended.code == 143
 
 
-@pytest.mark.rule("training-13")
+@pytest.mark.rule("sigterm-thread")
 def test_a_process_that_got_no_turn_for_long_does_not_take_the_others_for_dead(monkeypatch):
     """It counts how often it has looked for their answer, and not how much time has passed."""
     ended, looks = Exit(monkeypatch), []

@@ -15,7 +15,7 @@ from gloo import run_ranks
 from tests.support.training import Job
 
 import holdfast
-from holdfast.distributed.agreement import Outlook
+from holdfast.distributed.step_agreement import Outlook
 from holdfast.settings import TrainerSettings
 from holdfast_client.chunks import uploader
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
@@ -80,17 +80,17 @@ def leave_thrice(rank, runs, seed):
     return left
 
 
-@pytest.mark.rule("training-13")
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("sigterm-thread")
+@pytest.mark.rule("local-save-flag")
 def test_the_signal_of_one_rank_makes_all_leave_after_the_step_that_it_came_in(run, service):
     runs = [run, f"{run}-evaluation", f"{run}-save"]
     first, second = run_ranks(leave_thrice, 2, runs, random.randrange(2**30))
     assert [step for step, _ in first] == [step for step, _ in second] == [3, 4, 3]
     assert all("SIGTERM" in text for _, text in first + second)
     for name, step in zip(runs, [3, 4, 3], strict=True):
-        newest = max(service.client.all_checkpoints(*name.split("/")), key=lambda view: view.step)
+        newest = max(service.client.checkpoints.all(*name.split("/")), key=lambda view: view.step)
         assert (newest.step, newest.kind, newest.state) == (step, CheckpointKind.EMERGENCY, CheckpointState.COMMITTED)
-        [attempt] = service.client.attempts(*name.split("/")).items
+        [attempt] = service.client.attempts.list(*name.split("/")).items
         assert attempt.outcome == AttemptOutcome.PREEMPTED
         assert attempt.notice.source == "SIGTERM"
 
@@ -106,10 +106,10 @@ def lose_a_peer(rank, run):
         time.sleep(PATIENCE_SECONDS)
 
 
-@pytest.mark.rule("training-13")
+@pytest.mark.rule("sigterm-thread")
 def test_survivors_of_a_crash_that_their_launcher_ends_do_not_wait_for_the_dead(run, service):
     with pytest.raises(AssertionError, match="rank 0: died with exit code 143"):
         run_ranks(lose_a_peer, 2, run)
-    [attempt] = service.client.attempts(*run.split("/")).items
+    [attempt] = service.client.attempts.list(*run.split("/")).items
     assert attempt.outcome == AttemptOutcome.FAILED
     assert "one of them has ended" in attempt.outcome_detail

@@ -30,14 +30,14 @@ def vote(rank, ballots):
     return [caught(lambda ballot=ballot: ranks.vote(ballot)) for ballot in ballots[rank]]
 
 
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("one-vote-per-step")
 def test_one_busy_rank_makes_all_ranks_decline():
     idle, busy = Ballot(5, False, False, DIGEST), Ballot(5, True, False, DIGEST)
     for verdicts in run_ranks(vote, 3, [[idle], [busy], [idle]]):
         assert [(verdict.busy, verdict.failed, verdict.same_layout) for verdict in verdicts] == [(True, False, True)]
 
 
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("layout-vote")
 def test_a_rank_with_another_layout_makes_all_ranks_plan_again():
     same, other, unknown = (Ballot(5, False, False, digest) for digest in (DIGEST, "cd" * 32, None))
     for verdicts in run_ranks(vote, 2, [[same, same, same], [same, other, unknown]]):
@@ -85,7 +85,7 @@ def agree(rank):
     ]
 
 
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("one-vote-per-step")
 def test_what_one_rank_raises_all_ranks_raise():
     for result in run_ranks(agree, 3):
         assert result == ["KeyError", "ChunkLost", True, "KeyError", "shared", [0, 2, 4], 0]
@@ -102,7 +102,7 @@ def save_odd_objects(rank, run):
         return refused[0], "odd" in refused[1] and "lock" in refused[1], fine, time.monotonic() - began < 60
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 def test_an_object_that_one_rank_cannot_save_is_refused_by_key_on_all_ranks_without_a_deadlock(run):
     assert run_ranks(save_odd_objects, 2, run) == [("UnsupportedStateError", True, 1, True)] * 2
 
@@ -113,7 +113,7 @@ def save_without_others(rank, run):
         return caught(lambda: ckpt.restore(job.state))[0]
 
 
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("one-vote-per-step")
 def test_an_absent_service_raises_on_all_ranks(monkeypatch):
     monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HOLDFAST_TOKEN", "hold_a_b")
@@ -143,7 +143,7 @@ def fall_behind(rank, run):
         )
 
 
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("one-vote-per-step")
 def test_a_rank_that_is_still_uploading_makes_all_ranks_decline_the_next_save(run):
     assert run_ranks(fall_behind, 2, run) == [("SaveDeclined", 1, 1)] * 2
 
@@ -154,7 +154,7 @@ def begin_when_aborted(ckpt):
 
     def late(*arguments, **more):
         ckpt.parts.session.begin_shard = begin
-        while not any(view.state == "aborted" for view in ckpt.parts.client.all_checkpoints(*ckpt.run.split("/"))):
+        while not any(view.state == "aborted" for view in ckpt.parts.client.checkpoints.all(*ckpt.run.split("/"))):
             time.sleep(0.05)
         return begin(*arguments, **more)
 
@@ -179,14 +179,14 @@ def fail_in_background(rank, run, late=False):
 
 def test_a_rank_that_cannot_stage_aborts_the_checkpoint_at_once_and_the_next_save_goes_on(run, service):
     assert run_ranks(fail_in_background, 2, run) == [("SaveFailed", True, 1)] * 2
-    aborted = [view for view in service.client.all_checkpoints(*run.split("/")) if view.state != "committed"]
+    aborted = [view for view in service.client.checkpoints.all(*run.split("/")) if view.state != "committed"]
     assert {(view.step, view.state) for view in aborted} == {(0, "aborted")}
     assert 1 in {view.abort_rank for view in aborted}
 
 
 def test_a_rank_that_begins_after_another_has_failed_does_not_wait_for_it(run, service):
     assert run_ranks(fail_in_background, 2, run, True) == [("SaveFailed", True, 1)] * 2
-    aborted = [view for view in service.client.all_checkpoints(*run.split("/")) if view.state != "committed"]
+    aborted = [view for view in service.client.checkpoints.all(*run.split("/")) if view.state != "committed"]
     assert sorted((view.step, view.state, view.abort_rank) for view in aborted) == [
         (0, "aborted", 0),
         (0, "aborted", 1),
@@ -207,7 +207,7 @@ def save_by_the_clock(rank, run, pauses):
     return saved
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 def test_ranks_of_other_speeds_save_by_the_clock_after_the_same_step(run):
     saved = run_ranks(save_by_the_clock, 3, run, [0.002, 0.004, 0.001])
     assert saved[0] == saved[1] == saved[2]
@@ -224,7 +224,7 @@ def time_steps(rank, run):
         return (time.perf_counter() - began) / 20_000
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 def test_a_step_costs_no_collective(run):
     assert max(run_ranks(time_steps, 2, run)) < 50e-6
 
@@ -245,7 +245,7 @@ def count_votes(rank, run):
         return len(calls)
 
 
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("layout-vote")
 def test_a_save_with_an_unchanged_plan_costs_one_vote_before_it_and_one_on_its_health(run):
     assert run_ranks(count_votes, 2, run) == [6, 6]
 
@@ -266,7 +266,7 @@ def cast_between_saves(rank, run):
     return start, str(job.state["model"].scale.dtype)
 
 
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("layout-vote")
 def test_a_model_that_was_cast_after_a_save_is_saved_as_it_is_now(run):
     # One rank at a time has the only copy here: the plan's digest holds the dtypes, so it is made anew.
     assert run_ranks(cast_between_saves, 2, run) == [(2, "torch.bfloat16")] * 2
@@ -278,8 +278,8 @@ def waiters(rank, run):
     with holdfast.Checkpointer(run, create=True) as ckpt:
         ckpt.restore(job.state)
         asked = []
-        ask = ckpt.parts.pipeline._patient_client.checkpoint
-        ckpt.parts.pipeline._patient_client.checkpoint = lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
+        ask = ckpt.parts.pipeline._retrying_client.checkpoints.get
+        ckpt.parts.pipeline._retrying_client.checkpoints.get = lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
         if rank == 2:
             write = ckpt.parts.pipeline._write
             ckpt.parts.pipeline._write = lambda writer, job: (time.sleep(0.5), write(writer, job))[1]
@@ -287,7 +287,7 @@ def waiters(rank, run):
         return bool(asked)
 
 
-@pytest.mark.rule("protocol-12")
+@pytest.mark.rule("waiting-holds-nothing")
 def test_one_rank_per_host_waits_for_the_commit(run):
     assert run_ranks(waiters, 3, run) == [True, False, False]
 

@@ -79,16 +79,16 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 def _wait_until_recorded() -> None:
     patience = time.monotonic() + 60
     with Client() as client:
-        while client.controller("records").due:
+        while client.controllers.get("records").due:
             assert time.monotonic() < patience
             time.sleep(0.05)
 
 
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("record-outbox")
 def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served) -> None:
     service = served.start()
     with Client() as client:
-        client.edit_project("tests", EditProject())
+        client.projects.edit("tests", EditProject())
     job = Job()
     with holdfast.Checkpointer(_RUN, create=True, compress=served.compress) as ckpt:
         ckpt.restore(job.state)
@@ -105,7 +105,7 @@ def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served
     assert (shown["whole"], shown["checkpoints"], shown["orphans"]) == (True, {"committed": 2}, 0)
     assert not list((served.folder / "data").glob("catalog.db*")), "a dry run writes nothing"
     told = served.run("catalog", "rebuild", "--from", served.store).stdout
-    assert "holdfast store adopt" in told
+    assert "holdfast store claim" in told
 
     service = served.start()
     try:
@@ -116,7 +116,7 @@ def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served
             resumed.step(2)
             ckpt.save(2, resumed.state).committed.result(timeout=60)
         assert json.loads(served.run("store", "list", "--json").stdout)[0]["adopted"] is False
-        # The job has saved into a store that is not adopted: only this database knows that, and adopting mends it.
+        # The job has saved into a store that is not adopted: only this database knows that, and adopting fixes it.
         (checked,) = json.loads(served.run("catalog", "check", "--json", code=1).stdout)["stores"]
         told = {(each["kind"], each["blocks"]) for each in checked["findings"]}
         assert told == {("unrecorded", False), ("outdated_records", False)}
@@ -127,12 +127,12 @@ def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served
         service.stop()
 
 
-@pytest.mark.rule("protocol-41")
+@pytest.mark.rule("rebuild-doubts")
 @pytest.mark.parametrize("served", ["posix"], indirect=True)
 def test_a_run_whose_records_are_lost_does_not_begin_from_nothing_before_a_person_confirms_it(served: Served) -> None:
     service = served.start()
     with Client() as client:
-        client.edit_project("tests", EditProject())
+        client.projects.edit("tests", EditProject())
     job = Job()
     for run in (_RUN, "tests/seen"):
         with holdfast.Checkpointer(run, create=True) as ckpt:
@@ -140,8 +140,8 @@ def test_a_run_whose_records_are_lost_does_not_begin_from_nothing_before_a_perso
             ckpt.save(0, job.state).committed.result(timeout=60)
     _wait_until_recorded()
     with Client() as client:
-        lost = client.attempts("tests", "gpt").items[0]
-        (checkpoint,) = client.all_checkpoints("tests", "gpt")
+        lost = client.attempts.list("tests", "gpt").items[0]
+        (checkpoint,) = client.checkpoints.all("tests", "gpt")
     assert lost.number == 1
     service.stop()
     for path in (served.folder / "data").glob("catalog.db*"):

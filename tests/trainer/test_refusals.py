@@ -20,8 +20,8 @@ from holdfast_protocol.checkpoints import EditCheckpoint
 from holdfast_protocol.states import Health
 
 
-@pytest.mark.rule("protocol-20")
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("no-silent-fresh-start")
+@pytest.mark.rule("one-vote-per-step")
 def test_a_mistyped_run_raises_and_names_the_one_that_was_meant(own_service):
     train(0, "tests/llama-pretrain", 2)
     job = Job()
@@ -34,8 +34,8 @@ def test_a_mistyped_run_raises_and_names_the_one_that_was_meant(own_service):
     assert values(job.state) == before
 
 
-@pytest.mark.rule("protocol-20")
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("no-silent-fresh-start")
+@pytest.mark.rule("one-vote-per-step")
 def test_an_absent_service_raises_and_never_begins_from_zero(monkeypatch):
     monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HOLDFAST_TOKEN", "hold_a_b")
@@ -53,12 +53,12 @@ def test_a_wrong_token_raises_with_the_remedy(run, monkeypatch):
         ckpt.restore({})
 
 
-@pytest.mark.rule("protocol-20")
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("no-silent-fresh-start")
+@pytest.mark.rule("one-vote-per-step")
 def test_a_run_whose_checkpoints_are_all_unusable_raises_instead_of_beginning_anew(run, service):
     train(0, run, 2)
-    for view in service.client.all_checkpoints(*run.split("/")):
-        service.client.edit_checkpoint(
+    for view in service.client.checkpoints.all(*run.split("/")):
+        service.client.checkpoints.edit(
             view.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="bad batch"), view.etag
         )
     job = Job()
@@ -122,11 +122,11 @@ def test_the_earlier_launch_learns_it_by_its_heartbeat_while_it_saves_nothing(ow
     with holdfast.Checkpointer("tests/beat", create=True) as earlier:
         earlier.parts.session.open()
         opened = earlier.parts.session.opened
-        earlier.parts.session._heart._stop.set()  # the test beats by hand, for the service's interval is long
-        own_service.client.open_attempt("tests", "beat", OpenAttempt(launch_id="later", after=1, world_size=1))
-        earlier.parts.session._heart._stop.clear()
+        earlier.parts.session._heartbeat._stop.set()  # the test beats by hand, for the service's interval is long
+        own_service.client.attempts.open("tests", "beat", OpenAttempt(launch_id="later", after=1, world_size=1))
+        earlier.parts.session._heartbeat._stop.clear()
         object.__setattr__(opened, "heartbeat_interval_seconds", 0.01)
-        earlier.parts.session._heart._beat()
+        earlier.parts.session._heartbeat._beat()
         earlier.parts.session.may_save = True
         with pytest.raises(errors.StaleAttempt):
             earlier.step(0, {})
@@ -184,7 +184,7 @@ def test_save_waits_for_the_earlier_save_instead_of_declining(run):
         assert ckpt.stats.declined == 0
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_a_save_in_flight_at_the_end_of_the_program_is_finished(run, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -199,7 +199,7 @@ def test_a_save_in_flight_at_the_end_of_the_program_is_finished(run, tmp_path):
         assert ckpt.restore({}, at="latest") == 6
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_leaving_the_block_waits_for_the_save_in_flight_within_a_bound(own_service, monkeypatch):
     monkeypatch.setenv("HOLDFAST_DRAIN_SECONDS", "1")
     monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "900")
@@ -238,7 +238,7 @@ def test_a_program_that_ends_by_an_exception_is_not_noted_as_finished(run, servi
         "raise RuntimeError('out of memory')\n"  # no with, no close
     )
     subprocess.run([sys.executable, script, run], check=False, timeout=120, capture_output=True)
-    [attempt] = service.client.attempts(*run.split("/")).items
+    [attempt] = service.client.attempts.list(*run.split("/")).items
     assert (attempt.outcome, attempt.outcome_detail) == ("failed", "RuntimeError: out of memory")
 
 

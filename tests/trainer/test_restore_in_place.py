@@ -43,7 +43,7 @@ def train(rank, run, kind, steps):
 
 def damage(service, run, tensor, checkpoints, *, rank=None):
     """Flips a bit in the first chunk of `tensor` in each of the newest `checkpoints`; of those that `rank` stored."""
-    for view in list(service.client.all_checkpoints(*run.split("/")))[:checkpoints]:
+    for view in list(service.client.checkpoints.all(*run.split("/")))[:checkpoints]:
         digest = next(digest for by, digest in chunks_of(service.client, view.id, tensor) if rank in (None, by))
         for path in files_of(service.store, digest):
             flip(path)
@@ -52,7 +52,7 @@ def damage(service, run, tensor, checkpoints, *, rank=None):
 TENSORS = ["model/up.weight", "optimizer/model/down.weight/exp_avg"]
 
 
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("one-vote-per-step")
 @pytest.mark.parametrize("tensor", TENSORS)
 @pytest.mark.parametrize("warm", [False, True], ids=["new slots", "slots that are there"])
 def test_a_fallback_leaves_the_earlier_state_bit_for_bit_in_every_tensor(service, run, tensor, warm):
@@ -96,7 +96,7 @@ def restore(rank, run, kind):
         return ckpt.restore(job.state), values(job.state), elsewhere
 
 
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("one-vote-per-step")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_one_damaged_chunk_of_one_rank_makes_both_take_all_of_the_earlier_one(service, run, kind):
     saved = run_ranks(train, 2, run, kind, 3, timeout_seconds=180)

@@ -53,7 +53,7 @@ def through_holdfast(source: Any, target: Any) -> None:
     load({"dataloader": target}, [save({"dataloader": source})])
 
 
-@pytest.mark.rule("training-4")
+@pytest.mark.rule("buffers-from-rank-0")
 @pytest.mark.parametrize(("workers", "stop"), [(0, 2), (0, 6), (0, 9), (2, 3)])
 def test_a_resumed_loader_gives_the_same_batches_and_draws_no_random_number(workers: int, stop: int) -> None:
     """Six batches an epoch: in the middle of the first, at its end, in the second; and with batches in flight."""
@@ -114,7 +114,7 @@ def test_a_rollback_in_the_middle_of_a_pass_gives_the_same_batches_again(workers
     assert taken(batches, 2) == straight[2:4], "back into the epoch before"
 
 
-@pytest.mark.rule("training-3")
+@pytest.mark.rule("random-state-last")
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (2, 2)])
 def test_another_number_of_ranks_goes_on_with_the_samples_that_are_left(before: int, after: int) -> None:
     length, trained = 26, 2
@@ -136,7 +136,7 @@ def test_another_number_of_ranks_goes_on_with_the_samples_that_are_left(before: 
     assert sorted(first + rest) == list(range(length)), "no sample twice, none left out"
 
 
-@pytest.mark.rule("training-3")
+@pytest.mark.rule("random-state-last")
 def test_ranks_that_were_not_at_one_position_are_refused() -> None:
     loaders = [make(rank=rank, world=2) for rank in range(2)]
     next(iter(loaders[1]))

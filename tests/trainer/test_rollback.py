@@ -40,7 +40,7 @@ def poisoned_training(rank, run, bad_batch):
             if handle is not None and handle.diverged:
                 assert handle.committed.result(60).health == "diverged"
                 with Client() as client:
-                    point = client.restore_point(name.project, name.run).restore_point
+                    point = client.restores.restore_point(name.project, name.run).restore_point
                 assert point.step < bad_batch - 1, "the restore point is from before"
                 step = ckpt.rollback(job.state, skip_data=True)
                 drawn_at_rollback.append((step, loader.given))
@@ -62,7 +62,7 @@ def training_without_those_batches(rank, skipped_at, skipped):
     return values(job.state)
 
 
-@pytest.mark.rule("protocol-3")
+@pytest.mark.rule("latest-follows-lineage")
 def test_a_nan_at_a_random_step_never_becomes_the_restore_point_and_training_recovers_and_finishes(run, service):
     seed = random.SystemRandom().randrange(2**32)
     bad_batch = random.Random(seed).randrange(EVERY + 1, UNTIL - 1)
@@ -76,12 +76,12 @@ def test_a_nan_at_a_random_step_never_becomes_the_restore_point_and_training_rec
         assert trained[rank][0] == expected[rank], f"rank {rank}"
 
     name = parse_run(run)
-    found = list(service.client.all_checkpoints(name.project, name.run))
+    found = list(service.client.checkpoints.all(name.project, name.run))
     assert [one.step for one in found if one.health == "diverged"] == [back_at + EVERY - 1]
     assert next(one.health_reason for one in found if one.health == "diverged").startswith("model/")
-    point = service.client.restore_point(name.project, name.run).restore_point
+    point = service.client.restores.restore_point(name.project, name.run).restore_point
     assert (point.step, point.attempt) == (UNTIL, 2)
-    [second, first] = service.client.attempts(name.project, name.run).items
+    [second, first] = service.client.attempts.list(name.project, name.run).items
     assert (first.outcome, first.rolled_back_at is not None, second.rolled_back_at) == ("fenced", True, None)
     assert second.outcome == "finished"
 
@@ -92,7 +92,7 @@ def saved(ckpt, job, steps):
         ckpt.save(step, job.state, metrics={"loss": 1.0}).committed.result(60)
 
 
-@pytest.mark.rule("protocol-3")
+@pytest.mark.rule("latest-follows-lineage")
 def test_back_by_steps_and_before_and_what_is_kept(run, service):
     job = Job()
     with holdfast.Checkpointer(run) as ckpt:
@@ -111,7 +111,7 @@ def test_back_by_steps_and_before_and_what_is_kept(run, service):
         assert job.state["notes"] == {"seen": [0, 1, 2]}
         saved(ckpt, job, [1])
     name = parse_run(run)
-    point = service.client.restore_point(name.project, name.run).restore_point
+    point = service.client.restores.restore_point(name.project, name.run).restore_point
     assert (point.step, point.attempt) == (1, 3), "what was saved beyond it is never the latest again"
 
 
@@ -131,7 +131,7 @@ def test_a_save_in_flight_is_given_up_and_the_job_goes_on_saving(run, service, m
         ckpt.step(2, job.state)
     assert ckpt.stats.superseded + ckpt.stats.committed == 3
     name = parse_run(run)
-    point = service.client.restore_point(name.project, name.run).restore_point
+    point = service.client.restores.restore_point(name.project, name.run).restore_point
     assert (point.step, point.attempt) == (1, 2)
 
 
@@ -153,7 +153,7 @@ def test_without_a_point_to_go_back_to_nothing_changes(run, service):
         assert values(job.state) == before
         saved(ckpt, job, [4])
     name = parse_run(run)
-    assert [each.number for each in service.client.attempts(name.project, name.run).items] == [1]
+    assert [each.number for each in service.client.attempts.list(name.project, name.run).items] == [1]
 
 
 def test_a_job_that_was_fenced_does_not_fence_its_successor_by_going_back(run, service):
@@ -248,7 +248,7 @@ def test_another_environment_is_told_on_resume(run, service, caplog, monkeypatch
         ckpt.restore(model)
         ckpt.save(0, model)
     name = parse_run(run)
-    told = service.client.attempt(name.project, name.run, 1).environment
+    told = service.client.attempts.get(name.project, name.run, 1).environment
     assert {"python", "torch", "holdfast", "git_commit"} <= told.keys()
     now = {**told, "torch": "9.9.0", "git_commit": "f" * 40}
     looked: list[int] = []

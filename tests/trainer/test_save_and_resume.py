@@ -27,7 +27,7 @@ def test_resume_is_bit_for_bit_what_an_uninterrupted_run_would_be(run):
     assert second.rng == whole.rng
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "momentum"])
 def test_saving_every_step_leaves_every_loss_and_parameter_as_without_saving(run, optimizer):
     without = train(0, None, 6, optimizer=optimizer)
@@ -38,7 +38,7 @@ def test_saving_every_step_leaves_every_loss_and_parameter_as_without_saving(run
     assert with_saves.rng == without.rng
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 def test_saving_with_two_optimizers_steps_neither(run):
     def trained(ckpt=None):
         torch.manual_seed(0)
@@ -68,7 +68,7 @@ def test_saving_with_two_optimizers_steps_neither(run):
         assert trained(ckpt) == trained()
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 def test_restore_in_an_empty_run_touches_nothing(run):
     job = Job(optimizer="sgd")
     before, drawn = values(job.state), random_numbers()
@@ -79,7 +79,7 @@ def test_restore_in_an_empty_run_touches_nothing(run):
     assert not job.state["optimizer"].state
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 def test_asking_a_fresh_optimizer_for_its_state_does_not_step_it(run):
     job = Job(optimizer="momentum")
     before = copy.deepcopy(values(job.state))
@@ -90,7 +90,7 @@ def test_asking_a_fresh_optimizer_for_its_state_does_not_step_it(run):
     assert not job.state["optimizer"].state
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 def test_the_first_use_of_the_library_draws_no_random_number():
     script = (
         "import random, holdfast; random.seed(3); before = random.getstate(); "
@@ -100,7 +100,7 @@ def test_the_first_use_of_the_library_draws_no_random_number():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 def test_retries_in_the_background_draw_no_random_number(own_service):
     with holdfast.Checkpointer("tests/retries", create=True) as ckpt:
         ckpt.restore({})
@@ -110,7 +110,7 @@ def test_retries_in_the_background_draw_no_random_number(own_service):
         assert random_numbers() == before
 
 
-@pytest.mark.rule("training-2")
+@pytest.mark.rule("typed-trees")
 def test_what_plain_json_would_change_comes_back_as_it_was(run):
     kept = {"tuple": (1, 2), 3: "int key", "inf": float("inf"), "bytes": b"\x00\xff", "set": {1, 2}, "none": None}
     with holdfast.Checkpointer(run) as ckpt:
@@ -123,7 +123,7 @@ def test_what_plain_json_would_change_comes_back_as_it_was(run):
     assert {type(key) for key in state["notes"]} == {str, int}
 
 
-@pytest.mark.rule("training-3")
+@pytest.mark.rule("random-state-last")
 def test_the_random_numbers_are_restored_after_everything_that_draws(run):
     class Draws:
         def state_dict(self):
@@ -141,7 +141,7 @@ def test_the_random_numbers_are_restored_after_everything_that_draws(run):
     assert torch.equal(torch.rand(2), expected)
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 @pytest.mark.parametrize(
     ("value", "key"),
     [
@@ -229,11 +229,11 @@ def test_a_named_step_is_loaded_and_what_came_after_is_never_latest_again(run):
     train(0, run, 4)
     back = train(0, run, 3, at="1")
     assert back.start == 2
-    # Step 3 of the first attempt is off the line now.
+    # Step 3 of the first attempt is detached now.
     assert train(0, run, 3).start == 3
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 def test_a_step_that_is_not_due_costs_less_than_fifty_microseconds(run):
     with holdfast.Checkpointer(run, save=holdfast.Every(minutes=60)) as ckpt:
         state = {}

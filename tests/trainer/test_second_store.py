@@ -72,7 +72,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
         try:
             with Client() as client:
-                client.edit_project("tests", EditProject())
+                client.projects.edit("tests", EditProject())
                 gone = s3.stop if bucket_first else lambda: folder.rename(tmp_path / "not mounted")
                 yield TwoStores(
                     client,
@@ -99,16 +99,16 @@ def _keys(s3: SeaweedFS, bucket_first: bool) -> dict[str, str]:
 
 def _wait_until_whole(client: Client, step: int) -> None:
     patience = time.monotonic() + 60
-    while (found := client.copies("tests", "gpt")).copied_step != step or found.lag_seconds:
+    while (found := client.copies.of_run("tests", "gpt")).copied_step != step or found.lag_seconds:
         assert time.monotonic() < patience, found
         time.sleep(0.05)
 
 
-@pytest.mark.rule("protocol-34")
+@pytest.mark.rule("store-outage-degrades")
 def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_away(
     stores: TwoStores, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    stores.client.put_policy(PolicyKind.COPIES, "tests", None, {})
+    stores.client.policies.put(PolicyKind.COPIES, "tests", None, {})
     job = Job()
     with holdfast.Checkpointer(_RUN, create=True, compress=stores.compress) as ckpt:
         ckpt.restore(job.state)
@@ -116,7 +116,7 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_a
         ckpt.save(0, job.state).committed.result(timeout=60)
         saved, weights = copy.deepcopy(values(job.state)), job.state["model"].up.weight.detach().clone()
         _wait_until_whole(stores.client, 0)
-        stores.client.pause_controller("replicate", "step 1 is to be in the first store only")
+        stores.client.controllers.pause("replicate", "step 1 is to be in the first store only")
         job.step(1)
         ckpt.save(1, job.state).committed.result(timeout=60)
     stores.first_goes_away()
@@ -130,7 +130,7 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_a
     assert (result["step"], result["newest_step"], result["rpo_steps"], result["store"]) == (0, 1, 1, "second")
     assert result["rpo_seconds"] > 0
     assert result["bytes"] > 0
-    assert [(each["step"], each["reason"]) for each in result["passed_over"]] == [(1, "away")]
+    assert [(each["step"], each["reason"]) for each in result["skipped"]] == [(1, "away")]
     shown = subprocess.run(
         [HOLDFAST, "copies", _RUN], env=stores.environment, capture_output=True, text=True, timeout=60
     )

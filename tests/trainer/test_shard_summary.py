@@ -19,7 +19,7 @@ def test_a_save_says_and_measures_everything(run, service, tmp_path, local):
         handle = ckpt.save(0, state, metrics={"loss": 0.5})
         view = handle.committed.result(timeout=60)
         assert handle.local.result(timeout=60) is local
-    (shard,) = service.client.manifest(view.id).shards
+    (shard,) = service.client.checkpoints.manifest(view.id).shards
     assert shard.components == {
         "model": Component(kind="model", logical_bytes=80),
         "notes": Component(kind="extra", logical_bytes=0),

@@ -26,7 +26,7 @@ from holdfast_protocol.checkpoints import BeginCheckpoint, Component, IndexOrdin
 from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointKind, CheckpointState
 
-pytestmark = pytest.mark.rule("protocol-4")
+pytestmark = pytest.mark.rule("late-save-adoption")
 
 STEP = 5
 
@@ -83,7 +83,7 @@ class Spooled:
 
     def push(self):
         """As `holdfast spool push` does."""
-        pusher = SavePusher(self.client, self.tier, allow_off_line=False)
+        pusher = SavePusher(self.client, self.tier, allow_detached=False)
         return [pusher.push(save) for save in saves_of(self.tier.spool.read().records)]
 
     def adopt(self):
@@ -96,7 +96,7 @@ class Spooled:
         return [record.rank for record in self.tier.spool.read().records]
 
     def states(self):
-        return [view.state for view in self.client.all_checkpoints(self.run.project, self.run.run)]
+        return [view.state for view in self.client.checkpoints.all(self.run.project, self.run.run)]
 
     def begin_itself(self):
         """The attempt that saved it has begun it, and may be writing it."""

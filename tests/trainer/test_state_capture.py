@@ -111,7 +111,7 @@ def assert_same(one, other, path=""):
         assert one == other, path
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_capturing_every_step_changes_no_bit_of_training(kind):
     plain, watched = build(kind), build(kind)
@@ -127,7 +127,7 @@ def test_capturing_every_step_changes_no_bit_of_training(kind):
     assert_same(snapshot(watched), snapshot(plain))
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_capture_leaves_generators_grads_and_modes_alone(kind):
     state = build(kind)
@@ -144,8 +144,8 @@ def test_capture_leaves_generators_grads_and_modes_alone(kind):
         assert grads[name] is None or torch.equal(parameter.grad, grads[name])
 
 
-@pytest.mark.rule("training-1")
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("capture-changes-nothing")
+@pytest.mark.rule("bit-exact-resume")
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_a_resumed_run_continues_bit_for_bit(kind, steps):
@@ -169,7 +169,7 @@ def test_a_resumed_run_continues_bit_for_bit(kind, steps):
     assert_same(snapshot(fresh), snapshot(state))
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 def test_a_fresh_optimizer_has_no_slots_before_or_after():
     state = build("adamw")
     captured = capture(state, rank=0, world_size=1)
@@ -177,7 +177,7 @@ def test_a_fresh_optimizer_has_no_slots_before_or_after():
     assert not [piece for piece in captured.pieces if piece.spec.component == "optimizer"]
 
 
-@pytest.mark.rule("training-1")
+@pytest.mark.rule("capture-changes-nothing")
 def test_one_optimizer_over_two_modules_needs_nothing_said():
     def both():
         torch.manual_seed(3)
@@ -229,7 +229,7 @@ def test_implementation_flags_stay_as_the_live_optimizer_has_them():
     step(fused)
 
 
-@pytest.mark.rule("training-2")
+@pytest.mark.rule("typed-trees")
 def test_schedulers_keep_integers_and_fire_their_milestones():
     state = build("sgd")
     step(state)
@@ -241,7 +241,7 @@ def test_schedulers_keep_integers_and_fire_their_milestones():
     assert fresh["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01)
 
 
-@pytest.mark.rule("training-2")
+@pytest.mark.rule("typed-trees")
 def test_plain_values_come_back_into_the_users_own_containers():
     history, mean = [1, (2, 3)], torch.zeros(3)
     state = {"epoch": 3, "notes": {"history": history, 1: "one"}, "mean": mean}
@@ -270,7 +270,7 @@ def test_generators_come_back_exactly():
     assert (random.gauss(0, 1), np.random.standard_normal(3).tolist(), torch.randn(3).tolist()) == expected
 
 
-@pytest.mark.rule("training-3")
+@pytest.mark.rule("random-state-last")
 def test_derived_generators_depend_on_run_step_and_rank_only():
     def draw(*key):
         derive_rng(*key)

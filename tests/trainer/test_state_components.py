@@ -71,7 +71,7 @@ def test_frozen_parameters_are_packed_apart():
     }
 
 
-@pytest.mark.rule("training-2")
+@pytest.mark.rule("typed-trees")
 def test_loaders_and_plain_values_are_each_ranks_own_unless_declared():
     state = {"loader": Counting(), "ema": {"w": torch.zeros(2)}}
     assert names(state) == ["ema@1/w", "loader@1/generator"]
@@ -92,7 +92,7 @@ def sub_class(tensor):
     return tensor.as_subclass(Odd)
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("make", "what"),
@@ -118,7 +118,7 @@ def test_tensors_without_plain_bytes_are_refused_by_key(make, what):
         capture({"model": module}, rank=0, world_size=1)
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 def test_a_module_that_writes_its_own_form_is_refused():
     class Own(nn.Linear):
         def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -128,7 +128,7 @@ def test_a_module_that_writes_its_own_form_is_refused():
         capture({"model": nn.Sequential(Own(1, 1))}, rank=0, world_size=1)
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 def test_fsdp1_is_refused_with_the_remedy(monkeypatch):
     module = nn.Linear(1, 1)
     monkeypatch.setattr(module, "__class__", FullyShardedDataParallel)
@@ -136,7 +136,7 @@ def test_fsdp1_is_refused_with_the_remedy(monkeypatch):
         capture({"model": nn.Sequential(module)}, rank=0, world_size=1)
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 @pytest.mark.parametrize(
     ("state", "message"),
     [
@@ -163,7 +163,7 @@ def test_declarations_are_checked():
         capture(state, rank=0, world_size=1, declared=Declarations.of(per_rank=["model"]))
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 def test_state_of_a_parameter_outside_all_groups_is_refused_not_dropped():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     optimizer.state[torch.zeros(1)] = {"x": 1}
@@ -171,7 +171,7 @@ def test_state_of_a_parameter_outside_all_groups_is_refused_not_dropped():
         capture({"optimizer": optimizer}, rank=0, world_size=1)
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 def test_tied_weights_are_saved_once_and_stay_tied():
     model = Tied()
     saved = save({"model": model})
@@ -223,7 +223,7 @@ def test_parameters_among_plain_values_stay_parameters():
     assert [tensor.requires_grad for tensor in state["free"]] == [False, True]
 
 
-@pytest.mark.rule("training-3")
+@pytest.mark.rule("random-state-last")
 def test_a_loader_on_another_world_size_refuses_merges_or_is_declared():
     parts = [save({"loader": Merging(position)}, rank, 2) for rank, position in enumerate([3, 5])]
     with pytest.raises(StateMismatchError, match="load_resharded_state_dict"):
@@ -243,7 +243,7 @@ def test_plain_values_that_all_ranks_saved_alike_need_no_declaration():
     assert state == {"epoch": 4}
 
 
-@pytest.mark.rule("training-2")
+@pytest.mark.rule("typed-trees")
 def test_each_rank_gets_its_own_back():
     parts = [save({"loader": Counting(position)}, rank, 2) for rank, position in enumerate([3, 5])]
     for rank, position in enumerate([3, 5]):
@@ -304,7 +304,7 @@ def test_an_expanded_buffer_takes_its_values():
     assert torch.equal(module.scale, torch.arange(2.0).expand(3, 2))
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 def test_ten_thousand_tensors_and_an_empty_state_save_and_load():
     state = {"values": [torch.full((2,), float(at)) for at in range(10_000)]}
     saved = save(state)

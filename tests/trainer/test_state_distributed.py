@@ -89,7 +89,9 @@ def save_on_ranks(rank, kind):
     again = [step(resumed, rank, number) for number in range(2, 4)]
     ends = full(state), full(resumed)
     for end in ends if rank else ():
-        end.update({name: torch.zeros(1) for name in end if "running" in name})  # rank 0's came back, by rule 4
+        end.update(
+            {name: torch.zeros(1) for name in end if "running" in name}
+        )  # rank 0's came back, by rule late-save-adoption
     return saved, at_save, losses, again, same(*ends)
 
 
@@ -124,7 +126,7 @@ def label(side):
     return f"{side[0]}{side[1]}"
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 @pytest.mark.parametrize("source", SOURCES, ids=label)
 def test_the_same_world_resumes_bit_for_bit(source):
     for _, _, losses, again, equal in saved_by(*source)[1]:
@@ -132,7 +134,7 @@ def test_the_same_world_resumes_bit_for_bit(source):
         assert equal
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 @pytest.mark.parametrize("source", SOURCES, ids=label)
 def test_one_process_gets_the_state_of_many_ranks(source):
     parts, results = saved_by(*source)
@@ -141,7 +143,7 @@ def test_one_process_gets_the_state_of_many_ranks(source):
     assert same(full(state), results[0][1])
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 @pytest.mark.parametrize(
     ("source", "target"),
     [(("ddp", 2), ("fsdp", 4)), (("fsdp", 3), ("ddp", 2)), (("hsdp", 4), ("fsdp", 2))],
@@ -153,7 +155,7 @@ def test_another_world_or_sharding_gets_equal_state(source, target):
         assert same(loaded, results[0][1])
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 def test_the_state_of_one_process_reaches_many_ranks():
     state = build("plain")
     step(state, 0, 0)
@@ -161,14 +163,14 @@ def test_the_state_of_one_process_reaches_many_ranks():
         assert same(loaded, full(state))
 
 
-@pytest.mark.rule("training-4")
+@pytest.mark.rule("buffers-from-rank-0")
 def test_buffers_are_rank_0s_on_every_rank():
     _, results = saved_by("fsdp", 3)
     assert torch.equal(results[0][1]["norm.running_mean"], results[1][1]["norm.running_mean"])
     assert results[0][1]["norm.num_batches_tracked"] == 2
 
 
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("layout-vote")
 def test_replicas_are_stored_once():
     for kind, world_size in [("ddp", 2), ("fsdp", 3), ("hsdp", 4)]:
         parts, results = saved_by(kind, world_size)
@@ -196,8 +198,8 @@ def place_on_mesh(rank):
     return parts[rank], all(torch.equal(zeros[name].full_tensor(), whole) for name in zeros), refused
 
 
-@pytest.mark.rule("training-6")
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("refuse-inexact")
+@pytest.mark.rule("layout-vote")
 def test_every_placement_on_a_two_dimensional_mesh_comes_back_and_partial_is_refused():
     results = run_ranks(place_on_mesh, 4)
     stored = sum(s.bytes for part, _, _ in results for piece in part.plan.shard.pieces for s in piece.segments)

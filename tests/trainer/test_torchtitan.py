@@ -135,7 +135,7 @@ def trained(rank: int, run: str | None, until: int, seed: int, options: dict[str
     return found, start, restored, loop.losses, loop.values(), torch.rand(1).item()
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_a_killed_job_goes_on_bit_for_bit_and_keeps_the_latest_k(run: str, service: Service) -> None:
     options = {"keep_latest_k": 2, "last_save_model_only": False}
     whole = run_ranks(trained, 2, None, STEPS, 0, {})
@@ -147,7 +147,7 @@ def test_a_killed_job_goes_on_bit_for_bit_and_keeps_the_latest_k(run: str, servi
         assert first[rank][3] | second[rank][3] == whole[rank][3]
         assert second[rank][4:] == whole[rank][4:]
     project, name = run.split("/")
-    found = service.client.checkpoints(project, name).items
+    found = service.client.checkpoints.list(project, name).items
     kept = {each.step: each for each in found if each.state == CheckpointState.COMMITTED}
     assert kept.keys() == {4, 6}
     assert kept[6].kind == CheckpointKind.FINAL
@@ -188,10 +188,10 @@ def models(rank: int, run: str, other: str) -> Any:
     return seeded, trained, read, refused, first
 
 
-@pytest.mark.rule("training-18")
+@pytest.mark.rule("sharded-hooks")
 def test_a_seed_the_export_a_reader_and_the_weights_of_another_run(run: str, service: Service) -> None:
     project, name = run.split("/")
-    service.client.make_run(project, f"{name}-b")
+    service.client.runs.create(project, f"{name}-b")
     seed = run_ranks(seed_checkpoint, 1, run)[0]
     for seeded, trained, read, refused, first in run_ranks(models, 2, run, f"{run}-b"):
         assert seeded == (True, 0, seed)
@@ -199,7 +199,7 @@ def test_a_seed_the_export_a_reader_and_the_weights_of_another_run(run: str, ser
         assert read == (True, False, rounded)
         assert "has the model alone" in refused
         assert first == (True, 0, rounded)
-    export = service.client.selected_checkpoint(project, name, "latest")
+    export = service.client.checkpoints.select(project, name, "latest")
     assert (export.step, set(export.components), export.missing_components) == (STEPS, {"model", "torchtitan"}, [])
-    attempts = service.client.attempts(project, f"{name}-b").items
+    attempts = service.client.attempts.list(project, f"{name}-b").items
     assert [each.outcome for each in attempts] == [AttemptOutcome.FAILED]

@@ -39,7 +39,7 @@ def test_the_model_alone_is_loaded_and_nothing_else_changes(run):
 def test_no_attempt_is_opened_so_the_other_run_goes_on(run, service):
     train(0, run, 1)
     holdfast.load_weights(run, Job().state["model"])
-    assert service.client.run(*run.split("/")).latest_attempt == 1
+    assert service.client.runs.get(*run.split("/")).latest_attempt == 1
 
 
 def test_a_selector_names_which_weights(run):
@@ -170,4 +170,4 @@ def test_weights_are_read_from_a_catalog_that_takes_no_writes_and_no_attempt_is_
         )
         assert "no lease keeps this checkpoint" in caplog.text
         with Client() as client:
-            assert client.run("tests", "r").latest_attempt == 1
+            assert client.runs.get("tests", "r").latest_attempt == 1

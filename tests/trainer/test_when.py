@@ -1,4 +1,4 @@
-"""When to save, on real ranks: the best step by rank 0's metric, what was put off, and ranks that do not agree."""
+"""When to save, on real ranks: the best step by rank 0's metric, what was deferred, and ranks that do not agree."""
 
 from __future__ import annotations
 
@@ -82,18 +82,18 @@ def all_four(rank, run):
     return [job(rank, f"{run}-{name}") for name, job in jobs.items()]
 
 
-@pytest.mark.rule("training-11")
-@pytest.mark.rule("training-10")
+@pytest.mark.rule("local-save-flag")
+@pytest.mark.rule("one-vote-per-step")
 def test_ranks_save_after_the_same_steps_for_the_best_and_what_was_put_off_or_all_raise(run, service):
     first, second = run_ranks(all_four, 2, run)
     # The second launch knows that 2.0 was reached, though it never saw it.
     assert first[0] == second[0] == [(0, 0), (1, 1), (4, 4), (11, 11)]
     project, _, name = run.partition("/")
-    best = service.client.restore_point(project, f"{name}-best", "best:val_loss").restore_point
+    best = service.client.restores.restore_point(project, f"{name}-best", "best:val_loss").restore_point
     assert best.step == 11
     # What it cost is what the service advises by.
-    assert service.client.checkpoint(best.checkpoint_id).blocked_seconds > 0
-    advice = service.client.advice(project, f"{name}-best")
+    assert service.client.checkpoints.get(best.checkpoint_id).blocked_seconds > 0
+    advice = service.client.insights.save_interval(project, f"{name}-best")
     assert (advice.saves_source, advice.saves_measured, advice.run_interruptions) == ("run", 4, 0)
     name_of_error, step, saved = first[1]
     assert (name_of_error, saved) == ("SaveDeclined", step)

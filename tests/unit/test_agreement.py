@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.distributed.agreement import Ask, LoneAgreement, Outlook, RanksAgreement
+from holdfast.distributed.step_agreement import Ask, LoneAgreement, Outlook, RanksAgreement
 
 PATIENCE_SECONDS = 60
 
@@ -78,7 +78,7 @@ class Job:
         return told
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 @pytest.mark.parametrize("asking", [0, 2])
 def test_whoever_asks_all_ranks_leave_after_the_same_step_and_know_why(asking):
     with Job(3) as job:
@@ -96,7 +96,7 @@ def test_whoever_asks_all_ranks_leave_after_the_same_step_and_know_why(asking):
         assert job.heard == [["the node goes"] if rank != asking else [] for rank in range(3)]
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 def test_in_a_long_step_all_leave_after_that_one():
     """And the agreement is there before the step is over: threads answer that are not in it."""
     with Job(2) as job:
@@ -122,7 +122,7 @@ def test_in_a_long_step_all_leave_after_that_one():
         assert told == {0: Ask.PREEMPT, 1: Ask.PREEMPT}
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 @pytest.mark.parametrize("together", [True, False])
 def test_a_request_to_leave_at_any_moment_of_a_save_leaves_no_rank_alone_in_it(together):
     """Saves are due all the time, so that the request comes before, in and after the rounds about them."""
@@ -154,8 +154,8 @@ def test_any_rank_can_ask_for_a_save():
 
 
 def test_what_all_ranks_have_read_of_a_save_does_not_stay_in_the_store(monkeypatch):
-    monkeypatch.setattr("holdfast.distributed.agreement.POLL_SECONDS", 0.005)
-    monkeypatch.setattr("holdfast.distributed.agreement.LEAD_SECONDS", 0.02)
+    monkeypatch.setattr("holdfast.distributed.step_agreement.POLL_SECONDS", 0.005)
+    monkeypatch.setattr("holdfast.distributed.step_agreement.LEAD_SECONDS", 0.02)
     with Job(3, wants=lambda: True) as job:
 
         def leave_in_round_6(rank, step):

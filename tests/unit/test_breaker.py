@@ -9,7 +9,7 @@ from holdfast_service.collect.sweep import Amount, why_stop
 GIB = 1024**3
 
 
-@pytest.mark.rule("protocol-25")
+@pytest.mark.rule("late-put-window")
 @pytest.mark.parametrize(
     ("there", "due", "stops"),
     [

@@ -72,10 +72,10 @@ def test_metrics_are_shown_as_what_they_were():
 
 
 @pytest.mark.parametrize(
-    ("pushed_by", "off_line", "word"), [(None, False, ""), (2, False, "late"), (2, True, "off line")]
+    ("pushed_by", "detached", "word"), [(None, False, ""), (2, False, "late"), (2, True, "detached")]
 )
-def test_what_was_pushed_late_is_told_in_a_word(pushed_by, off_line, word):
-    assert lateness(CheckpointView.model_construct(pushed_by=pushed_by, off_line=off_line)) == word
+def test_what_was_pushed_late_is_told_in_a_word(pushed_by, detached, word):
+    assert lateness(CheckpointView.model_construct(pushed_by=pushed_by, detached=detached)) == word
 
 
 def _commands(command=None, path=()):
@@ -193,7 +193,7 @@ def test_what_fits_a_terminal_stays_within_it(capsys, monkeypatch):
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.rule("protocol-43")
+@pytest.mark.rule("limits-before-work")
 def test_nothing_that_comes_from_others_reaches_the_terminal_as_a_command(capsys):
     bad = "a\x1b[2Jb\u202ec"
     show_line(bad)
@@ -207,7 +207,7 @@ def test_nothing_that_comes_from_others_reaches_the_terminal_as_a_command(capsys
     assert not any(line.startswith("forged") for line in printed.out.splitlines())
 
 
-@pytest.mark.rule("protocol-43")
+@pytest.mark.rule("limits-before-work")
 def test_there_is_one_place_that_prints():
     folder = Path(show.__file__).parent
     prints = re.compile(r"\bprint\(|sys\.std(out|err)\.write|\becho\(")

@@ -1,4 +1,4 @@
-"""A certificate that is not trusted is said at once, on both planes: no patience mends it."""
+"""A certificate that is not trusted is said at once, on both planes: no patience fixes it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_store_with_a_strange_certificate_is_not_asked_again(server):
 def test_a_service_with_a_strange_certificate_is_not_asked_again(server):
     with Client(ClientSettings(url=server.url, token="t", retry_seconds=900)) as client:
         with pytest.raises(errors.ServiceUnavailable, match=r"not trusted.*SSL_CERT_FILE"):
-            client.server_info()
+            client.server.info()
     assert not server.seen
 
 

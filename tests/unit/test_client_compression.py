@@ -133,7 +133,7 @@ def test_every_chunk_that_may_be_encoded_is_asked_for_first_and_once(service) ->
     assert [offer["ask"] for offer in service.offers if offer["bytes"] < KIB] == [False]
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_what_is_present_costs_no_compression(service, monkeypatch) -> None:
     bodies = [compressible(seed=seed) for seed in range(5)]
     service.present = {digest_of(body) for body in bodies}

@@ -62,7 +62,7 @@ class Run:
                 "epoch": 1,
                 "run_id": "r",
                 "restore_point": None,
-                "passed_over": [],
+                "skipped": [],
                 "ever_committed": False,
                 "save_interval_seconds": 600,
                 "heartbeat_interval_seconds": 30,
@@ -78,20 +78,20 @@ def launch(run, launch_id="mine"):
         return open_attempt(client, RunName("demo", "gpt"), launch_id, world_size=2)
 
 
-@pytest.mark.rule("protocol-2")
+@pytest.mark.rule("attempt-compare-and-swap")
 @pytest.mark.parametrize("newest", [0, 7])
 def test_an_attempt_is_opened_after_the_newest(newest):
     assert launch(Run(newest)).attempt == newest + 1
 
 
-@pytest.mark.rule("protocol-2")
+@pytest.mark.rule("attempt-compare-and-swap")
 def test_a_later_launch_wins():
     run = Run(3)
     run.before_open = [run.another_opens]
     assert launch(run).attempt == 5
 
 
-@pytest.mark.rule("protocol-2")
+@pytest.mark.rule("attempt-compare-and-swap")
 def test_a_lost_reply_gets_the_same_attempt_back():
     run = Run(3)
 
@@ -104,7 +104,7 @@ def test_a_lost_reply_gets_the_same_attempt_back():
     assert run.newest == 4
 
 
-@pytest.mark.rule("protocol-2")
+@pytest.mark.rule("attempt-compare-and-swap")
 def test_a_late_retry_does_not_fence_its_successor():
     run = Run(3)
 
@@ -119,7 +119,7 @@ def test_a_late_retry_does_not_fence_its_successor():
     assert run.newest == 5
 
 
-@pytest.mark.rule("protocol-2")
+@pytest.mark.rule("attempt-compare-and-swap")
 def test_two_launches_that_chase_each_other_come_to_an_end():
     run = Run(3)
     run.before_open = [run.another_opens] * 50

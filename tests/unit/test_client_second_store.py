@@ -69,7 +69,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoStores]:
     started.close()
 
 
-@pytest.mark.rule("protocol-34")
+@pytest.mark.rule("store-outage-degrades")
 def test_what_a_silent_store_does_not_give_comes_from_the_other_and_it_is_not_asked_again(
     service: TwoStores, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,7 +37,7 @@ def client_of(url: str, **settings) -> Client:
 
 def test_a_call_tells_token_protocol_and_request_id_and_reads_the_reply():
     with scripted(in_turn(as_json({**SERVER, "something_new": 1}))) as server, client_of(server.url) as client:
-        assert client.server_info().epoch == 1
+        assert client.server.info().epoch == 1
     seen = server.seen[0]
     assert seen.headers["authorization"] == "Bearer hold_id_secret"
     assert seen.headers["holdfast-protocol"] == PROTOCOL_VERSION
@@ -48,7 +48,7 @@ def test_a_call_tells_token_protocol_and_request_id_and_reads_the_reply():
 def test_every_problem_code_has_its_own_exception(code):
     with scripted(in_turn(problem(code, "It is so."))) as server, client_of(server.url, retry_seconds=0) as client:
         with pytest.raises(HoldfastError) as caught:
-            client.server_info()
+            client.server.info()
     error = caught.value
     assert error.code == code
     assert type(error).code == code, "a code without a class of its own cannot be caught"
@@ -59,13 +59,13 @@ def test_every_problem_code_has_its_own_exception(code):
 def test_a_code_newer_than_this_client_goes_by_its_status():
     with scripted(in_turn(problem("not_yet_invented", status=404))) as server, client_of(server.url) as client:
         with pytest.raises(errors.NotFound) as caught:
-            client.server_info()
+            client.server.info()
     assert caught.value.code == "not_yet_invented"
 
 
 def test_a_lost_reply_is_asked_for_again_under_the_same_request_id():
     with scripted(in_turn(DROP, problem("busy"), as_json(SERVER))) as server, client_of(server.url) as client:
-        client.server_info()
+        client.server.info()
     assert len(server.seen) == 3
     assert len({seen.headers["x-request-id"] for seen in server.seen}) == 1
 
@@ -76,21 +76,21 @@ def test_a_lost_reply_is_asked_for_again_under_the_same_request_id():
 def test_the_error_says_whether_an_earlier_try_may_have_been_carried_out(first, ambiguous):
     with scripted(in_turn(first, problem("attempt_conflict"))) as server, client_of(server.url) as client:
         with pytest.raises(errors.AttemptConflict) as caught:
-            client.server_info()
+            client.server.info()
     assert caught.value.earlier_try_ambiguous is ambiguous
 
 
 def test_what_cannot_succeed_later_is_not_tried_again():
     with scripted(in_turn(problem("forbidden"))) as server, client_of(server.url) as client:
         with pytest.raises(errors.Forbidden):
-            client.server_info()
+            client.server.info()
     assert len(server.seen) == 1
 
 
 def test_a_token_is_not_made_twice_when_the_reply_is_lost():
     with scripted(in_turn(DROP)) as server, client_of(server.url) as client:
         with pytest.raises(errors.ServiceUnavailable):
-            client.create_token(CreateToken(name="x", scopes=["read"]))
+            client.tokens.create(CreateToken(name="x", scopes=["read"]))
     assert len(server.seen) == 1
 
 
@@ -101,7 +101,7 @@ def test_retrying_ends_with_the_total_time():
         with client_of(url, retry_seconds=0.5) as client:
             begun = time.monotonic()
             with pytest.raises(errors.ServiceUnavailable) as caught:
-                client.server_info()
+                client.server.info()
     assert time.monotonic() - begun < 5
     assert "holdfast serve" in str(caught.value)
     assert caught.value.earlier_try_ambiguous is False
@@ -114,18 +114,18 @@ def test_a_service_that_never_answers_is_given_up_after_the_time_out():
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with client_of(url, retry_seconds=0, timeout_seconds=0.3) as client:
             with pytest.raises(errors.ServiceUnavailable) as caught:
-                client.server_info()
+                client.server.info()
     assert "HOLDFAST_TIMEOUT_SECONDS" in str(caught.value)
     assert caught.value.earlier_try_ambiguous is True
 
 
-@pytest.mark.rule("protocol-35")
+@pytest.mark.rule("protocol-version")
 def test_another_major_version_is_refused_with_both_numbers():
     newer = as_json(SERVER)
     newer.protocol = "2.3"
     with scripted(in_turn(newer)) as server, client_of(server.url) as client:
         with pytest.raises(errors.UnsupportedProtocol) as caught:
-            client.server_info()
+            client.server.info()
     assert PROTOCOL_VERSION in str(caught.value)
     assert "2.3" in str(caught.value)
 
@@ -133,10 +133,10 @@ def test_another_major_version_is_refused_with_both_numbers():
 def test_what_the_service_calls_a_bug_is_tried_a_few_times():
     with scripted(in_turn(problem("internal"), problem("internal"), as_json(SERVER))) as server:
         with client_of(server.url) as client:
-            assert client.server_info().epoch == 1
+            assert client.server.info().epoch == 1
     with scripted(in_turn(problem("internal"))) as server, client_of(server.url, retry_seconds=60) as client:
         with pytest.raises(errors.ServiceFault):
-            client.server_info()
+            client.server.info()
         assert len(server.seen) == 3
 
 
@@ -151,7 +151,7 @@ def test_a_slow_call_of_the_background_has_its_whole_patience_when_it_fails():
         return as_json(SERVER)
 
     with scripted(answer) as server, client_of(server.url) as client:
-        assert client.with_patience(0.5, threading.Event()).server_info().epoch == 1
+        assert client.with_retry_deadline(0.5, threading.Event()).server_info().epoch == 1
 
 
 def test_a_call_with_patience_ends_when_it_is_told_to():
@@ -159,17 +159,17 @@ def test_a_call_with_patience_ends_when_it_is_told_to():
     with scripted(in_turn(Reply(503))) as server, client_of(server.url) as client:
         threading.Timer(0.3, stop.set).start()
         with pytest.raises(errors.TransferStopped):
-            client.with_patience(900, stop).server_info()
+            client.with_retry_deadline(900, stop).server_info()
         with pytest.raises(errors.ServiceUnavailable):
-            client.with_patience(0, threading.Event()).server_info()
+            client.with_retry_deadline(0, threading.Event()).server_info()
 
 
-@pytest.mark.rule("protocol-35")
+@pytest.mark.rule("protocol-version")
 def test_a_newer_minor_version_is_understood():
     newer = as_json(SERVER)
     newer.protocol = "1.9"
     with scripted(in_turn(newer)) as server, client_of(server.url) as client:
-        assert client.server_info().protocol == PROTOCOL_VERSION
+        assert client.server.info().protocol == PROTOCOL_VERSION
 
 
 @pytest.mark.parametrize(
@@ -185,20 +185,20 @@ def test_a_newer_minor_version_is_understood():
 def test_what_is_not_holdfast_is_named_and_never_taken_for_an_answer(reply):
     with scripted(in_turn(reply)) as server, client_of(server.url) as client:
         with pytest.raises(errors.UnexpectedReply):
-            client.server_info()
+            client.server.info()
 
 
 def test_a_gateway_without_its_service_is_tried_again():
     replies = in_turn(Reply(502, b"<html>", protocol=None), as_json(SERVER))
     with scripted(replies) as server, client_of(server.url) as client:
-        client.server_info()
+        client.server.info()
 
 
 def test_neither_token_nor_query_reaches_a_log_or_a_message(caplog):
     caplog.set_level(logging.DEBUG)
     with scripted(in_turn(DROP, problem("forbidden"))) as server, client_of(server.url) as client:
         with pytest.raises(errors.Forbidden) as caught:
-            client.restore_point("demo", "gpt", selector="best:secret-metric")
+            client.restores.restore_point("demo", "gpt", selector="best:secret-metric")
     assert server.seen[0].query["selector"] == "best:secret-metric"
     told = caplog.text + repr(caught.value) + repr(client.settings)
     assert "secret" not in told
@@ -208,15 +208,15 @@ def test_neither_token_nor_query_reaches_a_log_or_a_message(caplog):
 def test_names_are_quoted_so_that_none_reaches_another_route():
     with scripted(in_turn(problem("run_not_found"))) as server, client_of(server.url) as client:
         with pytest.raises(errors.RunNotFound):
-            client.run("..", "a/../../tokens?x=1")
+            client.runs.get("..", "a/../../tokens?x=1")
     assert server.seen[0].path.endswith("a%2F..%2F..%2Ftokens%3Fx%3D1")
 
 
 def test_not_ready_is_an_answer():
     body = {"ready": False, "checks": [{"name": "store", "ok": False, "detail": "away"}]}
     with scripted(in_turn(as_json(body, 503))) as server, client_of(server.url) as client:
-        assert client.ready().checks[0].detail == "away"
-        assert client.healthy() is False
+        assert client.server.ready().checks[0].detail == "away"
+        assert client.server.healthy() is False
     assert len(server.seen) == 2
 
 
@@ -240,7 +240,7 @@ def test_all_pages_are_read_as_they_are_asked_for():
         return as_json({"items": [run("c")], "next_cursor": None})
 
     with scripted(answer) as server, client_of(server.url) as client:
-        assert [one.name for one in client.all_runs("demo")] == ["a", "b", "c"]
+        assert [one.name for one in client.runs.all("demo")] == ["a", "b", "c"]
 
 
 def test_a_long_poll_may_last_longer_than_the_time_out():
@@ -250,14 +250,14 @@ def test_a_long_poll_may_last_longer_than_the_time_out():
 
     with scripted(answer) as server, client_of(server.url, timeout_seconds=0.3, retry_seconds=0) as client:
         with pytest.raises(errors.CheckpointNotFound):
-            client.checkpoint("ck_x", wait_seconds=2)
+            client.checkpoints.get("ck_x", wait_seconds=2)
     assert server.seen[0].query == {"wait": "2"}
 
 
 def test_the_message_is_title_detail_and_remedy():
     with scripted(in_turn(problem("stale_attempt", "Attempt 3 is open"))) as server, client_of(server.url) as client:
         with pytest.raises(errors.StaleAttempt) as caught:
-            client.server_info()
+            client.server.info()
     assert str(caught.value) == (
         "This attempt may not write to its run any more. Attempt 3 is open. This job must stop."
     )

@@ -66,7 +66,7 @@ def test_any_contiguous_buffer_is_sent_as_its_bytes(form, shape):
     assert server.seen[0].body == BODY[: 1024 * 1024]
 
 
-@pytest.mark.rule("protocol-17")
+@pytest.mark.rule("random-generation")
 def test_412_means_that_an_earlier_try_has_arrived():
     with scripted(in_turn(DROP, Reply(412))) as server:
         put(server)
@@ -162,7 +162,7 @@ def put_file(path, body=BODY, **options) -> None:
         )
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_a_file_ticket_is_written_whole_and_never_into_what_is_there(tmp_path):
     path = tmp_path / "ticket"
     path.write_bytes(b"x" * 5_000_000)

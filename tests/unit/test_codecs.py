@@ -198,7 +198,7 @@ def test_the_codec_follows_the_size_of_an_item() -> None:
     ]
 
 
-@pytest.mark.rule("protocol-35")
+@pytest.mark.rule("protocol-version")
 def test_a_client_from_before_the_codecs_decodes_only_raw() -> None:
     assert codecs_of_minor(0) == {Codec.RAW}
     assert codecs_of_minor(1) == set(Codec)

@@ -47,7 +47,7 @@ def best_ids(rule: KeepBest, newest_first: list[Facts]) -> frozenset[str]:
     return frozenset(each.checkpoint_id for each in best_of(newest_first, rule, rule.n))
 
 
-@pytest.mark.rule("protocol-32")
+@pytest.mark.rule("finite-metrics")
 def test_the_best_are_finite_and_healthy_and_of_equal_ones_the_newest() -> None:
     run = [Facts("nan", 9, "periodic", (), {"loss": {"value": None, "nonfinite": "nan"}})]
     run.append(replace(facts("diverged", step=3, loss=0.1), healthy=False))
@@ -96,7 +96,7 @@ def test_a_tensor_with_a_hole_is_named_and_a_tie_is_where_its_target_is() -> Non
     assert Layout(1, {"whole": entry, "tied": tied}, (ShardLayout((24,), (whole,)),)).torn() is None
 
 
-@pytest.mark.rule("protocol-35")
+@pytest.mark.rule("protocol-version")
 def test_what_an_older_service_does_not_know_is_sent_only_where_it_says_something() -> None:
     plain = ReadChunks(digests=["a" * 64])
     assert "avoid_stores" not in plain.model_dump_json()

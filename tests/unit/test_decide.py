@@ -70,8 +70,8 @@ CASES = {
 }
 
 
-@pytest.mark.rule("protocol-15")
-@pytest.mark.rule("protocol-17")
+@pytest.mark.rule("present-is-referenced")
+@pytest.mark.rule("random-generation")
 @pytest.mark.parametrize("name", CASES)
 def test_the_answer_to_an_offer(name: str) -> None:
     copies, own_copy_id, answer, chosen = CASES[name]
@@ -79,8 +79,8 @@ def test_the_answer_to_an_offer(name: str) -> None:
     assert (decision.answer, None if decision.copy is None else decision.copy.id) == (answer, chosen)
 
 
-@pytest.mark.rule("protocol-14")
-@pytest.mark.rule("protocol-17")
+@pytest.mark.rule("reuse-only-hashed")
+@pytest.mark.rule("random-generation")
 @pytest.mark.parametrize(
     ("pending", "offer", "answer"),
     [
@@ -99,7 +99,7 @@ def test_other_bytes_on_the_wire_never_go_into_a_copy_that_was_promised_for_thes
     assert decide(offer, copies, attempt_id=ME, own_copy_id=5, now=NOW).answer == answer
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 @pytest.mark.parametrize("offer", [RAW, ENCODED, ASKED])
 @pytest.mark.parametrize("stored", [RAW, ENCODED])
 def test_a_chunk_is_present_in_whatever_codec_it_is_stored(offer: ChunkOffer, stored: ChunkOffer) -> None:

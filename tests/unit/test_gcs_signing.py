@@ -28,7 +28,7 @@ def key():
     return RSASigner.from_string(generated.private_bytes(serialization.Encoding.PEM, pkcs8, plain).decode())
 
 
-@pytest.mark.rule("protocol-11")
+@pytest.mark.rule("verify-while-uploading")
 @pytest.mark.parametrize("origin", ["https://storage.googleapis.com", "http://127.0.0.1:4443"])
 @pytest.mark.parametrize(
     ("method", "headers"),

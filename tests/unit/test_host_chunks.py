@@ -204,7 +204,7 @@ def test_a_folder_that_cannot_be_read_just_now_costs_a_transfer_and_nothing_else
     folder.close()
 
 
-def test_a_file_of_another_size_on_the_host_is_passed_over(service, tmp_path):
+def test_a_file_of_another_size_on_the_host_is_skipped(service, tmp_path):
     folder = ChunkFolder(tmp_path / "cache", limit_bytes=10**9)
     digest, body = next(iter(CHUNKS.items()))
     folder.add(digest, body, durable=False)

@@ -10,7 +10,7 @@ import pytest
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.web.frame import HostCheck
 
-pytestmark = pytest.mark.rule("protocol-43")
+pytestmark = pytest.mark.rule("limits-before-work")
 
 
 def status(called: str | None, **settings: Any) -> int:

@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SBATCH = EXAMPLES / "slurm" / "train.sbatch"
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 def test_the_kubernetes_job_restarts_what_is_preempted_and_never_what_is_fenced():
     job = yaml.safe_load((EXAMPLES / "kubernetes" / "job.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
@@ -70,7 +70,7 @@ class FakeSlurm:
         path.chmod(0o755)
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 @pytest.mark.parametrize(
     ("code", "again"),
     [(0, False), (ExitCode.PREEMPTED, True), (ExitCode.UNKNOWN, True), (ExitCode.FENCED, False), (1, False)],

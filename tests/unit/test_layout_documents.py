@@ -93,7 +93,7 @@ def peak_bytes_of_refusing(document, data):
         tracemalloc.stop()
 
 
-@pytest.mark.rule("protocol-44")
+@pytest.mark.rule("bounded-index")
 @pytest.mark.parametrize(
     "text",
     [b" " * 50_000_000, b"[" + b"[]," * 16_000_000 + b"0]", b'{"a":[' + b"{}," * 16_000_000 + b"0]}"],
@@ -108,7 +108,7 @@ def test_a_bomb_of_some_kilobytes_is_refused_before_it_fills_memory(text):
         assert peak < 16 * 1024**2
 
 
-@pytest.mark.rule("protocol-44")
+@pytest.mark.rule("bounded-index")
 def test_a_state_of_the_same_value_over_and_over_is_read_back_all_the_same():
     index = ShardIndex(SAVED_AS, 0, "ab" * 32, {"loader": ["value", [0] * 800_000]})
     assert ShardIndex.decode(index.encode()) == index
@@ -194,7 +194,7 @@ def change(path, value):
     ],
     ids=lambda value: str(value)[:60],
 )
-@pytest.mark.rule("protocol-44")
+@pytest.mark.rule("bounded-index")
 def test_a_layout_that_points_outside_itself_is_refused(path, value):
     with pytest.raises(DocumentError) as refused:
         Layout.decode(change(path, value))
@@ -218,7 +218,7 @@ ANYTHING = st.recursive(
 )
 
 
-@pytest.mark.rule("protocol-44")
+@pytest.mark.rule("bounded-index")
 @given(st.lists(st.tuples(st.sampled_from(PLACES), NUMBERS | ANYTHING), min_size=1, max_size=3))
 def test_whatever_is_put_into_a_layout_it_is_refused_or_asks_for_no_more_than_its_chunks_hold(changes):
     document = json.loads(small_layout().canonical)

@@ -26,7 +26,7 @@ def big(name, mebibytes, **more):
     return whole(name, "model", "uint8", (mebibytes * MIB,), replicated=True)._replace(**more)
 
 
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("layout-vote")
 @pytest.mark.parametrize(
     ("mebibytes", "chunks"), [(8, [8]), (64, [64]), (65, [64, 1]), (128, [64, 64]), (200, [64, 64, 64, 8])]
 )
@@ -42,7 +42,7 @@ def test_small_tensors_are_packed_in_name_order_up_to_32_mib():
     assert [piece.tensor for piece in plan.shard.pieces] == [f"t{at}" for at in range(6)]
 
 
-@pytest.mark.rule("training-8")
+@pytest.mark.rule("packs-apart")
 def test_unlike_tensors_never_share_a_pack():
     base = whole("a", "model", "float32", (4,), replicated=True)
     unlike = [
@@ -63,7 +63,7 @@ def test_neighbours_never_move_a_large_tensors_cuts(neighbours, extra):
     assert sizes_of(plan_of(spec, *others), "middle")[0] == alone
 
 
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("layout-vote")
 @given(st.sets(st.text(min_size=1, max_size=12), max_size=30), st.integers(1, 9))
 def test_every_replicated_tensor_has_exactly_one_owner(names, world_size):
     specs = [whole(name, "model", "float32", (3,), replicated=True) for name in names]
@@ -78,14 +78,14 @@ def test_replicated_tensors_are_spread_over_the_ranks():
         assert 60 < len(build_local_plan(specs, rank=rank, world_size=4).shard.pieces) < 140
 
 
-@pytest.mark.rule("training-4")
+@pytest.mark.rule("buffers-from-rank-0")
 def test_buffers_come_from_rank_0():
     spec = whole("mean", "model", "float32", (3,), replicated=True)._replace(owner=0)
     owned = [len(build_local_plan([spec], rank=rank, world_size=4).shard.pieces) for rank in range(4)]
     assert owned == [1, 0, 0, 0]
 
 
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("layout-vote")
 def test_copies_along_a_mesh_dimension_have_one_owner_and_are_spread():
     first = 0
     for at in range(100):
@@ -105,7 +105,7 @@ def test_the_order_of_specs_does_not_matter_and_the_same_specs_give_the_same_pla
     assert plan_of(big("a", 9), big("b", 2), previous=plan) != plan
 
 
-@pytest.mark.rule("training-7")
+@pytest.mark.rule("layout-vote")
 def test_a_cast_of_one_tensor_changes_the_digest():
     spec = whole("a", "model", "float32", (4,), replicated=True)
     others = [spec, spec._replace(dtype="int32"), spec._replace(pack="frozen")]

@@ -15,7 +15,7 @@ from holdfast.layout import reshard
 from holdfast.layout.plan import ChunkSizes, LayoutError, PieceSpec, build_local_plan, global_layout, whole
 from holdfast.layout.reshard import Read, StoredPieces, WantedPiece, linear_range_boxes, plan_reads, scatter, straight
 
-pytestmark = pytest.mark.rule("training-7")
+pytestmark = pytest.mark.rule("layout-vote")
 
 SIZES = [ChunkSizes(16, 64, 32), ChunkSizes(1, 16, 16), ChunkSizes(), ChunkSizes(64, 1024, 512)]
 

@@ -1,10 +1,10 @@
-"""The line of descent, as a table: attempts as (number, resumed from, cut)."""
+"""The lineage, as a table: attempts as (number, resumed from, cut)."""
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast_service.lineage.lineage import AttemptNode, Segment, line_of_descent
+from holdfast_service.lineage.lineage import AttemptNode, Segment, lineage
 
 CASES = {
     "no attempt": ([], []),
@@ -21,7 +21,7 @@ CASES = {
         [(1, None, True), (2, (1, 500), True), (3, (2, 700), True)],
         [(3, None), (2, 700), (1, 500)],
     ),
-    "a sibling is off the line": (
+    "a sibling is detached": (
         [(1, None, True), (2, (1, 500), True), (3, (1, 300), True)],
         [(3, None), (1, 300)],
     ),
@@ -32,12 +32,12 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_line(name: str) -> None:
     attempts, expected = CASES[name]
-    line = line_of_descent(AttemptNode(*attempt) for attempt in attempts)
+    line = lineage(AttemptNode(*attempt) for attempt in attempts)
     assert list(line.segments) == [Segment(*segment) for segment in expected]
 
 
 def test_a_checkpoint_lies_on_the_line_up_to_where_it_was_left() -> None:
-    line = line_of_descent([AttemptNode(1, None, True), AttemptNode(2, (1, 500), True)])
+    line = lineage([AttemptNode(1, None, True), AttemptNode(2, (1, 500), True)])
     assert [(point in line) for point in [(1, 500), (1, 501), (2, 1), (2, 10**9), (3, 1)]] == [
         True, False, True, True, False,
     ]  # fmt: skip

@@ -46,21 +46,21 @@ def _service(minor: list[int]) -> Any:
 def test_what_an_older_service_does_not_know_is_left_out_also_while_it_is_being_upgraded() -> None:
     minor = [2]
     with scripted(_service(minor)) as server, Client(ClientSettings(url=server.url, retry_seconds=0)) as client:
-        assert client.heartbeat("demo", "gpt", 3, HEARTBEAT).save_interval_seconds == 60
+        assert client.attempts.heartbeat("demo", "gpt", 3, HEARTBEAT).save_interval_seconds == 60
         assert [set(seen.json) for seen in server.seen[1:]] == [{"epoch", "attempt", "step"}]
-        client.heartbeat("demo", "gpt", 3, HEARTBEAT)
+        client.attempts.heartbeat("demo", "gpt", 3, HEARTBEAT)
         assert len(server.seen) == 3, "what it does not know is known by now"
         end = EndAttempt(
             epoch=1, attempt=3, outcome=AttemptOutcome.PREEMPTED, detail="why", notice=Notice(source="aws"), steps_run=8
         )
-        assert client.end_attempt("demo", "gpt", 3, end).first_step is None
+        assert client.attempts.end("demo", "gpt", 3, end).first_step is None
         assert server.seen[-1].json == {"epoch": 1, "attempt": 3, "outcome": "preempted", "detail": "why"}
         minor[0] = 3
-        client.heartbeat("demo", "gpt", 3, HEARTBEAT)
-        client.heartbeat("demo", "gpt", 3, HEARTBEAT)
+        client.attempts.heartbeat("demo", "gpt", 3, HEARTBEAT)
+        client.attempts.heartbeat("demo", "gpt", 3, HEARTBEAT)
         assert server.seen[-1].json["steps_run"] == 8
         minor[0] = 2  # one of several processes is still the old one
-        client.heartbeat("demo", "gpt", 3, HEARTBEAT)
+        client.attempts.heartbeat("demo", "gpt", 3, HEARTBEAT)
         assert "steps_run" not in server.seen[-1].json
 
 
@@ -70,7 +70,7 @@ def test_a_request_that_is_wrong_for_a_service_of_the_same_version_is_told_once(
         Client(ClientSettings(url=server.url, retry_seconds=0)) as client,
     ):
         with pytest.raises(InvalidRequest):
-            client.heartbeat("demo", "gpt", 3, HEARTBEAT)
+            client.attempts.heartbeat("demo", "gpt", 3, HEARTBEAT)
         assert len(server.seen) == 1
 
 

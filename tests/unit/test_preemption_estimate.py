@@ -14,7 +14,7 @@ def rank(left=30.0, saved=False, in_flight=None, new=5.0):
     return Numbers(left, saved, in_flight is not None, in_flight if in_flight is None or in_flight >= 0 else None, new)
 
 
-@pytest.mark.rule("training-16")
+@pytest.mark.rule("finish-or-supersede")
 @pytest.mark.parametrize(
     ("ranks", "choice"),
     [
@@ -50,7 +50,7 @@ def test_a_save_is_given_up_only_if_the_new_one_fits_and_both_do_not():
         assert chosen is expected, left
 
 
-@pytest.mark.rule("training-16")
+@pytest.mark.rule("finish-or-supersede")
 @pytest.mark.parametrize(
     ("left", "seconds", "waits"),
     [

@@ -35,7 +35,7 @@ class Seen:
         self.event.set()
 
 
-@pytest.mark.rule("training-13")
+@pytest.mark.rule("sigterm-thread")
 def test_a_signal_is_seen_while_the_main_thread_is_inside_a_call_that_does_not_come_back():
     seen, ran = Seen(), []
     earlier = signal.signal(SIGNAL, lambda *_: ran.append(True))
@@ -85,7 +85,7 @@ def test_a_second_signal_does_not_end_the_process_and_is_told_too():
     assert seen.signals == [SIGNAL, SIGNAL]
 
 
-@pytest.mark.rule("training-13")
+@pytest.mark.rule("sigterm-thread")
 def test_a_forked_child_dies_of_its_signal_and_its_parent_hears_nothing_of_it():
     seen = Seen()
     watch = SignalWatch([SIGNAL], seen)

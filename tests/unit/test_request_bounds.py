@@ -17,7 +17,7 @@ from holdfast_protocol.service import CreateToken
 from holdfast_protocol.text import printable
 from holdfast_service.web.openapi import EXAMPLES
 
-pytestmark = pytest.mark.rule("protocol-43")
+pytestmark = pytest.mark.rule("limits-before-work")
 FENCE: dict[str, Any] = {"epoch": 1, "attempt": 1}
 OPEN: dict[str, Any] = {"launch_id": "l", "after": 0, "world_size": 1}
 

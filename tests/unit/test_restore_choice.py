@@ -10,7 +10,7 @@ import pytest
 from holdfast_protocol.runs import Best, Latest
 from holdfast_protocol.states import CheckpointState, Health, Tier
 from holdfast_service.lineage.lineage import Line, Segment
-from holdfast_service.lineage.restore_choice import PASSED_OVER_SHOWN, Candidate, choose, not_restorable
+from holdfast_service.lineage.restore_choice import SKIPPED_SHOWN, Candidate, choose, not_restorable
 
 LINE = Line([Segment(2, None), Segment(1, 500)])
 
@@ -47,25 +47,25 @@ def loss(value: float | None, nonfinite: str | None = None) -> dict[str, Any]:
         ({"health": Health.QUARANTINED}, "quarantined"),
         ({"tier": Tier.COLD}, "cold"),
         ({"tier": Tier.THAWING}, "cold"),
-        ({"attempt": 3}, "off_line"),
-        ({"step": 501}, "off_line"),
+        ({"attempt": 3}, "detached"),
+        ({"step": 501}, "detached"),
     ],
 )
-def test_what_cannot_be_restored_is_passed_over_with_its_reason(changes: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_restored_is_skipped_with_its_reason(changes: dict[str, Any], reason: str) -> None:
     newer = candidate(**({"step": 450} | changes))
-    chosen, passed_over = choose([newer, candidate(400)], LINE, Latest())
+    chosen, skipped = choose([newer, candidate(400)], LINE, Latest())
     assert chosen is not None
     assert chosen.step == 400
-    assert [(each.checkpoint_id, each.reason) for each in passed_over] == [(newer.checkpoint_id, reason)]
-    assert passed_over[0].detail.endswith(".")
-    assert f"Step {newer.step} of attempt {newer.attempt}" in passed_over[0].detail
+    assert [(each.checkpoint_id, each.reason) for each in skipped] == [(newer.checkpoint_id, reason)]
+    assert skipped[0].detail.endswith(".")
+    assert f"Step {newer.step} of attempt {newer.attempt}" in skipped[0].detail
 
 
 def test_a_first_try_of_the_same_step_is_not_newer() -> None:
     aborted = candidate(400, state=CheckpointState.ABORTED)
-    chosen, passed_over = choose([aborted, candidate(400)], LINE, Latest())
+    chosen, skipped = choose([aborted, candidate(400)], LINE, Latest())
     assert chosen is not None
-    assert passed_over == []
+    assert skipped == []
 
 
 def test_older_checkpoints_are_not_even_read() -> None:
@@ -78,12 +78,12 @@ def test_older_checkpoints_are_not_even_read() -> None:
 
 def test_at_most_so_many_are_told() -> None:
     many = [candidate(step, state=CheckpointState.ABORTED) for step in range(400, 300, -1)]
-    chosen, passed_over = choose(many, LINE, Latest())
+    chosen, skipped = choose(many, LINE, Latest())
     assert chosen is None
-    assert [each.step for each in passed_over] == list(range(400, 400 - PASSED_OVER_SHOWN, -1))
+    assert [each.step for each in skipped] == list(range(400, 400 - SKIPPED_SHOWN, -1))
 
 
-@pytest.mark.rule("protocol-32")
+@pytest.mark.rule("finite-metrics")
 def test_best_ignores_what_is_missing_and_what_is_not_finite() -> None:
     points = [
         candidate(500, metrics=loss(None, "-inf")),
@@ -103,9 +103,9 @@ def test_best_tells_what_would_have_been_better() -> None:
         candidate(400, metrics=loss(0.5)),
         candidate(300, metrics=loss(0.9), health=Health.CORRUPT),
     ]
-    chosen, passed_over = choose(points, LINE, Best("loss"))
+    chosen, skipped = choose(points, LINE, Best("loss"))
     assert chosen is points[1]
-    assert [each.step for each in passed_over] == [500]
+    assert [each.step for each in skipped] == [500]
 
 
 def test_a_named_attempt_may_lie_off_the_line() -> None:

@@ -69,7 +69,7 @@ def test_the_best_are_healthy_and_finite_and_of_equal_ones_the_newest() -> None:
     assert kept_by(RetentionPolicy(keep_best={"metric": "loss", "mode": "max"}), facts, "keep_best") == [5]
 
 
-@pytest.mark.rule("protocol-32")
+@pytest.mark.rule("finite-metrics")
 def test_what_has_no_finite_metric_cannot_be_judged_and_stays() -> None:
     facts = [replace(fact, metrics={"loss": {"value": float(fact.step)}}) for fact in hours(10)]
     facts[3] = replace(facts[3], metrics={"loss": {"value": None, "nonfinite": "nan"}})
@@ -99,8 +99,8 @@ def test_what_is_unhealthy_takes_no_healthy_ones_place_and_goes_no_sooner() -> N
     assert [one.fact.step for one in found if one.keep] == [9, 8, 7, 6, 5]
 
 
-@pytest.mark.rule("protocol-26")
-@pytest.mark.rule("protocol-39")
+@pytest.mark.rule("trash-first")
+@pytest.mark.rule("two-verified-points")
 @pytest.mark.parametrize(
     ("proven", "kinds"),
     [
@@ -120,7 +120,7 @@ def test_two_proven_points_stay_beside_the_newest_and_until_then_each_healthy_on
 
 def test_the_two_newest_healthy_points_on_the_line_stay_and_so_does_the_restore_point() -> None:
     facts = hours(10)
-    # The run went back to step 3: what came later is off the line, newest as it may be.
+    # The run went back to step 3: what came later is detached, newest as it may be.
     facts = [replace(fact, on_line=fact.step <= 3) for fact in facts]
     facts[3] = replace(facts[3], health=Health.DIVERGED)
     found = plan(RetentionPolicy(keep_last=1), facts, restore_point="ck_2")
@@ -128,7 +128,7 @@ def test_the_two_newest_healthy_points_on_the_line_stay_and_so_does_the_restore_
     assert kinds == {9: ["keep_last"], 2: ["restore_point", "newest_healthy"], 1: ["newest_healthy"]}
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_where_the_line_has_fewer_than_two_healthy_points_one_beside_it_stays() -> None:
     facts = [replace(fact, on_line=fact.step == 9) for fact in hours(10)]
     facts[8] = replace(facts[8], health=Health.CORRUPT)
@@ -137,7 +137,7 @@ def test_where_the_line_has_fewer_than_two_healthy_points_one_beside_it_stays() 
     assert [one.fact.step for one in found if one.keep] == [9, 8, 7]
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_by_a_mark_that_can_be_taken_back_nothing_expires() -> None:
     facts = [replace(fact, metrics={"loss": {"value": float(fact.step)}}) for fact in hours(10)]
     for lost in (0, 1, 5):
@@ -153,7 +153,7 @@ def test_by_a_mark_that_can_be_taken_back_nothing_expires() -> None:
     assert all(one.keep for one in everything)
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_the_newest_point_that_is_whole_in_another_store_stays() -> None:
     facts = hours(10)
     facts[3] = replace(facts[3], copied_to=[2])

@@ -47,7 +47,7 @@ def go_back(*asked: Asked) -> list[Any]:
             ranks=Thread(rank, told, barrier),
             run="project/run",
             has_opened=True,
-            account=SimpleNamespace(step=9),
+            progress=SimpleNamespace(step=9),
             open_anew=lambda: None,
             opened=SimpleNamespace(attempt=2),
         )

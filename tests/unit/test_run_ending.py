@@ -36,7 +36,7 @@ def note(rank: int, outcome: AttemptOutcome | None = None, attempt: int = 1, run
     return OutcomeNote(project="demo", run=run, attempt=attempt, rank=rank, outcome=outcome)
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 @pytest.mark.parametrize(
     ("child", "outcome", "asked", "code"),
     [
@@ -158,7 +158,7 @@ def test_torchrun_is_known_by_its_command(command, torchrun):
     assert is_torchrun(["bash", "-c", command]) is (torchrun and "torchrun" in command)
 
 
-@pytest.mark.rule("training-14")
+@pytest.mark.rule("told-outcome")
 def test_no_signal_that_would_kill_torchruns_agent_reaches_it_and_a_notice_only_once():
     assert signal_for_child(signal.SIGUSR1, torchrun=True, already_asked=False) == signal.SIGTERM
     assert signal_for_child(signal.SIGUSR2, torchrun=True, already_asked=False) == signal.SIGTERM
@@ -170,7 +170,7 @@ def test_no_signal_that_would_kill_torchruns_agent_reaches_it_and_a_notice_only_
     assert not is_preemption(signal.SIGINT, torchrun=True)
 
 
-@pytest.mark.rule("training-15")
+@pytest.mark.rule("no-agent-store")
 def test_the_child_shares_no_store_with_torchruns_agent_unless_the_user_says_so():
     mine = {"PATH": "/bin", "HOLDFAST_LAUNCH": "an outer one"}
     environment = environment_of_child(mine, "abc", "/tmp/told", 240)

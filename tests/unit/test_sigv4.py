@@ -58,7 +58,7 @@ def _botocore_request(origin, method, path, query, headers, at, monkeypatch) -> 
     return AWSRequest(method, url, headers=dict(headers))
 
 
-@pytest.mark.rule("protocol-11")
+@pytest.mark.rule("verify-while-uploading")
 @settings(max_examples=300, deadline=None)
 @_CASES
 @_NAME_WITHIN_A_NAME
@@ -80,7 +80,7 @@ def test_presigned_urls_equal_botocores(region, origin, method, path, query, hea
     assert ours == theirs.url
 
 
-@pytest.mark.rule("protocol-11")
+@pytest.mark.rule("verify-while-uploading")
 @settings(max_examples=300, deadline=None)
 @_CASES
 @_NAME_WITHIN_A_NAME

@@ -96,7 +96,7 @@ def test_a_record_comes_back_as_it_was():
     assert decode_record(record.encode()) == record
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 @pytest.mark.parametrize("cut", [0, 1, 50, -1])
 def test_a_torn_record_is_told_from_a_whole_one(cut):
     document = record_of([SpooledChunk(digest=digest_of(b"a"), bytes=1)]).encode()
@@ -104,7 +104,7 @@ def test_a_torn_record_is_told_from_a_whole_one(cut):
         decode_record(document[:cut])
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_a_record_with_one_flipped_bit_is_refused():
     document = bytearray(record_of([SpooledChunk(digest=digest_of(b"a"), bytes=1)]).encode())
     at = document.index(b"1200") + 1
@@ -132,7 +132,7 @@ def test_what_was_kept_is_read_back_by_another_process_and_every_chunk_is_held(t
     other.close()
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 @pytest.mark.parametrize("call", ["open", "preadv"])
 @pytest.mark.parametrize(
     "trouble", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ESTALE], ids=os.strerror
@@ -151,7 +151,7 @@ def test_a_moments_trouble_with_the_disk_does_not_condemn_what_is_in_the_spool(t
     assert bytes(chunk.load(threading.Event())) == b"a" * 1000
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
 def test_what_is_not_there_or_has_other_bytes_is_corrupt(tier, monkeypatch, how):
     kept = keep(tier, [b"a" * 1000])
@@ -167,7 +167,7 @@ def test_what_is_not_there_or_has_other_bytes_is_corrupt(tier, monkeypatch, how)
         chunk.load(threading.Event())
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_no_other_save_evicts_what_is_not_committed_and_a_full_folder_says_so(tier):
     kept = keep(tier, [bytes([n]) * 150_000 for n in range(6)])
     with pytest.raises(NoRoom):
@@ -189,7 +189,7 @@ def test_a_save_that_fails_half_way_leaves_neither_claim_nor_hold(tier):
     assert tier.folder.holds() == []
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 @pytest.mark.parametrize("dies", ["with a claim", "with a hold", "with chunks", "with a record", "with the hold left"])
 def test_what_a_killed_process_leaves_is_a_whole_save_or_nothing(tier, dies):
     """Each state is what kill -9 leaves between two steps of keeping or forgetting."""
@@ -227,7 +227,7 @@ def test_a_save_in_the_making_is_left_alone_by_other_processes(tier):
     assert tier.folder.holds() == [record.name]
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 def test_a_torn_file_in_the_spool_is_told_and_does_not_hide_the_others(tier):
     kept = keep(tier, [b"a" * 100])
     torn = record_name("launch-3", 8, 1)

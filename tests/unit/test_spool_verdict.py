@@ -18,7 +18,7 @@ from holdfast_client.errors import (
 from holdfast_protocol.states import AbortCause
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 @pytest.mark.parametrize(
     "error",
     [
@@ -53,7 +53,7 @@ def test_what_can_never_be_committed_makes_room(error):
     assert verdict_of(error) is Verdict.DROP
 
 
-@pytest.mark.rule("protocol-4")
+@pytest.mark.rule("late-save-adoption")
 @pytest.mark.parametrize(
     "error",
     [

@@ -37,7 +37,7 @@ def bits(tensor):
     return bytes(tensor.untyped_storage())[: tensor.numel() * tensor.element_size()]
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 @given(st.lists(tensors(), max_size=8), st.sampled_from(SIZES), st.booleans())
 def test_every_dtype_and_form_comes_back_bit_for_bit(values, sizes, tie):
     named = {f"t{at}": tensor for at, tensor in enumerate(values)}
@@ -46,14 +46,14 @@ def test_every_dtype_and_form_comes_back_bit_for_bit(values, sizes, tie):
     assert read_back(staged(named, sizes)) == {name: bits(tensor) for name, tensor in named.items()}
 
 
-@pytest.mark.rule("training-9")
+@pytest.mark.rule("staging-slabs")
 def test_a_view_of_a_large_storage_stages_only_the_view():
     storage = torch.zeros(64 * MIB, dtype=torch.uint8)
     shard = staged({"view": storage[100:116]})
     assert shard.total_bytes == 16
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 def test_tied_tensors_are_staged_once():
     weight = torch.nn.Parameter(torch.randn(100))
     shard = staged({"a": weight, "b": weight, "c": weight[:50]})
@@ -69,7 +69,7 @@ def test_nan_payloads_keep_their_bits():
         assert read_back(staged({"nan": strided}))["nan"] == bits(raw)
 
 
-@pytest.mark.rule("training-9")
+@pytest.mark.rule("staging-slabs")
 def test_slabs_are_reused_and_steady_state_allocates_nothing():
     area = StagingArea()
     values = {f"t{at}": torch.randn(256, 1024) for at in range(32)}

@@ -54,7 +54,7 @@ def whole_chunks(tensors, sizes=SIZES):
     return [bytes(shard.chunk(ordinal)) for ordinal in range(shard.chunk_count)]
 
 
-@pytest.mark.rule("training-9")
+@pytest.mark.rule("staging-slabs")
 @given(st.lists(tensors(), max_size=8), st.sampled_from([64, 100, PAGE_BYTES + 64, 5 * PAGE_BYTES]), st.integers(1, 2))
 def test_a_window_gives_the_same_chunks_as_staging_whole(values, window_bytes, held):
     named = {f"t{at}": tensor for at, tensor in enumerate(values)}
@@ -93,7 +93,7 @@ def test_what_fits_into_the_window_is_staged_at_once():
     assert bytes(shard.chunk(0)) == whole_chunks(values)[0]
 
 
-@pytest.mark.rule("training-9")
+@pytest.mark.rule("staging-slabs")
 def test_the_window_is_all_the_memory_that_a_large_state_takes():
     values = {f"t{at}": torch.ones(16 * MIB // 4).view(4, -1).t() for at in range(16)}  # 256 MiB, none contiguous
     sizes = ChunkSizes(MIB, 4 * MIB, 2 * MIB)
@@ -135,7 +135,7 @@ def test_training_goes_on_only_when_the_last_byte_is_staged():
     assert bytes(shard.chunk(3)) == bytes(torch.full((16,), 3.0).untyped_storage())
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_an_upload_that_gives_up_lets_training_go_on_and_the_slab_is_used_again():
     area = StagingArea(window_bytes=64)
     values = {f"t{at}": torch.full((16,), float(at)) for at in range(4)}
@@ -156,7 +156,7 @@ def test_an_upload_that_gives_up_lets_training_go_on_and_the_slab_is_used_again(
     assert result == [True]
 
 
-@pytest.mark.rule("training-12")
+@pytest.mark.rule("bounded-exit")
 def test_an_upload_that_ends_before_staging_began_keeps_nothing_waiting():
     area = StagingArea(window_bytes=64)
     shard = windowed({f"t{at}": torch.zeros(16) for at in range(4)}, 0, area=area)

@@ -29,7 +29,7 @@ def test_the_path_of_a_key():
     assert ObjectKey.from_path(key.path) == key
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 @given(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80))
 def test_a_key_is_refused_or_stays_in_its_place(project_id, digest, generation):
     try:

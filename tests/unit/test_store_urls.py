@@ -133,7 +133,7 @@ def test_each_scheme_opens_its_store(tmp_path):
     assert isinstance(open_store("s3://bucket?region=x", _KEY, Credentials("a", "b")), S3Store)
 
 
-@pytest.mark.rule("protocol-34")
+@pytest.mark.rule("store-outage-degrades")
 def test_an_empty_mount_point_is_not_made_a_store_by_a_start(tmp_path):
     """Where the mount is absent at start-up, folders made there would hide every object that the catalog knows."""
     open_store(f"posix://{tmp_path}", _KEY)

@@ -18,7 +18,7 @@ from holdfast.errors import TreeFormatError, UnsupportedStateError
 from holdfast.state.tree import TensorRef, decode_tree, encode_tree, tensor_refs
 from holdfast_protocol.digests import canonical_bytes
 
-pytestmark = pytest.mark.rule("training-2")
+pytestmark = pytest.mark.rule("typed-trees")
 
 
 def through_json(value):
@@ -177,14 +177,14 @@ Point = namedtuple("Point", "x y")
     ],
     ids=lambda value: type(value).__name__,
 )
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 def test_what_cannot_be_kept_is_refused_by_its_key(value):
     with pytest.raises(UnsupportedStateError, match=r"^loader\.queue\[1\] cannot be saved: .+; .+") as refusal:
         encode_tree({"queue": [0, value]}, path="loader")
     assert refusal.value.path == "loader.queue[1]"
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 def test_a_key_that_cannot_be_kept_is_named():
     with pytest.raises(UnsupportedStateError, match="the key"):
         encode_tree({object(): 1}, path="loader")
@@ -192,7 +192,7 @@ def test_a_key_that_cannot_be_kept_is_named():
         encode_tree({torch.zeros(1): 1}, path="loader", name_tensor=lambda path, tensor: TensorRef(path))
 
 
-@pytest.mark.rule("training-6")
+@pytest.mark.rule("refuse-inexact")
 def test_cycles_and_endless_nesting_are_refused_not_crashed_into():
     loop = []
     loop.append(loop)

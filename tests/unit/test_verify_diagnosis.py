@@ -47,7 +47,7 @@ def diagnosed(resumed: Trail) -> list[Any]:
     return diagnose(STRAIGHT, resumed, comparison, SAVED)
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 def test_equal_launches_are_equal_on_all_ranks_and_the_first_difference_is_the_earliest() -> None:
     resumed = trail(range(3, 6))
     assert compare([STRAIGHT], [resumed]).equal
@@ -163,7 +163,7 @@ def seen(given: Trail, *, tensors: bool = False, **metrics: str) -> Trail:
     return replace(given, boundaries=boundaries)
 
 
-@pytest.mark.rule("training-5")
+@pytest.mark.rule("bit-exact-resume")
 def test_launches_are_not_called_exact_where_nothing_of_the_training_was_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -106,7 +106,7 @@ def test_without_a_policy_the_service_says_how_often() -> None:
     assert both.schedule.wants()  # the shorter of the two
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 def test_a_due_save_that_meets_one_in_flight_is_done_at_the_first_free_step(caplog: pytest.LogCaptureFixture) -> None:
     job = Job(holdfast.Every(steps=10))
     assert job.step(9)[0] is Due.BY_INTERVAL
@@ -124,7 +124,7 @@ def test_a_due_save_that_meets_one_in_flight_is_done_at_the_first_free_step(capl
     assert caplog.text.count("the interval stretches") == 1
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 def test_of_several_ranks_none_does_by_itself_what_was_put_off() -> None:
     job = Job(holdfast.Every(steps=10), world_size=2)
     job.busy = True
@@ -191,7 +191,7 @@ def test_a_save_that_the_script_asks_for_counts_among_the_best() -> None:
     assert job.step(1, loss=0.2)[0] is None
 
 
-@pytest.mark.rule("training-11")
+@pytest.mark.rule("local-save-flag")
 def test_a_metric_is_read_only_at_the_steps_that_decide_by_it() -> None:
     class Unread:
         def __float__(self) -> float:

@@ -1,7 +1,7 @@
 """The one object of a training script. `compose.py` puts its parts together; each part's file says what it does.
 
 restore()  -> restore/loading -> session (attempt) -> restore/restorer -> state/load
-step()     -> distributed/agreement, schedule/schedule (due?) -> save()
+step()     -> distributed/step_agreement, schedule/schedule (due?) -> save()
 save()     -> save/saver (capture, plan, vote, stage) -> save/pipeline (hash, upload, seal) -> save/outcome
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast.compose import Parts, compose
 from holdfast.dcp.own_saves import OwnSaves
-from holdfast.distributed.agreement import Ask
+from holdfast.distributed.step_agreement import Ask
 from holdfast.errors import HoldfastError, Preempted
 from holdfast.health.rule import HealthRule
 from holdfast.layout.plan import ChunkSizes
@@ -183,7 +183,7 @@ class Checkpointer:
         Where an earlier save is still in flight on any rank, all ranks put this one off, to the first step after that
         one. A save for Best waits for it: a later step is not the one that was measured.
         """
-        self.parts.session.account.ran(step)
+        self.parts.session.progress.ran(step)
         if not self.parts.session.may_save:
             self.parts.session.ready_to_save()
         self.parts.judge.observe(step, metrics)
@@ -194,8 +194,8 @@ class Checkpointer:
             raise self.parts.emergency.save(step, state, metrics)
         due = self.parts.schedule.due(step, metrics, agreed=ask is Ask.SAVE)
         handle = None if due is None else self._save(step, state, metrics, CheckpointKind.PERIODIC, due=due)
-        if due is None and self.parts.cover is not None and self.parts.cover.is_due(step):
-            self.parts.cover.stage(step, state, metrics)
+        if due is None and self.parts.standby is not None and self.parts.standby.is_due(step):
+            self.parts.standby.stage(step, state, metrics)
         self._raise_pending()
         return handle
 
@@ -212,7 +212,7 @@ class Checkpointer:
 
         Raises on every rank where one rank's state cannot be saved (UnsupportedStateError names the key).
         """
-        self.parts.session.account.reached(step)
+        self.parts.session.progress.reached(step)
         handle = self._save(step, state, metrics, CheckpointKind(kind))
         self._raise_pending()
         if self.parts.recorder is not None:
@@ -284,8 +284,8 @@ class Checkpointer:
         self.parts.schedule.close()
         self.parts.workers.close()
         self.parts.saver.close()
-        if self.parts.cover is not None:
-            self.parts.cover.close()
+        if self.parts.standby is not None:
+            self.parts.standby.close()
         if self.parts.tier is not None:
             self.parts.tier.close()
         self.parts.client.close()

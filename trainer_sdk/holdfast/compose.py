@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from holdfast.distributed.agreement import StepAgreement
 from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.step_agreement import StepAgreement
 from holdfast.health.components import Completeness
 from holdfast.health.rollback import Rollback
 from holdfast.health.rule import HealthJudge, HealthRule
 from holdfast.layout.plan import ChunkSizes
 from holdfast.local.adoption import Adoption
 from holdfast.local.keep import open_local_tier
-from holdfast.preemption.cover import StagedCover, cover_of
 from holdfast.preemption.emergency import EmergencySave
+from holdfast.preemption.standby_snapshot import StandbySnapshot, standby_of
 from holdfast.preemption.watch import PreemptionWatch
 from holdfast.progress import ProgressBoard
 from holdfast.restore.checkpoint_reader import HostSharing
@@ -62,7 +62,7 @@ class Parts:
     restorer: Restorer
     rollback: Rollback
     schedule: Schedule
-    cover: StagedCover | None
+    standby: StandbySnapshot | None
     preemption: PreemptionWatch
     agreement: StepAgreement
     emergency: EmergencySave
@@ -147,9 +147,9 @@ def compose(
         recommended_seconds=lambda: session.save_interval_seconds,
         known_best=lambda best: known_best(session.brief_client, session.run, best),
     )
-    cover = cover_of(stage_every, ranks, saver, pipeline, window=window, helpers=workers.hashing)
+    standby = standby_of(stage_every, ranks, saver, pipeline, window=window, helpers=workers.hashing)
     preemption = PreemptionWatch(ranks, settings, wants=schedule.wants, has_work=lambda: session.has_opened, end=end)
-    preemption.cover = cover
+    preemption.standby = standby
     return Parts(
         strict=strict,
         check_finite=check_finite,
@@ -167,7 +167,7 @@ def compose(
         restorer=restorer,
         rollback=Rollback(session, pipeline, restorer),
         schedule=schedule,
-        cover=cover,
+        standby=standby,
         preemption=preemption,
         agreement=preemption.agreement,
         emergency=EmergencySave(ranks, saver, pipeline, preemption, stats=stats, progress=progress),

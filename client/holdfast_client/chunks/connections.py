@@ -20,7 +20,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
-from holdfast_client.chunks.rate_limit import Pace, Turn
+from holdfast_client.chunks.rate_limit import Permit, RateLimit
 from holdfast_client.chunks.workers import CoreLimit, usable_cores
 from holdfast_client.errors import (
     ChecksumMismatch,
@@ -157,9 +157,9 @@ class TransferPool:
     def __init__(self, settings: ClientSettings, tls: ssl.SSLContext) -> None:
         keep_queries_out_of_logs()
         self.retry_seconds = settings.retry_seconds
-        self.pace = Pace(settings.max_bytes_per_second)
+        self.rate_limit = RateLimit(settings.max_bytes_per_second)
         self.cores = CoreLimit(usable_cores())
-        self._paces = {StoreRole.PRIMARY: self.pace}
+        self._rate_limits = {StoreRole.PRIMARY: self.rate_limit}
         self._service_url = settings.url + "/"
         self._http = urllib3.PoolManager(
             num_pools=8,
@@ -171,7 +171,7 @@ class TransferPool:
         )
         self._live = LiveConnections(self._http)
 
-    def with_patience(self, retry_seconds: float) -> Self:
+    def with_retry_deadline(self, retry_seconds: float) -> Self:
         """The same connections and the same pace, with another time for retries. Only the first is closed."""
         other = copy.copy(self)
         other.retry_seconds = retry_seconds
@@ -181,7 +181,7 @@ class TransferPool:
         """The same connections, at the pace that this store bears: one that asks to slow down slows no other."""
         other = copy.copy(self)
         # A dict's own step: two threads that come at once get the same one.
-        other.pace = self._paces.setdefault(store, self._paces[StoreRole.PRIMARY].beside())
+        other.rate_limit = self._rate_limits.setdefault(store, self._rate_limits[StoreRole.PRIMARY].beside())
         return other
 
     @contextmanager
@@ -197,15 +197,18 @@ class TransferPool:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """One try, when its turn has come (`pace`). The response's body is not read yet. The connection is kept if the
         body was read to its end. Raises StoreUnavailable for whatever happens to the connection, here or while the body
-        is read; TransferStopped while it waits for its turn."""
-        with self.pace.turn(stop, backoff) as turn, self._send(method, url, headers, body, turn) as response:
-            turn.status = response.status
-            turn.retry_after_seconds = retry_after_seconds(response.headers)
+        is read; TransferStopped while it waits for its permit."""
+        with (
+            self.rate_limit.permit(stop, backoff) as permit,
+            self._send(method, url, headers, body, permit) as response,
+        ):
+            permit.status = response.status
+            permit.retry_after_seconds = retry_after_seconds(response.headers)
             yield response
 
     @contextmanager
     def _send(
-        self, method: str, url: str, headers: Mapping[str, str], body: Iterator[memoryview] | None, turn: Turn
+        self, method: str, url: str, headers: Mapping[str, str], body: Iterator[memoryview] | None, permit: Permit
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         response: urllib3.BaseHTTPResponse | None = None
         try:
@@ -226,7 +229,7 @@ class TransferPool:
                 raise StoreRefused(
                     "The store has a certificate that is not trusted. Set SSL_CERT_FILE to your authority's"
                 ) from None
-            turn.timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
+            permit.timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
             # Its text may hold the URL, and the URL is a secret.
             raise StoreUnavailable(f"The connection to the store broke ({type(error).__name__})") from None
         finally:

@@ -41,7 +41,7 @@ def get_chunk(
     )
     while True:
         check_stop(stop)
-        receiver = receiver_for(ticket, buffer, expected_digest, pool.pace)
+        receiver = receiver_for(ticket, buffer, expected_digest, pool.rate_limit)
         try:
             if ticket.kind == "file":
                 read_file(ticket.path, receiver, expected_digest, stop)

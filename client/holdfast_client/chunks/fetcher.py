@@ -297,7 +297,7 @@ class FetchSchedule:
 
     def _report(self, digest: str, error: ChunkCorrupt) -> None:
         """To the service, which reads the chunk itself. Returns if it is to be read once more, over HTTP."""
-        verdict = self._client.report_chunk(
+        verdict = self._client.restores.report_chunk(
             self._checkpoint_id,
             ReportChunk(digest=digest, problem=error.problem, detail=text_to_keep(error.detail, 1000)),
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast_client.chunks.rate_limit import Pace
+from holdfast_client.chunks.rate_limit import RateLimit
 from holdfast_client.chunks.receive import Receiver
 from holdfast_client.chunks.workers import CoreLimit
 from holdfast_client.errors import (
@@ -27,7 +27,7 @@ from holdfast_client.errors import (
 from holdfast_client.transport import check_stop
 from holdfast_protocol.checkpoints import MountProof, MountProofOffer
 
-# Chunks as plain files, where this machine sees the store's own filesystem (protocol rule 18). No HTTP.
+# Chunks as plain files, where this machine sees the store's own filesystem (rule drop-box). No HTTP.
 #
 # Writing ends in the store's `incoming` folder; the service publishes from there. Reading is checked like any other.
 
@@ -52,7 +52,7 @@ def _file_errors(what: str) -> Iterator[None]:
 
 
 def write_incoming(
-    path: str, body: memoryview, pace: Pace, cores: CoreLimit, stop: threading.Event | None = None
+    path: str, body: memoryview, rate_limit: RateLimit, cores: CoreLimit, stop: threading.Event | None = None
 ) -> None:
     """Writes the whole file and closes it, so that the service sees it, or leaves none. It need not last: the service
     makes its own copy durable. The name is the ticket's own, so a file that is there already is what an earlier try
@@ -61,11 +61,11 @@ def write_incoming(
     with _file_errors("written"):
         descriptor = _created(path)
         try:
-            written, block_bytes = 0, pace.slice_bytes(_WRITE_BYTES)
+            written, block_bytes = 0, rate_limit.slice_bytes(_WRITE_BYTES)
             while written < body.nbytes:
                 check_stop(stop)
                 block = body[written : written + block_bytes]
-                pace.spend(block.nbytes, stop)
+                rate_limit.acquire(block.nbytes, stop)
                 written += cores.run(functools.partial(os.write, descriptor, block))
         except BaseException:
             with suppress(OSError):

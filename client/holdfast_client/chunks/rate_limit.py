@@ -27,7 +27,7 @@ class ByteRate:
         self._free_at = now
         self.slice_bytes = max(SMALLEST_SLICE_BYTES, bytes_per_second // SLICES_PER_SECOND)
 
-    def spend(self, count_bytes: int, now: float) -> float:
+    def acquire(self, count_bytes: int, now: float) -> float:
         """How many seconds from now on the bytes may move. Whoever asks first goes first."""
         begin = max(self._free_at, now - BURST_SECONDS)
         self._free_at = begin + count_bytes / self._bytes_per_second
@@ -105,7 +105,7 @@ SLOW_DOWN_STATUSES = frozenset({429, 503})
 
 
 @dataclass
-class Turn:
+class Permit:
     """One transfer's try, and what the store has answered; without a status the connection broke before it did."""
 
     status: int | None = None
@@ -116,7 +116,7 @@ class Turn:
     """The connection stood, and no answer came: a store that has too much to do and does not say so."""
 
 
-class Pace:
+class RateLimit:
     def __init__(self, bytes_per_second: int | None = None) -> None:
         self._window = TransferWindow(jittered_seconds)
         self._rate = None if bytes_per_second is None else ByteRate(bytes_per_second, time.monotonic())
@@ -124,9 +124,9 @@ class Pace:
         self._changed = threading.Condition()
         self._running = self._waiting = self._successes = 0
 
-    def beside(self) -> Pace:
+    def beside(self) -> RateLimit:
         """For another store: its own turns, under the same limit on bytes."""
-        other = Pace()
+        other = RateLimit()
         other._rate, other._rate_lock = self._rate, self._rate_lock
         return other
 
@@ -136,27 +136,27 @@ class Pace:
         return self._window.limit
 
     @contextmanager
-    def turn(self, stop: threading.Event | None, backoff: Backoff | None) -> Iterator[Turn]:
-        """Waits for a turn, then counts how it ended. `backoff` is not charged for a wait in which others got through.
-        Raises TransferStopped."""
+    def permit(self, stop: threading.Event | None, backoff: Backoff | None) -> Iterator[Permit]:
+        """Waits for a permit, then counts how it ended. `backoff` is not charged for a wait in which others got
+        through. Raises TransferStopped."""
         began_at_cut = self._enter(stop, backoff)
-        turn = Turn()
+        permit = Permit()
         try:
-            yield turn
-            turn.ended = True
+            yield permit
+            permit.ended = True
         finally:
-            self._leave(began_at_cut, turn)
+            self._leave(began_at_cut, permit)
 
     def slice_bytes(self, most: int) -> int:
         """How many bytes to move at once: `most`, or fewer where the rate is low."""
         return most if self._rate is None else min(most, self._rate.slice_bytes)
 
-    def spend(self, count_bytes: int, stop: threading.Event | None) -> None:
+    def acquire(self, count_bytes: int, stop: threading.Event | None) -> None:
         """Waits until so many bytes may move. Raises TransferStopped."""
         if self._rate is None:
             return
         with self._rate_lock:
-            seconds = self._rate.spend(count_bytes, time.monotonic())
+            seconds = self._rate.acquire(count_bytes, time.monotonic())
         if seconds > 0:
             (stop.wait if stop is not None else time.sleep)(seconds)
             check_stop(stop)
@@ -176,11 +176,11 @@ class Pace:
                 backoff.leave_out(time.monotonic() - began)
             return self._window.cuts
 
-    def _leave(self, began_at_cut: int, turn: Turn) -> None:
+    def _leave(self, began_at_cut: int, permit: Permit) -> None:
         with self._changed:
-            if turn.timed_out or turn.status in SLOW_DOWN_STATUSES:
-                self._window.refused(began_at_cut, self._running, time.monotonic(), turn.retry_after_seconds)
-            elif turn.ended and turn.status is not None and (200 <= turn.status < 300 or turn.status == 412):
+            if permit.timed_out or permit.status in SLOW_DOWN_STATUSES:
+                self._window.refused(began_at_cut, self._running, time.monotonic(), permit.retry_after_seconds)
+            elif permit.ended and permit.status is not None and (200 <= permit.status < 300 or permit.status == 412):
                 self._successes += 1
                 self._window.succeeded(began_at_cut, self._waiting)
             self._running -= 1

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator
 
-from holdfast_client.chunks.rate_limit import Pace
+from holdfast_client.chunks.rate_limit import RateLimit
 from holdfast_client.errors import ChunkCorrupt
 from holdfast_client.transport import check_stop
 from holdfast_protocol.checkpoints import ReadTicket
@@ -21,12 +21,12 @@ BLOCK_BYTES = 1024 * 1024
 class Receiver:
     """One chunk's buffer. Nobody may believe its content before `finish` has returned."""
 
-    def __init__(self, buffer: memoryview, digest: str, pace: Pace | None = None) -> None:
+    def __init__(self, buffer: memoryview, digest: str, rate_limit: RateLimit | None = None) -> None:
         """Without a `pace` as fast as it goes: what comes from this host is no transfer."""
         self.buffer = buffer
         self.wire_bytes = buffer.nbytes
-        self._pace = pace
-        self._block_bytes = BLOCK_BYTES if pace is None else pace.slice_bytes(BLOCK_BYTES)
+        self._rate_limit = rate_limit
+        self._block_bytes = BLOCK_BYTES if rate_limit is None else rate_limit.slice_bytes(BLOCK_BYTES)
         self._digest = digest
         self._filled = 0
         self._hash = hashlib.sha256()
@@ -45,8 +45,8 @@ class Receiver:
         while self._filled < self.buffer.nbytes:
             check_stop(stop)
             block = self.buffer[self._filled : self._filled + self._block_bytes]
-            if self._pace is not None:
-                self._pace.spend(block.nbytes, stop)
+            if self._rate_limit is not None:
+                self._rate_limit.acquire(block.nbytes, stop)
             count = read_into(block)
             if not count:
                 raise ChunkCorrupt(
@@ -72,20 +72,20 @@ WIRE_BLOCK_BYTES = 256 * 1024
 ReadInto = Callable[[memoryview], int | None]
 
 
-def receiver_for(ticket: ReadTicket, buffer: memoryview, digest: str, pace: Pace | None = None) -> Receiver:
+def receiver_for(ticket: ReadTicket, buffer: memoryview, digest: str, rate_limit: RateLimit | None = None) -> Receiver:
     """A receiver for whatever the ticket leads to."""
     if ticket.codec is Codec.RAW:
-        return Receiver(buffer, digest, pace)
-    return EncodedReceiver(buffer, digest, pace, codec=ticket.codec, stored_bytes=ticket.stored_bytes)
+        return Receiver(buffer, digest, rate_limit)
+    return EncodedReceiver(buffer, digest, rate_limit, codec=ticket.codec, stored_bytes=ticket.stored_bytes)
 
 
 class EncodedReceiver(Receiver):
     """As Receiver, where `stored_bytes` come over the wire and the buffer gets what they decode to."""
 
     def __init__(
-        self, buffer: memoryview, digest: str, pace: Pace | None = None, *, codec: Codec, stored_bytes: int
+        self, buffer: memoryview, digest: str, rate_limit: RateLimit | None = None, *, codec: Codec, stored_bytes: int
     ) -> None:
-        super().__init__(buffer, digest, pace)
+        super().__init__(buffer, digest, rate_limit)
         self.wire_bytes = stored_bytes
         self._codec = codec
         self._received = 0
@@ -115,8 +115,8 @@ class EncodedReceiver(Receiver):
             check_stop(stop)
             # One byte more than there should be shows that there are more.
             part = block[: max(1, self.wire_bytes - self._received)]
-            if self._pace is not None:
-                self._pace.spend(part.nbytes, stop)
+            if self._rate_limit is not None:
+                self._rate_limit.acquire(part.nbytes, stop)
             count = read_into(part)
             self._ended = not count
             if count:

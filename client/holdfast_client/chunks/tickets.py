@@ -12,7 +12,7 @@ from holdfast_client.errors import HoldfastError, TicketExpired, TicketProblem, 
 from holdfast_protocol.checkpoints import ReadChunks, ReadTicket
 from holdfast_protocol.states import StoreRole
 
-# How long a ticket may be used, counted on this machine's monotonic clock (protocol rule 31).
+# How long a ticket may be used, counted on this machine's monotonic clock (rule database-clock).
 
 USED_PART = 0.9
 """A transfer that begins in the last tenth of a ticket's life could end after it."""
@@ -67,7 +67,7 @@ class TicketSource:
         """A ticket for each, in this order. `with_mount`: it may name a file, where this machine sees the store's own
         mount."""
         asked_at = time.monotonic()
-        reads = self._client.read_chunks(
+        reads = self._client.restores.read_chunks(
             self._checkpoint_id,
             ReadChunks(
                 digests=digests,
@@ -107,4 +107,4 @@ class TicketSource:
         lease_id, self._lease_id = self._lease_id, None
         if lease_id is not None:
             with suppress(HoldfastError):
-                self._client.release_reads(lease_id)
+                self._client.restores.release(lease_id)

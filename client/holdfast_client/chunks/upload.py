@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from holdfast_client.chunks.connections import LONGEST_BODY_BYTES, TransferPool, refusal
 from holdfast_client.chunks.mounted_files import write_incoming
-from holdfast_client.chunks.rate_limit import Pace
+from holdfast_client.chunks.rate_limit import RateLimit
 from holdfast_client.errors import ChecksumMismatch, HoldfastError, ServiceUnavailable
 from holdfast_client.transport import Backoff, check_stop, retry_after_seconds
 from holdfast_protocol.checkpoints import UploadTicket
@@ -43,7 +43,7 @@ def put_chunk(
         check_stop(stop)
         try:
             if ticket.kind == "file":
-                write_incoming(ticket.path, flat, pool.pace, pool.cores, stop)
+                write_incoming(ticket.path, flat, pool.rate_limit, pool.cores, stop)
                 return
             failure, wait_seconds = _put_once(ticket, flat, pool, stop, backoff)
         except ServiceUnavailable as error:
@@ -67,7 +67,7 @@ def _put_once(
     headers = dict(ticket.headers)
     if not any(name.lower() == "content-length" for name in headers):
         headers["Content-Length"] = str(body.nbytes)
-    slices = _slices(body, pool.pace, stop)
+    slices = _slices(body, pool.rate_limit, stop)
     with pool.request(ticket.method, ticket.url, headers, slices, stop=stop, backoff=backoff) as response:
         answer = response.read(LONGEST_BODY_BYTES)
         # 412: an earlier try has arrived after all (If-None-Match). The seal decides whether it is the right one.
@@ -76,11 +76,11 @@ def _put_once(
         return refusal(response.status, answer), retry_after_seconds(response.headers)
 
 
-def _slices(body: memoryview, pace: Pace, stop: threading.Event | None) -> Iterator[memoryview]:
+def _slices(body: memoryview, rate_limit: RateLimit, stop: threading.Event | None) -> Iterator[memoryview]:
     """A socket's time-out bounds a whole send, so that one send of 64 MiB would need 64 MiB within the time-out."""
-    slice_bytes = pace.slice_bytes(SLICE_BYTES)
+    slice_bytes = rate_limit.slice_bytes(SLICE_BYTES)
     for start in range(0, body.nbytes, slice_bytes):
         check_stop(stop)
         block = body[start : start + slice_bytes]
-        pace.spend(block.nbytes, stop)
+        rate_limit.acquire(block.nbytes, stop)
         yield block

@@ -236,7 +236,7 @@ class ShardUploader:
                 while done is not None:
                     self._settle(done, jobs, workers)
                     done = jobs.next(0)
-                self._offer_what_was_put_off()
+                self._offer_deferred()
                 self._call_if_due(jobs, workers, quiet=quiet)
                 self._encode_more(jobs, workers)
         finally:
@@ -253,18 +253,18 @@ class ShardUploader:
 
     def _wait(self, jobs: _UploadJobs) -> tuple[Done[_Key, _Result] | None, bool]:
         """The next result, if one comes in time; and whether it was quiet for QUIET_SECONDS while jobs ran. Nothing is
-        waited for beyond the moment at which a chunk that was put off is to be offered again."""
+        waited for beyond the moment at which a chunk that was deferred is to be offered again."""
         left = self._later[0][0] - time.monotonic() if self._later else QUIET_SECONDS
         seconds = max(0.0, min(QUIET_SECONDS, left))
         if jobs.running:
             done = jobs.next(seconds)
             return done, done is None and seconds == QUIET_SECONDS
-        # All that is left to do is put off, if anything is.
+        # All that is left to do is deferred, if anything is.
         if self._later and not self._next_call.waits:
             self._stop.wait(max(0.0, left))
         return None, False
 
-    def _offer_what_was_put_off(self) -> None:
+    def _offer_deferred(self) -> None:
         while self._later and self._later[0][0] <= time.monotonic():
             _, digest = heapq.heappop(self._later)
             self._next_call.offer(digest, self._open[digest].held_bytes)
@@ -317,7 +317,7 @@ class ShardUploader:
             finished=finished,
             mount_proof=self._client.mount.proof(),
         )
-        return self._client.negotiate(self._checkpoint_id, self._rank, request)
+        return self._client.checkpoints.negotiate(self._checkpoint_id, self._rank, request)
 
     def _take_reply(self, call: Call, reply: ChunksNegotiated, jobs: _UploadJobs, workers: TransferWorkers) -> None:
         self._next_call.end(time.monotonic())
@@ -378,7 +378,7 @@ class ShardUploader:
             self._next_call.offer(done.key.digest, opened.held_bytes)
 
     def _settle_transfer(self, digest: str, error: BaseException | None) -> None:
-        """What became of one transfer. Whatever cannot be mended by a new ticket is raised."""
+        """What became of one transfer. Whatever cannot be fixed by a new ticket is raised."""
         if error is None:
             self._next_call.report(digest, self._open[digest].held_bytes)
         elif isinstance(error, TicketProblem | DirectFileRefused):

@@ -32,8 +32,8 @@ def connect() -> Client:
 class _SayOnce:
     """Else a command that waits for a service that is down looks as if it hung."""
 
-    def __init__(self, patience_seconds: float) -> None:
-        self._seconds = patience_seconds
+    def __init__(self, retry_deadline_seconds: float) -> None:
+        self._seconds = retry_deadline_seconds
         self._said = False
 
     def __call__(self, failure: HoldfastError) -> None:

@@ -14,7 +14,7 @@ from holdfast_client.cli.operations import exit_unless_done, follow
 from holdfast_client.cli.output import NOTHING, ExitCode, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.say import show_line
 from holdfast_protocol.states import StoreRole
-from holdfast_protocol.stores import AdoptStore, CatalogCheck, CheckCatalog, ConfirmCommits, StoreView
+from holdfast_protocol.stores import CatalogCheck, CheckCatalog, ClaimStore, ConfirmCommits, StoreView
 from holdfast_protocol.text import counted
 
 
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
         help="Where the bytes are, and whose the stores are.", no_args_is_help=True, rich_markup_mode=None
     )
     group.command("list")(list_stores)
-    group.command("adopt")(adopt)
+    group.command("claim")(claim)
     app.add_typer(group, name="store")
     group = typer.Typer(
         cls=CatalogGroup,
@@ -37,20 +37,20 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="catalog")
 
 
-# `holdfast store list | adopt`.
+# `holdfast store list | claim`.
 
 
 def list_stores(*, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the attached stores: whether each is this catalog's, and when it was last checked."""
     with connect() as client:
-        found = first(client.stores(), limit)
+        found = first(client.stores.list(), limit)
     if json:
         show_json(found)
         return
     _show_stores(found)
 
 
-def adopt(
+def claim(
     store: Annotated[StoreRole | None, typer.Option(help="Only the store of this role; without it: every one.")] = None,
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Give up what the check found that the catalog does not know.")
@@ -59,12 +59,12 @@ def adopt(
 ) -> None:
     """After a restore, a rebuild or a clone, and a check: take the stores for this catalog's; deleting goes on."""
     with connect() as client:
-        roles = [each.role for each in client.stores()] if store is None else [store]
-        adopted = [client.adopt_store(role, AdoptStore(accept_loss=accept_loss)) for role in roles]
+        roles = [each.role for each in client.stores.list()] if store is None else [store]
+        claimed = [client.stores.claim(role, ClaimStore(accept_loss=accept_loss)) for role in roles]
     if json:
-        show_json(adopted)
+        show_json(claimed)
         return
-    _show_stores(adopted)
+    _show_stores(claimed)
 
 
 def _show_stores(stores: list[StoreView]) -> None:
@@ -75,7 +75,7 @@ def _show_stores(stores: list[StoreView]) -> None:
                 each.role.value,
                 each.kind,
                 each.url,
-                "yes" if each.adopted else f"no: {each.problem}",
+                "yes" if each.claimed else f"no: {each.problem}",
                 as_time(each.checked_at),
                 NOTHING if each.checked_whole is None else ("yes" if each.checked_whole else "no"),
                 as_time(each.probed_at),
@@ -122,7 +122,7 @@ def check(
     """Compare the catalog with its stores, both ways. Exit code 1 if they differ."""
     asked = CheckCatalog(store=store, deep=deep, confirm_missing=confirm_missing)
     with connect() as client:
-        view = follow(client, client.check_catalog(asked))
+        view = follow(client, client.catalog.check(asked))
     exit_unless_done(view)
     found = CatalogCheck.model_validate(view.result)
     if json:
@@ -136,7 +136,7 @@ def check(
 def doubts(json: JsonOption = False) -> None:
     """What a rebuild of the catalog could not know, and nobody has confirmed since."""
     with connect() as client:
-        found = client.doubts()
+        found = client.catalog.doubts()
     if json:
         show_json(found)
         return
@@ -159,7 +159,7 @@ def confirm(
     except ValidationError:
         raise typer.BadParameter(f"{name!r} is no project and no run; write demo or demo/gpt") from None
     with connect() as client:
-        client.confirm_commits(request)
+        client.catalog.confirm(request)
     if json:
         show_json(request)
         return
@@ -184,7 +184,7 @@ def _show(found: CatalogCheck) -> None:
         show_line(
             f"The database went back to an older state. It has lost: {found.went_back}.\n"
             "  `holdfast catalog rebuild` into an empty database brings back what has a record above. "
-            "`holdfast store adopt --accept-loss` gives it up."
+            "`holdfast store claim --accept-loss` gives it up."
         )
     for line in found.away:
         show_line(f"{line}")

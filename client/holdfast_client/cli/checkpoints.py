@@ -58,7 +58,7 @@ def checkpoints(
     name = read_run(run)
     with connect() as client:
         found = first(
-            client.all_checkpoints(
+            client.checkpoints.all(
                 name.project,
                 name.run,
                 state=state,
@@ -101,13 +101,13 @@ def show(
     """Show one checkpoint, whatever its state."""
     name, point = read_selector(selector)
     with connect() as client:
-        found = client.selected_checkpoint(name.project, name.run, str(point))
+        found = client.checkpoints.select(name.project, name.run, str(point))
         if shards:
-            _show_shards(client.manifest(found.id).shards, json=json)
+            _show_shards(client.checkpoints.manifest(found.id).shards, json=json)
             return
-        of_run = client.run(name.project, name.run)
-        holds = [] if json else list(client.all_holds_on(found.id))
-        environment = {} if json else client.attempt(name.project, name.run, found.attempt).environment
+        of_run = client.runs.get(name.project, name.run)
+        holds = [] if json else list(client.holds.all_on(found.id))
+        environment = {} if json else client.attempts.get(name.project, name.run, found.attempt).environment
     if json:
         show_json(found)
         return
@@ -132,16 +132,16 @@ def _made_with(environment: dict[str, str]) -> str:
 
 def lateness(one: CheckpointView) -> str:
     """In a word, what a late save has become; nothing for one that was saved in time."""
-    return "off line" if one.off_line else "" if one.pushed_by is None else "late"
+    return "detached" if one.detached else "" if one.pushed_by is None else "late"
 
 
 def _pushed(one: CheckpointView) -> str:
     if one.pushed_by is None:
         return ""
     late = f"late, by attempt {one.pushed_by}"
-    if not one.off_line:
+    if not one.detached:
         return late
-    return f"{late}, off the line: restored as {one.step}#{one.attempt} and never as latest"
+    return f"{late}, detached: restored as {one.step}#{one.attempt} and never as latest"
 
 
 def _pin(one: CheckpointView) -> str:
@@ -262,9 +262,9 @@ def health(
     """Say whether a checkpoint may be resumed from; `ok` releases one from quarantine."""
     name, point = read_selector(selector)
     with connect() as client:
-        found = client.selected_checkpoint(name.project, name.run, str(point))
+        found = client.checkpoints.select(name.project, name.run, str(point))
         request = EditCheckpoint.model_validate({"health": said.value, "health_reason": reason})
-        edited = client.edit_checkpoint(found.id, request, found.etag)
+        edited = client.checkpoints.edit(found.id, request, found.etag)
     if json:
         show_json(edited)
         return

@@ -38,9 +38,9 @@ def copies(
     with connect() as client:
         if "/" in which:
             name = read_run(which)
-            found = [client.copies(name.project, name.run)]
+            found = [client.copies.of_run(name.project, name.run)]
         else:
-            found = first(client.all_copies(which), limit)
+            found = first(client.copies.all(which), limit)
     if json:
         show_json(found[0] if "/" in which else found)
         return
@@ -84,7 +84,7 @@ def drill(
     """
     name, point = read_selector(selector)
     with connect() as client:
-        started = client.drill(name.project, name.run, str(point), store)
+        started = client.copies.drill(name.project, name.run, str(point), store)
         if not wait:
             if json:
                 show_json(started)
@@ -116,11 +116,11 @@ def _show(result: DrillResult) -> None:
             ("RPO", _behind(result)),
         ]
     )
-    if result.passed_over:
+    if result.skipped:
         show_line("\npassed over:")
         show_table(
             [">step", ">attempt", "reason", "detail"],
-            ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in result.passed_over),
+            ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in result.skipped),
             nothing="",
         )
 
@@ -169,7 +169,7 @@ def scrub(
     wait: Annotated[bool, typer.Option(help="Wait for the result, with progress on stderr.")] = True,
     json: JsonOption = False,
 ) -> None:
-    """Read stored bytes again, in every store, heal what is bad, and tell what is lost.
+    """Read stored bytes again, in every store, repair what is bad, and tell what is lost.
 
     Exit code 6 if a chunk is lost or a store could not be read.
     """
@@ -198,11 +198,11 @@ def impact(
     """Tell what a bad chunk means: its copies, who needs it, what is lost, and the nearest good steps."""
     with connect() as client:
         if _DIGEST.fullmatch(what):
-            found = client.impact_of_chunk(what)
+            found = client.scrub.impact_of_chunk(what)
         else:
             name, point = read_selector(what)
-            chosen = client.selected_checkpoint(name.project, name.run, str(point))
-            found = client.impact_of_checkpoint(chosen.id)
+            chosen = client.checkpoints.select(name.project, name.run, str(point))
+            found = client.scrub.impact_of_checkpoint(chosen.id)
     if json:
         show_json(found)
     elif not found.chunks:
@@ -219,7 +219,7 @@ def bad_copies(
 ) -> None:
     """List the copies that are bad or suspect, those found first at the top."""
     with connect() as client:
-        found = first(client.all_bad_copies(project), limit)
+        found = first(client.scrub.all_bad_copies(project), limit)
     if json:
         show_json(found)
         return
@@ -244,9 +244,9 @@ def bad_copies(
 def _start(client: Client, selector: str, mode: ScrubMode) -> OperationView:
     if "@" not in selector:
         run = read_run(selector)
-        return client.scrub_run(run.project, run.run, mode)
+        return client.scrub.run(run.project, run.run, mode)
     name, point = read_selector(selector)
-    return client.scrub_checkpoint(client.selected_checkpoint(name.project, name.run, str(point)).id, mode)
+    return client.scrub.checkpoint(client.checkpoints.select(name.project, name.run, str(point)).id, mode)
 
 
 def _show_started(started: OperationView, *, json: bool) -> None:
@@ -262,7 +262,7 @@ def _facts(result: ScrubResult) -> list[tuple[str, str]]:
         ("good", result.good),
         ("bad", result.bad),
         ("missing", result.missing),
-        ("healed", result.healed),
+        ("repaired", result.repaired),
         ("cold, left out", result.cold),
         ("not read", result.unread),
         ("chunks lost", result.lost),
@@ -327,7 +327,7 @@ def _store(copy: CopyView) -> str:
 
 
 def _finding(copy: CopyView) -> str:
-    return f"{copy.finding}, healed" if copy.healed_at is not None else copy.finding or NOTHING
+    return f"{copy.finding}, repaired" if copy.repaired_at is not None else copy.finding or NOTHING
 
 
 def _proven(copy: CopyView) -> str:

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: checks the way to the service and its store, and says what to mend."""
+"""`holdfast doctor`: checks the way to the service and its store, and says what to fix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 # `holdfast doctor`: `command` shows, `checks` asks the service, `round_trip` sends a sample to the store and back.
 
 
-# What one check has found, and what to mend.
+# What one check has found, and what to fix.
 
 
 class Verdict(StrEnum):
@@ -77,14 +77,14 @@ def round_trip(client: Client) -> str:
     body = os.urandom(SIZE_BYTES)
     digest = hashlib.sha256(body).hexdigest()
     md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if client.store_asks_md5() else None
-    offer = client.make_sample(MakeSample(digest=digest, bytes=SIZE_BYTES, md5=md5))
+    offer = client.samples.create(MakeSample(digest=digest, bytes=SIZE_BYTES, md5=md5))
     try:
         put_chunk(offer.ticket, memoryview(body), client.transfers)
-        checked = client.check_sample(offer.id)
+        checked = client.samples.check(offer.id)
         if get_chunk(checked.ticket, None, digest, SIZE_BYTES, client.transfers) != body:
             raise IntegrityError("What was read back is not what was saved")
     finally:
-        client.delete_sample(offer.id)
+        client.samples.delete(offer.id)
     by_store = "which the store has hashed too" if checked.hashed_by_store else "which the store has not hashed"
     mount = "; this machine sees the store's mount, and reads and writes there" if client.mount.proof() else ""
     return f"{SIZE_BYTES // 1024} KiB went to the store and back, {by_store}{mount}"
@@ -106,7 +106,7 @@ _SHOWN_BY_LIST = "`holdfast store list` shows what each store does not enforce, 
 def check_all(client: Client) -> Iterator[Finding]:
     """Findings as they come. Ends early where nothing further could succeed."""
     yield check_url(client)
-    if not client.healthy():
+    if not client.server.healthy():
         yield failed(
             "service",
             f"nothing answers at {client.settings.url}/healthz",
@@ -116,7 +116,7 @@ def check_all(client: Client) -> Iterator[Finding]:
         return
     asked_at = datetime.now(UTC)
     try:
-        info = client.server_info()
+        info = client.server.info()
     except HoldfastError as error:
         kind = {TokenProblem: "token", UnsupportedProtocol: "protocol"}
         check = next((name for of, name in kind.items() if isinstance(error, of)), "service")
@@ -166,7 +166,7 @@ def check_ready(client: Client) -> Iterator[Finding]:
         "store": "See that the store runs, has room, and lets the service in (HOLDFAST_STORE).",
     }
     try:
-        readiness = client.ready()
+        readiness = client.server.ready()
     except HoldfastError as error:
         yield failed("ready", str(error), "", exit_code_of(error))
         return
@@ -182,7 +182,7 @@ def check_ready(client: Client) -> Iterator[Finding]:
 def check_store_clocks(client: Client) -> Iterator[Finding]:
     """What the service signs is dated by its own clock, and judged by the store's."""
     try:
-        clocks = client.store_clocks()
+        clocks = client.server.store_clocks()
     except RouteNotFound:
         return  # a service of before this was asked
     except HoldfastError as error:
@@ -214,11 +214,11 @@ def check_round_trip(client: Client, info: ServerInfo) -> Finding:
         return failed("round trip", str(error), "", exit_code_of(error))
 
 
-# `holdfast doctor`: shows each check's finding and what to mend; the exit code is the first failure's.
+# `holdfast doctor`: shows each check's finding and what to fix; the exit code is the first failure's.
 
 
 def doctor(json: JsonOption = False) -> None:
-    """Check the way to the service and its store, and say what to mend. A sample goes there and back; nothing stays."""
+    """Check the way to the service and its store, and say what to fix. A sample goes there and back; nothing stays."""
     findings: list[Finding] = []
     with connect() as client:
         for finding in check_all(client):

@@ -68,7 +68,7 @@ def events(
         begins, ends = _moment(since), _moment(until)
 
         def page(cursor: str | None) -> Page[EventView]:
-            return client.events(
+            return client.events.list(
                 **chosen,
                 actor=actor,
                 actor_kind=kind,
@@ -109,7 +109,7 @@ def _chosen(client: Client, what: str | None) -> dict[str, Any]:
     name, point = read_selector(what)
     if isinstance(point, ById):  # its row may be gone, and its events are not
         return {"checkpoint": point.checkpoint_id}
-    return {"checkpoint": client.selected_checkpoint(name.project, name.run, str(point)).id}
+    return {"checkpoint": client.checkpoints.select(name.project, name.run, str(point)).id}
 
 
 def _followed(read_page: Callable[[str | None], Page[EventView]], limit: int) -> Iterator[EventView]:
@@ -190,7 +190,7 @@ def add(
     """Have a URL called when something happens to a project's runs. The secret that signs the calls is shown once."""
     request = CreateWebhook(url=url, events=[_event(name.strip()) for name in events.split(",") if name.strip()])
     with connect() as client:
-        made = client.create_webhook(project, request)
+        made = client.webhooks.create(project, request)
     if json:
         show_json(made)
         return
@@ -201,7 +201,7 @@ def add(
 def list_webhooks(project: ProjectArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List a project's webhooks, with the calls that wait or were given up."""
     with connect() as client:
-        found = first(client.webhooks(project).items, limit)
+        found = first(client.webhooks.list(project).items, limit)
     if json:
         show_json(found)
         return
@@ -215,7 +215,7 @@ def list_webhooks(project: ProjectArgument, *, limit: LimitOption = None, json: 
 def delete(project: ProjectArgument, webhook: IdArgument, json: JsonOption = False) -> None:
     """Delete a webhook: nothing is called any more."""
     with connect() as client:
-        view = client.delete_webhook(project, webhook)
+        view = client.webhooks.delete(project, webhook)
     if json:
         show_json(view)
     else:
@@ -225,12 +225,12 @@ def delete(project: ProjectArgument, webhook: IdArgument, json: JsonOption = Fal
 def have_tested(project: ProjectArgument, webhook: IdArgument, json: JsonOption = False) -> None:
     """Have a call made, and tell what the receiver answers."""
     with connect() as client:
-        call = client.test_webhook(project, webhook)
+        call = client.webhooks.test(project, webhook)
         until = time.monotonic() + _WAITS_SECONDS
         # Tried, and no try under way: its status or its error is there.
         while call.last_status is None and call.last_error is None and time.monotonic() < until:
             time.sleep(_ASKS_EVERY_SECONDS)
-            call = next(one for one in client.all_webhook_deliveries(project, webhook) if one.id == call.id)
+            call = next(one for one in client.webhooks.all_deliveries(project, webhook) if one.id == call.id)
     if json:
         show_json(call)
     elif call.delivered_at is not None:
@@ -250,7 +250,7 @@ def deliveries(
 ) -> None:
     """List a webhook's calls and what became of them, the newest first."""
     with connect() as client:
-        found = first(client.all_webhook_deliveries(project, webhook), limit)
+        found = first(client.webhooks.all_deliveries(project, webhook), limit)
     if json:
         show_json(found)
         return

@@ -52,7 +52,7 @@ def list_operations(
 ) -> None:
     """List long operations, the newest first."""
     with connect() as client:
-        found = first(client.all_operations(project=project, kind=kind, state=state), limit)
+        found = first(client.operations.all(project=project, kind=kind, state=state), limit)
     if json:
         show_json(found)
         return
@@ -66,19 +66,19 @@ def list_operations(
 def show_operation(operation_id: IdArgument, json: JsonOption = False) -> None:
     """Show one: how far it is, and what came of it."""
     with connect() as client:
-        _show_operation(client.operation(operation_id), json=json)
+        _show_operation(client.operations.get(operation_id), json=json)
 
 
 def cancel(operation_id: IdArgument, json: JsonOption = False) -> None:
     """Cancel one. What it has done by then stays done."""
     with connect() as client:
-        _show_operation(client.cancel_operation(operation_id), json=json)
+        _show_operation(client.operations.cancel(operation_id), json=json)
 
 
 def wait(operation_id: IdArgument, json: JsonOption = False) -> None:
     """Wait until it has ended. Exit code 1 if it failed or was cancelled."""
     with connect() as client:
-        view = follow(client, client.operation(operation_id))
+        view = follow(client, client.operations.get(operation_id))
     _show_operation(view, json=json)
     exit_unless_done(view)
 
@@ -95,7 +95,7 @@ def follow(client: Client, started: OperationView) -> OperationView:
             said = text
 
     try:
-        return client.wait_operation(started.id, on_view=say)
+        return client.operations.wait(started.id, on_view=say)
     except KeyboardInterrupt:
         show_note(f"holdfast: {started.id} goes on. `holdfast operations wait {started.id}` waits for it again.")
         raise
@@ -153,7 +153,7 @@ def controllers(context: typer.Context, *, limit: LimitOption = None, json: Json
     if context.invoked_subcommand is not None:
         return
     with connect() as client:
-        found = first(client.controllers(), limit)
+        found = first(client.controllers.list(), limit)
     if json:
         show_json(found)
         return
@@ -177,9 +177,9 @@ def controllers(context: typer.Context, *, limit: LimitOption = None, json: Json
 
 
 def show(name: NameArgument, json: JsonOption = False) -> None:
-    """Show a controller: its work, its last round and its last error."""
+    """Show a controller: its work, its last pass and its last error."""
     with connect() as client:
-        _show(client.controller(name), json=json)
+        _show(client.controllers.get(name), json=json)
 
 
 def pause(
@@ -187,26 +187,26 @@ def pause(
     reason: Annotated[str, typer.Option(help="For the people who find it paused.")],
     json: JsonOption = False,
 ) -> None:
-    """Pause a controller in every process. A round under way ends first."""
+    """Pause a controller in every process. A pass under way ends first."""
     with connect() as client:
-        _show(client.pause_controller(name, reason), json=json)
+        _show(client.controllers.pause(name, reason), json=json)
 
 
 def resume(name: NameArgument, json: JsonOption = False) -> None:
     """Let a paused controller go on."""
     with connect() as client:
-        _show(client.resume_controller(name), json=json)
+        _show(client.controllers.resume(name), json=json)
 
 
 def run(
     name: NameArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the round is over, and show what it did.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until the pass is over, and show what it did.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Do a round now, once, in one process."""
+    """Do a pass now, once, in one process."""
     with connect() as client:
-        asked = client.run_controller(name)
-        view = client.wait_controller(asked) if wait else asked
+        asked = client.controllers.run(name)
+        view = client.controllers.wait(asked) if wait else asked
     if json or wait:
         _show(view, json=json)
     else:
@@ -216,7 +216,7 @@ def run(
 def workers(*, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the processes that serve or do background work."""
     with connect() as client:
-        found = first(client.workers(), limit)
+        found = first(client.controllers.workers(), limit)
     if json:
         show_json(found)
         return
@@ -251,10 +251,10 @@ def _show(view: ControllerView, *, json: bool) -> None:
         ("leased", _count(view.leased)),
         ("done", str(view.done)),
         ("failed", str(view.failed)),
-        ("last round", as_time(view.last_round_at)),
+        ("last pass", as_time(view.last_pass_at)),
     ]
     if view.report is not None:
-        facts.append(("last work", f"{as_time(view.report_at)} UTC, {_seconds(view.round_seconds)}"))
+        facts.append(("last work", f"{as_time(view.report_at)} UTC, {_seconds(view.pass_seconds)}"))
         facts += [(f"  {name}", _plain(value)) for name, value in view.report.items() if value]
     if view.error is not None:
         facts.append(("last error", f"{as_time(view.error_at)} UTC: {view.error}"))

@@ -56,7 +56,7 @@ def show(kind: KindArgument, target: TargetArgument, json: JsonOption = False) -
     """Show the policy that holds, and where it comes from."""
     project, run = read_target(target)
     with connect() as client:
-        view = client.policy(kind, project, run)
+        view = client.policies.get(kind, project, run)
     show_policy(view, json=json)
 
 
@@ -88,7 +88,7 @@ def delete(
         if own is None:
             raise PolicyNotFound(f"{target} has no {kind} policy of its own.")
         if yes:
-            own = client.delete_policy(kind, project, run, etag=own.etag)
+            own = client.policies.delete(kind, project, run, etag=own.etag)
     show_policy(own, json=json)
     if not yes:
         show_note("Nothing was deleted. Say --yes if you mean it.")
@@ -106,7 +106,7 @@ def read_target(text: str) -> tuple[str, str | None]:
 def own_policy(client: Client, kind: PolicyKind, project: str, run: str | None) -> PolicyView | None:
     """The target's own; None if it has none, whatever its project has."""
     try:
-        view = client.policy(kind, project, run)
+        view = client.policies.get(kind, project, run)
     except PolicyNotFound:
         return None
     return view if run is None or view.level == "run" else None
@@ -114,7 +114,7 @@ def own_policy(client: Client, kind: PolicyKind, project: str, run: str | None) 
 
 def put_own(client: Client, kind: PolicyKind, project: str, run: str | None, document: dict[str, Any]) -> PolicyView:
     own = own_policy(client, kind, project, run)
-    return client.put_policy(kind, project, run, document, etag=None if own is None else own.etag)
+    return client.policies.put(kind, project, run, document, etag=None if own is None else own.etag)
 
 
 def checked_policy(kind: PolicyKind, document: dict[str, Any]) -> None:
@@ -179,8 +179,8 @@ def place(
     name, point = read_selector(selector)
     request = PlaceHold(reason=reason, retain_until=None if until is None else read_moment(until), mirror=mirror)
     with connect() as client:
-        found = client.selected_checkpoint(name.project, name.run, str(point))
-        hold = client.place_hold(found.id, request)
+        found = client.checkpoints.select(name.project, name.run, str(point))
+        hold = client.holds.place(found.id, request)
     if json:
         show_json(hold)
     else:
@@ -200,13 +200,13 @@ def list_holds(
     with connect() as client:
         if what is not None and "@" in what:
             name, point = read_selector(what)
-            found = client.selected_checkpoint(name.project, name.run, str(point))
-            holds = first(client.all_holds_on(found.id, over=over), limit)
+            found = client.checkpoints.select(name.project, name.run, str(point))
+            holds = first(client.holds.all_on(found.id, over=over), limit)
         elif what is not None and "/" in what:
             name = read_run(what)
-            holds = first(client.all_holds(project=name.project, run=name.run, over=over), limit)
+            holds = first(client.holds.all(project=name.project, run=name.run, over=over), limit)
         else:
-            holds = first(client.all_holds(project=what, over=over), limit)
+            holds = first(client.holds.all(project=what, over=over), limit)
     if json:
         show_json(holds)
         return
@@ -224,7 +224,7 @@ def list_holds(
 def extend(hold: HoldArgument, until: UntilOption, json: JsonOption = False) -> None:
     """Move the end of a hold further away."""
     with connect() as client:
-        view = client.extend_hold(hold, ExtendHold(retain_until=read_moment(until)))
+        view = client.holds.extend(hold, ExtendHold(retain_until=read_moment(until)))
     if json:
         show_json(view)
     else:
@@ -234,7 +234,7 @@ def extend(hold: HoldArgument, until: UntilOption, json: JsonOption = False) -> 
 def release(hold: HoldArgument, reason: ReasonOption, json: JsonOption = False) -> None:
     """Release a hold that somebody else has placed."""
     with connect() as client:
-        view = client.release_hold(hold, ReleaseHold(reason=reason))
+        view = client.holds.release(hold, ReleaseHold(reason=reason))
     if json:
         show_json(view)
     else:

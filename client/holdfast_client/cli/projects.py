@@ -53,15 +53,15 @@ def delete(
     """
     project, run = read_target(target)
     with connect() as client:
-        names = [run] if run is not None else [one.name for one in client.all_runs(project)]
-        found = [client.delete_run(project, name, dry_run=True) for name in names]
+        names = [run] if run is not None else [one.name for one in client.runs.all(project)]
+        found = [client.runs.delete(project, name, dry_run=True) for name in names]
         done = yes and not dry_run
         if done and run is None:
             _ask_for_project(client, project)
         if done:
             found = [_as_seen(client, each, reason) for each in found]
             if run is None:
-                found.append(client.delete_project(project, reason=reason, etag="*"))
+                found.append(client.projects.delete(project, reason=reason, etag="*"))
     if json:
         show_json(found)
     else:
@@ -74,13 +74,13 @@ def delete(
 def _ask_for_project(client: Client, project: str) -> None:
     """Whether this token may delete it at all, before any of its runs goes. That it has runs speaks not against it."""
     with suppress(CheckpointProtected):
-        client.delete_project(project, dry_run=True)
+        client.projects.delete(project, dry_run=True)
 
 
 def _as_seen(client: Client, shown: Deletion, reason: str) -> Deletion:
     """What the dry run has shown, and nothing that came in between."""
     assert shown.run is not None
-    return client.delete_run(shown.project, shown.run, reason=reason, etag=shown.etag)
+    return client.runs.delete(shown.project, shown.run, reason=reason, etag=shown.etag)
 
 
 def _show_what_goes(target: str, found: list[Deletion], *, done: bool) -> None:
@@ -123,7 +123,7 @@ def list_projects(
 ) -> None:
     """List the projects and what they hold."""
     with connect() as client:
-        found = first(client.all_projects(deleted=deleted), limit)
+        found = first(client.projects.all(deleted=deleted), limit)
     if json:
         show_json(found)
         return
@@ -156,9 +156,9 @@ def create(
     request = EditProject() if quota is None else EditProject(quota_bytes=read_size(quota))
     with connect() as client:
         try:
-            view = client.edit_project(project, request)
+            view = client.projects.edit(project, request)
         except EditNeedsVersion:
-            view = client.edit_project(project, request, etag=client.project(project).etag)
+            view = client.projects.edit(project, request, etag=client.projects.get(project).etag)
     _show(view, json)
 
 
@@ -169,7 +169,7 @@ def set_quota(
     request = EditProject(quota_bytes=read_size(quota))
     with connect() as client:
         # A mistyped name must not make a project.
-        view = client.edit_project(project, request, etag=client.project(project).etag)
+        view = client.projects.edit(project, request, etag=client.projects.get(project).etag)
     _show(view, json)
 
 
@@ -207,7 +207,7 @@ def create_token(
     """Make a token. It is shown once and kept nowhere."""
     request = CreateToken(name=name, project=project, scopes=scope, expires_in_seconds=read_duration(expires))
     with connect() as client:
-        made = client.create_token(request)
+        made = client.tokens.create(request)
     if json:
         show_json(made)
         return
@@ -218,7 +218,7 @@ def create_token(
 def list_tokens(*, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the tokens, revoked ones too."""
     with connect() as client:
-        found = first(client.all_tokens(), limit)
+        found = first(client.tokens.all(), limit)
     if json:
         show_json(found)
         return
@@ -241,7 +241,7 @@ def list_tokens(*, limit: LimitOption = None, json: JsonOption = False) -> None:
 def revoke(token_id: Annotated[str, typer.Argument(metavar="ID")], json: JsonOption = False) -> None:
     """Revoke a token, at once and for good."""
     with connect() as client:
-        view = client.revoke_token(token_id)
+        view = client.tokens.revoke(token_id)
     if json:
         show_json(view)
     else:

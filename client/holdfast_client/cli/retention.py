@@ -131,7 +131,7 @@ def plan(
     name = read_run(run)
     asked = _document(preset, rules)
     with connect() as client:
-        found = client.plan_retention(name.project, name.run, policy=asked, show=show.value)
+        found = client.retention.plan(name.project, name.run, policy=asked, show=show.value)
     if json:
         show_json(found)
         return
@@ -150,11 +150,11 @@ def apply(
     """Expire what the run's policy does not keep. The service does this by itself, too; this does it now."""
     name = read_run(run)
     with connect() as client:
-        found = client.plan_retention(name.project, name.run, show="expire")
+        found = client.retention.plan(name.project, name.run, show="expire")
         really = yes and not dry_run and found.policy_digest is not None
         results: list[Pruned] = []
         if really:
-            for part in client.apply_retention(found):
+            for part in client.retention.apply(found):
                 results.append(part)
                 if not json and len(found.checkpoints) > len(part.trashed):
                     show_note(f"{sum(len(one.trashed) for one in results)} of {found.expired} expired")
@@ -185,11 +185,11 @@ def policy(
             own = own_policy(client, PolicyKind.RETENTION, project, run)
             if own is None:
                 raise PolicyNotFound(f"{target} has no retention policy of its own.")
-            view = client.delete_policy(PolicyKind.RETENTION, project, run, etag=own.etag)
+            view = client.policies.delete(PolicyKind.RETENTION, project, run, etag=own.etag)
         elif document is not None:
             view = put_own(client, PolicyKind.RETENTION, project, run, document)
         else:
-            view = client.policy(PolicyKind.RETENTION, project, run)
+            view = client.policies.get(PolicyKind.RETENTION, project, run)
     show_policy(view, json=json)
     if document is not None and not json:
         of_run = f"holdfast retention plan {target}" if run else f"holdfast retention plan {target}/RUN"

@@ -197,7 +197,7 @@ class Outcome:
 
 
 def outcome_of_launch(
-    notes: Sequence[OutcomeNote], ask: Callable[[RunName, int], Asked | None], patience_seconds: float
+    notes: Sequence[OutcomeNote], ask: Callable[[RunName, int], Asked | None], retry_deadline_seconds: float
 ) -> Outcome | None:
     """The gravest of the launch's runs; None where no attempt was opened, so that Holdfast knows nothing of this job.
 
@@ -205,7 +205,9 @@ def outcome_of_launch(
     on another node, may still be about to tell it.
     """
     runs = {note.run_name for note in notes}
-    outcomes = [_of_run(run, [note for note in notes if note.run_name == run], ask, patience_seconds) for run in runs]
+    outcomes = [
+        _of_run(run, [note for note in notes if note.run_name == run], ask, retry_deadline_seconds) for run in runs
+    ]
     return min(outcomes, key=lambda found: _GRAVEST_FIRST.index(found.outcome), default=None)
 
 
@@ -219,7 +221,7 @@ def notes_from_catalog(client: Client, run: RunName, launch: str) -> list[Outcom
     """The last attempt of this launch, where the ranks could leave no note, behind srun or in another container. Its
     outcome is asked for afterwards. Empty where there is none, or the service is away."""
     try:
-        newest_first = client.attempts(run.project, run.run, limit=_LATELY).items
+        newest_first = client.attempts.list(run.project, run.run, limit=_LATELY).items
     except HoldfastError:
         return []
     ours = (attempt.number for attempt in newest_first if attempt.launch_id.startswith(f"{launch}."))
@@ -229,7 +231,7 @@ def notes_from_catalog(client: Client, run: RunName, launch: str) -> list[Outcom
 def catalog_of(client: Client) -> Callable[[RunName, int], Asked | None]:
     def ask(run: RunName, attempt: int) -> Asked | None:
         try:
-            found = client.attempt(run.project, run.run, attempt)
+            found = client.attempts.get(run.project, run.run, attempt)
         except HoldfastError:
             return None
         # Left by its own job, and its ranks here know of no other: nobody else has the run.
@@ -243,7 +245,7 @@ def _of_run(
     run: RunName,
     notes: Sequence[OutcomeNote],
     ask: Callable[[RunName, int], Asked | None],
-    patience_seconds: float,
+    retry_deadline_seconds: float,
 ) -> Outcome:
     last = last_attempt(notes)
     attempt = last[0].attempt
@@ -252,7 +254,7 @@ def _of_run(
         word = first or last[0]
         return Outcome(run, attempt, word.outcome, word.detail)
     # A rank 0 of this node has ended and said nothing: nobody else will tell for it soon.
-    until = time.monotonic() + (0.0 if first is not None else patience_seconds)
+    until = time.monotonic() + (0.0 if first is not None else retry_deadline_seconds)
     while (asked := ask(run, attempt)) is not None:
         outcome, detail = asked
         if outcome is not None:
@@ -364,12 +366,12 @@ class _Job:
         self._child = Child(command, environment)
 
     def wait(self) -> int:
-        return self._child.wait(self._send_on, self._tick)
+        return self._child.wait(self._send_on, self._reconcile)
 
     def outcome(self) -> Outcome | None:
         """How the job ended; None where it opened no attempt."""
         notes = read_notes(self._folder)
-        patience_seconds = _CATALOG_SECONDS_LEAVING if self.asked_to_end else _CATALOG_SECONDS
+        retry_deadline_seconds = _CATALOG_SECONDS_LEAVING if self.asked_to_end else _CATALOG_SECONDS
         run = os.environ.get(_RUN)
         if not notes and not run:
             return None
@@ -377,10 +379,10 @@ class _Job:
             with connect() as client:
                 if not notes and run:
                     notes = notes_from_catalog(client, parse_run(run), self._launch)
-                return outcome_of_launch(notes, catalog_of(client), patience_seconds)
+                return outcome_of_launch(notes, catalog_of(client), retry_deadline_seconds)
         except (HoldfastError, SelectorError):
             # A setting is wrong, and nobody can be asked.
-            return outcome_of_launch(notes, lambda _run, _attempt: None, patience_seconds)
+            return outcome_of_launch(notes, lambda _run, _attempt: None, retry_deadline_seconds)
 
     def _send_on(self, number: int) -> None:
         translated = signal_for_child(number, torchrun=self._torchrun, already_asked=self.asked_to_end)
@@ -390,7 +392,7 @@ class _Job:
         if translated is not None:
             self._child.send(translated)
 
-    def _tick(self) -> None:
+    def _reconcile(self) -> None:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             show_note(

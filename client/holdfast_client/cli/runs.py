@@ -20,7 +20,7 @@ from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, sho
 from holdfast_client.cli.projects import show_deleted
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_protocol.attempts import AttemptView
-from holdfast_protocol.checkpoints import PassedOver
+from holdfast_protocol.checkpoints import Skipped
 from holdfast_protocol.runs import AdviceView, SpentTime
 from holdfast_protocol.states import RunStatus
 from holdfast_protocol.text import counted
@@ -50,9 +50,9 @@ def runs(
     A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
     """
     with connect() as client:
-        projects = iter([project]) if project is not None else (one.name for one in client.all_projects())
+        projects = iter([project]) if project is not None else (one.name for one in client.projects.all())
         found = first(
-            (run for name in projects for run in client.all_runs(name, status=status, deleted=deleted)), limit
+            (run for name in projects for run in client.runs.all(name, status=status, deleted=deleted)), limit
         )
     if json:
         show_json(found)
@@ -92,7 +92,7 @@ def attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOption = 
     """
     name = read_run(run)
     with connect() as client:
-        found = first(client.all_attempts(name.project, name.run), limit)
+        found = first(client.attempts.all(name.project, name.run), limit)
     if json:
         show_json(found)
         return
@@ -134,13 +134,13 @@ def _why(attempt: AttemptView) -> str:
 
 
 def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
-    """Tell which checkpoint would be restored, and which newer ones are passed over, and why.
+    """Tell which checkpoint would be restored, and which newer ones are skipped, and why.
 
     Exit code 3 if there is none.
     """
     name, point = read_selector(selector)
     with connect() as client:
-        decision = client.restore_point(name.project, name.run, str(point))
+        decision = client.restores.restore_point(name.project, name.run, str(point))
     found = decision.restore_point
     if decision.note and not json:
         show_note(f"holdfast: {decision.note}")
@@ -157,21 +157,21 @@ def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
                 ("digest", found.digest),
             ]
         )
-        _show_passed_over(decision.passed_over)
+        _show_skipped(decision.skipped)
     else:
-        _show_passed_over(decision.passed_over)
+        _show_skipped(decision.skipped)
         why = "none of its checkpoints can be restored now" if decision.ever_committed else "nothing was ever committed"
         show_note(f"holdfast: {name} has no restore point at {point}: {why}.")
     if found is None:
         raise typer.Exit(ExitCode.NOT_FOUND)
 
 
-def _show_passed_over(passed_over: list[PassedOver]) -> None:
-    if passed_over:
+def _show_skipped(skipped: list[Skipped]) -> None:
+    if skipped:
         show_line("\npassed over:")
         show_table(
             [">step", ">attempt", "reason", "detail"],
-            ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in passed_over),
+            ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in skipped),
             nothing="",
         )
 
@@ -183,7 +183,7 @@ def goodput(run: RunArgument, json: JsonOption = False) -> None:
     """Show how much of a run's time went into steps that it still has, and where the rest went."""
     name = read_run(run)
     with connect() as client:
-        found = client.goodput(name.project, name.run)
+        found = client.insights.goodput(name.project, name.run)
     if json:
         show_json(found)
         return
@@ -228,7 +228,7 @@ def advise(run: RunArgument, json: JsonOption = False) -> None:
     """Say how often a run should save, and why."""
     name = read_run(run)
     with connect() as client:
-        found = client.advice(name.project, name.run)
+        found = client.insights.save_interval(name.project, name.run)
     if json:
         show_json(found)
     else:

@@ -121,11 +121,11 @@ def push(
     *,
     step: OnlyStep = None,
     folder: FolderOption = None,
-    off_line: Annotated[
+    detached: Annotated[
         bool,
         typer.Option(
-            "--off-line",
-            help="Also commit what the run has gone on without: kept beside the line of descent, never the latest.",
+            "--detached",
+            help="Also commit what the run has gone on without: kept beside the lineage, never the latest.",
         ),
     ] = False,
     json: JsonOption = False,
@@ -134,7 +134,7 @@ def push(
     with _opened(folder) as tier, connect() as client:
         spooled = tier.spool.read()
         found = _chosen(spooled, run, step)
-        pusher = SavePusher(client, tier, allow_off_line=off_line)
+        pusher = SavePusher(client, tier, allow_detached=detached)
         results = [Shown.of(save, pusher.push(save)) for save in found]
     if json:
         show_json(results)

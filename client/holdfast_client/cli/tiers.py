@@ -14,7 +14,7 @@ from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, s
 from holdfast_client.cli.say import show_line
 from holdfast_client.client import Client
 from holdfast_protocol.states import StoreRole
-from holdfast_protocol.stores import CollectionPlan, CollectionRound, StartSweep, StoreCollection, SweepReport
+from holdfast_protocol.stores import CollectionPass, CollectionPlan, StartSweep, StoreCollection, SweepReport
 from holdfast_protocol.text import counted
 from holdfast_protocol.tiers import LONGEST_THAW_DAYS, ThawSpeed, ThawState, ThawView, TierPlan
 
@@ -53,8 +53,12 @@ def thaw(
     """Make a cold checkpoint readable for some days. It takes minutes to days; repeat it to prolong."""
     name, point = read_selector(selector)
     with connect() as client:
-        checkpoint_id = client.selected_checkpoint(name.project, name.run, str(point)).id
-        view = client.thaw_status(checkpoint_id) if status else client.thaw(checkpoint_id, days=days, speed=speed)
+        checkpoint_id = client.checkpoints.select(name.project, name.run, str(point)).id
+        view = (
+            client.tiers.thaw_status(checkpoint_id)
+            if status
+            else client.tiers.thaw(checkpoint_id, days=days, speed=speed)
+        )
         if wait:
             view = _until_thawed(client, view, quiet=json)
     if json:
@@ -70,7 +74,7 @@ def _until_thawed(client: Client, view: ThawView, *, quiet: bool) -> ThawView:
             told = view.readable_chunks
             show_line(f"{told} of {counted(view.chunks, 'chunk')} can be read")
         time.sleep(_LOOK_SECONDS)
-        view = client.thaw_status(view.checkpoint_id)
+        view = client.tiers.thaw_status(view.checkpoint_id)
     return view
 
 
@@ -97,7 +101,7 @@ def plan(run: RunArgument, json: JsonOption = False) -> None:
     """Tell what the policy would move when, and how many bytes. Nothing moves by it."""
     name = read_run(run)
     with connect() as client:
-        found = client.tiers_plan(name.project, name.run)
+        found = client.tiers.plan(name.project, name.run)
     if json:
         show_json(found)
         return
@@ -152,17 +156,17 @@ def collect(
     project: Annotated[str | None, typer.Option(help="With --dry-run: only this project's.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete what nothing needs any more now, instead of in the next round."""
+    """Delete what nothing needs any more now, instead of in the next pass."""
     if project is not None and not dry_run:
-        raise typer.BadParameter("a round is of every project; --project goes with --dry-run.")
+        raise typer.BadParameter("a pass is of every project; --project goes with --dry-run.")
     with connect() as client:
         if dry_run:
-            plan = client.plan_collection(project)
+            plan = client.collection.plan(project)
             show_json(plan) if json else _show_plan(plan)
             return
-        view = follow(client, client.collect_now())
+        view = follow(client, client.collection.start())
     exit_unless_done(view)
-    done = CollectionRound.model_validate(view.result)
+    done = CollectionPass.model_validate(view.result)
     if json:
         show_json(done)
         return
@@ -188,7 +192,7 @@ def sweep(
     if force and not dry_run and not yes:
         typer.confirm("Delete every old object that the catalog does not know, however many they are?", abort=True)
     with connect() as client:
-        view = follow(client, client.sweep(StartSweep(store=store, dry_run=dry_run, force=force)))
+        view = follow(client, client.collection.sweep(StartSweep(store=store, dry_run=dry_run, force=force)))
     exit_unless_done(view)
     report = SweepReport.model_validate(view.result)
     if json:

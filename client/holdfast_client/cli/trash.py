@@ -72,7 +72,7 @@ def prune(
     with connect() as client:
         name, request = _what(client, selector, wanted if filtered or all_of_run else None)
         request = request.model_copy(update={"reason": reason, "all_of_run": all_of_run})
-        results = [client.prune(name.project, name.run, request.model_copy(update={"dry_run": True}))]
+        results = [client.retention.prune(name.project, name.run, request.model_copy(update={"dry_run": True}))]
         if yes and not dry_run:
             results = _delete(client, name, request, results[0])
     if json:
@@ -94,12 +94,12 @@ def list_trash(
         if "/" in target:
             names = iter([read_run(target)])
         else:
-            names = (RunName(run.project, run.name) for run in client.all_runs(target))
+            names = (RunName(run.project, run.name) for run in client.runs.all(target))
         found = first(
             (
                 one
                 for name in names
-                for one in client.all_checkpoints(name.project, name.run, state=CheckpointState.TRASHED)
+                for one in client.checkpoints.all(name.project, name.run, state=CheckpointState.TRASHED)
             ),
             limit,
         )
@@ -142,8 +142,8 @@ def restore(
         return
     name, point = read_selector(selector)
     with connect() as client:
-        found = client.selected_checkpoint(name.project, name.run, str(point))
-        view = client.undelete(found.id, pin=pin)
+        found = client.checkpoints.select(name.project, name.run, str(point))
+        view = client.checkpoints.undelete(found.id, pin=pin)
     if json:
         show_json(view)
         return
@@ -156,10 +156,10 @@ def _restore_all(target: str, *, json: bool) -> None:
     project, run = read_target(target)
     with connect() as client:
         if run is not None:
-            back = [client.undelete_run(project, run)]
+            back = [client.runs.undelete(project, run)]
         else:
-            back = [client.undelete_project(project)]
-            back += [client.undelete_run(project, one.name) for one in client.all_runs(project, deleted=True)]
+            back = [client.projects.undelete(project)]
+            back += [client.runs.undelete(project, one.name) for one in client.runs.all(project, deleted=True)]
     if json:
         show_json(back)
         return
@@ -178,8 +178,8 @@ def pin(
     """Keep a checkpoint from every policy and from prune."""
     name, point = read_selector(selector)
     with connect() as client:
-        found = client.selected_checkpoint(name.project, name.run, str(point))
-        view = client.pin(found.id, reason, expires_in_seconds=read_duration(until))
+        found = client.checkpoints.select(name.project, name.run, str(point))
+        view = client.checkpoints.pin(found.id, reason, expires_in_seconds=read_duration(until))
     if json:
         show_json(view)
         return
@@ -190,8 +190,8 @@ def unpin(selector: SelectorArgument, json: JsonOption = False) -> None:
     """Take a checkpoint's pin away."""
     name, point = read_selector(selector)
     with connect() as client:
-        found = client.selected_checkpoint(name.project, name.run, str(point))
-        view = client.unpin(found.id)
+        found = client.checkpoints.select(name.project, name.run, str(point))
+        view = client.checkpoints.unpin(found.id)
     if json:
         show_json(view)
         return
@@ -204,7 +204,7 @@ def _what(client: Client, selector: str, wanted: PruneFilter | None) -> tuple[Ru
     if "@" in selector:
         if wanted is not None and wanted != PruneFilter():
             raise typer.BadParameter("A checkpoint that is named needs no conditions. Leave them out, or the @.")
-        found = client.selected_checkpoint(name.project, name.run, str(point))
+        found = client.checkpoints.select(name.project, name.run, str(point))
         return name, PruneCheckpoints(checkpoint_ids=[found.id])
     if wanted is None:
         raise typer.BadParameter(
@@ -217,10 +217,10 @@ def _what(client: Client, selector: str, wanted: PruneFilter | None) -> tuple[Ru
 def _delete(client: Client, name: RunName, request: PruneCheckpoints, shown: Pruned) -> list[Pruned]:
     """What was shown, and nothing that came in between; in portions."""
     if request.filter is None:
-        return [client.prune(name.project, name.run, request)]
+        return [client.retention.prune(name.project, name.run, request)]
     ids = [one.checkpoint_id for one in shown.trashed]
     results = [
-        client.prune(
+        client.retention.prune(
             name.project,
             name.run,
             request.model_copy(update={"checkpoint_ids": ids[start : start + MAX_AT_ONCE]}),

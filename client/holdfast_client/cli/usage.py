@@ -35,10 +35,10 @@ def usage(
     """Show what checkpoints take up, figure by figure, by store and storage class."""
     with connect() as client:
         if what is None:
-            found = first(client.all_usage(), limit)
+            found = first(client.usage.all(), limit)
         else:
             project, run = read_what(what)
-            found = [client.usage(project, run)]
+            found = [client.usage.get(project, run)]
     if json:
         if what is None:
             show_json(found)
@@ -131,7 +131,7 @@ def cost(
         _forecast(project, run, retention, tiers, json=json)
         return
     with connect() as client:
-        found = client.cost(project, run)
+        found = client.usage.cost(project, run)
     if json:
         show_json(found)
         return
@@ -162,7 +162,7 @@ def _forecast(project: str, run: str, retention: str | None, tiers: str | None, 
     if classes is not None:
         checked_policy(PolicyKind.TIERS, classes)
     with connect() as client:
-        found = client.forecast_cost(project, run, ForecastCost(retention=rules, tiers=classes))
+        found = client.usage.forecast(project, run, ForecastCost(retention=rules, tiers=classes))
     if json:
         show_json(found)
         return
@@ -207,7 +207,7 @@ def _say_prices(found: CostView) -> None:
 def show_prices(json: JsonOption = False) -> None:
     """Show the prices, their date and source."""
     with connect() as client:
-        found = client.prices()
+        found = client.usage.prices()
     if json:
         show_json(found)
         return
@@ -224,7 +224,7 @@ def set_prices(
     whole = isinstance(document.get("prices"), dict)
     prices = PriceList.model_validate(document["prices"] if whole else document)
     with connect() as client:
-        found = client.put_prices(prices)
+        found = client.usage.put_prices(prices)
     if json:
         show_json(found)
     else:

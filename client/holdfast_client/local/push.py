@@ -13,11 +13,11 @@ from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
     ChunkCorrupt,
+    DetachedBranch,
     HoldfastError,
     IntegrityError,
     LocalReadFailed,
     NotFound,
-    OffLineBranch,
     QuotaExceeded,
     ServiceUnavailable,
     ShardSealed,
@@ -50,14 +50,14 @@ def belongs_here(client: Client, key: SaveKey) -> bool:
     """Whether the service's attempt of that number is the one that staged the save: a new catalog, or one that was
     restored from an older copy, counts anew. Asks only what every token may."""
     try:
-        return client.attempt(key.project, key.run, key.attempt).launch_id == key.launch_id
+        return client.attempts.get(key.project, key.run, key.attempt).launch_id == key.launch_id
     except NotFound:
         return False
 
 
 def is_committed(client: Client, key: SaveKey) -> bool:
     """Whether that step of that attempt is committed, with whatever content. Asks only what every token may."""
-    found = client.checkpoints(
+    found = client.checkpoints.list(
         key.project,
         key.run,
         state=CheckpointState.COMMITTED,
@@ -76,13 +76,13 @@ def push_late(
     fence: Fence,
     *,
     workers: TransferWorkers | None = None,
-    allow_off_line: bool = False,
+    allow_detached: bool = False,
 ) -> CheckpointView:
     """Begins, uploads and seals a save for the attempt that staged it; `fence` is the attempt that pushes. The same
     again is fine. The seal that completes the world commits.
 
     Raises ChunkCorrupt if the folder has not the right bytes any more, LocalReadFailed if it cannot be read just now,
-    OffLineBranch if the run has gone on without it, and what a save raises. What is for an operator to mend aborts the
+    DetachedBranch if the run has gone on without it, and what a save raises. What is for an operator to fix aborts the
     checkpoint, so that the other shards' pushers hear; not one that the attempt itself may still be writing.
     """
     begin = BeginCheckpoint(
@@ -91,7 +91,7 @@ def push_late(
         world_size=record.world_size,
         kind=record.kind,
         origin_attempt=record.attempt,
-        allow_off_line=allow_off_line,
+        allow_detached=allow_detached,
     )
     writer = ShardWriter(client, record.run_name, record.rank, begin, workers=workers)
     try:
@@ -170,7 +170,7 @@ class _ReadAhead:
 
 # What a person does with the spool of one machine when no job does it: push its saves, each as far as it is here.
 #
-# The pusher is the run's newest attempt, whoever that is: the service keeps what it pushes on the line of descent only
+# The pusher is the run's newest attempt, whoever that is: the service keeps what it pushes on the lineage only
 # while that attempt has not begun to save.
 
 
@@ -183,11 +183,11 @@ class Outcome:
 
 
 class SavePusher:
-    def __init__(self, client: Client, tier: LocalTier, *, allow_off_line: bool) -> None:
+    def __init__(self, client: Client, tier: LocalTier, *, allow_detached: bool) -> None:
         self._client = client
         self._tier = tier
-        self._allow_off_line = allow_off_line
-        self._epoch = client.server_info().epoch
+        self._allow_detached = allow_detached
+        self._epoch = client.server.info().epoch
 
     def push(self, save: SpooledSave) -> Outcome:
         """Raises ServiceUnavailable and TokenProblem, which would meet the next save too; all else is the outcome."""
@@ -195,8 +195,8 @@ class SavePusher:
             if not belongs_here(self._client, save.key):
                 return Outcome(False, "left: this service does not know the attempt that saved it")
             views = self._push_shards(save)
-        except OffLineBranch as error:
-            return Outcome(False, f"left: {error} `holdfast spool push --off-line` does so.")
+        except DetachedBranch as error:
+            return Outcome(False, f"left: {error} `holdfast spool push --detached` does so.")
         except (ServiceUnavailable, TokenProblem):
             raise
         except HoldfastError as error:
@@ -214,13 +214,13 @@ class SavePusher:
                     record,
                     fence,
                     workers=workers,
-                    allow_off_line=self._allow_off_line,
+                    allow_detached=self._allow_detached,
                 )
                 for record in save.records
             ]
 
     def _newest_attempt(self, key: SaveKey) -> AttemptView:
-        newest_first = self._client.attempts(key.project, key.run, limit=1).items
+        newest_first = self._client.attempts.list(key.project, key.run, limit=1).items
         if not newest_first:
             raise NotFound(f"{key.run_name} has no attempts")
         return newest_first[0]
@@ -236,4 +236,4 @@ class SavePusher:
             )
         for record in save.records:
             self._tier.spool.forget(record.name)
-        return Outcome(True, "committed, off the line" if view.off_line else "committed")
+        return Outcome(True, "committed, detached" if view.detached else "committed")

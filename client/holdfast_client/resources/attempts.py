@@ -45,7 +45,7 @@ class AttemptOperations(Operations):
         return self.transport.call("GET", path("projects", project, "runs", run, "attempts", number), AttemptView)
 
     def resumed_from(self, project: str, run: str, number: int, request: ResumedFrom) -> AttemptView:
-        """Tells what the ranks have really loaded; the line of descent follows it."""
+        """Tells what the ranks have really loaded; the lineage follows it."""
         route = path("projects", project, "runs", run, "attempts", number, "resumed-from")
         return self.transport.call("PUT", route, AttemptView, body=request)
 

@@ -53,7 +53,7 @@ class ControllerOperations(Operations):
         return self.transport.call("GET", path("controllers", name), ControllerView)
 
     def pause_controller(self, name: str, reason: str) -> ControllerView:
-        """Rounds under way end, and none begins until `resume_controller`, in any process."""
+        """Passes under way end, and none begins until `resume_controller`, in any process."""
         body = PauseController(reason=reason)
         return self.transport.call("POST", path("controllers", name, "pause"), ControllerView, body=body)
 
@@ -61,7 +61,7 @@ class ControllerOperations(Operations):
         return self.transport.call("POST", path("controllers", name, "resume"), ControllerView)
 
     def run_controller(self, name: str) -> ControllerView:
-        """Asks for a round now, in one process; `wait_controller` waits for its end. Raises ControllerPaused."""
+        """Asks for a pass now, in one process; `wait_controller` waits for its end. Raises ControllerPaused."""
         return self.transport.call("POST", path("controllers", name, "run"), ControllerView)
 
     def wait_controller(self, asked: ControllerView, *, timeout_seconds: float | None = None) -> ControllerView:
@@ -76,12 +76,12 @@ class ControllerOperations(Operations):
                 return view
             if view.paused_at is not None:
                 raise ControllerPaused(
-                    f"{view.name} was paused by {view.paused_by}: {view.pause_reason}. The round comes when it is "
+                    f"{view.name} was paused by {view.paused_by}: {view.pause_reason}. The pass comes when it is "
                     "resumed."
                 )
             if deadline is not None and time.monotonic() >= deadline:
                 raise ServiceUnavailable(
-                    f"No process has done the round of {view.name} within {timeout_seconds:.0f} seconds. See whether "
+                    f"No process has done the pass of {view.name} within {timeout_seconds:.0f} seconds. See whether "
                     "one runs, with `holdfast workers`."
                 )
             time.sleep(pause)

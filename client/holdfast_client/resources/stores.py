@@ -11,8 +11,8 @@ from holdfast_protocol.copies import BadCopy, Impact, RunCopies, ScrubMode, Star
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import (
-    AdoptStore,
     CheckCatalog,
+    ClaimStore,
     CollectionPlan,
     ConfirmCommits,
     DoubtView,
@@ -27,7 +27,7 @@ from holdfast_protocol.stores import (
 from holdfast_protocol.tiers import RequestThaw, ThawSpeed, ThawView, TierPlan
 from holdfast_protocol.usage import CostForecast, CostView, ForecastCost, PriceList, PriceListView, UsageView
 
-# The attached stores, their comparison with the catalog, and their adoption. See holdfast_protocol.stores.
+# The attached stores, their comparison with the catalog, and their claim. See holdfast_protocol.stores.
 
 
 class StoreOperations(Operations):
@@ -48,8 +48,8 @@ class StoreOperations(Operations):
     def confirm_commits(self, request: ConfirmCommits) -> DoubtView:
         return self.transport.call("POST", path("catalog", "confirm"), DoubtView, body=request)
 
-    def adopt_store(self, role: StoreRole, request: AdoptStore) -> StoreView:
-        return self.transport.call("POST", path("stores", role.value, "adopt"), StoreView, body=request)
+    def claim_store(self, role: StoreRole, request: ClaimStore) -> StoreView:
+        return self.transport.call("POST", path("stores", role.value, "claim"), StoreView, body=request)
 
 
 # Sample objects. See holdfast_protocol.stores.
@@ -153,7 +153,7 @@ class CollectionOperations(Operations):
         return self.transport.call("GET", path("collection"), CollectionPlan, params={"project": project})
 
     def collect_now(self) -> OperationView:
-        """Starts a round of the collector, with a look at every copy; its result is a CollectionRound."""
+        """Starts a pass of the collector, with a look at every copy; its result is a CollectionPass."""
         return self.transport.call("POST", path("collection"), OperationView)
 
     def last_sweeps(self) -> SweepReport:

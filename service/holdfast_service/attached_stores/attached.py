@@ -18,7 +18,7 @@ from holdfast_service.records.history import KeptMemory
 from holdfast_service.records.scanning import NewerRecords
 from holdfast_service.stores.base import Store, StoreError
 
-# Keeps asking for a store that was away at the start, and knows whether it answers now (protocol rule 34).
+# Keeps asking for a store that was away at the start, and knows whether it answers now (rule store-outage-degrades).
 #
 # Where another store has the same chunks, a reader must not wait for this one's time-out each time: the last answer is
 # kept for a few seconds, and while one caller asks, the others go by what was known.
@@ -72,8 +72,8 @@ class StoreWatch:
             else:
                 self.problem = None
 
-    def tick(self) -> str | None:
-        """A round of background work: asks the store, and after the start and once a day what it enforces. Why it is
+    def reconcile(self) -> str | None:
+        """A pass of background work: asks the store, and after the start and once a day what it enforces. Why it is
         away, None if it is not."""
         self._ask()
         if self._silent is None and time.monotonic() - self._probed_at > PROBE_EVERY_SECONDS:

@@ -1,7 +1,7 @@
-"""The catalog's epoch: what a restore of the database, a rebuild and a clone have to raise (protocol rule 5).
+"""The catalog's epoch: what a restore of the database, a rebuild and a clone have to raise (rule fencing-token).
 
 Afterwards every attempt of the old epoch is fenced, no copy is trusted before it was read again, and nothing in a store
-is changed until an operator adopts it after a check: a cloned staging catalog must never delete production's chunks.
+is changed until an operator claims it after a check: a cloned staging catalog must never delete production's chunks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast_service.errors import ProblemError
 
 
 class NotCheckedError(ProblemError):
-    """The store was not compared with the catalog in this epoch, or something was found that adopting would lose."""
+    """The store was not compared with the catalog in this epoch, or something was found that claiming would lose."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(ProblemCode.STORE_FOREIGN, detail)
@@ -34,7 +34,7 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
     the database was found to have lost is given up with no look at a store, as for a clone that owns none.
 
     Every record is due again: what is beside the data may be newer than a catalog that was restored, and is outdone
-    once the store is adopted.
+    once the store is claimed.
     """
     settle_place(database, here=True)
     unsynchronized = {"synchronize_session": False}
@@ -60,10 +60,10 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
         return identity.epoch
 
 
-def adopt_store(context: ServiceContext, attached: AttachedStore, actor: Actor, *, accept_loss: bool = False) -> Marker:
+def claim_store(context: ServiceContext, attached: AttachedStore, actor: Actor, *, accept_loss: bool = False) -> Marker:
     """Tells the store that it is this catalog's in this epoch; from then on the service changes it again.
 
-    Repeatable. Raises NotCheckedError without a check in this epoch, or where it found what adopting would lose and
+    Repeatable. Raises NotCheckedError without a check in this epoch, or where it found what claiming would lose and
     nobody has accepted that; and StoreError.
     """
     with context.database.transaction() as session:
@@ -83,13 +83,13 @@ def adopt_store(context: ServiceContext, attached: AttachedStore, actor: Actor, 
                 identity.went_back = None
         if not row.checked_whole and not accept_loss:
             raise NotCheckedError(
-                f"The check of {row.checked_at:%Y-%m-%d %H:%M} UTC found in the {attached.role} store what adopting "
-                "would lose. Look at what `holdfast catalog check` says, and mend it or adopt with --accept-loss."
+                f"The check of {row.checked_at:%Y-%m-%d %H:%M} UTC found in the {attached.role} store what claiming "
+                "would lose. Look at what `holdfast catalog check` says, and fix it or claim with --accept-loss."
             )
         record_event(
             session,
             actor,
-            "store.adopt",
+            "store.claim",
             before={"went_back": went_back} if went_back else None,
             after={"store": attached.role, "epoch": identity.epoch, "whole": row.checked_whole},
         )
@@ -108,5 +108,5 @@ def _refuse_what_was_lost(identity: CatalogIdentity, *, accept_loss: bool) -> No
     if not accept_loss:
         raise NotCheckedError(
             f"The database went back to an older state and has lost: {identity.went_back}. `holdfast catalog check` "
-            "names what is left of it beside the data. Rebuild the catalog from there, or adopt with --accept-loss."
+            "names what is left of it beside the data. Rebuild the catalog from there, or claim with --accept-loss."
         )

@@ -23,7 +23,8 @@ from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.errors import WentBackError
 from holdfast_service.stores.base import Capabilities, ObjectMissing, Store, StoreError, StoreNotOurs, StoreUnavailable
 
-# Which row of `stores` an opened store is, and whether the store agrees (protocol rules 5 and 34).
+# Which row of `stores` an opened store is, and whether the store agrees (rules fencing-token and
+# store-outage-degrades).
 #
 # A marker in the store names the catalog that owns it, that catalog's epoch and the row. So a store that was given
 # another address keeps its row, a clone's catalog cannot take production's objects for its own, and a mount that is
@@ -122,7 +123,7 @@ def probe_again(database: Database, store: Store, store_id: int) -> dict[str, tu
 def deletes_are_allowed(store: Store, identity_catalog_id: str, epoch: int) -> bool:
     """Whether the store agrees, right now, that it is this catalog's, in this epoch: asked before anything is deleted.
 
-    After a restore, a rebuild or a clone the epoch is higher than the store's, until an operator adopts the store.
+    After a restore, a rebuild or a clone the epoch is higher than the store's, until an operator claims the store.
     """
     try:
         marker = read_marker(store)
@@ -170,11 +171,11 @@ def _check(marker: Marker, identity: CatalogIdentity) -> None:
 
 
 # Whether a store is this catalog's, in this epoch: asked by the store itself before the service changes anything in it
-# (protocol rule 5).
+# (rule fencing-token).
 #
 # A clone of the catalog, one that was restored and one that was rebuilt must neither delete nor overwrite what the
 # store holds, whichever controller it is and whoever wrote it; so the question stands in the store's own writes and not
-# in each controller. After an operator's `store adopt` the answer is yes.
+# in each controller. After an operator's `store claim` the answer is yes.
 
 # A yes is good for so long: a collector asks for each object that it deletes.
 _FRESH_SECONDS = 10.0
@@ -231,7 +232,7 @@ class Ownership:
         if marker.epoch != self._epoch:
             return (
                 f"the store is in epoch {marker.epoch} and this catalog in {self._epoch}. "
-                "Run `holdfast catalog check`, then `holdfast store adopt`"
+                "Run `holdfast catalog check`, then `holdfast store claim`"
             )
         return None
 

@@ -12,37 +12,43 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import ControllerView, PauseController, WorkerView
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
-from holdfast_service.background.round import find_round, locked_row
+from holdfast_service.background.reconcile import find_loop, locked_row
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.operations import Controller, Worker
 from holdfast_service.errors import ProblemError
 from holdfast_service.work.processes import SILENT_AFTER
-from holdfast_service.work.report import Round
+from holdfast_service.work.report import ControllerLoop
 
 # How each controller is doing, for people: its row, and how much work waits for it now.
 
 
-def list_controllers(context: ServiceContext, rounds: Sequence[Round], caller: Principal) -> list[ControllerView]:
+def list_controllers(
+    context: ServiceContext, loops: Sequence[ControllerLoop], caller: Principal
+) -> list[ControllerView]:
     """Raises `forbidden` for a project's token."""
     caller.check_every_project()
     with context.database.read() as session:
-        return controller_views(session, context, rounds)
+        return controller_views(session, context, loops)
 
 
-def show_controller(context: ServiceContext, rounds: Sequence[Round], caller: Principal, name: str) -> ControllerView:
+def show_controller(
+    context: ServiceContext, loops: Sequence[ControllerLoop], caller: Principal, name: str
+) -> ControllerView:
     """Raises `forbidden` and `controller_not_found`."""
     caller.check_every_project()
-    each = find_round(rounds, name)
+    each = find_loop(loops, name)
     with context.database.read() as session:
         return controller_view(session, context, each)
 
 
-def controller_views(session: Session, context: ServiceContext, rounds: Sequence[Round]) -> list[ControllerView]:
-    return [controller_view(session, context, each) for each in rounds]
+def controller_views(
+    session: Session, context: ServiceContext, loops: Sequence[ControllerLoop]
+) -> list[ControllerView]:
+    return [controller_view(session, context, each) for each in loops]
 
 
-def controller_view(session: Session, context: ServiceContext, each: Round) -> ControllerView:
+def controller_view(session: Session, context: ServiceContext, each: ControllerLoop) -> ControllerView:
     now = database_now(session)
     row = session.scalar(select(Controller).where(Controller.name == each.name))
     backlog = each.backlog(session, context) if each.backlog is not None else None
@@ -61,10 +67,10 @@ def controller_view(session: Session, context: ServiceContext, each: Round) -> C
         failed=row.failed if row else 0,
         error=row.error if row else None,
         error_at=row.error_at if row else None,
-        last_round_at=row.ended_at if row else None,
+        last_pass_at=row.ended_at if row else None,
         report=row.report if row else None,
         report_at=row.report_at if row else None,
-        round_seconds=row.round_seconds if row else None,
+        pass_seconds=row.pass_seconds if row else None,
     )
 
 
@@ -75,16 +81,16 @@ def _lag_seconds(oldest_due_at: datetime | None, now: datetime) -> float:
 
 # What a person may tell a controller: pause, resume, run now. Each is an audit event, and twice is fine.
 #
-# A pause lets rounds under way end, and begins none. A run is done once, by whichever process is first.
+# A pause lets passes under way end, and begins none. A run is done once, by whichever process is first.
 
 
 def pause_controller(
-    context: ServiceContext, rounds: Sequence[Round], caller: Principal, name: str, request: PauseController
+    context: ServiceContext, loops: Sequence[ControllerLoop], caller: Principal, name: str, request: PauseController
 ) -> ControllerView:
     """One that is paused already gets the new reason. Raises `forbidden`, `controller_not_found` and
     `invalid_request`."""
     caller.check_every_project()
-    each = find_round(rounds, name)
+    each = find_loop(loops, name)
     if each.own:
         raise ProblemError(
             ProblemCode.INVALID_REQUEST,
@@ -108,10 +114,12 @@ def pause_controller(
         return controller_view(session, context, each)
 
 
-def resume_controller(context: ServiceContext, rounds: Sequence[Round], caller: Principal, name: str) -> ControllerView:
+def resume_controller(
+    context: ServiceContext, loops: Sequence[ControllerLoop], caller: Principal, name: str
+) -> ControllerView:
     """Raises `forbidden` and `controller_not_found`."""
     caller.check_every_project()
-    each = find_round(rounds, name)
+    each = find_loop(loops, name)
     with context.database.transaction() as session:
         row = locked_row(session, name)
         if row.paused_at is not None:
@@ -126,11 +134,13 @@ def resume_controller(context: ServiceContext, rounds: Sequence[Round], caller: 
         return controller_view(session, context, each)
 
 
-def run_controller(context: ServiceContext, rounds: Sequence[Round], caller: Principal, name: str) -> ControllerView:
-    """Asks for a round now. `run_requested_at` of the answer is the request; `run_answered_at` reaches it when its
-    round is over. Raises `forbidden`, `controller_not_found` and `controller_paused`."""
+def run_controller(
+    context: ServiceContext, loops: Sequence[ControllerLoop], caller: Principal, name: str
+) -> ControllerView:
+    """Asks for a pass now. `run_requested_at` of the answer is the request; `run_answered_at` reaches it when its
+    pass is over. Raises `forbidden`, `controller_not_found` and `controller_paused`."""
     caller.check_every_project()
-    each = find_round(rounds, name)
+    each = find_loop(loops, name)
     with context.database.transaction() as session:
         row = locked_row(session, name)
         if row.paused_at is not None:

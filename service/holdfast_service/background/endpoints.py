@@ -23,20 +23,20 @@ from holdfast_service.background.list_operations import cancel_operation, list_o
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
 from holdfast_service.web.guarded_route import GuardedRoute
-from holdfast_service.work.report import Round
+from holdfast_service.work.report import ControllerLoop
 
 # Routes of controllers and workers: for those who may look at, and change, the work for all projects.
 
 controllers_router = APIRouter(route_class=GuardedRoute, tags=["controllers"])
 
 
-def _rounds(request: Request) -> tuple[Round, ...]:
+def _loops(request: Request) -> tuple[ControllerLoop, ...]:
     """The controllers of this version: the application is told them, for they stand above this folder."""
-    rounds: tuple[Round, ...] = request.app.state.rounds
-    return rounds
+    loops: tuple[ControllerLoop, ...] = request.app.state.loops
+    return loops
 
 
-Rounds = Annotated[tuple[Round, ...], Depends(_rounds)]
+Loops = Annotated[tuple[ControllerLoop, ...], Depends(_loops)]
 Reader = Annotated[Principal, require(Scope.READ)]
 Operator = Annotated[Principal, require(Scope.OPERATE)]
 
@@ -44,30 +44,30 @@ Operator = Annotated[Principal, require(Scope.OPERATE)]
 @controllers_router.get(
     "/v1/controllers", summary="List the controllers: what is due, leased, done and failed, and their lag"
 )
-def list_all(context: Context, rounds: Rounds, caller: Reader) -> Page[ControllerView]:
-    return Page(items=list_controllers(context, rounds, caller))
+def list_all(context: Context, loops: Loops, caller: Reader) -> Page[ControllerView]:
+    return Page(items=list_controllers(context, loops, caller))
 
 
 @controllers_router.get("/v1/controllers/{name}", summary="Show a controller")
-def show(name: str, context: Context, rounds: Rounds, caller: Reader) -> ControllerView:
-    return show_controller(context, rounds, caller, name)
+def show(name: str, context: Context, loops: Loops, caller: Reader) -> ControllerView:
+    return show_controller(context, loops, caller, name)
 
 
 @controllers_router.post(
-    "/v1/controllers/{name}/pause", summary="Pause a controller: rounds under way end, and none begins"
+    "/v1/controllers/{name}/pause", summary="Pause a controller: passes under way end, and none begins"
 )
-def pause(name: str, body: PauseController, context: Context, rounds: Rounds, caller: Operator) -> ControllerView:
-    return pause_controller(context, rounds, caller, name, body)
+def pause(name: str, body: PauseController, context: Context, loops: Loops, caller: Operator) -> ControllerView:
+    return pause_controller(context, loops, caller, name, body)
 
 
 @controllers_router.post("/v1/controllers/{name}/resume", summary="Let a paused controller go on")
-def resume(name: str, context: Context, rounds: Rounds, caller: Operator) -> ControllerView:
-    return resume_controller(context, rounds, caller, name)
+def resume(name: str, context: Context, loops: Loops, caller: Operator) -> ControllerView:
+    return resume_controller(context, loops, caller, name)
 
 
-@controllers_router.post("/v1/controllers/{name}/run", summary="Ask for a round of a controller now, in one process")
-def run(name: str, context: Context, rounds: Rounds, caller: Operator) -> ControllerView:
-    return run_controller(context, rounds, caller, name)
+@controllers_router.post("/v1/controllers/{name}/run", summary="Ask for a pass of a controller now, in one process")
+def run(name: str, context: Context, loops: Loops, caller: Operator) -> ControllerView:
+    return run_controller(context, loops, caller, name)
 
 
 @controllers_router.get("/v1/workers", summary="List the processes that serve or work")

@@ -16,7 +16,7 @@ from holdfast_protocol.service import ControllerView
 from holdfast_service.background.controllers import controller_views
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
-from holdfast_service.work.report import Round
+from holdfast_service.work.report import ControllerLoop
 
 CACHE_SECONDS = 10.0
 
@@ -28,16 +28,16 @@ _GAUGES: tuple[tuple[str, str, Callable[[ControllerView], float | None]], ...] =
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ControllerView], float]], ...] = (
     ("done", "Rows that the controller has settled, since the catalog was made.", lambda view: view.done),
-    ("failed", "How often a row or a round of the controller failed.", lambda view: view.failed),
+    ("failed", "How often a row or a pass of the controller failed.", lambda view: view.failed),
 )
 
 
 class ControllerNumbers(Collector):
     """Registered once per application."""
 
-    def __init__(self, context: ServiceContext, rounds: Sequence[Round]) -> None:
+    def __init__(self, context: ServiceContext, loops: Sequence[ControllerLoop]) -> None:
         self._context = context
-        self._rounds = rounds
+        self._loops = loops
         self._lock = threading.Lock()
         self._read_at = float("-inf")
         self._views: list[ControllerView] = []
@@ -66,7 +66,7 @@ class ControllerNumbers(Collector):
             if time.monotonic() - self._read_at >= CACHE_SECONDS:
                 try:
                     with self._context.database.read() as session:
-                        self._views = controller_views(session, self._context, self._rounds)
+                        self._views = controller_views(session, self._context, self._loops)
                 except ProblemError:  # the process's own metrics must still be shown
                     self._views = []
                 self._read_at = time.monotonic()

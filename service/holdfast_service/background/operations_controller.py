@@ -23,7 +23,7 @@ from holdfast_service.db.tables.operations import Controller, Operation
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.operations import Handler, HandlerStopped, LeaseLost, OperationCancelled, OperationRun
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 # How a try of an operation ended, written only while its lease is still the one that was given (`lease_token`).
 
@@ -185,7 +185,7 @@ def _given_up(found: Operation) -> str:
     )
 
 
-# One round of the controller `operations`: claims what is due, one after the other, and runs its handler.
+# One pass of the controller `operations`: claims what is due, one after the other, and runs its handler.
 #
 # Every process has a few threads that do this, so a drill of an hour keeps no other operation waiting. A process that
 # is killed leaves its lease, which runs out; one that is asked to end gives its operation back.
@@ -194,12 +194,12 @@ _log = structlog.get_logger("holdfast.operations")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationsReport(RoundReport):
+class OperationsReport(ReconcileReport):
     cancelled: int = 0
     again: int = 0
 
 
-def tick(context: ServiceContext, *, kinds: Mapping[str, Handler]) -> OperationsReport:
+def reconcile(context: ServiceContext, *, kinds: Mapping[str, Handler]) -> OperationsReport:
     """Until none is due, or the process is asked to end. `kinds` are those that it can carry out; others wait for a
     process that can."""
     report = OperationsReport()

@@ -1,8 +1,9 @@
 """Every controller, and the threads that run them: beside the requests, or in a `holdfast worker`.
 
-The catalog's rows are the work, so nothing is queued here and nothing is lost with a process. A controller's round is
-`tick(context)`; whether one begins, and what becomes of it, is in `background/round.py`. Each has a thread of its own
-in every process, because a long round of one (reading bytes, deleting) would look like downtime to the reaper.
+The catalog's rows are the work, so nothing is queued here and nothing is lost with a process. A controller's pass is
+`reconcile(context)`; whether one begins, and what becomes of it, is in `background/reconcile.py`. Each has a thread
+of its own in every process, because a long pass of one (reading bytes, deleting) would look like downtime to the
+reaper.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_service.background import operations_controller as operations
 from holdfast_service.background.operation_kinds import OPERATION_KINDS
-from holdfast_service.background.round import run_round
+from holdfast_service.background.reconcile import run_pass
 from holdfast_service.collect import controller as collect
 from holdfast_service.collect import sweep_controller as sweep
 from holdfast_service.context import ServiceContext
@@ -37,7 +38,7 @@ from holdfast_service.settings import ServiceSettings
 from holdfast_service.tiers import controller as tiers
 from holdfast_service.webhooks import controller as webhooks
 from holdfast_service.work.processes import Presence, ProcessKind
-from holdfast_service.work.report import Backlog, Round, RoundReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
 _log = structlog.get_logger("holdfast.background")
 
@@ -50,29 +51,29 @@ _OPERATION_THREADS = 4
 _WEBHOOK_THREADS = 2
 
 
-def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
+def loops_of(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
     """Every controller of the service."""
     interval = settings.controller_interval_seconds
     return (
         _controller("reap", interval, abandoned_uploads),
-        _controller("attend", interval, silent_attempts),
-        Round("stores", interval, _watch_stores, own=True),
-        Round("records", interval, records.tick, records.backlog),
+        _controller("liveness", interval, silent_attempts),
+        ControllerLoop("stores", interval, _watch_stores, own=True),
+        ControllerLoop("records", interval, records.reconcile, records.backlog),
         _controller("prove", interval, verify),
         _controller("scrub", interval, scrub),
-        _controller("heal", interval * repair.EVERY_ROUNDS, repair),
+        _controller("repair", interval * repair.EVERY_ROUNDS, repair),
         _controller("holds", interval * _HOLDS_EVERY_ROUNDS, holds),
         _controller("replicate", interval, replicate),
-        Round(
+        ControllerLoop(
             "operations",
             interval,
-            partial(operations.tick, kinds=OPERATION_KINDS),
+            partial(operations.reconcile, kinds=OPERATION_KINDS),
             operations.backlog,
             threads=_OPERATION_THREADS,
         ),
         _controller("retention", settings.retention_interval_seconds, retention),
         _controller("purge", interval * purge.EVERY_ROUNDS, purge),
-        Round("webhooks", interval, webhooks.tick, webhooks.backlog, threads=_WEBHOOK_THREADS),
+        ControllerLoop("webhooks", interval, webhooks.reconcile, webhooks.backlog, threads=_WEBHOOK_THREADS),
         _controller("tiers", interval * tiers.EVERY_ROUNDS, tiers),
         _controller("collect", interval * _COLLECT_EVERY_ROUNDS, collect),
         _controller("sweep", interval * _COLLECT_EVERY_ROUNDS, sweep, sole=True),
@@ -82,24 +83,24 @@ def rounds_of(settings: ServiceSettings) -> tuple[Round, ...]:
 class Controller(Protocol):
     """A module with these two functions."""
 
-    def tick(self, context: ServiceContext) -> RoundReport: ...
+    def reconcile(self, context: ServiceContext) -> ReconcileReport: ...
 
     def backlog(self, session: Session, context: ServiceContext) -> Backlog: ...
 
 
-def _controller(name: str, interval_seconds: float, module: Controller, *, sole: bool = False) -> Round:
-    return Round(name, interval_seconds, module.tick, module.backlog, sole=sole)
+def _controller(name: str, interval_seconds: float, module: Controller, *, sole: bool = False) -> ControllerLoop:
+    return ControllerLoop(name, interval_seconds, module.reconcile, module.backlog, sole=sole)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoresReport(RoundReport):
+class StoresReport(ReconcileReport):
     """`away`: the roles whose store this process cannot use now."""
 
     away: tuple[str, ...] = ()
 
 
 def _watch_stores(context: ServiceContext) -> StoresReport:
-    problems = {attached.role.value: attached.watch.tick() for attached in context.stores}
+    problems = {attached.role.value: attached.watch.reconcile() for attached in context.stores}
     settle_history(context)  # so a process without traffic notices it too
     away = tuple(role for role, problem in problems.items() if problem is not None)
     return StoresReport(away=away, error=next((f"{role}: {problems[role]}" for role in away), None))
@@ -109,14 +110,14 @@ class Background:
     """Start once, stop once. A process that leaves the controllers to others still looks after itself."""
 
     def __init__(
-        self, context: ServiceContext, rounds: Sequence[Round], kind: ProcessKind, *, controllers: bool = True
+        self, context: ServiceContext, loops: Sequence[ControllerLoop], kind: ProcessKind, *, controllers: bool = True
     ) -> None:
         self._context = context
         self._presence = Presence(context, kind)
         self._history = HistoryKeeper(context)
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name=f"holdfast-{each.name}", daemon=True)
-            for each in rounds
+            for each in loops
             if controllers or each.own
             for _ in range(each.threads)
         ]
@@ -130,7 +131,7 @@ class Background:
 
     def stop(self, *, timeout_seconds: float) -> bool:
         """Lets the steps in hand end, waiting so long for all together. False if one still runs: it may be cut off, for
-        every step of a round may run twice."""
+        every step of a pass may run twice."""
         self._context.stopping.set()
         deadline = time.monotonic() + timeout_seconds
         for thread in self._threads:
@@ -138,18 +139,18 @@ class Background:
         self._presence.leave()
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _run(self, each: Round) -> None:
+    def _run(self, each: ControllerLoop) -> None:
         stopping = self._context.stopping
-        # Rounds are further apart, but somebody may want one now. When a sole round is due the catalog says.
+        # Passes are further apart, but somebody may want one now. When a sole pass is due the catalog says.
         look_every = min(each.interval_seconds, self._context.settings.controller_interval_seconds)
         due_at = float("-inf")
         while not stopping.is_set():
             try:
                 due = each.sole or time.monotonic() >= due_at
-                if run_round(self._context, each, due=due, keeping=self._presence.keeping) is not None:
+                if run_pass(self._context, each, due=due, keeping=self._presence.keeping) is not None:
                     due_at = time.monotonic() + each.interval_seconds
             except ProblemError as error:  # the database is away
-                _log.warning("round_failed", controller=each.name, error=error.detail)
+                _log.warning("pass_failed", controller=each.name, error=error.detail)
             except Exception:
-                _log.exception("round_failed", controller=each.name)
+                _log.exception("pass_failed", controller=each.name)
             stopping.wait(look_every)

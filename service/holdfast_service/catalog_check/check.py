@@ -10,8 +10,8 @@ from sqlalchemy import select, update
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import CatalogCheck, CheckCatalog, StoreCheck
-from holdfast_service.attached_stores.adopt import attached_with
 from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.attached_stores.claim import attached_with
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog_check.compare_copies import CopyCheck, compare_copies
@@ -25,7 +25,7 @@ from holdfast_service.stores.base import StoreError
 from holdfast_service.work.operations import OperationRun, start_operation
 
 # One store against the catalog, both ways. What came of it is kept with the store: only after a check in this epoch
-# may it be adopted (protocol rule 5).
+# may it be claimed (rule fencing-token).
 
 # How much was looked at, and what is looked at now.
 Progress = Callable[[int, str], None]

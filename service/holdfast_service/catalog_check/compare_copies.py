@@ -1,6 +1,6 @@
 """Rows against objects in one store. The listing is read once; rows are ticked off in a bitmap, for there may be tens
 of millions. What is missing or has another size is asked for by itself, under a lease, before anything is marked: the
-collector may have been at it meanwhile, and a store that is not ours proves nothing (protocol rule 22).
+collector may have been at it meanwhile, and a store that is not ours proves nothing (rule report-is-suspicion).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from holdfast_service.records.documents import (
 from holdfast_service.records.scanning import FoundRecord, read_record, scan_records
 from holdfast_service.records.writing import RECORDED_STATES, is_always_recorded, is_subject
 
-# What a record says against what the catalog says, field by field (protocol rule 42).
+# What a record says against what the catalog says, field by field (rule index-names-its-save).
 #
 # What never changes of a commit has to be the same in every version of its record, and in its manifest. The rest has to
 # be the same where record and row have the same version: what the service did not change keeps its version.
@@ -146,7 +146,8 @@ def _short(value: Any) -> str:
 
 
 # The catalog against the records in one store. What is missing, old or damaged is made due again, and the outbox
-# writes it; what the catalog does not know is only told: it is all that is left of it (protocol rules 5 and 30).
+# writes it; what the catalog does not know is only told: it is all that is left of it (rules fencing-token and
+# record-outbox).
 
 _BATCH = 500
 _MODELS: dict[RecordKind, type[ProjectRecord | RunRecord | CheckpointRecord]] = {
@@ -222,7 +223,7 @@ def _difference(
     is_ours: bool,
     deep: bool,
 ) -> _Difference:
-    """How a subject that the catalog has stands in the store. What is due is written in the next round if the store
+    """How a subject that the catalog has stands in the store. What is due is written in the next pass if the store
     `is_ours`; if not, only the catalog knows it, and nobody may throw that away unawares."""
     if known.state in _GOING:
         left = record is not None and not record.removed and record.versions

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from holdfast_protocol.base import Page
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import Scope, StoreRole
-from holdfast_protocol.stores import AdoptStore, CheckCatalog, StoreView
-from holdfast_service.attached_stores.adopt import adopt, list_stores
+from holdfast_protocol.stores import CheckCatalog, ClaimStore, StoreView
+from holdfast_service.attached_stores.claim import claim, list_stores
 from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog_check.check import start_check
@@ -30,8 +30,8 @@ def check(body: CheckCatalog, context: Context, caller: Annotated[Principal, req
     return start_check(context, caller, body)
 
 
-@router.post("/v1/stores/{role}/adopt", summary="Take a store for this catalog's in this epoch, after a check")
-def adopt_store(
-    role: StoreRole, body: AdoptStore, context: Context, caller: Annotated[Principal, require(Scope.ADMIN)]
+@router.post("/v1/stores/{role}/claim", summary="Take a store for this catalog's in this epoch, after a check")
+def claim_store(
+    role: StoreRole, body: ClaimStore, context: Context, caller: Annotated[Principal, require(Scope.ADMIN)]
 ) -> StoreView:
-    return adopt(context, caller, role, body)
+    return claim(context, caller, role, body)

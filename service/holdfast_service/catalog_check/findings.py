@@ -9,27 +9,27 @@ from holdfast_protocol.stores import CheckFinding, FindingKind
 _EXAMPLES = 20
 
 _ONLY_HERE = (
-    "Only this database knows that. Adopting the store has it written; a rebuild from the store alone loses it. Give "
+    "Only this database knows that. Claiming the store has it written; a rebuild from the store alone loses it. Give "
     "the rebuild this database too: `holdfast catalog rebuild --with-database URL`"
 )
-# What is there, what to do, and whether adopting the store would lose it.
+# What is there, what to do, and whether claiming the store would lose it.
 _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
     FindingKind.MISSING_OBJECTS: (
         "copies in the catalog have no object in the store",
-        "They are marked bad, and so are the checkpoints that need them; what another store has is healed from there. "
-        "`holdfast bad-copies` lists them",
+        "They are marked bad, and so are the checkpoints that need them; what another store has is repaired from "
+        "there. `holdfast bad-copies` lists them",
         False,
     ),
     FindingKind.WRONG_SIZES: (
         "objects have another size than the catalog says",
-        "They are marked bad, and so are the checkpoints that need them; what another store has is healed from there. "
-        "`holdfast bad-copies` lists them",
+        "They are marked bad, and so are the checkpoints that need them; what another store has is repaired from "
+        "there. `holdfast bad-copies` lists them",
         False,
     ),
     FindingKind.DAMAGED_COPIES: (
         "copies were read and are not their chunk",
-        "They are marked bad, and so are the checkpoints that need them; what another store has is healed from there. "
-        "`holdfast bad-copies` lists them",
+        "They are marked bad, and so are the checkpoints that need them; what another store has is repaired from "
+        "there. `holdfast bad-copies` lists them",
         False,
     ),
     FindingKind.UNKNOWN_OBJECTS: (
@@ -39,50 +39,50 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
     ),
     FindingKind.MISSING_RECORDS: (
         "checkpoints, runs or projects have no record beside the data",
-        "They are due again: the controller `records` writes them in its next round",
+        "They are due again: the controller `records` writes them in its next pass",
         False,
     ),
     FindingKind.OLD_RECORDS: (
         "records are older than the catalog thinks",
-        "They are due again: the controller `records` writes them in its next round",
+        "They are due again: the controller `records` writes them in its next pass",
         False,
     ),
     FindingKind.DIFFERENT_RECORDS: (
         "fields of the catalog are not what the records say: its rows were changed by something else than the service",
         "Believe the records: `holdfast catalog rebuild` into an empty database brings back what they say. Trainers "
-        "refuse a checkpoint with another run, step or world size than its ranks sealed. Adopting the store gives the "
+        "refuse a checkpoint with another run, step or world size than its ranks sealed. Claiming the store gives the "
         "records up",
         True,
     ),
     FindingKind.DAMAGED_RECORDS: (
         "records cannot be read",
-        "They are due again: the controller `records` writes them in its next round",
+        "They are due again: the controller `records` writes them in its next pass",
         False,
     ),
     FindingKind.UNKNOWN_RECORDS: (
         "records speak of what the catalog does not know: it was restored from before they were written, or is not the "
         "store's",
-        "`holdfast catalog rebuild` into an empty database brings them back. Adopting the store gives them up",
+        "`holdfast catalog rebuild` into an empty database brings them back. Claiming the store gives them up",
         True,
     ),
     FindingKind.BEGUN_RECORDS: (
         "records of checkpoints that the catalog does not know were begun and not ended",
         "They may have been commits, and no record says of which run or step: a rebuild cannot bring them back, only "
-        "the database that knew them can. Adopting the store gives up their chunks",
+        "the database that knew them can. Claiming the store gives up their chunks",
         True,
     ),
     FindingKind.NEWER_RECORDS: (
         "records are newer than the catalog: it was restored from before they were written",
-        "`holdfast catalog rebuild` into an empty database brings their state back. Adopting the store gives it up",
+        "`holdfast catalog rebuild` into an empty database brings their state back. Claiming the store gives it up",
         True,
     ),
     FindingKind.UNRECORDED: (
-        "checkpoints, runs or projects have no record yet, and nothing is written into a store that is not adopted",
+        "checkpoints, runs or projects have no record yet, and nothing is written into a store that is not claimed",
         _ONLY_HERE,
         False,
     ),
     FindingKind.OUTDATED_RECORDS: (
-        "records are older than the catalog, and nothing is written into a store that is not adopted",
+        "records are older than the catalog, and nothing is written into a store that is not claimed",
         _ONLY_HERE,
         False,
     ),
@@ -94,7 +94,7 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
     ),
     FindingKind.LEFT_RECORDS: (
         "records of purged checkpoints were left behind",
-        "The controller `records` removes them in its next round",
+        "The controller `records` removes them in its next pass",
         False,
     ),
     FindingKind.FOREIGN_RECORDS: (

@@ -1,5 +1,5 @@
-"""One round of the collector, over every attached store. Nothing is deleted unless the store itself says that it is
-this catalog's, in this epoch: a cloned staging database must never delete production's objects (protocol rule 5)."""
+"""One pass of the collector, over every attached store. Nothing is deleted unless the store itself says that it is
+this catalog's, in this epoch: a cloned staging database must never delete production's objects (rule fencing-token)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.operations import CollectCandidate
 from holdfast_service.records.history import keep_history
 from holdfast_service.stores.base import MountedStore, StoreError
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 _BATCHES_PER_ROUND = 100
 
 
 @dataclass(frozen=True)
-class CollectReport(RoundReport):
+class CollectReport(ReconcileReport):
     """`done`: copies whose bytes went. `failed`: those that a store did not let go; they are tried again.
     `skipped_stores`: where nothing may be deleted now, and why."""
 
@@ -38,14 +38,14 @@ class CollectReport(RoundReport):
     skipped_stores: tuple[str, ...] = ()
 
 
-def tick(context: ServiceContext) -> CollectReport:
+def reconcile(context: ServiceContext) -> CollectReport:
     return collect(context)
 
 
 def collect(
     context: ServiceContext, *, whole: bool = False, on_step: Callable[[int], object] = lambda _: None
 ) -> CollectReport:
-    """`whole`: with a full look at every copy first, as a person who asks for a round wants it. `on_step` is told how
+    """`whole`: with a full scan at every copy first, as a person who asks for a pass wants it. `on_step` is told how
     many copies went so far, and may raise to end it."""
     ready = ready_stores(context)
     drop_past_references(context)

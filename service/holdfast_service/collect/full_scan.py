@@ -1,4 +1,4 @@
-"""The full look: all copies of a store, a portion of their ids in each round, once in a while.
+"""The full scan: all copies of a store, a portion of their ids in each pass, once in a while.
 
 Candidates are left by whoever takes a reference away; this finds what nobody left: two copies where one is enough, what
 a crash between two transactions forgot, what an older version never told of. It only leaves candidates.
@@ -19,7 +19,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import leave_candidates, leave_selected
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Chunk, ChunkList, Copy, Shard
-from holdfast_service.db.tables.operations import CollectCandidate, StoreCare
+from holdfast_service.db.tables.operations import CollectCandidate, StoreMaintenance
 
 ROWS = 20_000
 
@@ -27,26 +27,26 @@ ROWS = 20_000
 def look_on(context: ServiceContext, store_id: int) -> None:
     """One portion, if a look is due or under way."""
     with context.database.transaction() as session:
-        care = _care(session, store_id)
+        maintenance = _maintenance(session, store_id)
         now = database_now(session)
-        if care.looked_copy_id is None:
-            period = timedelta(seconds=context.settings.collect_full_look_seconds)
-            if care.look_began_at is not None and care.look_began_at + period > now:
+        if maintenance.scanned_copy_id is None:
+            period = timedelta(seconds=context.settings.collect_full_scan_seconds)
+            if maintenance.scan_began_at is not None and maintenance.scan_began_at + period > now:
                 return
-            _set(session, store_id, look_began_at=now, looked_copy_id=0)
-        after = care.looked_copy_id or 0
+            _set(session, store_id, scan_began_at=now, scanned_copy_id=0)
+        after = maintenance.scanned_copy_id or 0
     last = _look(context, store_id, after)
     with context.database.transaction() as session:
         # Another process may have looked at the same portion: it is noted once, and both have left the same chunks.
         session.execute(
-            update(StoreCare)
-            .where(StoreCare.store_id == store_id, StoreCare.looked_copy_id == after)
-            .values(looked_copy_id=last)
+            update(StoreMaintenance)
+            .where(StoreMaintenance.store_id == store_id, StoreMaintenance.scanned_copy_id == after)
+            .values(scanned_copy_id=last)
         )
 
 
 def look_at_all(context: ServiceContext, store_id: int, on_portion: Callable[[], object]) -> None:
-    """The whole look at once, for a person who asks for it, and once more at what was put off. `on_portion` is called
+    """The whole scan at once, for a person who asks for it, and once more at what was deferred. `on_portion` is called
     after each portion, and may raise to end it."""
     after: int | None = 0
     while after is not None:
@@ -97,13 +97,13 @@ def _look_beside_copies(context: ServiceContext) -> None:
         leave_selected(session, select(Chunk.id).where(~exists().where(Copy.chunk_id == Chunk.id)))
 
 
-def _care(session: Session, store_id: int) -> StoreCare:
-    insert_absent(session, StoreCare, [{"store_id": store_id}])
-    return session.get_one(StoreCare, store_id, populate_existing=True)
+def _maintenance(session: Session, store_id: int) -> StoreMaintenance:
+    insert_absent(session, StoreMaintenance, [{"store_id": store_id}])
+    return session.get_one(StoreMaintenance, store_id, populate_existing=True)
 
 
 def _set(session: Session, store_id: int, **values: object) -> None:
     session.execute(
-        update(StoreCare).where(StoreCare.store_id == store_id).values(**values),
+        update(StoreMaintenance).where(StoreMaintenance.store_id == store_id).values(**values),
         execution_options={"synchronize_session": False},
     )

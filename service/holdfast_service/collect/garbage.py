@@ -23,14 +23,14 @@ from holdfast_service.records.history import settle_history
 from holdfast_service.records.writing import remove_due_records
 from holdfast_service.stores.base import StoreError, StoreNotOurs
 
-# Which copies may go (protocol rules 24, 25, 28 and 29). Asked twice: to find candidates, and again under the chunk's
-# lock.
+# Which copies may go (rules mark-before-delete, late-put-window, row-before-copy and holds-outrank). Asked twice: to
+# find candidates, and again under the chunk's lock.
 #
 # A copy may go when no PUT into it can land any more, no upload relies on it, nobody is at work on its chunk, the store
 # was told of no hold on it, and either nothing needs its chunk or another copy in the same store serves everybody.
 
 # What is in the trash can come back, so its chunks stay; and until a purge has removed the checkpoint's record from
-# every store, a catalog that is rebuilt from one of them would promise the chunks again (protocol rule 30).
+# every store, a catalog that is rebuilt from one of them would promise the chunks again (rule record-outbox).
 LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED, CheckpointState.TRASHED, CheckpointState.DELETING)
 # Still to be written: good for nobody but the one who writes it.
 UNWRITTEN = (CopyState.PENDING, CopyState.COPYING)
@@ -119,12 +119,12 @@ def another_serves_everybody() -> ColumnElement[bool]:
 
 
 def _read_since(other: type[Copy]) -> ColumnElement[bool]:
-    """And healing has said so (`healed_at`, with an event), which it could not once the bad one is gone."""
-    return and_(Copy.healed_at.is_not(None), other.proof == Proof.READ, other.read_after >= Copy.damage)
+    """And repairing has said so (`repaired_at`, with an event), which it could not once the bad one is gone."""
+    return and_(Copy.repaired_at.is_not(None), other.proof == Proof.READ, other.read_after >= Copy.damage)
 
 
 # From which stores anything may be deleted now: those that say, when they are asked, that they are this catalog's in
-# this epoch (protocol rule 5). One that is away or foreign blocks only itself.
+# this epoch (rule fencing-token). One that is away or foreign blocks only itself.
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +159,9 @@ def why_not(context: ServiceContext, attached: AttachedStore) -> str | None:
         settle_history(context)
         allowed = deletes_are_allowed(attached.store, context.catalog_id, context.epoch)
         if allowed:
-            remove_due_records(context, attached)  # before any chunk (rule 30); it may have been away until now
+            remove_due_records(
+                context, attached
+            )  # before any chunk (rule record-outbox); it may have been away until now
     except WentBackError as error:
         return error.detail
     except (ForeignStoreError, StoreNotOurs) as error:

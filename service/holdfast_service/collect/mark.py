@@ -22,7 +22,7 @@ from holdfast_service.db.tables.core import Chunk, ChunkListEntry, Copy, ShardCh
 from holdfast_service.db.tables.operations import CollectCandidate
 from holdfast_service.stores.base import ObjectKey, StoreError
 
-# Marks copies as `deleting` and drops chunks that are gone, in one transaction (protocol rule 24).
+# Marks copies as `deleting` and drops chunks that are gone, in one transaction (rule mark-before-delete).
 #
 # The order is the guard: the chunks are locked FOR UPDATE, which waits for nobody and which a writer's FOR KEY SHARE
 # excludes; then their copies, which holds off whoever reads one again; what may go is asked in a LATER statement, which
@@ -157,11 +157,11 @@ def _settle_candidates(session: Session, question: Question, candidates: Sequenc
     session.execute(
         delete(CollectCandidate).where(CollectCandidate.chunk_id.in_(over)), execution_options=_UNSYNCHRONIZED
     )
-    _put_off(session, question, set(candidates) - over, set(locked))
+    _defer(session, question, set(candidates) - over, set(locked))
     return len(forgotten)
 
 
-def _put_off(session: Session, question: Question, chunk_ids: Collection[int], locked: Collection[int]) -> None:
+def _defer(session: Session, question: Question, chunk_ids: Collection[int], locked: Collection[int]) -> None:
     if not chunk_ids:
         return
     tickets = session.execute(

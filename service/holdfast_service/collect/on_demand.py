@@ -1,4 +1,4 @@
-"""What a person starts: a round of the collector now, and a sweep. Each is an operation of the catalog, which a worker
+"""What a person starts: a pass of the collector now, and a sweep. Each is an operation of the catalog, which a worker
 carries out."""
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from sqlalchemy import select
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import Scope, StoreRole
-from holdfast_protocol.stores import CollectionRound, StartSweep, StoreSweep, SweepReport
+from holdfast_protocol.stores import CollectionPass, StartSweep, StoreSweep, SweepReport
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.auth.principal import Principal
 from holdfast_service.collect.controller import collect
 from holdfast_service.collect.sweep import sweep_store
 from holdfast_service.context import ServiceContext
-from holdfast_service.db.tables.operations import StoreCare
+from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.operations import OperationRun, start_operation
@@ -35,7 +35,7 @@ def start_collection(context: ServiceContext, caller: Principal) -> OperationVie
 def run_collection(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
     run.progress(note="looking at every copy")
     report = collect(context, whole=True, on_step=lambda copies: run.progress(done=copies))
-    return CollectionRound(
+    return CollectionPass(
         deleted_copies=report.done,
         deleted_bytes=report.deleted_bytes,
         kept_copies=report.failed,
@@ -93,9 +93,11 @@ def last_sweeps(context: ServiceContext, caller: Principal) -> SweepReport:
     caller.check_every_project()
     with context.database.read() as session:
         found = session.scalars(
-            select(StoreCare).where(StoreCare.store_id.in_(context.store_ids), StoreCare.sweep.is_not(None))
+            select(StoreMaintenance).where(
+                StoreMaintenance.store_id.in_(context.store_ids), StoreMaintenance.sweep.is_not(None)
+            )
         )
-        return SweepReport(stores=[StoreSweep.model_validate(care.sweep) for care in found])
+        return SweepReport(stores=[StoreSweep.model_validate(maintenance.sweep) for maintenance in found])
 
 
 def _wanted(context: ServiceContext, role: StoreRole | None) -> list[AttachedStore]:

@@ -1,9 +1,9 @@
-"""Drops what checkpoints refer to that are over: aborted, or deleted with their record gone (protocol rule 30).
+"""Drops what checkpoints refer to that are over: aborted, or deleted with their record gone (rule record-outbox).
 
     references of an upload -> the shard's list -> lists that no shard has
 
 The chunks are left as candidates in the very transaction that drops the last reference: a crash leaks nothing. Each
-step may be cut short, and the next round goes on.
+step may be cut short, and the next pass goes on.
 """
 
 from __future__ import annotations

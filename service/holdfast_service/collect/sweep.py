@@ -26,7 +26,7 @@ from holdfast_service.copies.predicates import object_key
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Chunk, Copy, Project
-from holdfast_service.db.tables.operations import StoreCare
+from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import MountedStore, ObjectKey, ObjectMissing, StoredObject, StoreRefused
 
@@ -184,8 +184,8 @@ class SweepLease:
 
     def __enter__(self) -> SweepLease:
         with self._context.database.transaction() as session:
-            insert_absent(session, StoreCare, [{"store_id": self._attached.store_id}])
-            self._token = lease.claim(session, StoreCare, self._mine, seconds=self._seconds)
+            insert_absent(session, StoreMaintenance, [{"store_id": self._attached.store_id}])
+            self._token = lease.claim(session, StoreMaintenance, self._mine, seconds=self._seconds)
         if self._token is None:
             raise self._busy()
         self._renewed_at = time.monotonic()
@@ -196,14 +196,14 @@ class SweepLease:
         if time.monotonic() - self._renewed_at < self._seconds / 4:
             return
         with self._context.database.transaction() as session:
-            if not lease.renew(session, StoreCare, str(self._token), self._mine, seconds=self._seconds):
+            if not lease.renew(session, StoreMaintenance, str(self._token), self._mine, seconds=self._seconds):
                 raise self._busy()
         self._renewed_at = time.monotonic()
 
     def settle(self, session: Session, sweep: dict[str, Any]) -> None:
         session.execute(
-            update(StoreCare)
-            .where(StoreCare.store_id == self._attached.store_id)
+            update(StoreMaintenance)
+            .where(StoreMaintenance.store_id == self._attached.store_id)
             .values(swept_at=database_now(session), sweep=sweep),
             execution_options=_UNSYNCHRONIZED,
         )
@@ -212,11 +212,11 @@ class SweepLease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._context.database.transaction() as session:
-            lease.give_back(session, StoreCare, str(self._token), self._mine)
+            lease.give_back(session, StoreMaintenance, str(self._token), self._mine)
 
     @property
     def _mine(self) -> ColumnElement[bool]:
-        return StoreCare.store_id == self._attached.store_id
+        return StoreMaintenance.store_id == self._attached.store_id
 
     def _busy(self) -> ProblemError:
         return ProblemError(
@@ -228,7 +228,7 @@ class SweepLease:
 # The sweep of one store: its listing against the catalog, orphans deleted, missing objects handed over.
 #
 # 1. list      every project, wholly: any error ends the sweep, for what is not listed looks missing or deletable
-# 2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (protocol rule 25)
+# 2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (rule late-put-window)
 # 3. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
 #              of the store or of a project (sweep.py)
 # 4. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes

@@ -14,16 +14,16 @@ from holdfast_service.audit.record import Actor
 from holdfast_service.collect.sweep import sweep_store
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.operations import StoreCare
+from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 _ACTOR = Actor.controller("sweep")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepRound(RoundReport):
+class SweepPass(ReconcileReport):
     """`done`: stores that were swept; `deleted` orphans; `missing` objects, handed over."""
 
     deleted: int = 0
@@ -35,7 +35,7 @@ class _ProcessEndsError(Exception):
     """This process was asked to end in the middle of a listing."""
 
 
-def tick(context: ServiceContext) -> SweepRound:
+def reconcile(context: ServiceContext) -> SweepPass:
     """An outage of one store keeps no other from being swept."""
     with context.database.read() as session:
         due = _due(session, context)
@@ -61,7 +61,7 @@ def tick(context: ServiceContext) -> SweepRound:
         done, deleted, size = done + 1, deleted + report.deleted, size + report.deleted_bytes
         missing += sum(one.missing for one in report.projects)
         error = report.stopped or error
-    return SweepRound(done=done, failed=failed, error=error, deleted=deleted, deleted_bytes=size, missing=missing)
+    return SweepPass(done=done, failed=failed, error=error, deleted=deleted, deleted_bytes=size, missing=missing)
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
@@ -72,7 +72,9 @@ def _due(session: Session, context: ServiceContext) -> list[AttachedStore]:
     before = database_now(session) - timedelta(seconds=context.settings.sweep_interval_seconds)
     swept = set(
         session.scalars(
-            select(StoreCare.store_id).where(StoreCare.store_id.in_(context.store_ids), StoreCare.swept_at > before)
+            select(StoreMaintenance.store_id).where(
+                StoreMaintenance.store_id.in_(context.store_ids), StoreMaintenance.swept_at > before
+            )
         )
     )
     return [attached for attached in context.stores if attached.store_id not in swept]

@@ -1,5 +1,5 @@
-"""A chunk's bytes go from one of its copies to another store, or to another storage class. Healing, second stores and
-tiers all use it (protocol rule 28).
+"""A chunk's bytes go from one of its copies to another store, or to another storage class. Repairing, second stores and
+tiers all use it (rule row-before-copy).
 
     begin_copy (under the chunk's lock: a `copying` row with a lease, the best source)
       -> move_bytes (no transaction: read, prove, write under the copy's own generation, ask the target what it has)

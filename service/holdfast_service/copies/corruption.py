@@ -100,7 +100,7 @@ def _users(chunk_ids: Collection[int]) -> CompoundSelect[tuple[str]]:
     return union(sealed, negotiated)
 
 
-def heal_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bool:
+def repair_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bool:
     """Takes the mark away if every chunk has a copy to rely on in some store, one that was read since damage was found.
     Whether it did; if not, it keeps a chunk that stands in the way, so that nobody looks again before that has changed.
     """
@@ -129,7 +129,7 @@ def heal_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bool
     if lost is not None:
         return False
     health, reason = health_once_whole(checkpoint.health_reason)
-    _set_health(session, checkpoint, health, reason, actor=actor, action="checkpoint.heal")
+    _set_health(session, checkpoint, health, reason, actor=actor, action="checkpoint.repair")
     return True
 
 

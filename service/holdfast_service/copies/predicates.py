@@ -51,7 +51,7 @@ def is_read_back(context: ServiceContext) -> ColumnElement[bool]:
     return or_(Copy.state.in_(_AT_HAND), and_(in_cold, at_once))
 
 
-# Which copies of a chunk can be relied on, and by whom (protocol rules 14 and 15).
+# Which copies of a chunk can be relied on, and by whom (rules reuse-only-hashed and present-is-referenced).
 
 PROVEN = (Proof.STORE_SHA256, Proof.READ)
 KEPT = (CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING)
@@ -120,8 +120,8 @@ def is_in(store_id: int, chunk_id: InstrumentedAttribute[int]) -> ColumnElement[
 
 
 def object_key(project_id: str, digest: str, copy: Copy) -> ObjectKey:
-    """Where a ticket could overwrite the object, its version is named where the store has versions (protocol rule 37).
-    Elsewhere not: to read a version takes a permission of its own."""
+    """Where a ticket could overwrite the object, its version is named where the store has versions (rule
+    no-ticket-reuse). Elsewhere not: to read a version takes a permission of its own."""
     return ObjectKey(
         project_id, digest, copy.generation, copy.version_id if copy.overwritable_until is not None else None
     )
@@ -133,7 +133,7 @@ def stays_as_read(copy: Copy, now: datetime) -> bool:
 
 
 # Chunks that the collector shall look at: whoever takes a reference or a use from a chunk leaves it here, in the same
-# transaction. What nobody leaves is found by the collector's full look, only later.
+# transaction. What nobody leaves is found by the collector's full scan, only later.
 
 _ROWS_PER_STATEMENT = 5000
 

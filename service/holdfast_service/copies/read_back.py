@@ -44,10 +44,11 @@ from holdfast_service.stores.base import (
 # that it is the chunk.
 #
 # A store that does not answer, or is not this catalog's, proves nothing: then the lease is given back and nothing is
-# marked (protocol rule 22). Nor does one that lacks most of what it is asked for: that is a mount, and no loss.
+# marked (rule report-is-suspicion). Nor does one that lacks most of what it is asked for: that is a mount, and no loss.
 #
 # What was found bad is looked at again, ever more seldom, and whenever somebody asks: the store may have been wrong, or
-# somebody may have put the object back. If its bytes are good then, it is a copy like any other (protocol rule 40).
+# somebody may have put the object back. If its bytes are good then, it is a copy like any other (rule
+# marks-are-rechecked).
 
 _FIRST_LOOK = timedelta(minutes=1)
 _LONGEST_PAUSE = timedelta(days=28)
@@ -87,7 +88,7 @@ class Claim:
     state_before: CopyState
     leased_until: datetime
     proof_if_good: Proof
-    """By reading: final, or to be repeated when no ticket can overwrite it any more (protocol rule 37)."""
+    """By reading: final, or to be repeated when no ticket can overwrite it any more (rule no-ticket-reuse)."""
 
 
 def copy_is_free(now: datetime) -> ColumnElement[bool]:
@@ -96,9 +97,9 @@ def copy_is_free(now: datetime) -> ColumnElement[bool]:
 
 
 def found_bad() -> ColumnElement[bool]:
-    """Over `copies`: once good, then found bad and not healed; and it can be read again at once."""
+    """Over `copies`: once good, then found bad and not repaired; and it can be read again at once."""
     at_once = or_(Copy.storage_class.is_(None), Copy.storage_class.not_in(ARCHIVED))
-    return and_(Copy.state == CopyState.BAD, Copy.bad_at.is_not(None), Copy.healed_at.is_(None), at_once)
+    return and_(Copy.state == CopyState.BAD, Copy.bad_at.is_not(None), Copy.repaired_at.is_(None), at_once)
 
 
 def look_is_due(copy: Copy, now: datetime) -> bool:

@@ -1,4 +1,5 @@
-"""Verifying uploads: the store is asked, never the client's word taken (protocol rules 10, 11 and 14).
+"""Verifying uploads: the store is asked, never the client's word taken (rules seal-only-negotiated,
+verify-while-uploading and reuse-only-hashed).
 
 Used by negotiating (for uploads that are reported as done, while others are still going up) and by sealing (for what
 nobody has reported). The store is asked outside of any transaction, several objects at once; the answers are settled

@@ -1,4 +1,4 @@
-"""Wakes those who wait for a checkpoint to leave `uploading` (protocol rule 12).
+"""Wakes those who wait for a checkpoint to leave `uploading` (rule waiting-holds-nothing).
 
 One notifier per process. A waiter is a future on the event loop: it holds no thread and no session, so that any number
 of them never delays a seal. A commit in this process wakes its waiters at once; one poller task asks the database for

@@ -48,8 +48,8 @@ def partial_index(name: str, *columns: str, where: str, unique: bool = False) ->
 
 # The catalog's clock. Leases and deadlines are compared with the database's time, never with a client's.
 #
-# On Postgres `clock_timestamp()`: after a wait for a lock `now()`, the transaction's start, is old (protocol rule 31).
-# On SQLite service and database are one process on one machine.
+# On Postgres `clock_timestamp()`: after a wait for a lock `now()`, the transaction's start, is old (rule
+# database-clock). On SQLite service and database are one process on one machine.
 
 
 def database_now(session: Session) -> datetime:
@@ -70,7 +70,7 @@ def _read_clock(session: Session) -> datetime:
 def insert_absent(session: Session, table: type[Table], rows: Sequence[dict[str, Any]]) -> None:
     """`INSERT … ON CONFLICT DO NOTHING`, in the order given.
 
-    Whoever inserts rows that others may insert too gives them sorted, or two batches deadlock (protocol rule 16).
+    Whoever inserts rows that others may insert too gives them sorted, or two batches deadlock (rule sorted-inserts).
     What is there afterwards must be read in a LATER statement: this one's snapshot is older than the other's commit.
     """
     if not rows:

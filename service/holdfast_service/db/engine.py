@@ -25,7 +25,7 @@ from holdfast_service.errors import ProblemError, WentBackError
 # Engines and transactions: one session style for SQLite and Postgres.
 #
 # Operations open their own transaction (`with database.transaction() as session:`) and the endpoint replies after the
-# block has committed. A FastAPI `yield` dependency would commit after the reply was sent (protocol rule 9).
+# block has committed. A FastAPI `yield` dependency would commit after the reply was sent (rule commit-before-reply).
 
 Result = TypeVar("Result")
 
@@ -63,7 +63,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """A write transaction: READ COMMITTED on Postgres, BEGIN IMMEDIATE on SQLite (protocol rule 33).
+        """A write transaction: READ COMMITTED on Postgres, BEGIN IMMEDIATE on SQLite (rule sqlite-immediate).
 
         Commits when the block ends; a lost database is `database_unavailable`, which a client retries, and one that
         takes no writes now is `catalog_read_only`.

@@ -6,7 +6,7 @@
     give_back(session, RetentionMark, token, mine, looked_at=now)  # settles, if the lease is still this process's
 
 A process that dies keeps its lease until that moment, and no longer. The clock is the database's, because those of
-the processes may differ (protocol rule 31).
+the processes may differ (rule database-clock).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a process remembers of acknowledged changes, and whether the database went back behind it (protocol rule 36)."""
+"""What a process remembers of acknowledged changes, and whether the database went back behind it (rule
+database-went-back)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast_service.db.engine import Database
 
 
-# What one process remembers of the changes that the database acknowledged to it (protocol rule 36).
+# What one process remembers of the changes that the database acknowledged to it (rule database-went-back).
 #
 # A database that fails over to an older copy of itself forgets such changes and says nothing. So each change that
 # people and jobs are told of moves a mark in its own transaction, and the process keeps the mark's number in memory. A
@@ -167,7 +168,7 @@ def _move(session: Session, memory_id: str, slot: int, number: int, acknowledged
     return moved is not None
 
 
-# Whether the database went back to an older state under a service that runs (protocol rule 36).
+# Whether the database went back to an older state under a service that runs (rule database-went-back).
 #
 # Each process asks its own memory (`Memory`), and what others have left beside the data (`records/history.py`). What
 # one of them finds stands in the catalog's identity, so that all of them refuse: writes of training jobs, the choice of

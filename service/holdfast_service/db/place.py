@@ -1,4 +1,4 @@
-"""Which database this is, so that a copy of it somewhere else is known (protocol rule 5).
+"""Which database this is, so that a copy of it somewhere else is known (rule fencing-token).
 
 A clone says the same of itself as its original: the same catalog, the same epoch. Only where it lives tells the two
 apart. Until somebody says what the other place means, nothing in a store is changed from there.

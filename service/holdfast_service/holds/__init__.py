@@ -1,4 +1,4 @@
-"""Holds on checkpoints (protocol rule 29), and their mirror in the store's Object Lock.
+"""Holds on checkpoints (rule holds-outrank), and their mirror in the store's Object Lock.
 
 held.py        what keeps a checkpoint: asked by whoever takes anything away
 holds.py       what people do, and what they see

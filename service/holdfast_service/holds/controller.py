@@ -21,9 +21,9 @@ from holdfast_service.db.tables.core import COPY_LOCKED, Checkpoint, Chunk, Chun
 from holdfast_service.db.tables.operations import Hold
 from holdfast_service.holds.held import CopyLock, in_force
 from holdfast_service.stores.base import LockingStore, ObjectKey, StoreError
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
-# Which copies the store is to hold, and which it holds for nobody any more (protocol rule 29). Queries only.
+# Which copies the store is to hold, and which it holds for nobody any more (rule holds-outrank). Queries only.
 #
 # What counts is the union over the checkpoints that share a chunk.
 
@@ -36,7 +36,7 @@ def mirrored(now: datetime) -> ColumnElement[bool]:
 
 
 def to_lock(store_ids: Collection[int], now: datetime) -> ColumnElement[bool]:
-    """Over `copies`; a new copy of a held chunk is among them (healed, or in a second store)."""
+    """Over `copies`; a new copy of a held chunk is among them (repaired, or in a second store)."""
     return and_(
         worth_locking(store_ids),
         or_(Copy.lock.is_(None), Copy.lock != CopyLock.LOCKED),
@@ -97,12 +97,12 @@ _BATCH = 100
 _BATCHES_PER_ROUND = 100
 _AT_ONCE = 8
 _LEASE = timedelta(minutes=10)
-# What the store refused is not the first one again in this round, or it would hold up the others.
+# What the store refused is not the first one again in this pass, or it would hold up the others.
 _AFTER_FAILURE = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MirrorReport(RoundReport):
+class MirrorReport(ReconcileReport):
     """`done` copies were locked or unlocked."""
 
     locked: int = 0
@@ -121,18 +121,18 @@ class _Told:
 
 
 @dataclass
-class _Round:
+class _Pass:
     stores: dict[int, LockingStore] = field(default_factory=dict)
     changed: Counter[bool] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)  # by copy
     error: str | None = None
 
 
-def tick(context: ServiceContext) -> MirrorReport:
+def reconcile(context: ServiceContext) -> MirrorReport:
     with context.database.read() as session:
         if not _anything_to_do(session):
             return MirrorReport()
-    work = _Round()
+    work = _Pass()
     for attached in context.stores:
         if isinstance(attached.store, LockingStore):
             try:
@@ -172,7 +172,7 @@ def _anything_to_do(session: Session) -> bool:
     return bool(session.scalar(wanted) or session.scalar(select(exists().where(text(COPY_LOCKED)).select_from(Copy))))
 
 
-def _tell_all(context: ServiceContext, work: _Round, *, on: bool) -> None:
+def _tell_all(context: ServiceContext, work: _Pass, *, on: bool) -> None:
     for _ in range(_BATCHES_PER_ROUND):
         if not work.stores:
             return
@@ -214,7 +214,7 @@ def _tell(store: LockingStore, told: _Told, *, on: bool) -> StoreError | None:
 
 
 def _settle(
-    context: ServiceContext, work: _Round, claimed: list[_Told], failures: list[StoreError | None], *, on: bool
+    context: ServiceContext, work: _Pass, claimed: list[_Told], failures: list[StoreError | None], *, on: bool
 ) -> None:
     """Only with the lease: whoever has it meanwhile tells the store anew."""
     by_project: Counter[str] = Counter()
@@ -237,7 +237,7 @@ def _settle(
                 work.failures[each.copy_id] = work.error = str(failure)
             elif found:
                 by_project[each.project_id] += 1
-        if not on:  # the collector has passed over what was locked
+        if not on:  # the collector has skipped what was locked
             leave_candidates(session, (each.chunk_id for each in claimed))
         for project_id, copies in sorted(by_project.items()):
             record_event(
@@ -255,7 +255,7 @@ def _settle(
         del work.stores[store_id]
 
 
-def _settle_holds(context: ServiceContext, work: _Round) -> None:
+def _settle_holds(context: ServiceContext, work: _Pass) -> None:
     """Says of each mirrored hold whether it is in the store, and if not, why."""
     with context.database.transaction() as session:
         now = database_now(session)
@@ -285,7 +285,7 @@ def _settle_holds(context: ServiceContext, work: _Round) -> None:
                 )
 
 
-def _state_of(session: Session, work: _Round, hold_id: str) -> tuple[bool, str | None]:
+def _state_of(session: Session, work: _Pass, hold_id: str) -> tuple[bool, str | None]:
     if not work.stores:
         return False, work.error or "no attached store has Object Lock"
     copies, locked = session.execute(

@@ -21,7 +21,7 @@ def pin_in_force(now: datetime, checkpoint: type[Checkpoint] = Checkpoint) -> Co
     return checkpoint.pinned_at.is_not(None) & or_(checkpoint.pinned_until.is_(None), checkpoint.pinned_until > now)
 
 
-# Which checkpoints a hold keeps: whoever takes bytes or a checkpoint away asks here first (protocol rule 29).
+# Which checkpoints a hold keeps: whoever takes bytes or a checkpoint away asks here first (rule holds-outrank).
 #
 # Ask under the checkpoint's lock, in a later statement than the one that took it: a hold is placed under the same lock.
 # A chunk is kept by what uses it: a held checkpoint is committed or in the trash, so its chunks are needed, whoever

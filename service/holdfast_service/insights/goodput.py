@@ -21,7 +21,7 @@ from holdfast_service.runs.find import run_named
 
 # How much of a run's time went into steps that it still has. Pure: attempts in, seconds and steps out.
 #
-# Which steps a run still has, the line of descent says: those up to the checkpoint that was resumed from, of each
+# Which steps a run still has, the lineage says: those up to the checkpoint that was resumed from, of each
 # attempt from the newest back to the first; what an attempt ran beyond, and all of one beside the line, is lost.
 #
 #     opened ── restoring, starting ── first step ── steps, saves ── last step ── draining ── end ── gap ── opened

@@ -123,7 +123,7 @@ GUESS_COUNTS = 1.0
 OTHERS_COUNT = 2.0
 STORE_TIMES = 1.5
 """The interval is never shorter than so many times a save's way to durable: a third of the time is left for saves that
-take longer, and for what else uses the store. With less, saves meet each other and are put off."""
+take longer, and for what else uses the store. With less, saves meet each other and are deferred."""
 
 
 @dataclass(frozen=True)

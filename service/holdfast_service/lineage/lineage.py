@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, aliased
 from holdfast_service.copies.predicates import KEPT, PROVEN
 from holdfast_service.db.tables.core import COPY_TO_READ, Checkpoint, ChunkListEntry, Copy, Shard
 
-# The line of descent: which checkpoints led to where the run is now (protocol rule 3). Pure.
+# The lineage: which checkpoints led to where the run is now (rule latest-follows-lineage). Pure.
 #
 # Attempts form a tree by what they resumed from. `latest` follows one line through it and not the largest step: after
 # a rollback to 500, a poisoned 1000 must never outrank 550.
@@ -55,7 +55,7 @@ class Line:
         return limit is None or step <= limit
 
 
-def line_of_descent(attempts: Iterable[AttemptNode]) -> Line:
+def lineage(attempts: Iterable[AttemptNode]) -> Line:
     """The line of the newest attempt that has cut. One that has not leaves the line as the older ones made it."""
     by_number = {attempt.number: attempt for attempt in attempts}
     newest = max((attempt.number for attempt in by_number.values() if attempt.cut), default=None)
@@ -87,7 +87,7 @@ def first_components(session: Session, run_id: str) -> list[str]:
     return sorted(components or {})
 
 
-# Which checkpoints are the best by a metric: one order for restores, retention and copies. Pure (protocol rule 32).
+# Which checkpoints are the best by a metric: one order for restores, retention and copies. Pure (rule finite-metrics).
 
 
 class ByMetric(Protocol):
@@ -132,8 +132,8 @@ def best_of(newest_first: Iterable[J], by: ByMetric, most: int) -> list[J]:
 
 # Which checkpoints are proven: somebody other than the client has hashed every byte that a restore would read.
 #
-# A committed checkpoint may rest on copies that only its own client has hashed (protocol rule 14). Most are good; but
-# what must stay of a run is counted over those that are known to be (protocol rule 39).
+# A committed checkpoint may rest on copies that only its own client has hashed (rule reuse-only-hashed). Most are good;
+# but what must stay of a run is counted over those that are known to be (rule two-verified-points).
 
 PROVEN_POINTS = 2
 """So many stay of each run."""

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Select, exists, select
 from sqlalchemy.orm import Session, aliased
 
-from holdfast_protocol.checkpoints import PassedOver, PassedOverReason, RestoreDecision, RestorePoint
+from holdfast_protocol.checkpoints import RestoreDecision, RestorePoint, Skipped, SkippedReason
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.runs import AtStep, Best, ById, Latest, Point, SelectorError, parse_point
 from holdfast_protocol.states import CheckpointState, CopyState, Health, Tier
@@ -21,7 +21,7 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Checkpoint, ChunkListEntry, Copy, Shard
 from holdfast_service.db.tables.records import RebuildDoubt
 from holdfast_service.errors import ProblemError
-from holdfast_service.lineage.lineage import AttemptNode, Line, line_of_descent, rank
+from holdfast_service.lineage.lineage import AttemptNode, Line, lineage, rank
 
 # What a request's selector means; the wire's grammar is holdfast_protocol.runs.
 
@@ -58,7 +58,7 @@ def refuse_unless_whole(checkpoint: Checkpoint) -> None:
     )
 
 
-# What a rebuilt catalog does not know, and who has looked into it (protocol rule 41).
+# What a rebuilt catalog does not know, and who has looked into it (rule rebuild-doubts).
 #
 # A bucket may hold objects that no checkpoint refers to, and documents that cannot be read. A commit may have been
 # there: so of a run without one the service does not confirm that nothing was ever committed, until a person does. A
@@ -103,7 +103,7 @@ def without_doubt(session: Session, project: str, run: str, decision: RestoreDec
     return decision.model_copy(update={"note": f"{decision.note} {told}".strip()})
 
 
-# Which stores a reader can be sent to now, and whether a checkpoint is whole in them (protocol rule 34).
+# Which stores a reader can be sent to now, and whether a checkpoint is whole in them (rule store-outage-degrades).
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def whole_in(session: Session, checkpoint_id: str, attempt_id: int, store_ids: C
 # The decision is pure (`choose`): it takes the run's checkpoints, newest first, and stops reading at the first that
 # will do. `choose_restore_point` feeds it from the catalog.
 
-PASSED_OVER_SHOWN = 50
+SKIPPED_SHOWN = 50
 _ROWS_PER_FETCH = 200
 _KNOWS_AWAY = 2
 
@@ -178,7 +178,7 @@ class Candidate:
     digest: str | None
     logical_bytes: int
     committed_at: datetime | None
-    off_line: bool = False
+    detached: bool = False
     abort_reason: str | None = None
     health_reason: str | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -207,86 +207,86 @@ def choose_restore_point(
     """
     line = line_of_run(session, run_id)
     chosen: Candidate | None
-    passed_over: list[PassedOver] = []
+    skipped: list[Skipped] = []
     note = ""
     if isinstance(point, AtStep | ById):
         chosen = _named(session, _candidates(session, run_id, before_step), line, point, diverged=diverged)
     else:
         candidates = _candidates(session, run_id, before_step, reach)
-        chosen, passed_over = choose(candidates, line, point, diverged=diverged)
+        chosen, skipped = choose(candidates, line, point, diverged=diverged)
         if reach is not None and chosen is not None:
             note = f"{reach.reason} Step {chosen.step} is whole in the stores that answer, and is read from there."
         elif reach is not None and not strictly:
-            chosen, passed_over = choose(_candidates(session, run_id, before_step), line, point, diverged=diverged)
+            chosen, skipped = choose(_candidates(session, run_id, before_step), line, point, diverged=diverged)
             note = f"{reach.reason} No checkpoint is whole in the stores that answer." if chosen is not None else ""
     return RestoreDecision(
         note=note,
         restore_point=None if chosen is None else _restore_point(chosen),
-        passed_over=passed_over,
+        skipped=skipped,
         ever_committed=_ever_committed(session, run_id),
     )
 
 
-def known_to(passed_over: Sequence[PassedOver], protocol_minor: int) -> list[PassedOver]:
+def known_to(skipped: Sequence[Skipped], protocol_minor: int) -> list[Skipped]:
     """With the reasons that a client of this minor version has a word for: to an older one, what no store that answers
     holds is not readable now, as what is cold. The sentence says which it is. Pure."""
     if protocol_minor >= _KNOWS_AWAY:
-        return list(passed_over)
+        return list(skipped)
     return [
-        each.model_copy(update={"reason": PassedOverReason.COLD}) if each.reason is PassedOverReason.AWAY else each
-        for each in passed_over
+        each.model_copy(update={"reason": SkippedReason.COLD}) if each.reason is SkippedReason.AWAY else each
+        for each in skipped
     ]
 
 
 def choose(
     newest_first: Iterable[Candidate], line: Line, point: Latest | Best, *, diverged: bool = False
-) -> tuple[Candidate | None, list[PassedOver]]:
-    """The restore point and what was passed over for it. Pure; `newest_first` is ordered by step, descending."""
+) -> tuple[Candidate | None, list[Skipped]]:
+    """The restore point and what was skipped for it. Pure; `newest_first` is ordered by step, descending."""
     if isinstance(point, Best):
         return _best(newest_first, line, point, diverged=diverged)
-    passed_over: list[tuple[Candidate, PassedOver]] = []
+    skipped: list[tuple[Candidate, Skipped]] = []
     for candidate in newest_first:
         reason = not_restorable(candidate, line, diverged=diverged)
         if reason is None:
             # An aborted first try of the very same step is not newer than what was then committed.
-            return candidate, [seen for rejected, seen in passed_over if rejected.step > candidate.step]
-        if len(passed_over) < PASSED_OVER_SHOWN:
-            passed_over.append((candidate, reason))
-    return None, [seen for _, seen in passed_over]
+            return candidate, [seen for rejected, seen in skipped if rejected.step > candidate.step]
+        if len(skipped) < SKIPPED_SHOWN:
+            skipped.append((candidate, reason))
+    return None, [seen for _, seen in skipped]
 
 
-def not_restorable(candidate: Candidate, line: Line | None, *, diverged: bool = False) -> PassedOver | None:
-    """Why not this one; None if it can be restored. Without a line, an off-line branch will do; with `diverged`, what
+def not_restorable(candidate: Candidate, line: Line | None, *, diverged: bool = False) -> Skipped | None:
+    """Why not this one; None if it can be restored. Without a line, an detached branch will do; with `diverged`, what
     has diverged."""
     reason, detail = None, ""
     name = f"Step {candidate.step} of attempt {candidate.attempt}"
     why = f": {candidate.health_reason}" if candidate.health_reason else ""
     if candidate.state == CheckpointState.UPLOADING:
-        reason, detail = PassedOverReason.UPLOADING, f"{name} is not complete: not all ranks have sealed."
+        reason, detail = SkippedReason.UPLOADING, f"{name} is not complete: not all ranks have sealed."
     elif candidate.state == CheckpointState.ABORTED:
-        reason = PassedOverReason.ABORTED
+        reason = SkippedReason.ABORTED
         detail = f"{name} was never complete: {candidate.abort_reason or 'it was aborted'}"
     elif candidate.state != CheckpointState.COMMITTED:
-        reason, detail = PassedOverReason.TRASHED, f"{name} was deleted; its state is {candidate.state}."
-    elif line is not None and candidate.off_line:
-        reason = PassedOverReason.OFF_LINE
+        reason, detail = SkippedReason.TRASHED, f"{name} was deleted; its state is {candidate.state}."
+    elif line is not None and candidate.detached:
+        reason = SkippedReason.DETACHED
         detail = f"{name} was pushed late, when the run had gone on without it; name its attempt to restore it."
     elif line is not None and (candidate.attempt, candidate.step) not in line:
-        reason = PassedOverReason.OFF_LINE
-        detail = f"{name} is not on the line of descent: the run went on from an older checkpoint."
+        reason = SkippedReason.DETACHED
+        detail = f"{name} is not on the lineage: the run went on from an older checkpoint."
     elif candidate.health == Health.CORRUPT:
-        reason, detail = PassedOverReason.CORRUPT, f"{name} cannot be read whole{why}"
+        reason, detail = SkippedReason.CORRUPT, f"{name} cannot be read whole{why}"
     elif candidate.health == Health.DIVERGED and not diverged:
-        reason, detail = PassedOverReason.DIVERGED, f"{name} diverged{why}"
+        reason, detail = SkippedReason.DIVERGED, f"{name} diverged{why}"
     elif candidate.health == Health.QUARANTINED:
-        reason, detail = PassedOverReason.QUARANTINED, f"{name} is in quarantine{why}"
+        reason, detail = SkippedReason.QUARANTINED, f"{name} is in quarantine{why}"
     elif candidate.tier != Tier.HOT:
-        reason, detail = PassedOverReason.COLD, f"{name} is {candidate.tier}. {candidate.thaw}".strip()
+        reason, detail = SkippedReason.COLD, f"{name} is {candidate.tier}. {candidate.thaw}".strip()
     elif candidate.away is not None:
-        reason, detail = PassedOverReason.AWAY, f"{name} is not whole in the stores that answer. {candidate.away}"
+        reason, detail = SkippedReason.AWAY, f"{name} is not whole in the stores that answer. {candidate.away}"
     if reason is None:
         return None
-    return PassedOver(
+    return Skipped(
         checkpoint_id=candidate.checkpoint_id,
         step=candidate.step,
         attempt=candidate.attempt,
@@ -297,10 +297,10 @@ def not_restorable(candidate: Candidate, line: Line | None, *, diverged: bool = 
 
 def _best(
     newest_first: Iterable[Candidate], line: Line, point: Best, *, diverged: bool
-) -> tuple[Candidate | None, list[PassedOver]]:
+) -> tuple[Candidate | None, list[Skipped]]:
     """The best finite value of the metric; of equal ones the newest. Passed over: what is better and will not do."""
     chosen: tuple[float, Candidate] | None = None
-    rejected: list[tuple[float, PassedOver]] = []
+    rejected: list[tuple[float, Skipped]] = []
     for candidate in newest_first:
         ranked = rank(candidate.metrics, point)
         if ranked is None:
@@ -311,7 +311,7 @@ def _best(
         elif chosen is None or ranked < chosen[0]:
             chosen = (ranked, candidate)
     better = sorted((item for item in rejected if chosen is None or item[0] < chosen[0]), key=lambda item: item[0])
-    return None if chosen is None else chosen[1], [seen for _, seen in better[:PASSED_OVER_SHOWN]]
+    return None if chosen is None else chosen[1], [seen for _, seen in better[:SKIPPED_SHOWN]]
 
 
 def _named(
@@ -337,26 +337,26 @@ def _named(
             selector=str(point),
         )
     for reason in reasons:
-        if reason.reason is PassedOverReason.COLD:
+        if reason.reason is SkippedReason.COLD:
             raise cold_problem(session, session.get_one(Checkpoint, reason.checkpoint_id))
     raise ProblemError(
         ProblemCode.NO_RESTORE_POINT,
         f"The checkpoint {point} cannot be restored. {' '.join(reason.detail for reason in reasons[:5])} "
         "Name another one, or take the latest.",
         selector=str(point),
-        passed_over=[reason.model_dump(mode="json") for reason in reasons],
+        skipped=[reason.model_dump(mode="json") for reason in reasons],
     )
 
 
 def line_of_run(session: Session, run_id: str) -> Line:
-    """The run's line of descent as it is now."""
+    """The run's lineage as it is now."""
     parent = aliased(Checkpoint)
     rows = session.execute(
         select(Attempt.number, Attempt.cut_at, parent.attempt_number, parent.step)
         .outerjoin(parent, parent.id == Attempt.resumed_from_id)
         .where(Attempt.run_id == run_id)
     )
-    return line_of_descent(
+    return lineage(
         AttemptNode(number, None if step is None else (parent_attempt, step), cut_at is not None)
         for number, cut_at, parent_attempt, step in rows
     )
@@ -369,7 +369,7 @@ def _candidates(
     statement: Select[Any] = (
         select(Checkpoint)
         .where(Checkpoint.run_id == run_id)
-        .order_by(Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.off_line, Checkpoint.id)
+        .order_by(Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.detached, Checkpoint.id)
     )
     if before_step is not None:
         statement = statement.where(Checkpoint.step < before_step)
@@ -388,7 +388,7 @@ def _candidates(
                 digest=row.digest,
                 logical_bytes=row.logical_bytes,
                 committed_at=row.committed_at,
-                off_line=row.off_line,
+                detached=row.detached,
                 abort_reason=row.abort_reason,
                 health_reason=row.health_reason,
                 metrics=row.metrics,

@@ -18,9 +18,9 @@ from holdfast_service.db.tables.operations import Controller
 from holdfast_service.runs.views import MISSING_RANKS_SHOWN, seal_progress
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.training.commit import abort
-from holdfast_service.training.fencing import DRAIN_SECONDS, REAPER, unheard
+from holdfast_service.training.fencing import DRAIN_SECONDS, REAPER, is_silent
 from holdfast_service.work.processes import SILENT_AFTER, last_served_at
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 # Why the reaper gave a checkpoint up, in words for people. Pure.
 
@@ -40,11 +40,11 @@ def not_heard(seconds: float) -> str:
     return f"not heard of for {seconds:g} seconds (HOLDFAST_LOST_AFTER_SECONDS)"
 
 
-# Deadlines leave out the service's own downtime and jumps of the clock (protocol rule 31).
+# Deadlines leave out the service's own downtime and jumps of the clock (rule database-clock).
 #
 # While the service was away no rank could call, so silence meant nothing. The row in `controllers` says when the last
-# round was; if that is far longer ago than the pause between two rounds, all deadlines move by the gap instead. Workers
-# may go on while no process serves: their rounds reap nothing, and are not counted.
+# pass was; if that is far longer ago than the pause between two passes, all deadlines move by the gap instead. Workers
+# may go on while no process serves: their passes reap nothing, and are not counted.
 
 NAME = REAPER
 _SHORTEST_GAP = timedelta(seconds=60)
@@ -52,20 +52,20 @@ _ROUNDS = 5
 
 
 def leave_out_downtime(session: Session, settings: ServiceSettings) -> timedelta | None:
-    """Notes this round and returns by how much the deadlines were moved; zero in the ordinary case. None while no
+    """Notes this pass and returns by how much the deadlines were moved; zero in the ordinary case. None while no
     process serves.
 
     A clock that went back moves nothing: deadlines are further away then, which is safe.
     """
     now = database_now(session)
-    insert_absent(session, Controller, [{"name": NAME, "ticked_at": now}])
+    insert_absent(session, Controller, [{"name": NAME, "reconciled_at": now}])
     row = session.execute(select(Controller).where(Controller.name == NAME).with_for_update()).scalar_one()
     served_at = last_served_at(session)
     if served_at is not None and now - served_at > SILENT_AFTER:
-        row.ticked_at = min(row.ticked_at, served_at)
+        row.reconciled_at = min(row.reconciled_at, served_at)
         return None
-    gap = now - row.ticked_at
-    row.ticked_at = now
+    gap = now - row.reconciled_at
+    row.reconciled_at = now
     if gap <= max(_SHORTEST_GAP, timedelta(seconds=settings.controller_interval_seconds) * _ROUNDS):
         return timedelta()
     _move(session, gap, now)
@@ -83,7 +83,7 @@ def _move(session: Session, gap: timedelta, now: datetime) -> None:
         checkpoint.deadline_at += gap
     for attempt in session.scalars(
         select(Attempt)
-        .where(or_(Attempt.ended_at.is_(None), unheard(now - gap)))
+        .where(or_(Attempt.ended_at.is_(None), is_silent(now - gap)))
         .order_by(Attempt.id)
         .with_for_update()
     ):
@@ -94,18 +94,18 @@ def _move(session: Session, gap: timedelta, now: datetime) -> None:
         attempt.excused_until = min(now, silent_since + gap)
 
 
-# One round of the reaper. May run in several processes at once, and twice: each step is settled under a row's lock.
+# One pass of the reaper. May run in several processes at once, and twice: each step is settled under a row's lock.
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReapReport(RoundReport):
+class ReapReport(ReconcileReport):
     aborted: tuple[str, ...] = ()
     lost_attempts: int = 0
     deadlines_moved_seconds: float = 0.0
 
 
-def tick(context: ServiceContext) -> ReapReport:
-    """After a gap nothing is reaped in this round: the ranks get the time to call again."""
+def reconcile(context: ServiceContext) -> ReapReport:
+    """After a gap nothing is reaped in this pass: the ranks get the time to call again."""
     with context.database.transaction() as session:
         moved = leave_out_downtime(session, context.settings)
     if moved is None:

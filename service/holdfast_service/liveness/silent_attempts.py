@@ -1,4 +1,4 @@
-"""The controller `attend`: attempts that live and stand still, and fenced ones that were lost before."""
+"""The controller `liveness`: attempts that live and stand still, and fenced ones that were lost before."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Run
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.training.fencing import heard_until, unheard
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.training.fencing import heard_until, is_silent
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 # Whether an attempt that lives still comes on. Pure.
 #
@@ -28,7 +28,7 @@ _LONGEST_SECONDS = 7 * 86400.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepRate:
     heartbeat_at: datetime | None
     progressed_at: datetime | None
     """The last sign of the training thread; None for a job that does not call step()."""
@@ -36,14 +36,14 @@ class Pace:
     steps_per_second: float | None
 
 
-def stalled_since(pace: Pace, *, stall_seconds: float) -> datetime | None:
+def stalled_since(rate: StepRate, *, stall_seconds: float) -> datetime | None:
     """Since when it makes no progress; None while nothing is wrong, or nobody knows. Saves and restores have their own
     time-outs."""
-    if pace.heartbeat_at is None or pace.progressed_at is None or pace.doing is not Doing.TRAINING:
+    if rate.heartbeat_at is None or rate.progressed_at is None or rate.doing is not Doing.TRAINING:
         return None
-    usual = USUAL_STEPS / pace.steps_per_second if pace.steps_per_second else 0.0
+    usual = USUAL_STEPS / rate.steps_per_second if rate.steps_per_second else 0.0
     longest = timedelta(seconds=max(stall_seconds, min(usual, _LONGEST_SECONDS)))
-    return pace.progressed_at if pace.heartbeat_at - pace.progressed_at > longest else None
+    return rate.progressed_at if rate.heartbeat_at - rate.progressed_at > longest else None
 
 
 # A fenced attempt that has never called again was lost before it was fenced, and nobody had noticed yet.
@@ -61,7 +61,7 @@ def to_settle(session: Session, settings: ServiceSettings) -> ColumnElement[bool
         seconds=settings.heartbeat_interval_seconds * _HEARTBEATS
     )
     return and_(
-        unheard(silent_since),
+        is_silent(silent_since),
         Attempt.ended_at <= silent_since,
         or_(Attempt.excused_until.is_(None), Attempt.excused_until <= silent_since),
     )
@@ -94,25 +94,25 @@ def settle(session: Session, actor: Actor, settings: ServiceSettings) -> int:
     return len(rows)
 
 
-# One round: which living attempts have come to a stop, which go on again, and which fenced ones were dead already.
+# One pass: which living attempts have come to a stop, which go on again, and which fenced ones were dead already.
 #
 # May run in several processes at once, and twice: each row is changed only as long as it is as it was seen. An attempt
 # that says nothing at all is the reaper's, which notes when the service itself was away.
 
-NAME = "attend"
+NAME = "liveness"
 _ACTOR = Actor.controller(NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttendReport(RoundReport):
-    """`stalled` have come to a stop in this round, `going_on` go on again, `lost` were dead when they were fenced."""
+class LivenessReport(ReconcileReport):
+    """`stalled` have come to a stop in this pass, `going_on` go on again, `lost` were dead when they were fenced."""
 
     stalled: int = 0
     going_on: int = 0
     lost: int = 0
 
 
-def tick(context: ServiceContext) -> AttendReport:
+def reconcile(context: ServiceContext) -> LivenessReport:
     lost = stalled = going_on = 0
     with context.database.read() as session:
         due = backlog(session, context).due
@@ -130,11 +130,11 @@ def tick(context: ServiceContext) -> AttendReport:
             if not _mark(session, attempt, project_id, since):
                 continue
         stalled, going_on = stalled + (since is not None), going_on + (since is None)
-    return AttendReport(done=stalled + going_on + lost, stalled=stalled, going_on=going_on, lost=lost)
+    return LivenessReport(done=stalled + going_on + lost, stalled=stalled, going_on=going_on, lost=lost)
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
-    """Fenced attempts that nobody has heard of since; whether a living one comes on is looked at in each round."""
+    """Fenced attempts that nobody has heard of since; whether a living one comes on is looked at in each pass."""
     due, oldest = session.execute(
         select(func.count(), func.min(Attempt.ended_at)).where(to_settle(session, context.settings))
     ).one()
@@ -146,13 +146,13 @@ def _living() -> ColumnElement[bool]:
 
 
 def _stalled_since(attempt: Attempt, stall_seconds: float) -> datetime | None:
-    pace = Pace(
+    rate = StepRate(
         heartbeat_at=attempt.heartbeat_at,
         progressed_at=attempt.progressed_at,
         doing=None if attempt.doing is None else Doing(attempt.doing),
         steps_per_second=attempt.steps_per_second,
     )
-    return stalled_since(pace, stall_seconds=stall_seconds)
+    return stalled_since(rate, stall_seconds=stall_seconds)
 
 
 def _mark(session: Session, attempt: Attempt, project_id: str, since: datetime | None) -> bool:

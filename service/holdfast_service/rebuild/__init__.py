@@ -1,4 +1,4 @@
-"""A catalog from the bucket alone (protocol rules 5 and 30).
+"""A catalog from the bucket alone (rules fencing-token and record-outbox).
 
     begin -> projects, runs and checkpoints from their records -> copies from the stores' listings -> finish
 

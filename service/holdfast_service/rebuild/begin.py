@@ -1,4 +1,5 @@
-"""The first step: an empty database becomes this bucket's catalog, in an epoch that nobody has had (protocol rule 5).
+"""The first step: an empty database becomes this bucket's catalog, in an epoch that nobody has had (rule
+fencing-token).
 
 Every attempt of before is fenced by it, no copy is trusted, and the stores stay as they are until they are adopted. A
 store keeps the row's number that its marker names: two stores must never change places.

@@ -273,7 +273,7 @@ def _protection(why: str, now: datetime) -> dict[str, Any]:
 
 
 def _step_is_taken(session: Session, row: dict[str, Any]) -> bool:
-    identity = {name: row[name] for name in ("run_id", "attempt_number", "step", "off_line")}
+    identity = {name: row[name] for name in ("run_id", "attempt_number", "step", "detached")}
     taken = select(Checkpoint.id).filter_by(**identity, state=CheckpointState.COMMITTED)
     return session.scalar(select(exists(taken))) is True
 

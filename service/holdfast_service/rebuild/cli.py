@@ -52,7 +52,7 @@ def rebuild_catalog(
         return report
     sys.stdout.write(
         "Next: make a token (`holdfast admin token`; tokens and audit events are in no bucket), start the service, run "
-        "`holdfast catalog check`, then `holdfast store adopt`. Restores work at once; until then nothing in the "
+        "`holdfast catalog check`, then `holdfast store claim`. Restores work at once; until then nothing in the "
         "stores is changed.\n"
     )
     if report.doubts:

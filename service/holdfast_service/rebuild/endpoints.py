@@ -22,7 +22,7 @@ from holdfast_service.db.tables.records import RebuildDoubt
 from holdfast_service.lineage.restore_choice import EVERY, why_in_doubt
 from holdfast_service.web.guarded_route import GuardedRoute
 
-# What a rebuild could not know, by project, and the person's word that ends the doubt (protocol rule 41).
+# What a rebuild could not know, by project, and the person's word that ends the doubt (rule rebuild-doubts).
 
 
 def put_doubts(session: Session, reasons: Mapping[str, list[str]]) -> None:

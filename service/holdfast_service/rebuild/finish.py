@@ -1,4 +1,4 @@
-"""The last steps: what the line of descent needs, what is missing is marked, and the catalog may be served.
+"""The last steps: what the lineage needs, what is missing is marked, and the catalog may be served.
 
 Only the very last transaction lets a service open the catalog; until then all of it can be done again.
 """

@@ -1,8 +1,8 @@
-"""Copies, by what a store really holds: where each one lies is in no record, for healing, copying and tiers change it.
+"""Copies, by what a store really holds: where each one lies is in no record, for repairs, copying and tiers change it.
 
-Nothing is trusted (protocol rule 5): a copy whose size is right is `suspect`. A reader checks every byte, so restores
-work at once; no save relies on it before the service has read it. An object of another size than the record says is
-looked into here: encoded anew since, or damaged.
+Nothing is trusted (rule fencing-token): a copy whose size is right is `suspect`. A reader checks every byte, so
+restores work at once; no save relies on it before the service has read it. An object of another size than the record
+says is looked into here: encoded anew since, or damaged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the database that is replaced knows and no record says yet (protocol rules 30 and 41).
+"""What the database that is replaced knows and no record says yet (rules record-outbox and rebuild-doubts).
 
 Records are written after the commit, and not at all while a database that went back is looked at. So it may be the only
 one that knows an acknowledged commit, or a newer state of one. Its records are made here, as the outbox would have

@@ -1,4 +1,4 @@
-"""Which stores a rebuild reads, and whose they are (protocol rules 5 and 41).
+"""Which stores a rebuild reads, and whose they are (rules fencing-token and rebuild-doubts).
 
 A marker can be lost or replaced, and a bucket used by two catalogs. Each record names its catalog, so the records are
 asked before a database is begun: what another catalog has written is told by name and left alone.

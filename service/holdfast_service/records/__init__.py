@@ -1,1 +1,1 @@
-"""What lies beside the data, so that a catalog can be rebuilt from the bucket alone (protocol rule 30)."""
+"""What lies beside the data, so that a catalog can be rebuilt from the bucket alone (rule record-outbox)."""

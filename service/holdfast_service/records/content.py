@@ -1,4 +1,4 @@
-"""What a record says, read from the catalog (protocol rule 30). Called within one transaction per document, so that
+"""What a record says, read from the catalog (rule record-outbox). Called within one transaction per document, so that
 what belongs together is from one moment.
 """
 

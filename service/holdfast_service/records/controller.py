@@ -28,7 +28,7 @@ from holdfast_service.records.writing import (
     write_record,
 )
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 # Whose record is due, in a store that can be written now. What waits for a store that is away must not stand in the
 # way of what does not, so it is left out here and told in the backlog.
@@ -92,7 +92,7 @@ def writable(stores: Collection[AttachedStore]) -> list[AttachedStore]:
     return [each for each in stores if not each.watch.away and each.watch.ownership.holds()]
 
 
-# One round of the outbox: every record that is due is written, in each store that can be written (protocol rule 30).
+# One pass of the outbox: every record that is due is written, in each store that can be written (rule record-outbox).
 #
 # Any number of processes share the work, a claim at a time. Killed between two steps, a version is written again; done
 # twice or late, it stands under its own name and the newest counts.
@@ -103,13 +103,13 @@ _log = structlog.get_logger("holdfast.records")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordsReport(RoundReport):
+class RecordsReport(ReconcileReport):
     """`removed`: records of checkpoints that are going, which a store that was away still had."""
 
     removed: int = 0
 
 
-def tick(context: ServiceContext) -> RecordsReport:
+def reconcile(context: ServiceContext) -> RecordsReport:
     """A store that is away, or is not this catalog's, keeps its records due."""
     stores = writable(context.stores)
     if not stores:

@@ -18,7 +18,7 @@ from holdfast_protocol.digests import DocumentError, canonical_bytes, parse
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health, Tier
 from holdfast_service.stores.base import validated_name, validated_project_id
 
-# What the records beside the data are called (protocol rule 30). Pure.
+# What the records beside the data are called (rule record-outbox). Pure.
 #
 #     records/<project id>/project/<epoch>.<version>.json
 #     records/<project id>/runs/<run id>/<epoch>.<version>.json
@@ -115,10 +115,10 @@ def parse_name(name: str) -> NamedRecord | None:
     return NamedRecord(Subject(kinds[parts[2]], project_id, parts[3]), "/".join(parts[4:]))
 
 
-# The documents beside the data, as they are written and read back (protocol rule 30). Pure.
+# The documents beside the data, as they are written and read back (rule record-outbox). Pure.
 #
 # Each is canonical JSON with a digest over itself, so that a torn or altered one is known. A field that a later version
-# adds is passed over; a format that this version does not know is refused with its number.
+# adds is skipped; a format that this version does not know is refused with its number.
 #
 # The state, the lists and what never changes stand apart: an edit of a label writes a few hundred bytes, however many
 # chunks there are.
@@ -245,7 +245,7 @@ class CheckpointFacts(Document):
     missing_components: list[str] | None = None
     blocked_seconds: float | None = None
     pushed_by: int | None
-    off_line: bool
+    detached: bool
     created_at: datetime
     committed_at: datetime
 
@@ -305,7 +305,7 @@ class ListRecord(Document):
     """The chunks of one shard, or of several that have the very same: digest and bytes of each, in order.
 
     `encoded`: ordinal, codec, stored bytes and stored digest of the copies that are not the raw bytes. Where each copy
-    lies is not here: healing and copying change that, and the store's own listing knows it better.
+    lies is not here: repairing and copying change that, and the store's own listing knows it better.
     """
 
     kind: Literal["list"] = "list"

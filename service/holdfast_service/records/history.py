@@ -1,4 +1,4 @@
-"""What processes remember outlives them beside the data, and is held against the database (protocol rule 36)."""
+"""What processes remember outlives them beside the data, and is held against the database (rule database-went-back)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from holdfast_service.context import ServiceContext
 
 
-# What each process remembers of acknowledged changes, kept beside the data, outlives the process (protocol rule 36).
+# What each process remembers of acknowledged changes, kept beside the data, outlives the process (rule
+# database-went-back).
 #
 #     history/<memory id>.json      one document per process, written by it alone, a moment after each change
 #
@@ -117,7 +118,7 @@ def _snapshot(name: str, document: dict[str, Any]) -> Snapshot:
     return Snapshot(name.removeprefix(f"{FOLDER}/").removesuffix(".json"), marks, changes)
 
 
-# What the processes remember, against the database: asked before what cannot be taken back (protocol rule 36).
+# What the processes remember, against the database: asked before what cannot be taken back (rule database-went-back).
 #
 # `db/memory.py` is what a process remembers, `history.py` its copy beside the data, `db/memory.py` the question.
 

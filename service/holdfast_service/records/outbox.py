@@ -16,11 +16,11 @@ from holdfast_service.db.tables.records import SUBJECT_TO_RECORD, RecordSubject,
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.writing import is_always_recorded
 
-# What makes a record due: every change that a rebuilt catalog has to know (protocol rule 30).
+# What makes a record due: every change that a rebuilt catalog has to know (rule record-outbox).
 #
 # A checkpoint is due while its `recorded_version` is behind its `version`; a project or a run by its row in
 # `record_subjects`. Either is written in the transaction of the change itself, so that no commit is without its record
-# for longer than a round of the controller `records`.
+# for longer than a pass of the controller `records`.
 
 
 def subject_changed(session: Session, kind: RecordKind, subject_id: str, project_id: str) -> None:

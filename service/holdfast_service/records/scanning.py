@@ -28,7 +28,8 @@ from holdfast_service.records.documents import (
 )
 from holdfast_service.stores.base import ObjectMissing, Store, StoreNotOurs
 
-# What records a store has, found by listing their names: for a rebuild, and for the check of a catalog (rule 30).
+# What records a store has, found by listing their names: for a rebuild, and for the check of a catalog (rule
+# record-outbox).
 
 
 @dataclass
@@ -112,8 +113,8 @@ def read_record(store: Store, name: str, model: type[Record]) -> Record:
 
 
 # Whether a store has records that are newer than this catalog: then the database was put back in place from an older
-# state, which neither its epoch nor its place tells (protocol rule 5). Asked before anything that a checkpoint may need
-# is deleted: what an older state calls nobody's may belong to a checkpoint that it does not know.
+# state, which neither its epoch nor its place tells (rule fencing-token). Asked before anything that a checkpoint may
+# need is deleted: what an older state calls nobody's may belong to a checkpoint that it does not know.
 #
 # The order is the guard: names are listed first and the catalog is asked afterwards, and a record is written after the
 # commit that it tells of. Records of an earlier epoch are left out: whoever adopted the store since has decided on
@@ -174,7 +175,7 @@ class NewerRecords:
             f"it has a newer record of the checkpoint {found.subject.subject_id} than this catalog: the database was "
             "restored from an older state. Stop the service, run `holdfast admin new-epoch` and start it; then "
             "`holdfast catalog check` names all of them, `holdfast catalog rebuild` into an empty database brings them "
-            "back, and `holdfast store adopt --accept-loss` gives them up."
+            "back, and `holdfast store claim --accept-loss` gives them up."
         )
 
     def _newer(self, project_id: str) -> Iterator[FoundRecord]:

@@ -31,7 +31,7 @@ from holdfast_service.records.documents import (
 )
 from holdfast_service.stores.base import StoreError
 
-# Writes the record of a checkpoint, a run or a project beside the data (protocol rule 30).
+# Writes the record of a checkpoint, a run or a project beside the data (rule record-outbox).
 #
 #     claim (a row in written_records, with a lease) -> write (no transaction) -> settle (only with that lease)
 #
@@ -212,7 +212,7 @@ def _renew(context: ServiceContext, task: RecordTask, name: str) -> None:
     task.ends_at = ends_at
 
 
-# Takes a checkpoint's record away, for good and before any chunk of it goes (protocol rule 30).
+# Takes a checkpoint's record away, for good and before any chunk of it goes (rule record-outbox).
 #
 # A document that says `removed` is written first and outdoes all the others, so what a slow writer leaves later raises
 # nobody from the dead, and a crash between two steps leaves either a checkpoint in the trash with all of its bytes or
@@ -287,7 +287,7 @@ def forget_removed(context: ServiceContext, attached: AttachedStore) -> int:
 
 
 def _written_in(attached: AttachedStore) -> Select[str, str]:
-    """(project, checkpoint) of the records that lie in this store, a round's share of them."""
+    """(project, checkpoint) of the records that lie in this store, a pass's share of them."""
     return (
         select(Run.project_id, Checkpoint.id)
         .join(Run, Run.id == Checkpoint.run_id)

@@ -2,7 +2,7 @@
 
 policy.py           what a policy asks for: one row per checkpoint and store
 copy_checkpoint.py  which chunks a store lacks, and how they get there, under leases
-controller.py       one round
+controller.py       one pass
 lag.py              how far behind it is, for people
 drill.py            a restore from one store alone, that verifies every byte
 """

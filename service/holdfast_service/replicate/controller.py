@@ -1,6 +1,7 @@
-"""One round of the controller `replicate`: judge what is new, then copy what is due, newest checkpoint first.
+"""One pass of the controller `replicate`: judge what is new, then copy what is due, newest checkpoint first.
 
-A second store that is away is told and tried again in the next round; it blocks nothing but its own copies (rule 28).
+A second store that is away is told and tried again in the next pass; it blocks nothing but its own copies (rule
+row-before-copy).
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.db.tables.operations import TO_COPY, CheckpointCopy
 from holdfast_service.replicate.copy_checkpoint import copy_checkpoint, due
 from holdfast_service.replicate.policy import judge, reopen_damaged
-from holdfast_service.stores.reading_pace import ReadingPace
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.stores.read_rate_limit import ReadRateLimit
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 _CHECKPOINTS_AT_ONCE = 50
 _SHORTEST_ROUND_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplicateReport(RoundReport):
+class ReplicateReport(ReconcileReport):
     """`done` are chunks; `whole` the checkpoints that were found whole in the second store."""
 
     copied_bytes: int = 0
@@ -35,7 +36,7 @@ class ReplicateReport(RoundReport):
     whole: tuple[str, ...] = ()
 
 
-def tick(context: ServiceContext) -> ReplicateReport:
+def reconcile(context: ServiceContext) -> ReplicateReport:
     """Copies for about one interval, or until nothing is due."""
     second = context.attached(StoreRole.SECOND)
     if second is None:
@@ -45,7 +46,7 @@ def tick(context: ServiceContext) -> ReplicateReport:
     judged = judge(context, second.store_id)
     reopened = reopen_damaged(context, second.store_id)
     ends_at = time.monotonic() + max(context.settings.controller_interval_seconds, _SHORTEST_ROUND_SECONDS)
-    pace = ReadingPace(context.settings.copy_bytes_per_second)
+    limit = ReadRateLimit(context.settings.copy_bytes_per_second)
     done = failed = copied_bytes = 0
     error = f"The second store is away: {second.watch.reason}" if second.watch.away else None
     whole: list[str] = []
@@ -59,7 +60,7 @@ def tick(context: ServiceContext) -> ReplicateReport:
     for checkpoint_id in checkpoint_ids:
         if not go_on():
             break
-        copied = copy_checkpoint(context, second, checkpoint_id, on_bytes=pace.spend, go_on=go_on)
+        copied = copy_checkpoint(context, second, checkpoint_id, on_bytes=limit.acquire, go_on=go_on)
         done, failed, copied_bytes = done + copied.chunks, failed + copied.failed, copied_bytes + copied.bytes
         error = copied.error or error
         if copied.whole:

@@ -89,7 +89,7 @@ def _lacking(checkpoint_id: str, store_id: int) -> Select[int]:
 _CHUNKS_AT_ONCE = 64
 # Each holds a stored chunk in memory.
 _THREADS = 4
-# What could not be copied is not tried in each round: it would be told again and again, and hold up the others.
+# What could not be copied is not tried in each pass: it would be told again and again, and hold up the others.
 RETRY_SECONDS = 60
 ACTOR = Actor.controller("replicate")
 
@@ -175,7 +175,7 @@ def _copy_chunk(
 
 
 def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied: Copied) -> None:
-    # First, as everywhere: whoever purges holds it, and afterwards no record may come back (rule 30).
+    # First, as everywhere: whoever purges holds it, and afterwards no record may come back (rule record-outbox).
     state = session.scalar(
         select(Checkpoint.state).where(Checkpoint.id == checkpoint_id).with_for_update(key_share=True)
     )
@@ -194,7 +194,7 @@ def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied:
     row.error = copied.error
     if count:
         # Where nothing that was tried could be taken: not again at once. A store that is away is looked at in each
-        # round, and when it is back all of it is due.
+        # pass, and when it is back all of it is due.
         passing = copied.chunks > 0 or copied.refused + copied.failed == 0 or copied.target_failed or copied.store_away
         if not passing and row.error is None and _can_be_taken(session, target, checkpoint_id):
             row.error = "No copy of a chunk that the second store lacks can be read now: it is cold, suspect, or away."

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.checkpoints import PassedOver, RestorePoint
+from holdfast_protocol.checkpoints import RestorePoint, Skipped
 from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.copies import DrillResult, StartDrill
 from holdfast_protocol.digests import DocumentError, checkpoint_digest, shard_digest
@@ -66,7 +66,7 @@ class DrillPlan:
     project: str
     run: str
     point: RestorePoint
-    passed_over: list[PassedOver]
+    skipped: list[Skipped]
     shards: list[SealedShard]
     copies: dict[str, StoredChunk]
     newest_step: int
@@ -83,7 +83,7 @@ def plan_drill(
     reach = Reach((attached.store_id,), f"Only the {attached.role.value} store is read.")
     decision = choose_restore_point(session, found.id, point_of(request.selector), reach=reach, strictly=True)
     if decision.restore_point is None:
-        reasons = " ".join(each.detail for each in decision.passed_over[:3])
+        reasons = " ".join(each.detail for each in decision.skipped[:3])
         raise ProblemError(
             ProblemCode.NO_RESTORE_POINT,
             f"{project.name}/{found.name} has nothing that can be restored as {request.selector} from the "
@@ -105,7 +105,7 @@ def plan_drill(
         project=project.name,
         run=found.name,
         point=point,
-        passed_over=decision.passed_over,
+        skipped=decision.skipped,
         shards=shards,
         copies=_copies(session, attached, checkpoint, {digest for shard in shards for digest in shard.chunks}),
         newest_step=newest.step,
@@ -168,7 +168,7 @@ def _copies(
 
 
 def _take_lease(session: Session, context: ServiceContext, run: OperationRun, checkpoint_id: str) -> str:
-    """As any reader's (rule 21): nothing of it is purged meanwhile."""
+    """As any reader's (rule read-lease): nothing of it is purged meanwhile."""
     now = database_now(session)
     lease = ReadLease(
         id=uuid.uuid4().hex,
@@ -230,7 +230,7 @@ def read_all(context: ServiceContext, attached: AttachedStore, plan: DrillPlan, 
         raise ProblemError(
             ProblemCode.CHUNK_GONE,
             f"The {attached.role.value} store alone does not give back step {plan.point.step} of {plan.project}/"
-            f"{plan.run}: its chunk {error.stored.digest[:12]} {error}. It is read again and healed; drill once more "
+            f"{plan.run}: its chunk {error.stored.digest[:12]} {error}. It is read again and repaired; drill once more "
             "then.",
         ) from error
     finally:
@@ -320,7 +320,7 @@ def run_drill(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
         newest_step=plan.newest_step,
         rpo_seconds=max(0.0, (plan.newest_committed_at - plan.point.committed_at).total_seconds()),
         rpo_steps=max(0, plan.newest_step - plan.point.step),
-        passed_over=plan.passed_over,
+        skipped=plan.skipped,
     ).model_dump(mode="json")
 
 

@@ -49,7 +49,7 @@ def wants(policy: CopyPolicy, facts: Facts, best: frozenset[str]) -> bool:
 
 
 # A row for each committed checkpoint and second store: made after the commit, judged anew when the policy or the
-# checkpoint has changed. So a round asks for what is due, and the lag is a cheap query.
+# checkpoint has changed. So a pass asks for what is due, and the lag is a cheap query.
 #
 # What the policy no longer wants keeps the chunks that it has there: only the checkpoint's end takes them away.
 

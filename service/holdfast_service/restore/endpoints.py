@@ -77,7 +77,7 @@ def restore_point(
     decision = find_restore_point(
         context, caller, project, run, selector=selector, before_step=before_step, diverged=diverged
     )
-    return decision.model_copy(update={"passed_over": known_to(decision.passed_over, minor_of(spoken))})
+    return decision.model_copy(update={"skipped": known_to(decision.skipped, minor_of(spoken))})
 
 
 @router.post("/v1/checkpoints/{checkpoint_id}/reads", summary="Tickets to read chunks, under a lease")

@@ -215,7 +215,7 @@ def _sees_mount(store: MountedStore, attached: AttachedStore, request: ReadChunk
     return False
 
 
-# Tickets to read a checkpoint's chunks, under a lease that keeps it from being purged meanwhile (protocol rule 21).
+# Tickets to read a checkpoint's chunks, under a lease that keeps it from being purged meanwhile (rule read-lease).
 #
 # Where the catalog cannot be written (a standby that was not promoted, a full disk) there is no lease, and the reply
 # says what that may cost (docs/adr/0045).

@@ -1,4 +1,5 @@
-"""A reader says that a chunk is missing or wrong. The service looks for itself before anything is marked (rule 22)."""
+"""A reader says that a chunk is missing or wrong. The service looks for itself before anything is marked (rule
+report-is-suspicion)."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ from holdfast_service.retention.prune import expire_shown
 from holdfast_service.retention.read_facts import read_facts
 from holdfast_service.retention.show_plan import stored_rules
 from holdfast_service.retention.trash import lock_run
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 NAME = "retention"
 _LOOK_AGAIN = timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetentionReport(RoundReport):
+class RetentionReport(ReconcileReport):
     """`done`: runs that were looked at; `expired`: checkpoints that went to the trash."""
 
     expired: int = 0
@@ -48,7 +48,7 @@ class _Claim:
     token: str
 
 
-def tick(context: ServiceContext) -> RetentionReport:
+def reconcile(context: ServiceContext) -> RetentionReport:
     settle_history(context)
     done = failed = expired = 0
     error: str | None = None

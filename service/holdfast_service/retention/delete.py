@@ -1,4 +1,4 @@
-"""Whole runs and projects go to the trash, and are taken back from it (protocol rule 46)."""
+"""Whole runs and projects go to the trash, and are taken back from it (rule deleted-run-trash)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from holdfast_service.retention.trash import Trashing, lock_run, move_to_trash, 
 from holdfast_service.runs.find import project_named, refuse_if_deleted, run_named
 from holdfast_service.runs.views import in_trash
 
-# A person deletes a whole run: it is in no list from then on, takes no job, and waits in the trash (protocol rule 46).
+# A person deletes a whole run: it is in no list from then on, takes no job, and waits in the trash (rule
+# deleted-run-trash).
 #
 # One transaction under the run's lock, which every write of a job passes: a save that began before it refuses it, one
 # that comes later is refused. What is held, pinned or read refuses the deletion by name, and so does an active attempt.
@@ -148,7 +149,7 @@ def _in_trash_with(session: Session, run: Run) -> tuple[list[str], int]:
     return list(session.scalars(select(Checkpoint.id).where(*theirs))), int(size or 0)
 
 
-# A person deletes a project that has no runs any more that are not deleted (protocol rule 46).
+# A person deletes a project that has no runs any more that are not deleted (rule deleted-run-trash).
 #
 # Runs go one by one before it, each with what it refuses for: so a project of a thousand runs is no transaction of
 # minutes, and a deletion that dies half way is gone on with by saying it again.

@@ -83,7 +83,7 @@ def _count(session: Session, project_id: str, ids: Sequence[str]) -> None:
     )
 
 
-# What is left of deleted runs and projects goes, once their time in the trash is over (protocol rule 46).
+# What is left of deleted runs and projects goes, once their time in the trash is over (rule deleted-run-trash).
 #
 #     nothing of the run is committed, in the trash or going any more   -> purged: from here on nobody takes it back
 #     each checkpoint whose chunks and records are gone                  -> its rows go
@@ -97,7 +97,7 @@ _Deleted = TypeVar("_Deleted", Run, Project)
 
 
 def forget_deleted(context: ServiceContext, actor: Actor) -> int:
-    """How many runs and projects were purged in this round. Raises WentBackError."""
+    """How many runs and projects were purged in this pass. Raises WentBackError."""
     purged = 0
     with context.database.read() as session:
         runs = session.scalars(select(Run.id).where(_run_is_due(session)).order_by(Run.id)).all()
@@ -238,7 +238,7 @@ Forget = Callable[[Session, ServiceSettings], int]
 
 
 def forget_old(context: ServiceContext, actor: Actor) -> int:
-    """How many rows went: a bounded number in each round. Raises WentBackError."""
+    """How many rows went: a bounded number in each pass. Raises WentBackError."""
     forgotten = 0
     kinds: dict[str, Forget] = {"operations": _operations, "tokens": _tokens, "checkpoints": _checkpoints}
     for name, forget in kinds.items():
@@ -312,7 +312,7 @@ def _checkpoints(session: Session, settings: ServiceSettings) -> int:
 
 
 def _still_asked_about() -> ColumnElement[bool]:
-    """Over `checkpoints`. The line of descent leads through what an attempt resumed from, or was offered; the first one
+    """Over `checkpoints`. The lineage leads through what an attempt resumed from, or was offered; the first one
     that was committed says which components the run has; the furthest ones of an attempt say how far it came, and
     whether it ever committed."""
     attempt, first, further = aliased(Attempt), aliased(Checkpoint), aliased(Checkpoint)

@@ -187,7 +187,8 @@ _UNITS: dict[str, Callable[[datetime], str]] = {
 }
 
 
-# What no policy expires, whatever its rules say, and what no person deletes. Pure (protocol rules 21, 26, 29, 39).
+# What no policy expires, whatever its rules say, and what no person deletes. Pure (rules read-lease, trash-first,
+# holds-outrank and two-verified-points).
 #
 # Two healthy points of a run stay, and they count only when they are proven: one whose bytes nobody but its client has
 # hashed may turn out to be worthless. So while a run has fewer than two proven points, each healthy one stays.
@@ -234,7 +235,7 @@ def protected(run: RunFacts) -> dict[str, list[Reason]]:
 
 
 def healthy_first(facts: Sequence[Fact]) -> list[Fact]:
-    """The healthy points, the newest first: those on the line of descent, then those beside it. Where the line has
+    """The healthy points, the newest first: those on the lineage, then those beside it. Where the line has
     fewer than must stay, what is beside it counts: a run that has two healthy points never has fewer by our doing."""
     healthy = [fact for fact in facts if fact.healthy]
     on_line = sorted(
@@ -346,5 +347,6 @@ def only_for_want_of_a_metric(decisions: Sequence[Decision]) -> int:
 
 
 def policy_digest(policy: StoredPolicy) -> str:
-    """What a plan was made from: the policy's version and its rules. `apply` refuses another (protocol rule 27)."""
+    """What a plan was made from: the policy's version and its rules. `apply` refuses another (rule
+    apply-what-was-shown)."""
     return hashlib.sha256(canonical_bytes([policy.level, policy.version, policy.document])).hexdigest()[:16]

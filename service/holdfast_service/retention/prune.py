@@ -194,7 +194,7 @@ def refusal(left: Sequence[Fact], stays: Mapping[str, Sequence[Reason]]) -> Prob
     )
 
 
-# Applies a plan: expires what was shown and what the state under the run's lock allows too (protocol rule 27).
+# Applies a plan: expires what was shown and what the state under the run's lock allows too (rule apply-what-was-shown).
 #
 # The plan is made anew under the lock. What it keeps by now (a pin, a reader, a label, another newest point) stays,
 # whatever was shown; and what it would expire and nobody was shown stays until the next look. Only another policy

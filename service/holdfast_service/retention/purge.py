@@ -27,9 +27,9 @@ from holdfast_service.retention.trash import is_spare, lock_points, must_stay, p
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
 from holdfast_service.stores.posix.posix_store import PosixStore
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
-# Whether room is so short that what a policy expired is purged before its time (protocol rule 26).
+# Whether room is so short that what a policy expired is purged before its time (rule trash-first).
 #
 # What a person deleted keeps its time: nobody but them knows whether they meant it.
 
@@ -71,21 +71,22 @@ def _is_full(store: object, context: ServiceContext) -> bool:
     return usage.used > (usage.used + usage.free) * context.settings.trash_disk_percent / 100
 
 
-# The controller `purge`: trashed and due -> deleting -> deleted (protocol rules 21, 26, 29, 30 and 39).
+# The controller `purge`: trashed and due -> deleting -> deleted (rules read-lease, trash-first, holds-outrank,
+# record-outbox and two-verified-points).
 #
 #     under the checkpoint's lock, in a later statement: due, not held, not pinned, nobody reads it,
 #     and its run has two other points that are healthy and proven at this moment                     -> deleting
 #     the commit record beside the data goes, from every store
 #     -> deleted, and only now may the collector take the chunks
 #
-# A crash between two steps leaves `deleting`, which the next round goes on with; every step may run twice. From
+# A crash between two steps leaves `deleting`, which the next pass goes on with; every step may run twice. From
 # `deleting` on nobody can take it back.
 #
-# A jump of the clock, or a time in which no round was, is no time in which anybody could have looked into the trash:
-# then each end in it moves by the gap (protocol rule 31).
+# A jump of the clock, or a time in which no pass was, is no time in which anybody could have looked into the trash:
+# then each end in it moves by the gap (rule database-clock).
 
 NAME = "purge"
-# Rounds of the controllers' pause between two of this one: the trash is no hurry.
+# Passes of the controllers' pause between two of this one: the trash is no hurry.
 EVERY_ROUNDS = 12
 _MOST = 1000
 _PORTION = 100
@@ -96,7 +97,7 @@ _log = structlog.get_logger("holdfast.purge")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PurgeReport(RoundReport):
+class PurgeReport(ReconcileReport):
     """`done`: checkpoints whose purge has ended; `moved_seconds`: by how much all ends in the trash were moved;
     `short_runs`: how many runs keep what is due, for they have fewer than two proven points beside it; `purged_runs`:
     deleted runs and projects that nobody can take back from now on; `forgotten_rows`: what was over for long enough."""
@@ -114,7 +115,7 @@ class _Going:
     project_id: str
 
 
-def tick(context: ServiceContext) -> PurgeReport:
+def reconcile(context: ServiceContext) -> PurgeReport:
     settle_history(context)
     with context.database.transaction() as session:
         gap = _leave_out_gap(session, context.settings)
@@ -166,7 +167,7 @@ def _is_due(session: Session, pressure: Pressure) -> ColumnElement[bool]:
 
 
 def _may_go(session: Session, pressure: Pressure, short: Collection[str]) -> ColumnElement[bool]:
-    """What must stay is no work: it would fill every round and keep out what may go."""
+    """What must stay is no work: it would fill every pass and keep out what may go."""
     spare = or_(Checkpoint.run_id.not_in(short), is_spare(session)) if short else true()
     return and_(_is_due(session, pressure), ~must_stay(session), spare)
 
@@ -265,16 +266,16 @@ def _tell(session: Session, checkpoint: Checkpoint, action: str, before: Checkpo
 
 
 def _leave_out_gap(session: Session, settings: ServiceSettings) -> timedelta:
-    """Notes this round; by how much the ends were moved, zero in the ordinary case. A clock that went back moves
+    """Notes this pass; by how much the ends were moved, zero in the ordinary case. A clock that went back moves
     nothing: the ends are further away then, which is safe."""
     now = database_now(session)
-    insert_absent(session, Controller, [{"name": NAME, "ticked_at": now}])
+    insert_absent(session, Controller, [{"name": NAME, "reconciled_at": now}])
     row = session.execute(
         select(Controller).where(Controller.name == NAME).with_for_update(),
         execution_options={"populate_existing": True},
     ).scalar_one()
-    gap = now - row.ticked_at
-    row.ticked_at = now
+    gap = now - row.reconciled_at
+    row.reconciled_at = now
     usual = timedelta(seconds=settings.controller_interval_seconds * EVERY_ROUNDS)
     if gap <= max(_SHORTEST_GAP, usual * _ROUNDS):
         return timedelta()

@@ -38,7 +38,7 @@ def is_pinned(session: Session) -> ColumnElement[bool]:
 
 
 def is_being_read(session: Session) -> ColumnElement[bool]:
-    """Over `checkpoints`: a lease that has not run out. It outlives every ticket given under it (protocol rule 21)."""
+    """Over `checkpoints`: a lease that has not run out. It outlives every ticket given under it (rule read-lease)."""
     return exists().where(ReadLease.checkpoint_id == Checkpoint.id, ReadLease.expires_at > database_now(session))
 
 
@@ -47,7 +47,7 @@ def must_stay(session: Session) -> ColumnElement[bool]:
     return or_(is_held(session), is_pinned(session), is_being_read(session))
 
 
-# Whether a run can spare what is in its trash: it has two other points that are proven, now (protocol rule 39).
+# Whether a run can spare what is in its trash: it has two other points that are proven, now (rule two-verified-points).
 #
 # The plan counted them when it was made. By the time of the purge one may have been found bad, and what is in the trash
 # is what the run has left.
@@ -96,7 +96,7 @@ def is_spare(session: Session) -> ColumnElement[bool]:
     )
 
 
-# Committed -> trashed: the one way in which a checkpoint expires, for policies and for people (protocol rule 26).
+# Committed -> trashed: the one way in which a checkpoint expires, for policies and for people (rule trash-first).
 #
 # The caller holds the run's row FOR UPDATE, so no commit, no new attempt and no "resumed from" changes what it has
 # decided. What has its own lock is looked at again here: the checkpoints' rows are locked, in order, and a LATER
@@ -188,7 +188,7 @@ def _free(session: Session, versions: Mapping[str, int]) -> set[str]:
     return {row.id for row in rows if row.version == versions[row.id]}
 
 
-# Trashed -> committed, until the purge begins (protocol rule 26).
+# Trashed -> committed, until the purge begins (rule trash-first).
 #
 # What a policy expired it would expire again in minutes, so it is pinned for a while unless the caller says otherwise.
 
@@ -268,7 +268,7 @@ def _refuse_if_saved_anew(session: Session, checkpoint: Checkpoint) -> None:
             Checkpoint.run_id == checkpoint.run_id,
             Checkpoint.attempt_number == checkpoint.attempt_number,
             Checkpoint.step == checkpoint.step,
-            Checkpoint.off_line == checkpoint.off_line,
+            Checkpoint.detached == checkpoint.detached,
             Checkpoint.state.in_(_LIVE),
         )
     )

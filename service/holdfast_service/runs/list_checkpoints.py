@@ -137,7 +137,7 @@ def _restorable(session: Session, run: Run, point: Latest | Best) -> Checkpoint:
             f"No checkpoint of this run can be restored as {point}. `holdfast checkpoints` shows them and why not.",
             selector=str(point),
             ever_committed=decision.ever_committed,
-            passed_over=[one.model_dump(mode="json") for one in decision.passed_over],
+            skipped=[one.model_dump(mode="json") for one in decision.skipped],
         )
     return session.get_one(Checkpoint, decision.restore_point.checkpoint_id)
 

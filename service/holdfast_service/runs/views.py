@@ -137,7 +137,7 @@ def checkpoint_view(
         abort_reason=row.abort_reason,
         abort_rank=row.abort_rank,
         pushed_by=row.pushed_by,
-        off_line=row.off_line,
+        detached=row.detached,
         pinned_at=row.pinned_at,
         pinned_by=row.pinned_by,
         pin_reason=row.pin_reason,

@@ -1,8 +1,8 @@
 """What the copies are worth: verify what nobody has hashed, scrub what was verified long ago, repair what is bad.
 
-verify.py       a round: reads copies that are unproven or suspect
-controller.py   a round: reads each copy again, the longest unread first, a share each day
-repair.py       a round: another copy for what is bad, read before it counts; takes the flags from what is whole again
+verify.py       a pass: reads copies that are unproven or suspect
+controller.py   a pass: reads each copy again, the longest unread first, a share each day
+repair.py       a pass: another copy for what is bad, read before it counts; takes the flags from what is whole again
 read_copies.py  what they share: claim, read back, settle, store by store
 on_demand.py    `holdfast scrub`, for a run or a checkpoint
 impact.py       what a bad chunk means: copies, checkpoints, runs and the nearest good steps

@@ -1,4 +1,4 @@
-"""A round of scrubbing: reads and hashes again what was proven long ago, the longest unread first.
+"""A pass of scrubbing: reads and hashes again what was proven long ago, the longest unread first.
 
 Every copy is read once in HOLDFAST_SCRUB_DAYS, at HOLDFAST_SCRUB_BYTES_PER_SECOND at most, and within what the process
 reads back at all. A copy comes due a little before its time, by up to a fifth and by its number: so what was written in
@@ -23,15 +23,15 @@ from holdfast_service.copies.predicates import PROVEN
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.scrub.read_copies import Due, backlog_of, read_due, total_of
-from holdfast_service.stores.reading_pace import ReadingPace
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.stores.read_rate_limit import ReadRateLimit
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 _SLOTS = 8
 _EARLIEST = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScrubReport(RoundReport):
+class ScrubReport(ReconcileReport):
     good: int = 0
     bad: int = 0
     missing: int = 0
@@ -39,16 +39,16 @@ class ScrubReport(RoundReport):
     corrupt_checkpoints: tuple[str, ...] = ()
 
 
-def tick(context: ServiceContext) -> ScrubReport:
+def reconcile(context: ServiceContext) -> ScrubReport:
     if not context.settings.scrub_days:
         return ScrubReport()
-    own = ReadingPace(context.settings.scrub_bytes_per_second)
+    own = ReadRateLimit(context.settings.scrub_bytes_per_second)
 
-    def spend(count: int) -> None:
-        own.spend(count)
-        context.reading_pace.spend(count)
+    def acquire(count: int) -> None:
+        own.acquire(count)
+        context.read_rate_limit.acquire(count)
 
-    reading = read_due(context, Actor.controller("scrub"), _due(context), spend)
+    reading = read_due(context, Actor.controller("scrub"), _due(context), acquire)
     total = total_of(reading.by_store)
     return ScrubReport(
         done=total.settled,

@@ -26,10 +26,10 @@ from holdfast_service.runs.find import checkpoint_by_id, project_named
 
 
 def is_bad() -> ColumnElement[bool]:
-    """Over `copies`: suspect, or found bad and not healed. An upload that never arrived as announced is neither."""
+    """Over `copies`: suspect, or found bad and not repaired. An upload that never arrived as announced is neither."""
     return or_(
         Copy.state == CopyState.SUSPECT,
-        and_(Copy.state == CopyState.BAD, Copy.bad_at.is_not(None), Copy.healed_at.is_(None)),
+        and_(Copy.state == CopyState.BAD, Copy.bad_at.is_not(None), Copy.repaired_at.is_(None)),
     )
 
 
@@ -55,7 +55,7 @@ def copy_fields(context: ServiceContext, copy: Copy) -> dict[str, Any]:
         "verified_at": copy.verified_at,
         "bad_at": copy.bad_at,
         "finding": copy.finding,
-        "healed_at": copy.healed_at,
+        "repaired_at": copy.repaired_at,
     }
 
 
@@ -92,7 +92,7 @@ def impact_of_chunk(context: ServiceContext, caller: Principal, digest: str) -> 
 
 
 def impact_of_checkpoint(context: ServiceContext, caller: Principal, checkpoint_id: str) -> Impact:
-    """Of its chunks that have a bad or suspect copy which is not healed, or no good one; nothing if there are none.
+    """Of its chunks that have a bad or suspect copy which is not repaired, or no good one; nothing if there are none.
     Raises `checkpoint_not_found`."""
     with context.database.read() as session:
         checkpoint_by_id(session, caller, checkpoint_id)
@@ -218,7 +218,7 @@ def _checkpoints(
 
 
 def _good_steps(session: Session, run_id: str) -> list[GoodStep]:
-    """What can be restored on the run's line of descent, the smallest step first."""
+    """What can be restored on the run's lineage, the smallest step first."""
     line = line_of_run(session, run_id)
     rows = session.execute(
         select(Checkpoint.id, Checkpoint.step, Checkpoint.attempt_number)
@@ -226,7 +226,7 @@ def _good_steps(session: Session, run_id: str) -> list[GoodStep]:
             Checkpoint.run_id == run_id,
             Checkpoint.state == CheckpointState.COMMITTED,
             Checkpoint.health == Health.OK,
-            ~Checkpoint.off_line,
+            ~Checkpoint.detached,
         )
         .order_by(Checkpoint.step, Checkpoint.attempt_number)
     )

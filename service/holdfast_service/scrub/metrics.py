@@ -21,10 +21,10 @@ from holdfast_service.scrub.controller import oldest_seconds
 CACHE_SECONDS = 10.0
 
 _COUNTERS = (
-    ("read_bytes", "Bytes that were read back to prove, scrub and heal, since the catalog was made."),
+    ("read_bytes", "Bytes that were read back to prove, scrub and repair, since the catalog was made."),
     ("read_copies", "Copies whose reading was settled."),
     ("bad_copies", "Copies that were found bad or missing."),
-    ("healed_copies", "Bad copies whose store has another one that was read."),
+    ("repaired_copies", "Bad copies whose store has another one that was read."),
 )
 
 

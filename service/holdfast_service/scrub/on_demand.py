@@ -25,11 +25,11 @@ from holdfast_service.db.tables.operations import Operation
 from holdfast_service.lineage.restore_choice import WHOLE, refuse_unless_whole
 from holdfast_service.runs.find import checkpoint_by_id, run_named
 from holdfast_service.scrub.read_copies import Tally, keep_totals, lease, read_one, seems_fine, total_of
-from holdfast_service.scrub.repair import Damaged, Mended, claim_damaged, mend, put_off, unmark
+from holdfast_service.scrub.repair import Damaged, RepairResult, claim_damaged, defer, repair_copy, unmark
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.operations import OperationRun, start_operation
 
-# Scrubs the copies of given chunks, in every attached store, and mends those that are damaged: what an operation does.
+# Scrubs the copies of given chunks, in every attached store, and repairs the damaged ones: what an operation does.
 #
 # A store that does not answer is left alone from then on and told. What somebody else is at work on is waited for at
 # the end: their finding is as good as ours.
@@ -111,11 +111,11 @@ class ChunkScrub:
         if self._role(copy.store_id) in self.problems or copy.id in self._looked_at:
             return False
         self._looked_at.add(copy.id)
-        return copy.bad_at is not None and copy.bad_at < self._since and copy.healed_at is None
+        return copy.bad_at is not None and copy.bad_at < self._since and copy.repaired_at is None
 
     def _count_damage(self, copy: Copy) -> None:
-        """Found bad before, or by another: it counts unless it was healed before this operation."""
-        if copy.bad_at is None or (copy.healed_at is not None and copy.healed_at < self._since):
+        """Found bad before, or by another: it counts unless it was repaired before this operation."""
+        if copy.bad_at is None or (copy.repaired_at is not None and copy.repaired_at < self._since):
             return
         self.copies += 1
         if copy.finding == Finding.MISSING:
@@ -133,14 +133,14 @@ class ChunkScrub:
         if claimed is None:
             self._waiting.append(copy_id)
             return
-        spend = self._context.reading_pace.spend
+        acquire = self._context.read_rate_limit.acquire
         try:
             bad = claimed.state_before is CopyState.BAD  # what seems fine proves nothing of it
             if self._mode is ScrubMode.METADATA and not bad and seems_fine(self._context, claimed):
                 let_go(self._context, claimed)
                 self.good += 1
                 return
-            tally = read_one(self._context, claimed, self._actor, spend)
+            tally = read_one(self._context, claimed, self._actor, acquire)
         except StoreError as error:
             let_go(self._context, claimed)
             self.note_problem(claimed.store_id, error)
@@ -153,7 +153,7 @@ class ChunkScrub:
         self.missing += tally.missing
 
     def _mend(self, chunk_ids: Sequence[int], progress: Progress) -> None:
-        """What is damaged of these chunks, each once. What is lost now is left to the round of healing."""
+        """What is damaged of these chunks, each once. What is lost now is left to the pass of repairing."""
         with self._context.database.read() as session:
             damaged = session.scalars(
                 select(Copy.id)
@@ -162,7 +162,7 @@ class ChunkScrub:
                     Copy.store_id.in_(self._context.store_ids),
                     Copy.state == CopyState.BAD,
                     Copy.bad_at.is_not(None),
-                    Copy.healed_at.is_(None),
+                    Copy.repaired_at.is_(None),
                 )
                 .order_by(Copy.id)
             ).all()
@@ -170,13 +170,15 @@ class ChunkScrub:
             progress()
             claimed = self._context.database.run(partial(_claim_damaged, context=self._context, copy_id=copy_id))
             if claimed is not None and not self._mend_one(claimed):
-                put_off(self._context, claimed)
+                defer(self._context, claimed)
 
     def _mend_one(self, damaged: Damaged) -> bool:
-        """Whether it is healed."""
-        spend = self._context.reading_pace.spend
+        """Whether it is repaired."""
+        acquire = self._context.read_rate_limit.acquire
         try:
-            return mend(self._context, damaged, spend, self.by_store[damaged.store_id]) is Mended.HEALED
+            return (
+                repair_copy(self._context, damaged, acquire, self.by_store[damaged.store_id]) is RepairResult.REPAIRED
+            )
         except StoreFailedError as error:
             self.note_problem(error.store_id, error)
         except (StoreError, LeaseOverError) as error:
@@ -211,7 +213,7 @@ def _claim_damaged(session: Session, context: ServiceContext, copy_id: int) -> D
         .where(
             Copy.id == copy_id,
             Copy.state == CopyState.BAD,
-            Copy.healed_at.is_(None),
+            Copy.repaired_at.is_(None),
             copy_is_free(database_now(session)),
         )
         .with_for_update(skip_locked=True)
@@ -219,9 +221,9 @@ def _claim_damaged(session: Session, context: ServiceContext, copy_id: int) -> D
     return None if copy is None else claim_damaged(session, context, copy)
 
 
-# The operation behind `holdfast scrub`: reads every copy of a run's or a checkpoint's chunks, and heals what is bad.
+# The operation behind `holdfast scrub`: reads every copy of a run's or a checkpoint's chunks, and repairs what is bad.
 #
-#     the chunks, a portion at a time: read or look at each copy, then mend what is damaged
+#     the chunks, a portion at a time: read or look at each copy, then repair what is damaged
 #       -> take back the marks of what is whole again -> the result
 #
 # It may be begun again at any point: what was read since the operation was asked for is not read again.
@@ -258,7 +260,7 @@ def run_scrub(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
         bad=scrub.bad,
         missing=scrub.missing,
         read_bytes=total_of(scrub.by_store).read_bytes,
-        healed=_count_healed(context, chunk_ids, since),
+        repaired=_count_repaired(context, chunk_ids, since),
         lost=_count_lost(context, chunk_ids),
         cold=scrub.cold,
         unread=scrub.unread,
@@ -312,14 +314,14 @@ def _names(context: ServiceContext, checkpoint_ids: Sequence[str]) -> list[str]:
     return names
 
 
-def _count_healed(context: ServiceContext, chunk_ids: Sequence[int], since: datetime) -> int:
-    healed = 0
+def _count_repaired(context: ServiceContext, chunk_ids: Sequence[int], since: datetime) -> int:
+    repaired = 0
     with context.database.read() as session:
         for portion in _portions(chunk_ids):
-            healed += (
-                session.scalar(select(func.count()).where(Copy.chunk_id.in_(portion), Copy.healed_at >= since)) or 0
+            repaired += (
+                session.scalar(select(func.count()).where(Copy.chunk_id.in_(portion), Copy.repaired_at >= since)) or 0
             )
-    return healed
+    return repaired
 
 
 def _count_lost(context: ServiceContext, chunk_ids: Sequence[int]) -> int:

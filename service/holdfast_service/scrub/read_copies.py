@@ -43,13 +43,13 @@ def seems_fine(context: ServiceContext, claimed: Claim) -> bool:
 
 @dataclass
 class Tally:
-    """Of one round or one operation. `marked`: ids of the checkpoints that are corrupt by it."""
+    """Of one pass or one operation. `marked`: ids of the checkpoints that are corrupt by it."""
 
     good: int = 0
     bad: int = 0
     missing: int = 0
     read_bytes: int = 0
-    healed: int = 0
+    repaired: int = 0
     marked: set[str] = field(default_factory=set)
 
     @property
@@ -66,7 +66,7 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         self.good, self.bad, self.missing = self.good + other.good, self.bad + other.bad, self.missing + other.missing
-        self.read_bytes, self.healed = self.read_bytes + other.read_bytes, self.healed + other.healed
+        self.read_bytes, self.repaired = self.read_bytes + other.read_bytes, self.repaired + other.repaired
         self.marked |= other.marked
 
 
@@ -78,9 +78,9 @@ def total_of(by_store: Mapping[int, Tally]) -> Tally:
 
 
 def keep_totals(database: Database, by_store: Mapping[int, Tally]) -> None:
-    """Adds them to the catalog's: at the end of a round, for these rows are everybody's."""
+    """Adds them to the catalog's: at the end of a pass, for these rows are everybody's."""
     for store_id, tally in sorted(by_store.items()):
-        if not (tally.settled or tally.read_bytes or tally.healed):
+        if not (tally.settled or tally.read_bytes or tally.repaired):
             continue
         with database.transaction() as session:
             insert_absent(session, ScrubTotal, [{"store_id": store_id}])
@@ -91,7 +91,7 @@ def keep_totals(database: Database, by_store: Mapping[int, Tally]) -> None:
                     read_copies=ScrubTotal.read_copies + tally.settled,
                     read_bytes=ScrubTotal.read_bytes + tally.read_bytes,
                     bad_copies=ScrubTotal.bad_copies + tally.bad + tally.missing,
-                    healed_copies=ScrubTotal.healed_copies + tally.healed,
+                    repaired_copies=ScrubTotal.repaired_copies + tally.repaired,
                 )
             )
 
@@ -99,10 +99,10 @@ def keep_totals(database: Database, by_store: Mapping[int, Tally]) -> None:
 # Claims the copies that are due, reads them back and settles them, store by store: proving and scrubbing are this.
 #
 # A copy is claimed with a lease, so any number of processes share the work, and a killed one's copies come due again. A
-# store that is away, or not this catalog's, proves nothing and stops only its own part of the round.
+# store that is away, or not this catalog's, proves nothing and stops only its own part of the pass.
 
 BATCH = 8
-# A copy that the store could not give is not the first one again in the next round, or it would hold up the others.
+# A copy that the store could not give is not the first one again in the next pass, or it would hold up the others.
 _AFTER_FAILURE = timedelta(seconds=30)
 
 _log = structlog.get_logger("holdfast.scrub")
@@ -118,7 +118,7 @@ class Due:
 
 @dataclass
 class Reading:
-    """What came of a round. `problems`: the store's role and why its part was stopped."""
+    """What came of a pass. `problems`: the store's role and why its part was stopped."""
 
     by_store: dict[int, Tally] = field(default_factory=dict)
     failed: int = 0
@@ -129,14 +129,16 @@ class Reading:
         return "; ".join(f"{role} store: {why}" for role, why in self.problems.items()) or None
 
 
-def read_due(context: ServiceContext, actor: Actor, due: Due, spend: Callable[[int], None]) -> Reading:
+def read_due(context: ServiceContext, actor: Actor, due: Due, acquire: Callable[[int], None]) -> Reading:
     """Reads for about one interval, or until nothing is due: a batch of each store in turn."""
     reading = Reading({attached.store_id: Tally() for attached in context.stores})
     ends_at = time.monotonic() + context.settings.controller_interval_seconds
     left = list(context.stores)
     try:
         while left:
-            left = [attached for attached in left if _read_batch(context, actor, due, attached, reading, spend=spend)]
+            left = [
+                attached for attached in left if _read_batch(context, actor, due, attached, reading, acquire=acquire)
+            ]
             if time.monotonic() >= ends_at or context.stopping.is_set():
                 break
     finally:
@@ -151,15 +153,15 @@ def _read_batch(
     attached: AttachedStore,
     reading: Reading,
     *,
-    spend: Callable[[int], None],
+    acquire: Callable[[int], None],
 ) -> bool:
     """Whether there may be more to read in this store."""
     claims = context.database.run(lambda session: _claim_due(session, context, due, attached))
     for position, claimed in enumerate(claims):
         try:
-            tally = read_one(context, claimed, actor, spend)
+            tally = read_one(context, claimed, actor, acquire)
         except StoreError as error:
-            _put_off(context, claims[position:])
+            _defer(context, claims[position:])
             reading.failed += 1
             reading.problems[attached.role.value] = str(error)
             _log.warning("store_not_read", store=attached.role.value, reason=str(error))
@@ -168,13 +170,13 @@ def _read_batch(
     return len(claims) == BATCH
 
 
-def read_one(context: ServiceContext, claimed: Claim, actor: Actor, spend: Callable[[int], None]) -> Tally:
+def read_one(context: ServiceContext, claimed: Claim, actor: Actor, acquire: Callable[[int], None]) -> Tally:
     """Raises StoreError if the copy's store cannot tell; the lease is then still the caller's to give back."""
     tally = Tally()
 
     def on_bytes(count: int) -> None:
         tally.read_bytes += count
-        spend(count)
+        acquire(count)
 
     finding: Finding | None
     try:
@@ -222,7 +224,7 @@ def _claim_due(session: Session, context: ServiceContext, due: Due, attached: At
     return [claim(session, chunk, copy, now + lease(context), suspect=False) for copy, chunk in rows]
 
 
-def _put_off(context: ServiceContext, claims: Sequence[Claim]) -> None:
+def _defer(context: ServiceContext, claims: Sequence[Claim]) -> None:
     with context.database.transaction() as session:
         until = database_now(session) + _AFTER_FAILURE
         for position, claimed in enumerate(claims):

@@ -26,7 +26,7 @@ from holdfast_service.copies.copy_chunk import (
     begin_copy,
     copy_now,
 )
-from holdfast_service.copies.corruption import heal_if_whole, needed_by_a_checkpoint, read_since_damage
+from holdfast_service.copies.corruption import needed_by_a_checkpoint, read_since_damage, repair_if_whole
 from holdfast_service.copies.predicates import KEPT, PROVEN, keeps_anywhere
 from holdfast_service.copies.read_back import (
     Claim,
@@ -43,27 +43,27 @@ from holdfast_service.db.tables.core import COPY_DAMAGED, Checkpoint, Chunk, Chu
 from holdfast_service.lineage.restore_choice import WHOLE
 from holdfast_service.scrub.read_copies import BATCH, Tally, keep_totals, lease, read_one, total_of
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
-# Heals one copy that was found bad: its store gets another copy of the chunk, which counts once it was read.
+# Repairs one copy that was found bad: its store gets another copy of the chunk, which counts once it was read.
 #
 #     claim the bad copy -> is there another good one in its store? read it (it may have been sent anew since)
 #                        -> else copy from any store that has a good one (copies/copy_chunk.py), then read that
-#                        -> settle: the bad copy is healed, an event says so, and the collector may take it
+#                        -> settle: the bad copy is repaired, an event says so, and the collector may take it
 #
 # The bad copy's row is claimed with a lease, and the new copy's row with one of its own: a process that dies between
 # any two of these steps leaves what the next one goes on from, and two at once do no harm. A new copy always has a
-# generation of its own (protocol rule 17), so what is rotten stays rotten and nobody confuses the two.
+# generation of its own (rule random-generation), so what is rotten stays rotten and nobody confuses the two.
 
 # Each try meets another rotten copy, or another's work that ended meanwhile.
 _TRIES = 8
 _AGAIN_AFTER = timedelta(minutes=1)
 
-HEAL = Actor.controller("heal")
+REPAIR = Actor.controller("repair")
 
 
-class Mended(StrEnum):
-    HEALED = "healed"
+class RepairResult(StrEnum):
+    REPAIRED = "repaired"
     RETURNED = "read again, and it has the right bytes"
     LOST = "no store that is attached and answers has a good copy"
     LATER = "somebody else is at work on it"
@@ -102,44 +102,46 @@ def claim_damaged(session: Session, context: ServiceContext, copy: Copy) -> Dama
     )
 
 
-def mend(context: ServiceContext, damaged: Damaged, spend: Callable[[int], None], tally: Tally) -> Mended:
+def repair_copy(
+    context: ServiceContext, damaged: Damaged, acquire: Callable[[int], None], tally: Tally
+) -> RepairResult:
     """What came of it. Raises StoreError and `StoreFailedError` if a store does not answer, and `LeaseOverError`; the
     claim is then still the caller's to give back."""
     for _ in range(_TRIES):
-        if _settle_healed(context, damaged):
-            tally.healed += 1
-            return Mended.HEALED
+        if _settle_repaired(context, damaged):
+            tally.repaired += 1
+            return RepairResult.REPAIRED
         claimed = context.database.run(lambda session: _claim_another(session, context, damaged))
         if claimed is not None:
-            _read(context, claimed, spend, tally)
+            _read(context, claimed, acquire, tally)
             continue
         task = context.database.run(lambda session: _begin(session, context, damaged))
         if task is None:
             break
         try:
-            copy_now(context, task, spend)
+            copy_now(context, task, acquire)
         except (SourceBadError, TargetBadError):
             continue  # the one is suspect and the other bad now: the next try takes another
         tally.read_bytes += task.stored_bytes
     return context.database.run(lambda session: _give_up(session, damaged))
 
 
-def look(context: ServiceContext, damaged: Damaged, spend: Callable[[int], None], tally: Tally) -> Mended:
-    """Reads the bad copy itself again, where there is no other to heal it from: its store may have been wrong, or
+def look(context: ServiceContext, damaged: Damaged, acquire: Callable[[int], None], tally: Tally) -> RepairResult:
+    """Reads the bad copy itself again, where there is no other to repair it from: its store may have been wrong, or
     somebody has put it back. Raises StoreError; the claim is then still the caller's to give back."""
     claimed = context.database.run(lambda session: claim_bad(session, context, damaged.copy_id))
 
     def on_bytes(count: int) -> None:
         tally.read_bytes += count
-        spend(count)
+        acquire(count)
 
-    if claimed is None or look_again(context, claimed, HEAL, on_bytes) is not Finding.GOOD:
-        return Mended.LOST
-    tally.healed += 1
-    return Mended.RETURNED
+    if claimed is None or look_again(context, claimed, REPAIR, on_bytes) is not Finding.GOOD:
+        return RepairResult.LOST
+    tally.repaired += 1
+    return RepairResult.RETURNED
 
 
-def put_off(context: ServiceContext, damaged: Damaged) -> None:
+def defer(context: ServiceContext, damaged: Damaged) -> None:
     """Gives the claim back: it is due again, but does not hold up the others."""
     with context.database.transaction() as session:
         session.execute(
@@ -154,9 +156,9 @@ def put_off(context: ServiceContext, damaged: Damaged) -> None:
         )
 
 
-def _read(context: ServiceContext, claimed: Claim, spend: Callable[[int], None], tally: Tally) -> None:
+def _read(context: ServiceContext, claimed: Claim, acquire: Callable[[int], None], tally: Tally) -> None:
     try:
-        tally.add(read_one(context, claimed, HEAL, spend))
+        tally.add(read_one(context, claimed, REPAIR, acquire))
     except StoreError:
         let_go(context, claimed)
         raise
@@ -185,8 +187,8 @@ def _begin(session: Session, context: ServiceContext, damaged: Damaged) -> CopyT
     return begin_copy(session, context, damaged.chunk_id, damaged.store_id, storage_class=damaged.storage_class)
 
 
-def _settle_healed(context: ServiceContext, damaged: Damaged) -> bool:
-    """Whether a copy in the same store was read since the damage: then it is healed, and an event says so."""
+def _settle_repaired(context: ServiceContext, damaged: Damaged) -> bool:
+    """Whether a copy in the same store was read since the damage: then it is repaired, and an event says so."""
 
     def settle(session: Session) -> bool:
         digest = session.scalar(select(Chunk.digest).where(Chunk.id == damaged.chunk_id).with_for_update())
@@ -206,11 +208,11 @@ def _settle_healed(context: ServiceContext, damaged: Damaged) -> bool:
         bad = _locked(session, damaged)
         if good is None or bad is None:
             return False
-        bad.healed_at, bad.leased_until = database_now(session), None
+        bad.repaired_at, bad.leased_until = database_now(session), None
         record_event(
             session,
-            HEAL,
-            "copy.heal",
+            REPAIR,
+            "copy.repair",
             project_id=bad.project_id,
             reason=f"The copy {bad.finding}; another one was made and read.",
             before={"chunk": digest, "store": bad.store_id, "copy": bad.id, "bad_at": damaged.bad_at.isoformat()},
@@ -221,7 +223,7 @@ def _settle_healed(context: ServiceContext, damaged: Damaged) -> bool:
     return context.database.run(settle)
 
 
-def _give_up(session: Session, damaged: Damaged) -> Mended:
+def _give_up(session: Session, damaged: Damaged) -> RepairResult:
     """Another worker's copy that is under way, or being read, is no loss."""
     at_work = session.scalar(
         select(Copy.id)
@@ -232,7 +234,7 @@ def _give_up(session: Session, damaged: Damaged) -> Mended:
         )
         .limit(1)
     )
-    return Mended.LOST if at_work is None else Mended.LATER
+    return RepairResult.LOST if at_work is None else RepairResult.LATER
 
 
 def _locked(session: Session, damaged: Damaged) -> Copy | None:
@@ -245,13 +247,13 @@ def _locked(session: Session, damaged: Damaged) -> Copy | None:
     ).scalar_one_or_none()
 
 
-# A round of healing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
+# A pass of repairing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
 #
-# What is bad is healed from any store that has a good copy, or by whoever sends the same digest anew.
+# What is bad is repaired from any store that has a good copy, or by whoever sends the same digest anew.
 # If none has, it is itself read again from time to time. A mark is taken back only when every chunk of the checkpoint
 # that was ever found damaged has a copy that was read since. The rotten copy itself is left to the collector.
 
-# Rounds of the controllers' pause between two of this one; so long it may take, and then there is no pause.
+# Passes of the controllers' pause between two of this one; so long it may take, and then there is no pause.
 EVERY_ROUNDS = 12
 _PORTION = 50
 
@@ -259,18 +261,18 @@ _log = structlog.get_logger("holdfast.scrub")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HealReport(RoundReport):
-    """`lost_copies`: no store has a good one to heal them from now."""
+class HealReport(ReconcileReport):
+    """`lost_copies`: no store has a good one to repair them from now."""
 
-    healed_copies: int = 0
+    repaired_copies: int = 0
     lost_copies: int = 0
     read_bytes: int = 0
-    healed_checkpoints: tuple[str, ...] = ()
+    repaired_checkpoints: tuple[str, ...] = ()
     corrupt_checkpoints: tuple[str, ...] = ()
 
 
 @dataclass
-class _Round:
+class _Pass:
     by_store: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
     lost: int = 0
     failed: int = 0
@@ -279,28 +281,28 @@ class _Round:
     def fail(self, error: Exception) -> None:
         self.failed += 1
         self.error = str(error)
-        _log.warning("not_healed", reason=str(error))
+        _log.warning("not_repaired", reason=str(error))
 
 
-def tick(context: ServiceContext) -> HealReport:
-    """Heals for about the interval of its rounds, or until nothing is due."""
-    doing = _Round()
-    healed: list[str] = []
+def reconcile(context: ServiceContext) -> HealReport:
+    """Repairs for about the interval of its passes, or until nothing is due."""
+    doing = _Pass()
+    repaired: list[str] = []
     ends_at = time.monotonic() + context.settings.controller_interval_seconds * EVERY_ROUNDS
     try:
-        _mend_what_is_due(context, doing, ends_at)
-        _unmark_what_changed(context, doing, ends_at, healed)
+        _repair_what_is_due(context, doing, ends_at)
+        _unmark_what_changed(context, doing, ends_at, repaired)
     finally:
         keep_totals(context.database, doing.by_store)
     total = total_of(doing.by_store)
     return HealReport(
-        done=total.healed + len(healed),
+        done=total.repaired + len(repaired),
         failed=doing.failed,
         error=doing.error,
-        healed_copies=total.healed,
+        repaired_copies=total.repaired,
         lost_copies=doing.lost,
         read_bytes=total.read_bytes,
-        healed_checkpoints=tuple(healed),
+        repaired_checkpoints=tuple(repaired),
         corrupt_checkpoints=tuple(sorted(total.marked)),
     )
 
@@ -315,7 +317,7 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
     return Backlog(due, leased, oldest)
 
 
-def _mend_what_is_due(context: ServiceContext, doing: _Round, ends_at: float) -> None:
+def _repair_what_is_due(context: ServiceContext, doing: _Pass, ends_at: float) -> None:
     store_ids = set(context.store_ids)
     while store_ids and time.monotonic() < ends_at and not context.stopping.is_set():
         damaged = context.database.run(lambda session: _claim_one(session, context, store_ids))
@@ -323,9 +325,9 @@ def _mend_what_is_due(context: ServiceContext, doing: _Round, ends_at: float) ->
             return
         try:
             tally = doing.by_store[damaged.store_id]
-            mended = mend(context, damaged, context.reading_pace.spend, tally)
-            if mended is Mended.LOST and damaged.look_is_due:
-                mended = look(context, damaged, context.reading_pace.spend, tally)
+            result = repair_copy(context, damaged, context.read_rate_limit.acquire, tally)
+            if result is RepairResult.LOST and damaged.look_is_due:
+                result = look(context, damaged, context.read_rate_limit.acquire, tally)
         except StoreFailedError as error:
             doing.fail(error)
             store_ids.discard(error.store_id)
@@ -335,10 +337,10 @@ def _mend_what_is_due(context: ServiceContext, doing: _Round, ends_at: float) ->
         except LeaseOverError as error:
             doing.fail(error)
         else:
-            if mended in (Mended.HEALED, Mended.RETURNED):
+            if result in (RepairResult.REPAIRED, RepairResult.RETURNED):
                 continue
-            doing.lost += mended is Mended.LOST
-        put_off(context, damaged)
+            doing.lost += result is RepairResult.LOST
+        defer(context, damaged)
 
 
 def _claim_one(session: Session, context: ServiceContext, store_ids: set[int]) -> Damaged | None:
@@ -358,8 +360,8 @@ def _claim_one(session: Session, context: ServiceContext, store_ids: set[int]) -
     return None if copy is None else claim_damaged(session, context, copy)
 
 
-def _unmark_what_changed(context: ServiceContext, doing: _Round, ends_at: float, healed: list[str]) -> None:
-    """A portion in any case, however long the mending took. A store that fails is asked once."""
+def _unmark_what_changed(context: ServiceContext, doing: _Pass, ends_at: float, repaired: list[str]) -> None:
+    """A portion in any case, however long the fixing took. A store that fails is asked once."""
     store_ids = set(context.store_ids)
     portion = _changed(context, store_ids, "")
     while portion:
@@ -368,7 +370,7 @@ def _unmark_what_changed(context: ServiceContext, doing: _Round, ends_at: float,
                 return
             try:
                 if unmark(context, checkpoint_id, doing.by_store, store_ids):
-                    healed.append(checkpoint_id)
+                    repaired.append(checkpoint_id)
             except StoreFailedError as error:
                 doing.fail(error)
                 store_ids.discard(error.store_id)
@@ -414,14 +416,14 @@ def unmark(
     while claims := context.database.run(lambda session: _claim_unread(session, context, checkpoint_id, among)):
         for position, claimed in enumerate(claims):
             try:
-                tally = read_one(context, claimed, HEAL, context.reading_pace.spend)
+                tally = read_one(context, claimed, REPAIR, context.read_rate_limit.acquire)
             except StoreError as error:
                 for left in claims[position:]:
                     let_go(context, left)
                 raise StoreFailedError(claimed.store_id, error) from error
             by_store.setdefault(claimed.store_id, Tally()).add(tally)
     with context.database.transaction() as session:
-        return heal_if_whole(session, checkpoint_id, actor=HEAL)
+        return repair_if_whole(session, checkpoint_id, actor=REPAIR)
 
 
 def _claim_unread(

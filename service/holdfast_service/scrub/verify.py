@@ -1,9 +1,9 @@
-"""A round of proving: reads the copies that nobody but their client has hashed, and those that were left suspect
-(protocol rule 14).
+"""A pass of proving: reads the copies that nobody but their client has hashed, and those that were left suspect
+(rule reuse-only-hashed).
 
 Afterwards a copy is `read`, and other attempts may rely on it; or it is bad, and the checkpoints that need it and have
 no other are marked. Where a ticket could still overwrite the copy it is only `read_early`: what went wrong is known at
-once, and it is read again when that time is over (protocol rule 37).
+once, and it is read again when that time is over (rule no-ticket-reuse).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.core import COPY_TO_READ, Copy
 from holdfast_service.scrub.read_copies import Due, backlog_of, read_due, total_of
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 
 def _is_due(now: datetime, _attached: AttachedStore) -> ColumnElement[bool]:
@@ -33,15 +33,15 @@ _DUE = Due(_is_due, Copy.id)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProveReport(RoundReport):
+class ProveReport(ReconcileReport):
     good: int = 0
     bad: int = 0
     read_bytes: int = 0
     corrupt_checkpoints: tuple[str, ...] = ()
 
 
-def tick(context: ServiceContext) -> ProveReport:
-    reading = read_due(context, Actor.controller("prove"), _DUE, context.reading_pace.spend)
+def reconcile(context: ServiceContext) -> ProveReport:
+    reading = read_due(context, Actor.controller("prove"), _DUE, context.read_rate_limit.acquire)
     total = total_of(reading.by_store)
     return ProveReport(
         done=total.settled,

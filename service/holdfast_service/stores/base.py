@@ -67,7 +67,7 @@ class StoreRefused(StoreError):  # noqa: N818
 
 
 class StoreNotOurs(StoreError):  # noqa: N818
-    """The store does not say that it belongs to this catalog in this epoch (protocol rule 5)."""
+    """The store does not say that it belongs to this catalog in this epoch (rule fencing-token)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Capabilities:
 
     @property
     def asks_md5(self) -> bool:
-        """What the store compares is the MD5, so no upload may be without one (protocol rule 47)."""
+        """What the store compares is the MD5, so no upload may be without one (rule enforcement-probed)."""
         return self.md5_enforced and not self.sha256_enforced
 
     @property
@@ -268,7 +268,7 @@ class Store(Protocol):
 
 @runtime_checkable
 class MountedStore(Protocol):
-    """What a store on a filesystem offers to clients that see the same mount (protocol rule 18)."""
+    """What a store on a filesystem offers to clients that see the same mount (rule drop-box)."""
 
     def new_mount_proof(self, *, expires_in_seconds: int) -> tuple[str, Path]:
         """A fresh file (its id and its path) whose secret content only one who sees this mount can read."""

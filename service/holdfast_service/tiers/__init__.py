@@ -6,5 +6,5 @@ cool.py          gives the chunks of due checkpoints a copy in the colder place,
 request_thaw.py  a person wants a cold checkpoint to be readable
 thaw.py          keeps it so, until its end
 show_plan.py          what would move when
-controller.py    one round
+controller.py    one pass
 """

@@ -1,5 +1,6 @@
-"""One round of the controller `tiers`: thaws first, for somebody waits for them; then where checkpoints belong, and
-then what is due moves. Nothing moves in a store that does not say that it is this catalog's, in this epoch (rule 5)."""
+"""One pass of the controller `tiers`: thaws first, for somebody waits for them; then where checkpoints belong, and
+then what is due moves. Nothing moves in a store that does not say that it is this catalog's, in this epoch (rule
+fencing-token)."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import THAWED, TO_COOL, Checkpoint, Copy
 from holdfast_service.stores.base import StoreError
-from holdfast_service.stores.reading_pace import ReadingPace
+from holdfast_service.stores.read_rate_limit import ReadRateLimit
 from holdfast_service.tiers.cool import cool_checkpoint, due_checkpoints
 from holdfast_service.tiers.rules import decide
 from holdfast_service.tiers.thaw import Thawed, advance_thaw, thawing_checkpoints
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 _CHECKPOINTS_AT_ONCE = 50
 # Nothing here is a matter of seconds, and judging all runs reads much of the catalog.
@@ -27,7 +28,7 @@ EVERY_ROUNDS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class TiersReport(RoundReport):
+class TiersReport(ReconcileReport):
     """`done` are chunks that moved, either way. `decided`: checkpoints that belong somewhere else than before."""
 
     decided: int = 0
@@ -39,10 +40,10 @@ class TiersReport(RoundReport):
     ended_thaws: int = 0
 
 
-def tick(context: ServiceContext) -> TiersReport:
+def reconcile(context: ServiceContext) -> TiersReport:
     """Works for about one interval, or until nothing is due."""
     ends_at = time.monotonic() + context.settings.controller_interval_seconds * EVERY_ROUNDS
-    pace = ReadingPace(context.settings.copy_bytes_per_second)
+    limit = ReadRateLimit(context.settings.copy_bytes_per_second)
 
     def go_on() -> bool:
         return not context.stopping.is_set() and time.monotonic() < ends_at
@@ -62,7 +63,7 @@ def tick(context: ServiceContext) -> TiersReport:
     for checkpoint_id, target in due if refusal is None else ():
         if not go_on():
             break
-        cooled = cool_checkpoint(context, checkpoint_id, target, on_bytes=pace.spend, go_on=go_on)
+        cooled = cool_checkpoint(context, checkpoint_id, target, on_bytes=limit.acquire, go_on=go_on)
         done, moved_bytes = done + cooled.moved, moved_bytes + cooled.moved_bytes
         retired, retired_bytes = retired + cooled.retired, retired_bytes + cooled.retired_bytes
         failed, error = failed + cooled.failed, cooled.error or error

@@ -121,7 +121,8 @@ def _is_good(context: ServiceContext, claimed: Claim, place: Place, on_bytes: Ca
 #
 # Within a bucket the store copies by itself (CopyObject); from folder to folder, and where the store does not hash what
 # it copies, the bytes go through this process. Either way the row comes first and is settled by its lease (protocol
-# rule 28): a process that dies in between leaves a `copying` row, which the next one takes up or the collector deletes.
+# rule row-before-copy): a process that dies in between leaves a `copying` row, which the next one takes up or the
+# collector deletes.
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,8 @@ def _copy_within(store: ClassedStore, task: CopyTask, place: Place, stored_diges
     return Moved(stored_digest, Proof.STORE_SHA256, told.facts.version_id)
 
 
-# Takes the hot copies of chunks away that have a settled copy in a colder place (protocol rules 15, 21 and 28).
+# Takes the hot copies of chunks away that have a settled copy in a colder place (rules present-is-referenced,
+# read-lease and row-before-copy).
 #
 # The locks are the guard: all users of the chunks, then the chunks, which a negotiation excludes; only then, in later
 # statements, it is asked again who wants them hot. In the same transaction the copy becomes `deleting`, so that nobody

@@ -1,4 +1,5 @@
-"""Of which chunks a hotter copy may go: a chunk is as hot as its hottest user (protocol rules 15, 21 and 29).
+"""Of which chunks a hotter copy may go: a chunk is as hot as its hottest user (rules present-is-referenced, read-lease
+and holds-outrank).
 
 Asked twice: to find work, and again under the locks of the chunk and of all its users.
 """

@@ -65,7 +65,7 @@ def wishes(policy: TierPolicy | None, subjects: Sequence[Subject], now: datetime
 
 
 def newest_healthy(subjects: Sequence[Subject]) -> list[Subject]:
-    """The points that a relaunch would take: the newest on the line of descent, and the one before it."""
+    """The points that a relaunch would take: the newest on the lineage, and the one before it."""
     healthy = [subject for subject in subjects if subject.health is Health.OK and subject.on_line]
     return sorted(healthy, key=lambda subject: (subject.step, subject.attempt), reverse=True)[:NEWEST_HOT]
 
@@ -168,7 +168,7 @@ def subjects_of(session: Session, run_id: str, now: datetime) -> list[Subject]:
             Checkpoint.labels,
             Checkpoint.committed_at,
             Checkpoint.health,
-            Checkpoint.off_line,
+            Checkpoint.detached,
             Checkpoint.tier,
             Checkpoint.tier_wanted,
             Checkpoint.tier_checked_at,
@@ -186,7 +186,7 @@ def subjects_of(session: Session, run_id: str, now: datetime) -> list[Subject]:
             labels=row.labels,
             committed_at=row.committed_at,
             health=Health(row.health),
-            on_line=not row.off_line and (row.attempt_number, row.step) in line,
+            on_line=not row.detached and (row.attempt_number, row.step) in line,
             tier=Tier(row.tier),
             wanted=row.tier_wanted,
             settled=row.tier_checked_at is not None,

@@ -211,7 +211,7 @@ def _takes(work: _Claim, asked: ChunkThaw) -> timedelta:
 _CHUNKS_AT_ONCE = 64
 # Each may hold a stored chunk in memory.
 _THREADS = 4
-# More than a round's pause: a thaw that has to be prolonged is prolonged in time.
+# More than a pass's pause: a thaw that has to be prolonged is prolonged in time.
 MARGIN = timedelta(hours=1)
 
 _log = structlog.get_logger("holdfast.tiers")
@@ -343,7 +343,8 @@ def _first_end(session: Session, context: ServiceContext, checkpoint: Checkpoint
 
 
 def _end_if_over(session: Session, context: ServiceContext, checkpoint_id: str) -> bool:
-    """Whether its time is over, and nobody reads it: under the lock that a reader's lease is taken under (rule 21)."""
+    """Whether its time is over, and nobody reads it: under the lock that a reader's lease is taken under (rule
+    read-lease)."""
     checkpoint = _locked(session, checkpoint_id)
     if checkpoint.thawed_until is None:
         return True

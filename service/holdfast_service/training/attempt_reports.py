@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session, defer
 
-from holdfast_protocol.attempts import Account, AttemptView, EndAttempt, Heartbeat, HeartbeatReply
+from holdfast_protocol.attempts import AttemptView, EndAttempt, Heartbeat, HeartbeatReply, ProgressReport
 from holdfast_protocol.base import Fence, Page
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AttemptOutcome, Scope
@@ -33,7 +33,7 @@ from holdfast_service.webhooks.outbox import leave_calls
 _LONGEST_AGE_SECONDS = 3650 * 86400.0
 
 
-def take_account(session: Session, attempt: Attempt, told: Account, now: datetime) -> None:
+def take_progress_report(session: Session, attempt: Attempt, told: ProgressReport, now: datetime) -> None:
     """The row is locked, or nobody else writes these columns meanwhile. What is older than what is known changes
     nothing: a request that was held up may arrive after a later one, and a rank may be behind another."""
     attempt.heartbeat_at = now
@@ -120,7 +120,7 @@ def take_heartbeat(
         now = database_now(session)
         beat(session, attempt, now, context.settings)
         lock_attempt(session, attempt)
-        take_account(session, attempt, request, now)
+        take_progress_report(session, attempt, request, now)
     return HeartbeatReply(save_interval_seconds=context.save_advice.interval_seconds(run.id))
 
 
@@ -149,7 +149,7 @@ def end_attempt(
         _, attempt = pass_fence(session, run.id, request, context.epoch)
         lock_attempt(session, attempt)
         now = database_now(session)
-        take_account(session, attempt, request, now)
+        take_progress_report(session, attempt, request, now)
         if attempt.outcome is None or attempt.outcome == AttemptOutcome.LOST:
             attempt.ended_at = now
             attempt.outcome = request.outcome

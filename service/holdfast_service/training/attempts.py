@@ -32,7 +32,7 @@ from holdfast_service.training.commit import abort
 from holdfast_service.training.crash_loop import break_crash_loop
 from holdfast_service.training.fencing import pass_fence
 
-# Whether a run's name looks like a mistyped one of a run that is there. Pure (protocol rule 20).
+# Whether a run's name looks like a mistyped one of a run that is there. Pure (rule no-silent-fresh-start).
 #
 # One slip of the finger (a letter or a separator too many, missing, wrong, or two exchanged) inside a word of three or
 # more letters is a typo, and so is another case. People differ in digits and in words of one or two letters on purpose:
@@ -85,8 +85,8 @@ def _letters_around(name: str, start: int, length: int) -> int:
 
 # The run that an attempt is opened in: found, or made where that is what the caller wants.
 #
-# A mistyped name must not quietly train from scratch (protocol rule 20): unless `create` says so, a new name that looks
-# like that of a run with checkpoints is refused.
+# A mistyped name must not quietly train from scratch (rule no-silent-fresh-start): unless `create` says so, a new name
+# that looks like that of a run with checkpoints is refused.
 
 _SUGGESTIONS = 3
 
@@ -140,7 +140,8 @@ def _refuse_mistyped(session: Session, caller: Principal, project_name: str, run
         )
 
 
-# Open an attempt: from here on every write of an older one is refused (protocol rules 1, 2 and 20).
+# Open an attempt: from here on every write of an older one is refused (rules lock-order, attempt-compare-and-swap and
+# no-silent-fresh-start).
 #
 # In one transaction, in this order: the run's row FOR UPDATE, which waits for every commit that is under way and holds
 # off every new one; the number; the abort of what older attempts left uploading; and only then, in a later statement,
@@ -177,7 +178,7 @@ def open_attempt(
         epoch=context.epoch,
         run_id=opened.run_id,
         restore_point=opened.decision.restore_point,
-        passed_over=opened.decision.passed_over,
+        skipped=opened.decision.skipped,
         ever_committed=opened.decision.ever_committed,
         components=opened.components,
         note=opened.decision.note,
@@ -286,7 +287,7 @@ def _abort_uploading(session: Session, run: Run, number: int, now: datetime) -> 
         .where(
             Checkpoint.run_id == run.id,
             Checkpoint.state == CheckpointState.UPLOADING,
-            ~Checkpoint.off_line,  # a branch is never the restore point, whenever it commits
+            ~Checkpoint.detached,  # a branch is never the restore point, whenever it commits
         )
         .order_by(Checkpoint.id)
         .with_for_update(),
@@ -298,7 +299,7 @@ def _abort_uploading(session: Session, run: Run, number: int, now: datetime) -> 
     return [checkpoint.id for checkpoint in uploading]
 
 
-# What the ranks have really loaded: the line of descent follows it (protocol rule 3).
+# What the ranks have really loaded: the lineage follows it (rule latest-follows-lineage).
 
 
 def record_resumed_from(

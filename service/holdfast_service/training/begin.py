@@ -29,7 +29,7 @@ from holdfast_service.training.fencing import (
     refuse_unless_pusher,
 )
 
-# Late saves: where a save that an attempt kept in its spool belongs once it is pushed (protocol rule 4).
+# Late saves: where a save that an attempt kept in its spool belongs once it is pushed (rule late-save-adoption).
 #
 # It belongs to the attempt that staged it, and is written by the one that pushes it. On the line it is as if it had
 # been committed in time; that is allowed only while the run has not gone on without it. Afterwards it is a branch off
@@ -41,18 +41,18 @@ from holdfast_service.training.fencing import (
 
 @dataclass(frozen=True)
 class LateSave:
-    """`off_line` says why it cannot be on the line of descent any more; None: it can."""
+    """`detached` says why it cannot be on the lineage any more; None: it can."""
 
     run: Run
     origin: Attempt
     pusher: Attempt
-    off_line: str | None
+    detached: str | None
 
 
 def place_late_save(session: Session, run_id: str, request: BeginCheckpoint, epoch: int) -> LateSave:
     """Raises `stale_attempt`, `attempt_not_found`, and `invalid_request` for a save of an attempt yet to come."""
     # Who accepts a branch needs no fence against newer attempts: a branch changes nothing that they were told.
-    run, pusher = pass_fence(session, run_id, request, epoch, newest=not request.allow_off_line)
+    run, pusher = pass_fence(session, run_id, request, epoch, newest=not request.allow_detached)
     assert request.origin_attempt is not None
     origin = attempt_numbered(session, run, request.origin_attempt)
     if origin.number > pusher.number:
@@ -63,23 +63,23 @@ def place_late_save(session: Session, run_id: str, request: BeginCheckpoint, epo
             origin_attempt=origin.number,
             latest_attempt=run.latest_attempt,
         )
-    return LateSave(run, origin, pusher, _why_off_line(session, run, origin, pusher))
+    return LateSave(run, origin, pusher, _why_detached(session, run, origin, pusher))
 
 
-def refuse_off_line(late: LateSave, request: BeginCheckpoint) -> None:
-    """Raises `off_line_branch` unless the caller accepts one."""
-    if late.off_line is None or request.allow_off_line:
+def refuse_detached(late: LateSave, request: BeginCheckpoint) -> None:
+    """Raises `detached_branch` unless the caller accepts one."""
+    if late.detached is None or request.allow_detached:
         return
     raise ProblemError(
-        ProblemCode.OFF_LINE_BRANCH,
-        f"Step {request.step} of attempt {late.origin.number} comes too late: {late.off_line}. It can be kept beside "
-        "the line and restored by its name (allow_off_line), but never be the latest.",
+        ProblemCode.DETACHED_BRANCH,
+        f"Step {request.step} of attempt {late.origin.number} comes too late: {late.detached}. It can be kept beside "
+        "the line and restored by its name (allow_detached), but never be the latest.",
         origin_attempt=late.origin.number,
         step=request.step,
     )
 
 
-def _why_off_line(session: Session, run: Run, origin: Attempt, pusher: Attempt) -> str | None:
+def _why_detached(session: Session, run: Run, origin: Attempt, pusher: Attempt) -> str | None:
     if pusher.number != run.latest_attempt:
         return f"attempt {run.latest_attempt} has taken over this run"
     if origin.number == pusher.number:
@@ -97,7 +97,7 @@ def _why_off_line(session: Session, run: Run, origin: Attempt, pusher: Attempt) 
     return None
 
 
-# Begin a checkpoint. Any rank may be the first; the others find it (protocol rule 6).
+# Begin a checkpoint. Any rank may be the first; the others find it (rule one-checkpoint-per-step).
 
 _LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED)
 
@@ -108,7 +108,7 @@ def begin_checkpoint(
     """The checkpoint of this attempt and step, new or as it is; after an abort a new one. A late save is its origin's.
 
     Raises `stale_attempt`, `checkpoint_conflict` if it was begun with another world size or kind or is being pushed by
-    another attempt, and for a late save `off_line_branch`, `attempt_not_found` and `invalid_request`.
+    another attempt, and for a late save `detached_branch`, `attempt_not_found` and `invalid_request`.
     """
     with context.database.transaction() as session:
         project, run = run_named(session, caller, project_name, run_name, deleted=True)
@@ -129,7 +129,7 @@ def _begin(
     checkpoint = _live(session, attempt, request.step)
     if checkpoint is None:
         _refuse_if_ended(session, attempt)
-        checkpoint = _insert(session, context, attempt, request, pushed_by=None, off_line=False)
+        checkpoint = _insert(session, context, attempt, request, pushed_by=None, detached=False)
     return attempt, attempt, checkpoint
 
 
@@ -139,24 +139,24 @@ def _begin_late(
     late = place_late_save(session, run.id, request, context.epoch)
     # What is on the line comes first: it may have been committed in time, or be on its way since it still could.
     checkpoint = _live(session, late.origin, request.step)
-    off_line = late.off_line is not None
-    if checkpoint is None and off_line:
-        checkpoint = _live(session, late.origin, request.step, off_line=True)
+    detached = late.detached is not None
+    if checkpoint is None and detached:
+        checkpoint = _live(session, late.origin, request.step, detached=True)
     if checkpoint is None:
-        refuse_off_line(late, request)
-        checkpoint = _insert(session, context, late.origin, request, pushed_by=late.pusher.number, off_line=off_line)
+        refuse_detached(late, request)
+        checkpoint = _insert(session, context, late.origin, request, pushed_by=late.pusher.number, detached=detached)
     if checkpoint.state == CheckpointState.UPLOADING:
         refuse_unless_pusher(checkpoint, request)
     return late.origin, late.pusher, checkpoint
 
 
-def _live(session: Session, attempt: Attempt, step: int, *, off_line: bool = False) -> Checkpoint | None:
+def _live(session: Session, attempt: Attempt, step: int, *, detached: bool = False) -> Checkpoint | None:
     return session.scalar(
         select(Checkpoint).where(
             Checkpoint.run_id == attempt.run_id,
             Checkpoint.attempt_number == attempt.number,
             Checkpoint.step == step,
-            Checkpoint.off_line == off_line,
+            Checkpoint.detached == detached,
             Checkpoint.state.in_(_LIVE),
         )
     )
@@ -169,11 +169,11 @@ def _insert(
     request: BeginCheckpoint,
     *,
     pushed_by: int | None,
-    off_line: bool,
+    detached: bool,
 ) -> Checkpoint:
-    row = _new(session, context, attempt, request) | {"pushed_by": pushed_by, "off_line": off_line}
+    row = _new(session, context, attempt, request) | {"pushed_by": pushed_by, "detached": detached}
     insert_absent(session, Checkpoint, [row])
-    checkpoint = _live(session, attempt, request.step, off_line=off_line)
+    checkpoint = _live(session, attempt, request.step, detached=detached)
     assert checkpoint is not None  # inserted here, or by a rank that was faster
     return checkpoint
 

@@ -51,7 +51,8 @@ def may_become(current: CheckpointState, new: CheckpointState) -> bool:
 
 
 def abort(checkpoint: Checkpoint, reason: str, now: datetime, *, cause: AbortCause, rank: int | None = None) -> None:
-    """`rank` is the one to blame, if it is known. The same step can be begun anew afterwards (protocol rule 6)."""
+    """`rank` is the one to blame, if it is known. The same step can be begun anew afterwards (rule
+    one-checkpoint-per-step)."""
     if not may_become(CheckpointState(checkpoint.state), CheckpointState.ABORTED):
         raise ValueError(f"a checkpoint that is {checkpoint.state} cannot be aborted")
     checkpoint.state = CheckpointState.ABORTED
@@ -62,7 +63,7 @@ def abort(checkpoint: Checkpoint, reason: str, now: datetime, *, cause: AbortCau
     checkpoint.version += 1
 
 
-# What the ranks said, put together at the commit. Pure (protocol rule 7).
+# What the ranks said, put together at the commit. Pure (rule metrics-from-rank-0).
 
 _SHOWN = 5
 
@@ -116,7 +117,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 # The commit itself: if all ranks have sealed, the checkpoint becomes a restore point, in the last seal's transaction.
 #
 # The caller holds the checkpoint's row FOR UPDATE. Counting happens in a later statement than that lock, under READ
-# COMMITTED: so the last of two simultaneous seals sees the other's (protocol rule 9).
+# COMMITTED: so the last of two simultaneous seals sees the other's (rule commit-before-reply).
 
 _SHOWN_DIGESTS = 20
 
@@ -141,7 +142,7 @@ def complete_if_whole(session: Session, writing: Writing, store_id: int, now: da
     checkpoint.state = CheckpointState.COMMITTED
     checkpoint.committed_at = now
     checkpoint.version += 1
-    if not checkpoint.off_line:
+    if not checkpoint.detached:
         _cut_the_line(session, writing.attempt, now)
     if checkpoint.health == Health.DIVERGED:
         _tell_diverged(session, writing)
@@ -234,7 +235,7 @@ def _distinct_chunk_bytes(session: Session, checkpoint: Checkpoint) -> int:
 
 
 def _cut_the_line(session: Session, attempt: Attempt, now: datetime) -> None:
-    """The attempt's first commit makes its line the run's (protocol rule 3)."""
+    """The attempt's first commit makes its line the run's (rule latest-follows-lineage)."""
     session.execute(
         update(Attempt).where(Attempt.id == attempt.id, Attempt.cut_at.is_(None)).values(cut_at=now),
         execution_options={"synchronize_session": False},

@@ -183,7 +183,7 @@ def break_crash_loop(
         return _noted(
             decision,
             f"{told}, as others did from the checkpoints in quarantine before it. So the job seems to be at fault, and "
-            "no further checkpoint is passed over. Mend it; `holdfast health` releases the newer checkpoints.",
+            "no further checkpoint is skipped. Fix it; `holdfast health` releases the newer checkpoints.",
         )
     before = choose_restore_point(session, run.id, Latest(), before_step=point.step, reach=reach)
     if before.restore_point is None:
@@ -211,7 +211,7 @@ def _tried(session: Session, run: Run) -> list[Tried]:
                 Checkpoint.run_id == run.id,
                 Checkpoint.attempt_number >= run.latest_attempt - _LOOKED_AT,
                 Checkpoint.committed_at.is_not(None),
-                ~Checkpoint.off_line,
+                ~Checkpoint.detached,
                 # Saved by a bad restore point, it would hide the crashes that come of it.
                 Checkpoint.health != Health.DIVERGED,
             )

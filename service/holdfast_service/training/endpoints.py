@@ -63,7 +63,7 @@ def open_(
     spoken: Annotated[str, Header(alias=PROTOCOL_HEADER, description="The client's version.")] = PROTOCOL_VERSION,
 ) -> AttemptOpened:
     opened = open_attempt(context, caller, project, run, body)
-    return opened.model_copy(update={"passed_over": known_to(opened.passed_over, minor_of(spoken))})
+    return opened.model_copy(update={"skipped": known_to(opened.skipped, minor_of(spoken))})
 
 
 @attempts_router.get("", summary="List the attempts of a run, the newest first")

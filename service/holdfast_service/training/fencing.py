@@ -1,4 +1,4 @@
-"""Every write of a training job passes the fence, under the run's lock (protocol rules 1 and 4)."""
+"""Every write of a training job passes the fence, under the run's lock (rules lock-order and late-save-adoption)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from holdfast_protocol.states import AttemptOutcome, CheckpointState
 from holdfast_service.auth.principal import Principal
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.memory import refuse_if_went_back
-from holdfast_service.db.tables.core import UNHEARD, Attempt, Checkpoint, Project, Run
+from holdfast_service.db.tables.core import SILENT, Attempt, Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.find import attempt_numbered, checkpoint_by_id
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.work.processes import last_served_at
 
-# The fence: every write of a training job passes it, under the run's lock (protocol rules 1 and 5).
+# The fence: every write of a training job passes it, under the run's lock (rules lock-order and fencing-token).
 
 
 def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int, *, newest: bool = True) -> tuple[Run, Attempt]:
@@ -29,7 +29,7 @@ def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int, *, newes
     `catalog_went_back`.
 
     SHARE, not KEY SHARE: opening an attempt takes the row FOR UPDATE, and nothing of an older attempt may commit
-    after the new one was told where to resume. `newest=False` is for a branch off the line, which can change nothing
+    after the new one was told where to resume. `newest=False` is for a branch detached, which can change nothing
     that an attempt was told: any attempt of this epoch passes, and one that is not there is `attempt_not_found`.
     """
     refuse_if_went_back(session)
@@ -93,16 +93,16 @@ _FORGOTTEN_AFTER = timedelta(days=1)
 """What was fenced before attempts told of themselves stays as it was."""
 
 
-def unheard(by: datetime) -> ColumnElement[bool]:
+def is_silent(by: datetime) -> ColumnElement[bool]:
     """Over `attempts`: fenced, or excused, at most a day before `by`, and not heard of since."""
     since = by - _FORGOTTEN_AFTER
-    return and_(text(UNHEARD), or_(Attempt.ended_at > since, Attempt.excused_until > since))
+    return and_(text(SILENT), or_(Attempt.ended_at > since, Attempt.excused_until > since))
 
 
 def heard_until(session: Session, now: datetime) -> datetime:
     """Silence counts until then: while no process served nobody could call, and a gap that the reaper has not seen yet
     is not excused yet."""
-    reaped_at = session.scalar(select(Controller.ticked_at).where(Controller.name == REAPER))
+    reaped_at = session.scalar(select(Controller.reconciled_at).where(Controller.name == REAPER))
     return min(moment for moment in (now, reaped_at, last_served_at(session)) if moment is not None)
 
 
@@ -146,8 +146,8 @@ def begin_writing(
     attempt's checkpoint, `checkpoint_conflict`; not if it is committed and the caller only `compares`.
     """
     project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
-    # Whether it is off the line is settled at its begin, so it can be read before the lock.
-    run, pusher = pass_fence(session, run.id, fence, epoch, newest=not checkpoint.off_line)
+    # Whether it is detached is settled at its begin, so it can be read before the lock.
+    run, pusher = pass_fence(session, run.id, fence, epoch, newest=not checkpoint.detached)
     statement = select(Checkpoint).where(Checkpoint.id == checkpoint_id)
     if lock:
         statement = statement.with_for_update()

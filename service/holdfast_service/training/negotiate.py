@@ -38,7 +38,8 @@ from holdfast_service.training.fencing import Writing, begin_writing, keep_alive
 from holdfast_service.training.offers import Answer, Decision, check_offers, decide, lock_quota, refuse_over_quota
 from holdfast_service.training.seal import locked_shard
 
-# Uploads that a rank reports as done: verified with the store while the rest is still going up (protocol rule 11).
+# Uploads that a rank reports as done: verified with the store while the rest is still going up (rule
+# verify-while-uploading).
 
 _STATES = {
     Finding.ARRIVED: FinishedState.VERIFIED,
@@ -101,8 +102,8 @@ def _negotiated(session: Session, checkpoint_id: str, rank: int, digests: Sequen
 
 # The transaction of a negotiation: rows for the chunks, a copy for each that must be sent, a reference to each.
 #
-# From its commit on the collector leaves these chunks alone (protocol rule 15): it locks a chunk FOR UPDATE before it
-# marks a copy, and this takes FOR KEY SHARE before it relies on one.
+# From its commit on the collector leaves these chunks alone (rule present-is-referenced): it locks a chunk FOR UPDATE
+# before it marks a copy, and this takes FOR KEY SHARE before it relies on one.
 
 _STILL_GOOD = (CopyState.PENDING, CopyState.VERIFIED)
 
@@ -190,7 +191,7 @@ def _sizes(offers: Iterable[ChunkOffer]) -> dict[str, int]:
 
 
 def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffer]) -> dict[str, Chunk]:
-    """By digest. Inserted in order and locked in the same order, or overlapping batches deadlock (protocol rule 16).
+    """By digest. Inserted in order and locked in the same order, or overlapping batches deadlock (rule sorted-inserts).
 
     What is only asked for is not inserted, and is not among them where nobody has ever offered it.
     """
@@ -349,7 +350,7 @@ class TicketOffice:
         )
 
 
-# Offers a fresh nonce on each mounted store's filesystem: whoever can read it back sees the same mount (rule 18).
+# Offers a fresh nonce on each mounted store's filesystem: whoever can read it back sees the same mount (rule drop-box).
 
 
 def offer_mount_proof(context: ServiceContext) -> MountProofOffer:

@@ -20,7 +20,7 @@ from holdfast_service.copies.stored_bytes import bytes_against_quota
 from holdfast_service.db.tables.core import Copy, Project
 from holdfast_service.errors import ProblemError
 
-# Refuses offers that contradict themselves, before anything is reserved for them. Pure (protocol rule 14).
+# Refuses offers that contradict themselves, before anything is reserved for them. Pure (rule reuse-only-hashed).
 #
 # What is stored is named by its own digest and size: those of the chunk where it is raw, and its own where it is
 # encoded.
@@ -85,7 +85,8 @@ def _refusal(offer: ChunkOffer, what: str, remedy: str) -> ProblemError:
     )
 
 
-# Whether a chunk that a shard offers is there, must be sent, or is being sent already. Pure (protocol rules 14 to 17).
+# Whether a chunk that a shard offers is there, must be sent, or is being sent already. Pure (rule reuse-only-hashed to
+# 17).
 #
 # `present` needs a copy that the shard's attempt can rely on. A pending copy is no help to anybody but the shard that
 # was told to send it: another may never finish, so it gets a generation of its own. And what is stored at a key is one
@@ -128,7 +129,7 @@ def _holds(copy: Copy, offer: ChunkOffer) -> bool:
     return (copy.codec, copy.stored_digest, copy.stored_bytes) == (offer.codec, offer.wire_digest, offer.wire_bytes)
 
 
-# A project's quota, reserved before a byte is sent (protocol rule 19).
+# A project's quota, reserved before a byte is sent (rule quota-reserved).
 #
 # The copies' rows are the reservation: whatever may be in the store counts. No counter that could drift.
 

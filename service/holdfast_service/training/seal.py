@@ -101,7 +101,7 @@ def _ensure(session: Session, project_id: str, digest: str, chunk_ids: Sequence[
     return list_id
 
 
-# What a shard has negotiated: the only chunks that it may be sealed with (protocol rule 10).
+# What a shard has negotiated: the only chunks that it may be sealed with (rule seal-only-negotiated).
 
 _SHOWN_DIGESTS = 20
 
@@ -162,7 +162,8 @@ def sent_bytes(session: Session, shard: Shard) -> int:
 
 
 def check_seal(rank: int, request: SealShard) -> None:
-    """Raises `invalid_request`. The client's word for its own digest and ordinals is not taken (protocol rule 10)."""
+    """Raises `invalid_request`. The client's word for its own digest and ordinals is not taken (rule
+    seal-only-negotiated)."""
     if shard_digest(request.chunks) != request.digest:
         _refuse("The shard's digest is not that of its chunk list. Compute it with shard_digest over the same list.")
     ordinals = {"shard": request.index.shard, "layout": request.index.layout}
@@ -214,7 +215,8 @@ def _refuse(detail: str) -> None:
     raise ProblemError(ProblemCode.INVALID_REQUEST, detail)
 
 
-# Seal a shard: a rank says that its share is complete. The seal that completes the world commits (protocol rule 9).
+# Seal a shard: a rank says that its share is complete. The seal that completes the world commits (rule
+# commit-before-reply).
 #
 # 1. look     the request against itself, the checkpoint, what was negotiated; a repeated seal ends here
 # 2. verify   what nobody has reported as finished is asked of the store, outside of any transaction
@@ -310,7 +312,7 @@ def _verify_the_rest(context: ServiceContext, look: _Look) -> list[Verdict]:
 
 
 def _refuse_incomplete(look: _Look, verdicts: list[Verdict]) -> None:
-    """Every chunk must be in the store as the store itself says (protocol rule 10)."""
+    """Every chunk must be in the store as the store itself says (rule seal-only-negotiated)."""
     assert look.negotiated is not None
     why = {v.upload.key.digest: v.detail for v in verdicts if v.finding is not Finding.ARRIVED}
     for digest, each in look.negotiated.items():
@@ -384,7 +386,7 @@ def _settle(
     return view
 
 
-# A rank says that its share failed: the checkpoint is aborted at once and names the rank (protocol rule 8).
+# A rank says that its share failed: the checkpoint is aborted at once and names the rank (rule no-failure-after-seal).
 
 
 def fail_shard(

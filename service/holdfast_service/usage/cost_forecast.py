@@ -46,7 +46,7 @@ class Save:
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class SaveCadence:
     """`saves` in the order of their making; they are thought to come again and again."""
 
     saves: Sequence[Save]
@@ -58,7 +58,7 @@ class Rhythm:
     shared_bytes: int
 
 
-def read_rhythm(session: Session, run: Run) -> Rhythm:
+def read_cadence(session: Session, run: Run) -> SaveCadence:
     """Of all that were ever committed on the line, expired ones too. Raises `invalid_request` for fewer than two."""
     rows = session.execute(
         select(
@@ -71,7 +71,7 @@ def read_rhythm(session: Session, run: Run) -> Rhythm:
             Checkpoint.metrics,
             Checkpoint.state,
         )
-        .where(Checkpoint.run_id == run.id, Checkpoint.committed_at.is_not(None), ~Checkpoint.off_line)
+        .where(Checkpoint.run_id == run.id, Checkpoint.committed_at.is_not(None), ~Checkpoint.detached)
         .order_by(Checkpoint.committed_at.desc(), Checkpoint.id.desc())
         .limit(_NEWEST)
     ).all()[::-1]
@@ -88,7 +88,7 @@ def read_rhythm(session: Session, run: Run) -> Rhythm:
     per_save = round(mean(row.uploaded_bytes for row in rows[1:]))
     there = [row.id for row in rows if row.state == CheckpointState.COMMITTED]
     whole = stored_bytes_of_checkpoint(session, there[-1]) if there else per_save
-    return Rhythm(
+    return SaveCadence(
         saves=[Save(CheckpointKind(row.kind), list(row.labels), dict(row.metrics)) for row in rows],
         newest_at=times[-1],
         newest_step=rows[-1].step,
@@ -114,7 +114,7 @@ _WOBBLE = 3
 
 
 @dataclass(frozen=True)
-class Standing:
+class SteadyState:
     """`by_target`: how many of the kept checkpoints are where; None is hot."""
 
     after_days: float
@@ -123,14 +123,14 @@ class Standing:
     grows_per_month: float
 
 
-def standing(rhythm: Rhythm, retention: RetentionPolicy | None, tiers: TierPolicy | None) -> Standing:
-    saves = min(MOST_SAVES, max(1, int(LONGEST_DAYS * 86400 / rhythm.interval_seconds)))
+def steady_state(cadence: SaveCadence, retention: RetentionPolicy | None, tiers: TierPolicy | None) -> SteadyState:
+    saves = min(MOST_SAVES, max(1, int(LONGEST_DAYS * 86400 / cadence.interval_seconds)))
     earlier_saves = saves * 3 // 4
-    after_days = saves * rhythm.interval_seconds / 86400
+    after_days = saves * cadence.interval_seconds / 86400
     kept: list[Fact] = []
     kept_earlier = apply_at = 0
     for number in range(1, saves + 1):
-        kept.append(_save(rhythm, number))
+        kept.append(_save(cadence, number))
         if len(kept) > apply_at or number in (earlier_saves, saves):
             kept = _applied(retention, kept)
             # The more stay, the seldomer: else a policy that keeps all would be asked about all again and again.
@@ -138,18 +138,18 @@ def standing(rhythm: Rhythm, retention: RetentionPolicy | None, tiers: TierPolic
         if number == earlier_saves:
             kept_earlier = len(kept)
     more = len(kept) - kept_earlier
-    quarter_months = (saves - earlier_saves) * rhythm.interval_seconds / 86400 / _DAYS_OF_A_MONTH
+    quarter_months = (saves - earlier_saves) * cadence.interval_seconds / 86400 / _DAYS_OF_A_MONTH
     grows = more / quarter_months if more > _WOBBLE and quarter_months > 0 else 0.0
-    return Standing(after_days, len(kept), _places(rhythm, tiers, kept), grows)
+    return SteadyState(after_days, len(kept), _places(cadence, tiers, kept), grows)
 
 
-def _save(rhythm: Rhythm, number: int) -> Fact:
-    like = rhythm.saves[(number - 1) % len(rhythm.saves)]
+def _save(cadence: SaveCadence, number: int) -> Fact:
+    like = cadence.saves[(number - 1) % len(cadence.saves)]
     return Fact(
         id=str(number),
-        step=rhythm.newest_step + number * rhythm.steps_between,
+        step=cadence.newest_step + number * cadence.steps_between,
         attempt=1,
-        at=rhythm.newest_at + timedelta(seconds=number * rhythm.interval_seconds),
+        at=cadence.newest_at + timedelta(seconds=number * cadence.interval_seconds),
         labels=like.labels,
         metrics=like.metrics,
     )
@@ -162,13 +162,13 @@ def _applied(retention: RetentionPolicy | None, facts: list[Fact]) -> list[Fact]
     return [decision.fact for decision in reversed(plan) if decision.keep]
 
 
-def _places(rhythm: Rhythm, tiers: TierPolicy | None, kept: list[Fact]) -> dict[str | None, int]:
+def _places(cadence: SaveCadence, tiers: TierPolicy | None, kept: list[Fact]) -> dict[str | None, int]:
     subjects = [
         Subject(
             id=fact.id,
             step=fact.step,
             attempt=1,
-            kind=rhythm.saves[(int(fact.id) - 1) % len(rhythm.saves)].kind,
+            kind=cadence.saves[(int(fact.id) - 1) % len(cadence.saves)].kind,
             labels=fact.labels,
             committed_at=fact.at,
             health=Health.OK,
@@ -193,7 +193,7 @@ _Policy = TypeVar("_Policy", bound=Request)
 
 @dataclass(frozen=True)
 class _Given:
-    rhythm: Rhythm
+    cadence: SaveCadence
     retention: RetentionPolicy | None
     tiers: TierPolicy | None
     prices: PriceList
@@ -207,15 +207,15 @@ def forecast_cost(
     with context.database.read() as session:
         owner, found = run_named(session, caller, project, run)
         given = _Given(
-            read_rhythm(session, found),
+            read_cadence(session, found),
             _policy(session, owner, found, PolicyKind.RETENTION, RetentionPolicy, request.retention),
             _policy(session, owner, found, PolicyKind.TIERS, TierPolicy, request.tiers),
             current_prices(session).prices,
         )
-    stands = standing(given.rhythm, given.retention, given.tiers)
+    stands = steady_state(given.cadence, given.retention, given.tiers)
     trashed = 0
     if given.retention is not None:
-        trashed = round(context.settings.trash_policy_seconds / given.rhythm.interval_seconds)
+        trashed = round(context.settings.trash_policy_seconds / given.cadence.interval_seconds)
     lines = _lines(context, given, stands, trashed)
     hot = next((line.per_gib_month for line in lines if line.storage_class is None), None) or 0.0
     return CostForecast(
@@ -223,10 +223,10 @@ def forecast_cost(
         run=found.name,
         retention=None if given.retention is None else given.retention.rules(),
         tiers=None if given.tiers is None else given.tiers.model_dump(mode="json", exclude_defaults=True),
-        based_on_saves=len(given.rhythm.saves),
-        save_interval_seconds=given.rhythm.interval_seconds,
-        bytes_per_save=given.rhythm.bytes_per_save,
-        shared_bytes=given.rhythm.shared_bytes,
+        based_on_saves=len(given.cadence.saves),
+        save_interval_seconds=given.cadence.interval_seconds,
+        bytes_per_save=given.cadence.bytes_per_save,
+        shared_bytes=given.cadence.shared_bytes,
         after_days=round(stands.after_days, 1),
         kept_checkpoints=stands.kept,
         trashed_checkpoints=trashed,
@@ -234,18 +234,18 @@ def forecast_cost(
         currency=given.prices.currency,
         as_of=given.prices.as_of,
         per_month=sum(line.per_month for line in lines),
-        grows_per_month=_growth(stands, lines, given.rhythm, hot),
+        grows_per_month=_growth(stands, lines, given.cadence, hot),
         limits=list(_LIMITS),
     )
 
 
-def _lines(context: ServiceContext, given: _Given, stands: Standing, trashed: int) -> list[ForecastLine]:
+def _lines(context: ServiceContext, given: _Given, stands: SteadyState, trashed: int) -> list[ForecastLine]:
     """What all share is as hot as the newest, and so is what has just expired."""
     counts = {None: 0} | stands.by_target
     lines = []
     for target in sorted(counts, key=lambda each: each or ""):
         checkpoints = counts[target] + (trashed if target is None else 0)
-        size = checkpoints * given.rhythm.bytes_per_save + (given.rhythm.shared_bytes if target is None else 0)
+        size = checkpoints * given.cadence.bytes_per_save + (given.cadence.shared_bytes if target is None else 0)
         if target == COLD_STORE:
             cold = context.attached(StoreRole.COLD)
             kind, storage_class = (context.store if cold is None else cold.store).kind, None
@@ -265,11 +265,11 @@ def _lines(context: ServiceContext, given: _Given, stands: Standing, trashed: in
     return lines
 
 
-def _growth(stands: Standing, lines: list[ForecastLine], rhythm: Rhythm, hot: float) -> float:
+def _growth(stands: SteadyState, lines: list[ForecastLine], cadence: SaveCadence, hot: float) -> float:
     """What is old grows, so at the price of the coldest place that something is in."""
     coldest = [line for line in lines if line.checkpoints]
     price = min((line.per_gib_month for line in coldest if line.per_gib_month is not None), default=hot)
-    return stands.grows_per_month * rhythm.bytes_per_save / GIB * price
+    return stands.grows_per_month * cadence.bytes_per_save / GIB * price
 
 
 def _policy(  # noqa: PLR0917 (who, of which kind, and what was asked)

@@ -23,7 +23,7 @@ from holdfast_protocol.stores import StoreSweep
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import count_bytes
 from holdfast_service.db.tables.core import Project
-from holdfast_service.db.tables.operations import StoreCare
+from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import project_label
 
@@ -91,7 +91,7 @@ def _count(session: Session, context: ServiceContext) -> Counter[tuple[str, str,
         size[project, each.kept_for.value, store] += each.bytes
         size[project, "pinned", store] += each.pinned_bytes
         size[project, "held", store] += each.held_bytes
-    for sweep in session.scalars(select(StoreCare.sweep).where(StoreCare.sweep.is_not(None))):
+    for sweep in session.scalars(select(StoreMaintenance.sweep).where(StoreMaintenance.sweep.is_not(None))):
         found = StoreSweep.model_validate(sweep)
         for one in found.projects:
             size[project_label(one.project), "orphaned", found.store.value] += one.orphan_bytes

@@ -19,7 +19,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import CommittedBytes, CountedBytes, KeptFor, committed_bytes, count_bytes
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Project, Run, Store
-from holdfast_service.db.tables.operations import StoreCare
+from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.runs.find import page_of_projects, project_named, run_named
 
 _CURSOR = "usage"
@@ -122,7 +122,7 @@ def _orphans(session: Session, project: str) -> _Orphans | None:
     """What the last sweep of each store found of this project and left there."""
     found = [
         StoreSweep.model_validate(sweep)
-        for sweep in session.scalars(select(StoreCare.sweep).where(StoreCare.sweep.is_not(None)))
+        for sweep in session.scalars(select(StoreMaintenance.sweep).where(StoreMaintenance.sweep.is_not(None)))
         if sweep is not None
     ]
     if not found:

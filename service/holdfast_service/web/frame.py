@@ -22,7 +22,7 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
 from holdfast_service.web.problem_reply import internal_problem, problem_response
 
-# Connections that do not say what they want cost little and not for long (protocol rule 43).
+# Connections that do not say what they want cost little and not for long (rule limits-before-work).
 #
 # uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a head
 # has `header_seconds`, and so has what is left of a body that was refused; and a connection too many takes the place of
@@ -87,7 +87,7 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
     return BoundedConnection
 
 
-# Refuses a Host that is not this service's name (protocol rule 43).
+# Refuses a Host that is not this service's name (rule limits-before-work).
 #
 # A web page whose name its owner has pointed at this machine's loopback could else read the open routes through the
 # browser of a person here (DNS rebinding). An address is always good: no page can choose one, and load balancers and
@@ -139,7 +139,7 @@ def _refusal(name: str) -> ProblemError:
     )
 
 
-# Both sides tell their protocol's version; what does not fit is refused with both numbers (protocol rule 35).
+# Both sides tell their protocol's version; what does not fit is refused with both numbers (rule protocol-version).
 #
 # A caller that says nothing (curl, a browser, a store's ticket) is served.
 

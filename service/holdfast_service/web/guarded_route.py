@@ -1,4 +1,5 @@
-"""The way of every call with a token: first who calls, then how much may be read, then what it says (protocol rule 43).
+"""The way of every call with a token: first who calls, then how much may be read, then what it says (rule
+limits-before-work).
 
 FastAPI reads and parses a body before it asks any dependency, on the event loop: six strangers with 30 MB each held a
 service for a minute. A GuardedRoute authenticates from the headers alone, before the first byte of the body is asked

@@ -40,7 +40,7 @@ from holdfast_protocol.pruning import (
 from holdfast_protocol.runs import EditProject
 from holdfast_protocol.service import CreateToken, PauseController
 from holdfast_protocol.states import AttemptOutcome, Doing, Health, Scope, StoreRole
-from holdfast_protocol.stores import AdoptStore, CheckCatalog, ConfirmCommits, MakeSample, StartSweep
+from holdfast_protocol.stores import CheckCatalog, ClaimStore, ConfirmCommits, MakeSample, StartSweep
 from holdfast_protocol.tiers import RequestThaw, ThawSpeed
 from holdfast_protocol.usage import DEFAULT_PRICES, ForecastCost
 from holdfast_protocol.webhooks import CreateWebhook, WebhookEvent
@@ -79,7 +79,7 @@ EXAMPLES: tuple[BaseModel, ...] = (
     ReleaseHold(reason="the audit is closed"),
     PauseController(reason="the store is being moved"),
     CheckCatalog(store=StoreRole.SECOND, deep=True),
-    AdoptStore(),
+    ClaimStore(),
     ConfirmCommits(project="demo", run="gpt-2", reason="a new run"),
     StartScrub(mode=ScrubMode.METADATA),
     StartSweep(store=StoreRole.SECOND, dry_run=True),

@@ -22,9 +22,9 @@ from holdfast_service.release import VERSION
 from holdfast_service.webhooks.call import WHOLE_SECONDS, Answer, call, pause_seconds, signature
 from holdfast_service.webhooks.manage import delivery_id
 from holdfast_service.webhooks.target import RefusedTargetError, find_target
-from holdfast_service.work.report import Backlog, RoundReport
+from holdfast_service.work.report import Backlog, ReconcileReport
 
-# Forgets calls that were over long ago, and deleted webhooks with the last of theirs. Called by each round.
+# Forgets calls that were over long ago, and deleted webhooks with the last of theirs. Called by each pass.
 
 _AT_ONCE = 1000
 """In one transaction: after a receiver's long outage there are many, and who leaves a new call waits behind them."""
@@ -32,7 +32,7 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def forget_old(context: ServiceContext) -> None:
-    """Writes nothing where nothing is old. Whoever dies in between leaves the rest to the next round."""
+    """Writes nothing where nothing is old. Whoever dies in between leaves the rest to the next pass."""
     kept_for = timedelta(days=context.settings.keep_webhook_calls_days)
     more = _is_there(context, partial(_is_over, kept_for=kept_for))
     while more and not context.stopping.is_set():
@@ -74,7 +74,7 @@ def _is_unused(now: datetime, kept_for: timedelta) -> ColumnElement[bool]:
     return and_(Webhook.deleted_at < now - kept_for, ~left)
 
 
-# One round: makes the calls that are due. At least once each, with the same id whenever it is made again.
+# One pass: makes the calls that are due. At least once each, with the same id whenever it is made again.
 #
 # A call is claimed with a lease, in a transaction of its own, and made outside of any; whoever dies in between leaves a
 # call that is made again when the lease is over. A result settles only the try that it belongs to.
@@ -88,7 +88,7 @@ _log = structlog.get_logger("holdfast.webhooks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WebhooksReport(RoundReport):
+class WebhooksReport(ReconcileReport):
     given_up: int = 0
 
 
@@ -102,7 +102,7 @@ class _Call:
     at: datetime
 
 
-def tick(context: ServiceContext) -> WebhooksReport:
+def reconcile(context: ServiceContext) -> WebhooksReport:
     done = failed = given_up = 0
     error: str | None = None
     forget_old(context)

@@ -1,4 +1,4 @@
-"""The processes of the service: what each has attached, that it is alive, and the leases of its rounds."""
+"""The processes of the service: what each has attached, that it is alive, and the leases of its passes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from holdfast_service.release import VERSION
 # The processes of the service, as each says of itself: registered at its start, seen again and again, and gone.
 #
 # Silence says that a process was killed, cut off, or hangs. Nothing relies on it but what people are shown, and the
-# reaper: while no process serves, no rank can call (protocol rule 31).
+# reaper: while no process serves, no rank can call (rule database-clock).
 
 ProcessKind = Literal["serve", "worker"]
 
@@ -79,7 +79,7 @@ def _forget_the_long_gone(session: Session, now: datetime) -> None:
 
 # Which stores each process of a catalog has attached: asked where one says that it is alive, and by /readyz.
 #
-# Every process is to have the same. One that lacks a store cannot read what is only there: it heals nothing from it,
+# Every process is to have the same. One that lacks a store cannot read what is only there: it repairs nothing from it,
 # sends no reader to it, and does not find what is bad in it. That costs and is said, but refuses nothing.
 
 _REMEDY = "Give every process of a catalog the same stores."
@@ -136,7 +136,7 @@ def _holding_copies(session: Session, attached: set[int]) -> list[int]:
     return list(session.scalars(query))
 
 
-# Says in the catalog that this process is alive, and renews the leases of the rounds that are under way in it.
+# Says in the catalog that this process is alive, and renews the leases of the passes that are under way in it.
 # It warns where the processes do not all have the same stores.
 #
 # A process that is killed falls silent, and its leases run out.
@@ -203,7 +203,7 @@ class Presence:
         with self._lock:
             leases = sorted(self._leases)
         with self._context.database.transaction() as session:
-            if leases:  # before the process's own row: whoever notes a round locks them in this order too
+            if leases:  # before the process's own row: whoever notes a pass locks them in this order too
                 for token in leases:
                     lease.renew(session, Controller, token, seconds=self._context.settings.lease_seconds)
             say_alive(session, self._context.process_id, self._kind, attached_here(self._context))

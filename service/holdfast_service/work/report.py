@@ -1,9 +1,9 @@
-"""What every controller shares: its round, the report of one, and how much work is waiting.
+"""What every controller shares: its pass, the report of one, and how much work is waiting.
 
-A controller is a module with `tick(context) -> RoundReport`, and, where rows of the catalog are its work, with
-`backlog(session, context) -> Backlog`. It is registered by one line in `background.rounds_of`.
+A controller is a module with `reconcile(context) -> ReconcileReport`, and, where rows of the catalog are its work, with
+`backlog(session, context) -> Backlog`. It is registered by one line in `background.loops_of`.
 
-A tick may run in several processes at once, may be killed after any step, and runs again. A long one looks at
+A reconcile may run in several processes at once, may be killed after any step, and runs again. A long one looks at
 `context.stopping` between two steps.
 """
 
@@ -19,8 +19,8 @@ from holdfast_service.context import ServiceContext
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundReport:
-    """What one round did. A controller adds fields of its own: numbers, texts and tuples of them, each with a default
+class ReconcileReport:
+    """What one pass did. A controller adds fields of its own: numbers, texts and tuples of them, each with a default
     that says that nothing was done.
 
     `done` rows are settled, `failed` ones stay due; `error` is the last reason, for people.
@@ -47,18 +47,18 @@ class Backlog:
 
 
 @dataclass(frozen=True)
-class Round:
-    """One controller: its `tick` is called, then `interval_seconds` pass.
+class ControllerLoop:
+    """One controller: its `reconcile` is called, then `interval_seconds` pass.
 
-    Rows that are claimed one by one are worked on in all processes at once, and in `threads` of each. A `sole` round is
+    Rows that are claimed one by one are worked on in all processes at once, and in `threads` of each. A `sole` pass is
     under way in one process at a time, which holds the controller's lease: that spares work, and is no guard, for a
-    process that hangs may go on when its lease is over. An `own` round looks after its own process: every one does it,
+    process that hangs may go on when its lease is over. An `own` pass looks after its own process: every one does it,
     and nobody pauses it.
     """
 
     name: str
     interval_seconds: float
-    tick: Callable[[ServiceContext], RoundReport]
+    reconcile: Callable[[ServiceContext], ReconcileReport]
     backlog: Callable[[Session, ServiceContext], Backlog] | None = None
     sole: bool = False
     own: bool = False

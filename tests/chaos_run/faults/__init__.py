@@ -1,5 +1,5 @@
 """What can happen in a chaos run, a kind each. A fault is over when its function returns: whatever was taken away is
-back by then, and from there on everything must mend itself."""
+back by then, and from there on everything must fix itself."""
 
 from __future__ import annotations
 

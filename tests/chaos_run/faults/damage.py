@@ -80,11 +80,11 @@ def fill_disk(arena: Arena, kind: str) -> Strike | None:
 
 
 def _newest_two(arena: Arena, job: Job) -> list[CheckpointView]:
-    return arena.place.client.checkpoints(PROJECT, job.name, state=CheckpointState.COMMITTED, limit=2).items
+    return arena.place.client.checkpoints.list(PROJECT, job.name, state=CheckpointState.COMMITTED, limit=2).items
 
 
 def digests_of(arena: Arena, view: CheckpointView) -> set[str]:
-    shards = [arena.place.client.shard_chunks(view.id, rank) for rank in range(view.world_size)]
+    shards = [arena.place.client.checkpoints.shard_chunks(view.id, rank) for rank in range(view.world_size)]
     return {chunk.digest for shard in shards for chunk in shard.chunks}
 
 

@@ -1,5 +1,5 @@
-"""A collector beside whoever seals, commits, reports a copy or heals it (protocol rules 22 and 24). What a test holds
-open is a transaction that has not ended."""
+"""A collector beside whoever seals, commits, reports a copy or repairs it (rules report-is-suspicion and
+mark-before-delete). What a test holds open is a transaction that has not ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 import holdfast_service.training.seal
 from holdfast_service.audit.record import Actor
-from holdfast_service.collect.controller import collect, tick
+from holdfast_service.collect.controller import collect, reconcile
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.copies.read_back import Claim, Finding, claim, read_back, settle
 from holdfast_service.db.dialect import database_now
@@ -31,7 +31,7 @@ COPIES_ARE_LOCKED = r"^SELECT copies\.id.*FOR UPDATE\s*$"
 MANY_WRITERS = pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 
 
-@pytest.mark.rule("protocol-24")
+@pytest.mark.rule("mark-before-delete")
 def test_a_seal_that_is_just_turning_references_into_a_list_keeps_its_chunks(
     job: Job, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_seal_that_is_just_turning_references_into_a_list_keeps_its_chunks(
 
 
 @MANY_WRITERS
-@pytest.mark.rule("protocol-24")
+@pytest.mark.rule("mark-before-delete")
 def test_a_commit_that_comes_between_the_lock_and_the_question_is_seen(
     job: Job, service: RunningService, clock: Clock
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_commit_that_comes_between_the_lock_and_the_question_is_seen(
         COPIES_ARE_LOCKED,
         lambda: sealed.append(save.seal(0, [b"weights", b"index weights"])["state"]),
     ):
-        assert tick(service.context).done == 0
+        assert reconcile(service.context).done == 0
     assert sealed == ["committed"]
     assert states_of(service, b"weights", None) == ["verified"]
 
@@ -86,7 +86,7 @@ def two_copies(service: RunningService, clock: Clock) -> tuple[Copy, Copy]:
     return first, second
 
 
-@pytest.mark.rule("protocol-24")
+@pytest.mark.rule("mark-before-delete")
 def test_while_one_copy_is_read_again_the_others_stay(service: RunningService, clock: Clock) -> None:
     first, second = two_copies(service, clock)
     context = service.context
@@ -103,7 +103,7 @@ def test_while_one_copy_is_read_again_the_others_stay(service: RunningService, c
 
 
 @MANY_WRITERS
-@pytest.mark.rule("protocol-24")
+@pytest.mark.rule("mark-before-delete")
 def test_a_report_that_claims_a_copy_between_the_lock_and_the_question_is_seen(
     service: RunningService, clock: Clock
 ) -> None:
@@ -121,20 +121,20 @@ def test_a_report_that_claims_a_copy_between_the_lock_and_the_question_is_seen(
             claimed.append(claim(session, chunk, copy, until, suspect=False))
 
     with just_before(service, COPIES_ARE_LOCKED, report):
-        assert tick(context).done == 0
+        assert reconcile(context).done == 0
     assert settle(context, claimed[0], Finding.WRONG_BYTES, actor=SCRUB) == []
     assert states_of(service, b"shared", None) == ["bad", "verified"]
     assert bytes_of(service, second) == b"shared"
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_what_was_found_bad_goes_only_beside_a_copy_that_was_read_since(service: RunningService, clock: Clock) -> None:
     first, second = two_copies(service, clock)
     context = service.context
     with context.database.transaction() as session:
         now = database_now(session)
         session.execute(
-            update(Copy).where(Copy.id == first.id).values(state="bad", bad_at=now, healed_at=now, damage=1)
+            update(Copy).where(Copy.id == first.id).values(state="bad", bad_at=now, repaired_at=now, damage=1)
         )
     assert collect(context, whole=True).done == 0
     with context.database.transaction() as session:

@@ -1,5 +1,5 @@
 """Several collectors, one after the other or at once: they share the work, and take up what a dead one left (protocol
-rule 24); and what a round looks at."""
+rule mark-before-delete); and what a pass looks at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import holdfast_service.collect.controller
 import holdfast_service.collect.full_scan
 import holdfast_service.collect.mark
 import holdfast_service.collect.references
-from holdfast_service.collect.controller import collect, tick
+from holdfast_service.collect.controller import collect, reconcile
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkList, ChunkListEntry, Copy, ShardChunk
 from holdfast_service.db.tables.operations import CollectCandidate
@@ -40,7 +40,7 @@ STEPS: dict[str, tuple[ModuleType, str, int]] = {
 }
 
 
-@pytest.mark.rule("protocol-24")
+@pytest.mark.rule("mark-before-delete")
 def test_two_collectors_at_once_share_the_work_and_do_nothing_twice(
     job: Job, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,17 +48,17 @@ def test_two_collectors_at_once_share_the_work_and_do_nothing_twice(
         given_up(job, data)
     clock.let_tickets_expire(service.context.settings)
     gate = hold_after(monkeypatch, holdfast_service.collect.mark, "_claim")
-    first, second = overlap(service, gate, lambda: tick(service.context), lambda: tick(service.context))
+    first, second = overlap(service, gate, lambda: reconcile(service.context), lambda: reconcile(service.context))
     reports = [first.result(), second.result()]
     assert sum(report.done for report in reports) == 3
     assert sum(report.deleted_bytes for report in reports) == 11
-    tick(service.context)
+    reconcile(service.context)
     with service.context.database.read() as session:
         for table in (Copy, Chunk, CollectCandidate):
             assert session.scalar(select(func.count()).select_from(table)) == 0
 
 
-@pytest.mark.rule("protocol-24")
+@pytest.mark.rule("mark-before-delete")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_collector_that_dies_between_two_steps_is_followed_by_another(
     job: Job, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch, step: str
@@ -73,7 +73,7 @@ def test_a_collector_that_dies_between_two_steps_is_followed_by_another(
     with monkeypatch.context() as broken:
         kill(broken, module, name, at=call)
         with pytest.raises(Killed):
-            tick(context)
+            reconcile(context)
     clock.advance(context.settings.lease_seconds + 61)
     collect(context, whole=True)
     assert states_of(service, b"old", None) == []
@@ -87,7 +87,7 @@ def test_a_collector_that_dies_between_two_steps_is_followed_by_another(
     assert counts == [2, 2, 1, 2, 0, 0]
     stored = {each.key.digest for each in context.store.list_objects(project_id)}
     assert stored == {hashlib.sha256(data).hexdigest() for data in (b"new", b"index new")}
-    assert tick(context).idle
+    assert reconcile(context).idle
 
 
 def test_a_quiet_round_reads_no_table_of_copies_or_chunks_whole(
@@ -95,8 +95,8 @@ def test_a_quiet_round_reads_no_table_of_copies_or_chunks_whole(
 ) -> None:
     job.save(1, content=b"weights")
     clock.let_tickets_expire(service.context.settings)
-    tick(service.context)
-    tick(service.context)  # the first full look is over
+    reconcile(service.context)
+    reconcile(service.context)  # the first full scan is over
     seen: list[str] = []
 
     def listen(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
@@ -104,14 +104,14 @@ def test_a_quiet_round_reads_no_table_of_copies_or_chunks_whole(
 
     event.listen(service.context.database.engine, "before_cursor_execute", listen)
     try:
-        assert tick(service.context).idle
+        assert reconcile(service.context).idle
     finally:
         event.remove(service.context.database.engine, "before_cursor_execute", listen)
     unbounded = [text for text in seen if "copies" in text and "copies.state" not in text]
     assert not unbounded
 
 
-def test_what_nobody_left_as_a_candidate_is_found_by_the_full_look(
+def test_what_nobody_left_as_a_candidate_is_found_by_the_full_scan(
     job: Job, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holdfast_service.collect.full_scan, "ROWS", 1)
@@ -120,15 +120,15 @@ def test_what_nobody_left_as_a_candidate_is_found_by_the_full_look(
     clock.let_tickets_expire(service.context.settings)
     context = service.context
     for _ in range(5):
-        tick(context)
+        reconcile(context)
     job.save(2, content=b"weights 2")
     with context.database.transaction() as session:  # as an older version, or a crash, would leave it
         session.execute(update(Checkpoint).where(Checkpoint.step == 2).values(state="deleted"))
         session.execute(update(Checkpoint).values(forgotten_at=database_now(session)))
     clock.let_tickets_expire(service.context.settings)
-    assert sum(tick(context).done for _ in range(8)) == 0
-    clock.advance(context.settings.collect_full_look_seconds + 1)
-    assert sum(tick(context).done for _ in range(8)) == 2
+    assert sum(reconcile(context).done for _ in range(8)) == 0
+    clock.advance(context.settings.collect_full_scan_seconds + 1)
+    assert sum(reconcile(context).done for _ in range(8)) == 2
     assert [bytes_of(service, copy) for copy in copies_of(service, b"weights", None)] == [b"weights"]
 
 
@@ -137,6 +137,6 @@ def test_a_candidate_that_is_needed_again_is_none_any_more(job: Job, service: Ru
     save = job.begin(1)
     save.write(0, [b"shared"])
     clock.let_tickets_expire(service.context.settings)
-    assert tick(service.context).done == 0
+    assert reconcile(service.context).done == 0
     with service.context.database.read() as session:
         assert session.scalar(select(func.count()).select_from(CollectCandidate)) == 0

@@ -1,4 +1,4 @@
-"""Collection and sweeps as people ask for them: what waits for what, a round now, a sweep, and who may."""
+"""Collection and sweeps as people ask for them: what waits for what, a pass now, a sweep, and who may."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import update
 
 from holdfast_protocol.states import Scope
 from holdfast_service.background.operation_kinds import OPERATION_KINDS
-from holdfast_service.background.operations_controller import tick as operations_tick
+from holdfast_service.background.operations_controller import reconcile as operations_tick
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Copy
 from tests.service.conftest import Clock

@@ -1,4 +1,5 @@
-"""A collector and a second store: a copy on its way, a store that is away or foreign (protocol rules 5, 25 and 28)."""
+"""A collector and a second store: a copy on its way, a store that is away or foreign (rules fencing-token,
+late-put-window and row-before-copy)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_stores.attached import AttachedStore
-from holdfast_service.collect.controller import collect, tick
+from holdfast_service.collect.controller import collect, reconcile
 from holdfast_service.copies.copy_chunk import CopyTask, copy_now
 from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
@@ -26,7 +27,7 @@ def begun(service: RunningService, data: bytes) -> CopyTask:
     return task
 
 
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_a_copy_that_another_is_being_made_from_stays_until_that_is_done(
     job: Job, service: RunningService, clock: Clock
 ) -> None:
@@ -34,7 +35,7 @@ def test_a_copy_that_another_is_being_made_from_stays_until_that_is_done(
     clock.let_tickets_expire(service.context.settings)
     context = service.context
     task = begun(service, b"source")
-    assert tick(context).done == 0  # the row is there, and its bytes are on the way
+    assert reconcile(context).done == 0  # the row is there, and its bytes are on the way
     assert copy_now(context, task)
     assert states_of(service, b"source", None) == ["verified", "verified"]
     clock.advance(context.settings.chunk_lease_seconds)
@@ -43,7 +44,7 @@ def test_a_copy_that_another_is_being_made_from_stays_until_that_is_done(
     assert list(attached(service, StoreRole.SECOND).store.list_objects(task.target_key.project_id)) == []
 
 
-@pytest.mark.rule("protocol-25")
+@pytest.mark.rule("late-put-window")
 def test_what_a_dead_worker_was_copying_goes_when_its_put_can_no_longer_land(
     job: Job, service: RunningService, clock: Clock
 ) -> None:
@@ -71,7 +72,7 @@ def both(job: Job, service: RunningService, clock: Clock) -> AttachedStore:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_an_outage_of_one_store_leaves_the_other_ones_copies_to_go(
     both: AttachedStore, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,23 +81,23 @@ def test_an_outage_of_one_store_leaves_the_other_ones_copies_to_go(
 
     with monkeypatch.context() as broken:
         broken.setattr(both.store, "delete", away)
-        report = tick(service.context)
+        report = reconcile(service.context)
     assert (report.done, report.failed, report.error) == (1, 1, "no answer")
     assert states_of(service, b"both", None) == ["gone", "deleting"] or states_of(service, b"both", None) == [
         "deleting"
     ]
     clock.advance(3600)
-    assert tick(service.context).done == 1
+    assert reconcile(service.context).done == 1
     assert states_of(service, b"both", None) == []
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.rule("protocol-5")
+@pytest.mark.rule("fencing-token")
 def test_a_foreign_second_store_is_left_alone_and_the_first_is_not(
     both: AttachedStore, service: RunningService
 ) -> None:
     both.store.write_named("holdfast-store.json", b"{}")
-    report = tick(service.context)
+    report = reconcile(service.context)
     assert report.done == 1
     assert len(report.skipped_stores) == 1
     assert "second store" in report.skipped_stores[0]

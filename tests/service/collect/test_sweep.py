@@ -1,4 +1,5 @@
-"""The sweep: a store's listing against the catalog, both ways. Protocol rules 5 and 25, on both databases."""
+"""The sweep: a store's listing against the catalog, both ways. Rules fencing-token and late-put-window, on both
+databases."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from holdfast_protocol.stores import StoreSweep
 from holdfast_service.attached_stores.ownership import Marker, write_marker
 from holdfast_service.audit.record import Actor
 from holdfast_service.collect import sweep_controller as sweep_tick
-from holdfast_service.collect.controller import tick as collect_tick
+from holdfast_service.collect.controller import reconcile as collect_tick
 from holdfast_service.collect.sweep import sweep_store
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Chunk, Copy
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.errors import ProblemError
-from holdfast_service.scrub.verify import tick as prove_tick
+from holdfast_service.scrub.verify import reconcile as prove_reconcile
 from holdfast_service.stores.base import ObjectKey, StoredObject, StoreUnavailable
 from tests.service.conftest import Clock
 from tests.support.garbage import age_it, listed, orphan
@@ -48,7 +49,7 @@ def sweep(service: RunningService, role: StoreRole = StoreRole.PRIMARY, **how: A
     return sweep_store(service.context, attached(service, role), **how)
 
 
-@pytest.mark.rule("protocol-25")
+@pytest.mark.rule("late-put-window")
 def test_an_orphan_goes_when_every_urls_life_is_over_and_nothing_else_does(
     service: RunningService, project_id: str
 ) -> None:
@@ -67,7 +68,7 @@ def test_an_orphan_goes_when_every_urls_life_is_over_and_nothing_else_does(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.rule("protocol-25")
+@pytest.mark.rule("late-put-window")
 def test_the_age_of_an_object_is_told_by_the_clock_that_dated_it(
     service: RunningService, project_id: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +81,7 @@ def test_the_age_of_an_object_is_told_by_the_clock_that_dated_it(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.rule("protocol-25")
+@pytest.mark.rule("late-put-window")
 def test_a_listing_that_breaks_off_deletes_nothing_in_any_project(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +100,7 @@ def test_a_listing_that_breaks_off_deletes_nothing_in_any_project(
     with pytest.raises(StoreUnavailable):
         sweep(service)
     assert keys <= stored_everywhere(real, [project_id, other_id])
-    report = sweep_tick.tick(service.context)
+    report = sweep_tick.reconcile(service.context)
     assert report.failed == 1
     assert "the second page" in str(report.error)
     assert keys <= stored_everywhere(real, [project_id, other_id])
@@ -109,13 +110,13 @@ def stored_everywhere(listing: Callable[[str], Iterator[StoredObject]], projects
     return {each.key for project_id in projects for each in listing(project_id)}
 
 
-@pytest.mark.rule("protocol-25")
+@pytest.mark.rule("late-put-window")
 def test_a_sweep_that_would_delete_more_than_its_share_deletes_nothing_unless_it_is_forced(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holdfast_service.collect.sweep, "_FLOOR_OBJECTS", 2)
     keys = {orphan(service, project_id) for _ in range(3)}
-    assert "3 of 5 objects" in str(sweep_tick.tick(service.context).error)
+    assert "3 of 5 objects" in str(sweep_tick.reconcile(service.context).error)
     assert keys <= listed(service, project_id)
     assert sweep(service).deleted == 0
     assert sweep(service, force=True).deleted == 3
@@ -145,7 +146,7 @@ def test_the_share_is_that_of_each_project_too(
     assert keys <= listed(service, project_id)
 
 
-@pytest.mark.rule("protocol-25")
+@pytest.mark.rule("late-put-window")
 def test_a_row_that_comes_between_listing_and_deleting_keeps_its_object(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +162,7 @@ def test_a_row_that_comes_between_listing_and_deleting_keeps_its_object(
     assert key in listed(service, project_id)
 
 
-@pytest.mark.rule("protocol-25")
+@pytest.mark.rule("late-put-window")
 def test_the_catalog_is_asked_after_the_object_was_seen(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +204,7 @@ def insert_row(service: RunningService, key: ObjectKey) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.rule("protocol-5")
+@pytest.mark.rule("fencing-token")
 @pytest.mark.parametrize("when", ["before", "in the middle"])
 def test_a_store_that_does_not_say_that_it_is_ours_is_not_swept(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch, when: str
@@ -226,7 +227,7 @@ def test_a_store_that_does_not_say_that_it_is_ours_is_not_swept(
     assert key in listed(service, project_id)
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_what_is_missing_is_handed_over_to_be_read_and_only_then_marked(
     job: Job, service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +247,7 @@ def test_what_is_missing_is_handed_over_to_be_read_and_only_then_marked(
     assert copy_state(service, lost.id) == "verified"
     assert [one.missing for one in sweep(service).projects] == [1]
     assert (copy_state(service, lost.id), copy_state(service, hidden.id)) == ("suspect", "verified")
-    prove_tick(context)
+    prove_reconcile(context)
     assert copy_state(service, lost.id) == "bad"
     with context.database.read() as session:
         assert session.execute(select(Checkpoint.health)).scalar_one() == "corrupt"
@@ -258,7 +259,7 @@ def copy_state(service: RunningService, copy_id: int) -> str:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_an_outage_of_the_second_store_blocks_only_it(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +270,7 @@ def test_an_outage_of_the_second_store_blocks_only_it(
         raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(second.store, "read_named", away)
-    report = sweep_tick.tick(service.context)
+    report = sweep_tick.reconcile(service.context)
     assert (report.done, report.failed, report.deleted) == (1, 1, 1)
     assert "second store" in str(report.error)
     assert key not in listed(service, project_id)
@@ -281,10 +282,10 @@ def test_an_outage_of_the_second_store_blocks_only_it(
 def test_the_controller_sweeps_each_store_once_in_its_interval(
     service: RunningService, project_id: str, clock: Clock
 ) -> None:
-    assert sweep_tick.tick(service.context).done == 2
-    assert sweep_tick.tick(service.context).idle
+    assert sweep_tick.reconcile(service.context).done == 2
+    assert sweep_tick.reconcile(service.context).idle
     clock.advance(service.context.settings.sweep_interval_seconds + 1)
-    assert sweep_tick.tick(service.context).done == 2
+    assert sweep_tick.reconcile(service.context).done == 2
 
 
 def test_of_two_sweeps_of_a_store_at_once_one_is_told_so_and_a_killed_ones_lease_ends(
@@ -297,7 +298,7 @@ def test_of_two_sweeps_of_a_store_at_once_one_is_told_so_and_a_killed_ones_lease
         with pytest.raises(ProblemError) as busy:
             sweep(service)
         assert busy.value.code is ProblemCode.BUSY
-        assert sweep_tick.tick(service.context).done == 1  # the second store's
+        assert sweep_tick.reconcile(service.context).done == 1  # the second store's
         clock.advance(service.context.settings.lease_seconds + 1)
         assert sweep(service).deleted == 0
         gate.open()

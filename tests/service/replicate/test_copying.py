@@ -1,4 +1,5 @@
-"""One chunk on its way to a second store (protocol rule 28): under a lease, proven on the way, whole or not at all."""
+"""One chunk on its way to a second store (rule row-before-copy): under a lease, proven on the way, whole or not at
+all."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_worker_killed_between_two_steps_leaves_nothing_that_the_next_one_cannot_finish(
     service: RunningService, saved: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -58,7 +59,7 @@ def test_a_worker_killed_between_two_steps_leaves_nothing_that_the_next_one_cann
     assert len(objects_in(service, SECOND)) == 2, "something was left behind in the second store"
 
 
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_two_workers_at_one_chunk_make_one_copy(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +70,7 @@ def test_two_workers_at_one_chunk_make_one_copy(
     assert len(copies_of(service, CONTENT, SECOND)) == 1
 
 
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_who_lost_the_lease_settles_nothing(service: RunningService, saved: dict[str, Any], clock: Clock) -> None:
     slow = begin(service, CONTENT)
     assert slow is not None
@@ -97,7 +98,7 @@ def test_a_worker_whose_lease_is_over_writes_no_more(service: RunningService, sa
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_a_source_that_rots_while_it_is_copied_spoils_nothing(service: RunningService, saved: dict[str, Any]) -> None:
     (source,) = copies_of(service, CONTENT)
     key = object_key(source.project_id, source.stored_digest, source)
@@ -129,7 +130,7 @@ def test_other_bytes_under_the_copys_key_are_not_believed(service: RunningServic
     assert file_of(service, SECOND, good).read_bytes() == CONTENT
 
 
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_what_a_dead_worker_left_is_collected_once_none_of_its_writes_can_land(
     service: RunningService, saved: dict[str, Any], clock: Clock
 ) -> None:
@@ -139,10 +140,10 @@ def test_what_a_dead_worker_left_is_collected_once_none_of_its_writes_can_land(
     put_policy(service, kinds=["final"])  # nobody takes it up
     settings = service.context.settings
     clock.advance(settings.chunk_lease_seconds + 60)
-    holdfast_service.collect.controller.tick(service.context)
+    holdfast_service.collect.controller.reconcile(service.context)
     assert len(objects_in(service, SECOND)) == 1, "a write of a worker that only slept may still land"
     clock.advance(settings.longest_upload_seconds + settings.ticket_seconds)
     for _ in range(3):
-        holdfast_service.collect.controller.tick(service.context)
+        holdfast_service.collect.controller.reconcile(service.context)
     assert not objects_in(service, SECOND)
     assert len(objects_in(service, StoreRole.PRIMARY)) == 2

@@ -1,4 +1,5 @@
-"""The second store gives back what it holds: to readers, for a restore point, in a drill (protocol rule 34)."""
+"""The second store gives back what it holds: to readers, for a restore point, in a drill (rule
+store-outage-degrades)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from sqlalchemy import update
 
 from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.background.operation_kinds import OPERATION_KINDS
-from holdfast_service.background.operations_controller import tick
+from holdfast_service.background.operations_controller import reconcile
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Copy
 from tests.support.rank import Job, answer, digest_of
@@ -33,7 +34,7 @@ def _bytes_of(service: RunningService, ticket: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.rule("protocol-34")
+@pytest.mark.rule("store-outage-degrades")
 def test_a_reader_is_sent_to_the_second_store_when_the_first_is_silent_avoided_or_has_lost_the_chunk(
     service: RunningService, saved: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -45,7 +46,7 @@ def test_a_reader_is_sent_to_the_second_store_when_the_first_is_silent_avoided_o
     assert (ticket["store"], ticket["elsewhere"], _bytes_of(service, ticket)) == ("second", False, CONTENT)
 
     (tmp_path / "store").rename(tmp_path / "not mounted")
-    service.context.store_watch.tick()
+    service.context.store_watch.reconcile()
     ticket = _read(service, saved["id"])
     assert (ticket["store"], _bytes_of(service, ticket)) == ("second", CONTENT)
     offer = answer(service.http().post("/v1/mount-proofs"))
@@ -55,7 +56,7 @@ def test_a_reader_is_sent_to_the_second_store_when_the_first_is_silent_avoided_o
     assert (ticket["kind"], Path(ticket["path"]).read_bytes()) == ("file", CONTENT)
     assert service.http().get("/readyz").status_code == 200, "a service that can still give back is not asked any more"
     (tmp_path / "not mounted").rename(tmp_path / "store")
-    service.context.store_watch.tick()
+    service.context.store_watch.reconcile()
 
     file_of(service, StoreRole.PRIMARY, copies_of(service, CONTENT)[0]).unlink()
     report = {"digest": digest_of(CONTENT), "problem": "missing"}
@@ -65,7 +66,7 @@ def test_a_reader_is_sent_to_the_second_store_when_the_first_is_silent_avoided_o
     assert _bytes_of(service, _read(service, saved["id"])) == CONTENT
 
 
-@pytest.mark.rule("protocol-34")
+@pytest.mark.rule("store-outage-degrades")
 def test_while_the_first_store_is_away_the_restore_point_is_what_the_second_holds_whole(
     service: RunningService, saved: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -76,13 +77,13 @@ def test_while_the_first_store_is_away_the_restore_point_is_what_the_second_hold
     url = "/v1/projects/demo/runs/gpt/restore-point"
     assert answer(service.http().get(url))["restore_point"]["step"] == 200
     (tmp_path / "store").rename(tmp_path / "not mounted")
-    service.context.store_watch.tick()
+    service.context.store_watch.reconcile()
     decision = answer(service.http().get(url))
     assert decision["restore_point"]["step"] == 100
-    assert [(each["step"], each["reason"]) for each in decision["passed_over"]] == [(200, "away")]
+    assert [(each["step"], each["reason"]) for each in decision["skipped"]] == [(200, "away")]
     assert "primary store has not answered" in decision["note"]
     older_client = service.http(headers=[("Holdfast-Protocol", "1.1")])
-    assert answer(older_client.get(url))["passed_over"][0]["reason"] == "cold", "it does not know the word"
+    assert answer(older_client.get(url))["skipped"][0]["reason"] == "cold", "it does not know the word"
     named = answer(service.http().get(url, params={"selector": newer["id"]}))
     assert named["restore_point"]["step"] == 200, "what was named never falls back"
     opened = Job(service.http(), after=2).opened
@@ -100,14 +101,14 @@ def test_a_short_silence_does_not_cost_training_time(
     patient = context.settings.model_copy(update={"store_away_seconds": 3600})
     object.__setattr__(context, "settings", patient)
     (tmp_path / "store").rename(tmp_path / "not mounted")
-    context.store_watch.tick()
+    context.store_watch.reconcile()
     decision = answer(service.http().get("/v1/projects/demo/runs/gpt/restore-point"))
     assert (decision["restore_point"]["step"], decision["note"]) == (200, "")
 
 
 def _drill(service: RunningService, **body: Any) -> dict[str, Any]:
     started = answer(service.http().post("/v1/projects/demo/runs/gpt/drills", json=body))
-    tick(service.context, kinds=OPERATION_KINDS)
+    reconcile(service.context, kinds=OPERATION_KINDS)
     ended: dict[str, Any] = answer(service.http().get(f"/v1/operations/{started['id']}"))
     return ended
 

@@ -1,5 +1,5 @@
-"""What a round brings to the second store, as the policy asks for it: the newest first, again what was lost there, and
-nothing of what is purged meanwhile (protocol rules 28 and 30)."""
+"""What a pass brings to the second store, as the policy asks for it: the newest first, again what was lost there, and
+nothing of what is purged meanwhile (rules row-before-copy and record-outbox)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_policy_brings_every_chunk_of_a_checkpoint_to_the_second_store(service
     assert replicate(service).idle
 
 
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_a_second_store_that_is_away_is_told_and_tried_again_and_blocks_nothing_else(
     service: RunningService, saved: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -65,7 +65,7 @@ def test_a_second_store_that_is_away_is_told_and_tried_again_and_blocks_nothing_
     (tmp_path / "not mounted").rename(tmp_path / "second")
     attached = service.context.attached(SECOND)
     assert attached is not None
-    attached.watch.tick()
+    attached.watch.reconcile()
     assert set(replicate(service).whole) == {saved["id"], later["id"]}
 
 
@@ -118,7 +118,7 @@ def test_a_chunk_that_the_second_store_lost_is_copied_there_again(
 def test_what_is_lost_there_for_good_keeps_no_other_from_being_due_again(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More is lost, in both stores, than one round looks at."""
+    """More is lost, in both stores, than one pass looks at."""
     monkeypatch.setattr(rows, "_ROWS", 1)
     Job(service.http(), "demo/other").save(1)
     put_policy(service)
@@ -133,7 +133,7 @@ def test_what_is_lost_there_for_good_keeps_no_other_from_being_due_again(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("record-outbox")
 def test_a_checkpoint_that_is_purged_while_it_is_copied_leaves_no_record_there(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

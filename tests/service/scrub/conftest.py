@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from holdfast_service.scrub import controller as rescrub
-from holdfast_service.scrub import repair as heal
+from holdfast_service.scrub import repair
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
-from tests.support.healing import CONTENT, DAY
 from tests.support.rank import Job
+from tests.support.repairing import CONTENT, DAY
 from tests.support.rot import copy_to_second, flip, key_of
 from tests.support.service import RunningService
 
@@ -34,7 +34,7 @@ def damaged(service: RunningService, job: Job, clock: Clock) -> dict[str, Any]:
     copy_to_second(service)
     flip(service.context.store, key_of(service, CONTENT))
     clock.advance(31 * DAY)
-    assert rescrub.tick(service.context).bad == 1
+    assert rescrub.reconcile(service.context).bad == 1
     return saved
 
 
@@ -44,7 +44,7 @@ def lost(service: RunningService, job: Job, clock: Clock) -> dict[str, Any]:
     saved = job.save(100, content=CONTENT)
     flip(service.context.store, key_of(service, CONTENT))
     clock.advance(31 * DAY)
-    assert rescrub.tick(service.context).corrupt_checkpoints == (saved["id"],)
-    assert heal.tick(service.context).lost_copies == 1
-    clock.advance(61)  # what could not be healed is due again
+    assert rescrub.reconcile(service.context).corrupt_checkpoints == (saved["id"],)
+    assert repair.reconcile(service.context).lost_copies == 1
+    clock.advance(61)  # what could not be repaired is due again
     return saved

@@ -1,4 +1,4 @@
-"""A ticket that still lives, on stores that neither enforce a checksum nor If-None-Match (protocol rule 37)."""
+"""A ticket that still lives, on stores that neither enforce a checksum nor If-None-Match (rule no-ticket-reuse)."""
 
 from __future__ import annotations
 
@@ -75,34 +75,34 @@ def read_by_ticket(service: RunningService, save: Save) -> bytes:
     return httpx.get(ticket["url"], headers=ticket["headers"]).raise_for_status().content
 
 
-@pytest.mark.rule("protocol-37")
+@pytest.mark.rule("no-ticket-reuse")
 def test_nobody_relies_on_what_a_ticket_can_still_overwrite(service: RunningService, clock: Clock) -> None:
     save, replay = uploaded(service)
-    assert prove.tick(service.context).good == 2
+    assert prove.reconcile(service.context).good == 2
     assert proofs(service) == ["read_early"]
     assert other_run_is_told(service, "one") == "upload"
     replay(POISON)
-    assert prove.tick(service.context).done == 0, "it is read again when it can say something, and not before"
+    assert prove.reconcile(service.context).done == 0, "it is read again when it can say something, and not before"
     clock.let_tickets_expire(service.context.settings)
-    assert prove.tick(service.context).bad == 1
+    assert prove.reconcile(service.context).bad == 1
     assert save.now()["health"] == "corrupt"
     assert other_run_is_told(service, "two") == "upload"
 
 
-@pytest.mark.rule("protocol-37")
+@pytest.mark.rule("no-ticket-reuse")
 def test_what_is_read_behind_the_last_ticket_is_good_for_everybody(service: RunningService, clock: Clock) -> None:
     uploaded(service)
-    prove.tick(service.context)
+    prove.reconcile(service.context)
     clock.let_tickets_expire(service.context.settings)
     assert other_run_is_told(service, "one") == "upload"
-    assert prove.tick(service.context).good == 2
+    assert prove.reconcile(service.context).good == 2
     assert proofs(service)[0] == "read"
     assert other_run_is_told(service, "two") == "present"
     with service.context.database.read() as session:
         assert prove.backlog(session, service.context).due == 0
 
 
-@pytest.mark.rule("protocol-37")
+@pytest.mark.rule("no-ticket-reuse")
 def test_a_fresh_ticket_of_a_pending_copy_counts_as_well(service: RunningService, clock: Clock) -> None:
     save = Job(service.http()).begin(1)
     save.negotiate(0, [DATA])
@@ -111,17 +111,17 @@ def test_a_fresh_ticket_of_a_pending_copy_counts_as_well(service: RunningService
     save.send([DATA], save.negotiate(0, [DATA])["chunks"])
     save.negotiate(0, finished=[DATA])
     clock.advance(settings.longest_upload_seconds + 10)  # behind the first ticket's time, within the second's
-    prove.tick(service.context)
+    prove.reconcile(service.context)
     assert proofs(service) == ["read_early"]
 
 
-@pytest.mark.rule("protocol-37")
+@pytest.mark.rule("no-ticket-reuse")
 @pytest.mark.parametrize("versioned", [True])
 def test_where_the_store_has_versions_the_one_that_was_read_is_what_everybody_reads(
     service: RunningService, clock: Clock, lenient: S3Fake
 ) -> None:
     save, replay = uploaded(service)
-    assert prove.tick(service.context).good == 2
+    assert prove.reconcile(service.context).good == 2
     assert proofs(service) == ["read"]
     replay(POISON)
     assert other_run_is_told(service, "one") == "present"
@@ -134,7 +134,7 @@ def test_where_the_store_has_versions_the_one_that_was_read_is_what_everybody_re
     assert not lenient.objects.versions("checkpoints/" + key.path)
 
 
-@pytest.mark.rule("protocol-37")
+@pytest.mark.rule("no-ticket-reuse")
 def test_where_the_store_holds_tickets_to_their_bytes_one_reading_is_enough(
     settings: ServiceSettings, s3_service: RunningService
 ) -> None:

@@ -1,4 +1,5 @@
-"""What was found bad or missing is looked at again, and its marks go when its bytes are good (protocol rule 40)."""
+"""What was found bad or missing is looked at again, and its marks go when its bytes are good (rule
+marks-are-rechecked)."""
 
 from __future__ import annotations
 
@@ -17,18 +18,18 @@ from holdfast_service.background.operation_kinds import OPERATION_KINDS
 from holdfast_service.copies.read_back import is_emptied, pause_before_look
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.scrub import controller as rescrub
-from holdfast_service.scrub import repair as heal
+from holdfast_service.scrub import repair
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectKey, ObjectMissing, StoreUnavailable
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
-from tests.support.healing import CONTENT, DAY, health_of
 from tests.support.rank import Job, answer, digest_of
 from tests.support.rebuilt import check_all
+from tests.support.repairing import CONTENT, DAY, health_of
 from tests.support.rot import attached, copies_of, copy_to_second, flip, key_of, remove, states_of
 from tests.support.service import RunningService
 
-pytestmark = pytest.mark.rule("protocol-40")
+pytestmark = pytest.mark.rule("marks-are-rechecked")
 sqlite_only = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 MANY = 20
 
@@ -74,12 +75,12 @@ def away(service: RunningService, content: bytes) -> Iterator[None]:
 
 def scrub(service: RunningService, clock: Clock) -> rescrub.ScrubReport:
     clock.advance(31 * DAY)
-    return rescrub.tick(service.context)
+    return rescrub.reconcile(service.context)
 
 
 def actions(service: RunningService) -> list[str]:
     """Of the audit trail, what concerns copies and marks."""
-    told = ("copy.bad", "copy.return", "copy.heal", "checkpoint.mark_corrupt", "checkpoint.heal")
+    told = ("copy.bad", "copy.return", "copy.repair", "checkpoint.mark_corrupt", "checkpoint.repair")
     query = select(AuditEvent.action).where(AuditEvent.action.in_(told)).order_by(AuditEvent.id)
     with service.context.database.read() as session:
         return list(session.scalars(query))
@@ -88,7 +89,7 @@ def actions(service: RunningService) -> list[str]:
 def scrub_on_demand(service: RunningService, checkpoint_id: str) -> Any:
     http = service.http()
     started = answer(http.post(f"/v1/checkpoints/{checkpoint_id}/scrub", json={"mode": "read"}))
-    holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
+    holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
     ended = answer(http.get(f"/v1/operations/{started['id']}"))
     assert ended["error"] is None
     return ended["result"]
@@ -99,7 +100,7 @@ def report(service: RunningService, checkpoint_id: str) -> Any:
     return answer(service.http().post(f"/v1/checkpoints/{checkpoint_id}/chunk-reports", json=body))
 
 
-def by_healing(service: RunningService, _saved: str, clock: Clock) -> None:
+def by_repairing(service: RunningService, _saved: str, clock: Clock) -> None:
     clock.advance(61)
 
 
@@ -118,19 +119,19 @@ def by_reader(service: RunningService, saved: str, _clock: Clock) -> None:
     assert (verdict["readable"], verdict["corrupt_checkpoints"]) == (True, [])
 
 
-@pytest.mark.parametrize("look", [by_healing, by_check, by_scrub, by_reader])
+@pytest.mark.parametrize("look", [by_repairing, by_check, by_scrub, by_reader])
 def test_an_object_that_was_away_for_a_moment_is_seen_back_and_the_mark_goes(
     service: RunningService, clock: Clock, look: Callable[[RunningService, str, Clock], None]
 ) -> None:
     saved = Job(service.http()).save(7, content=CONTENT)["id"]
     with away(service, CONTENT):
         assert scrub(service, clock).corrupt_checkpoints == (saved,)
-        assert heal.tick(service.context).lost_copies == 1
+        assert repair.reconcile(service.context).lost_copies == 1
     look(service, saved, clock)
-    assert heal.tick(service.context).healed_checkpoints == (() if look is by_scrub else (saved,))
+    assert repair.reconcile(service.context).repaired_checkpoints == (() if look is by_scrub else (saved,))
     assert health_of(service, saved) == ("ok", None)
     assert states_of(service, CONTENT) == [CopyState.VERIFIED]
-    assert actions(service) == ["copy.bad", "checkpoint.mark_corrupt", "copy.return", "checkpoint.heal"]
+    assert actions(service) == ["copy.bad", "checkpoint.mark_corrupt", "copy.return", "checkpoint.repair"]
 
 
 @sqlite_only
@@ -141,7 +142,7 @@ def test_a_quarantine_comes_back_with_the_bytes(service: RunningService, clock: 
     with away(service, CONTENT):
         assert scrub(service, clock).corrupt_checkpoints == (saved,)
     clock.advance(61)
-    heal.tick(service.context)
+    repair.reconcile(service.context)
     assert health_of(service, saved) == ("quarantined", "crashed from it")
 
 
@@ -152,12 +153,12 @@ def test_what_is_lost_for_good_costs_ever_fewer_reads_and_is_told_once(service: 
     scrub(service, clock)
     for _ in range(90):
         clock.advance(DAY)
-        assert heal.tick(service.context).lost_copies == 1
+        assert repair.reconcile(service.context).lost_copies == 1
     (lost,) = copies_of(service, CONTENT)
     assert 5 <= lost.looks <= 10, "the first ones within a day, then once a month"
     assert actions(service) == ["copy.bad", "checkpoint.mark_corrupt"]
     clock.let_tickets_expire(service.context.settings)
-    holdfast_service.collect.controller.tick(service.context)
+    holdfast_service.collect.controller.reconcile(service.context)
     assert states_of(service, CONTENT) == [CopyState.BAD], "it is all that its checkpoint has"
 
 
@@ -180,7 +181,7 @@ def test_where_most_of_a_store_is_missing_nothing_is_marked(service: RunningServ
     assert actions(service) == []
     assert {health_of(service, checkpoint_id)[0] for checkpoint_id in ids} == {"ok"}
     clock.advance(31)
-    assert rescrub.tick(service.context).good > 0
+    assert rescrub.reconcile(service.context).good > 0
 
 
 @sqlite_only
@@ -192,7 +193,7 @@ def test_a_person_says_that_it_is_gone_and_may_have_been_wrong(service: RunningS
         assert [(each.kind, each.count) for each in store.findings] == [("missing_objects", 2 * len(ids))]
         assert {health_of(service, checkpoint_id)[0] for checkpoint_id in ids} == {"corrupt"}
     clock.advance(61)
-    assert sorted(heal.tick(service.context).healed_checkpoints) == sorted(ids)
+    assert sorted(repair.reconcile(service.context).repaired_checkpoints) == sorted(ids)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +254,10 @@ class TestWithASecondStore:
         flip(store, key_of(service, CONTENT))
         clock.advance(ahead)
         assert report(service, saved)["corrupt_checkpoints"] == [saved]
-        assert heal.tick(service.context).lost_copies == 1
+        assert repair.reconcile(service.context).lost_copies == 1
         clock.advance(-ahead)
         Job(service.http(), "demo/other").save(1, content=CONTENT)  # sends the same bytes anew
         clock.advance(61 if ahead == DAY else ahead + 61)
-        found = heal.tick(service.context)
-        assert (found.healed_copies, found.healed_checkpoints) == (1, (saved,))
+        found = repair.reconcile(service.context)
+        assert (found.repaired_copies, found.repaired_checkpoints) == (1, (saved,))
         assert health_of(service, saved) == ("ok", None)

@@ -23,7 +23,7 @@ from holdfast_protocol.states import CopyState, Scope, StoreRole
 from holdfast_service.background.operation_kinds import OPERATION_KINDS
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.scrub import on_demand as run_scrub
-from holdfast_service.scrub import repair as heal
+from holdfast_service.scrub import repair
 from tests.service.conftest import Clock
 from tests.support.rank import Job, digest_of
 from tests.support.rot import attached, copies_of, copy_to_second, cut, flip, key_of, remove
@@ -42,8 +42,8 @@ def client(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def result_of(service: RunningService, client: Client, started: OperationView) -> ScrubResult:
-    holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
-    ended = client.operation(started.id)
+    holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
+    ended = client.operations.get(started.id)
     assert ended.error is None
     return ScrubResult.model_validate(ended.result)
 
@@ -53,7 +53,7 @@ def save_steps(service: RunningService, run: str, steps: dict[int, bytes]) -> di
     return {step: job.save(step, content=content) for step, content in steps.items()}
 
 
-def test_a_run_is_scrubbed_on_demand_healed_and_told(service: RunningService, client: Client) -> None:
+def test_a_run_is_scrubbed_on_demand_repaired_and_told(service: RunningService, client: Client) -> None:
     save_steps(service, "demo/gpt", {1: b"one", 2: b"two", 3: b"three"})
     other = save_steps(service, "demo/other", {1: b"of another run"})
     copy_to_second(service)
@@ -63,7 +63,7 @@ def test_a_run_is_scrubbed_on_demand_healed_and_told(service: RunningService, cl
     cut(store, key_of(service, b"three"))
     remove(second, key_of(service, b"three", StoreRole.SECOND))
     flip(store, key_of(service, b"of another run"))
-    found = result_of(service, client, client.scrub_run("demo", "gpt"))
+    found = result_of(service, client, client.scrub.run("demo", "gpt"))
     assert found.model_dump() == {
         "mode": ScrubMode.READ,
         "copies": 12,
@@ -71,7 +71,7 @@ def test_a_run_is_scrubbed_on_demand_healed_and_told(service: RunningService, cl
         "bad": 2,
         "missing": 2,
         "read_bytes": found.read_bytes,
-        "healed": 2,
+        "repaired": 2,
         "lost": 1,
         "cold": 0,
         "unread": 0,
@@ -79,12 +79,12 @@ def test_a_run_is_scrubbed_on_demand_healed_and_told(service: RunningService, cl
         "marked": ["demo/gpt@3#1"],
     }
     assert copies_of(service, b"of another run")[0].state == CopyState.VERIFIED, "only that run was read"
-    assert client.checkpoint(other[1]["id"]).health == "ok"
+    assert client.checkpoints.get(other[1]["id"]).health == "ok"
     # What was lost is sent anew: the next one finds all of it good, and takes the mark back.
     Job(service.http(), after=1).save(4, content=b"three")
-    again = result_of(service, client, client.scrub_run("demo", "gpt"))
+    again = result_of(service, client, client.scrub.run("demo", "gpt"))
     assert (again.lost, again.marked, again.bad, again.missing) == (0, [], 1, 1)
-    assert client.selected_checkpoint("demo", "gpt", "3#1").health == "ok"
+    assert client.checkpoints.select("demo", "gpt", "3#1").health == "ok"
 
 
 def test_one_that_was_cut_off_does_not_read_again_what_it_has_read(
@@ -92,11 +92,11 @@ def test_one_that_was_cut_off_does_not_read_again_what_it_has_read(
 ) -> None:
     saved = save_steps(service, "demo/gpt", {1: b"one", 2: b"two"})
     remove(service.context.store, key_of(service, b"two"))
-    started = client.scrub_checkpoint(saved[2]["id"])
+    started = client.scrub.checkpoint(saved[2]["id"])
     with monkeypatch.context() as broken:
         broken.setattr(run_scrub, "unmark", lambda *_: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
-            holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
+            holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
     clock.advance(service.context.settings.lease_seconds + 60)
     found = result_of(service, client, started)
     assert (found.copies, found.good, found.missing, found.lost, found.read_bytes) == (2, 1, 1, 1, 0)
@@ -112,11 +112,11 @@ def test_the_cheap_mode_finds_what_is_missing_or_cut_and_postpones_no_scrub(
     cut(service.context.store, key_of(service, b"two"))
     flip(service.context.store, key_of(service, b"three"))
     before = copies_of(service, b"index three")[0].verified_at
-    found = result_of(service, client, client.scrub_run("demo", "gpt", ScrubMode.METADATA))
+    found = result_of(service, client, client.scrub.run("demo", "gpt", ScrubMode.METADATA))
     assert (found.copies, found.good, found.bad, found.missing, found.lost) == (6, 4, 1, 1, 2)
     assert found.read_bytes == len(b"tw"), "only what seemed wrong was read"
     assert copies_of(service, b"index three")[0].verified_at == before
-    assert result_of(service, client, client.scrub_run("demo", "gpt")).bad == 2, "reading finds the rest"
+    assert result_of(service, client, client.scrub.run("demo", "gpt")).bad == 2, "reading finds the rest"
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_now_is_told_and_marks_nothing(
         (cold,) = copies_of(service, b"two")
         session.execute(update(Copy).where(Copy.id == cold.id).values(state=CopyState.COLD))
     (tmp_path / "second").rename(tmp_path / "away")
-    found = result_of(service, client, client.scrub_run("demo", "gpt"))
+    found = result_of(service, client, client.scrub.run("demo", "gpt"))
     assert (found.copies, found.good, found.cold, found.unread, found.lost) == (8, 3, 1, 4, 0)
     assert list(found.problems) == ["second"]
     assert found.marked == []
@@ -140,7 +140,7 @@ def test_a_bad_chunk_names_what_it_concerns_and_the_nearest_good_steps(service: 
     save_steps(service, "demo/side", {1: SHARED})
     remove(service.context.store, key_of(service, SHARED))
     save_steps(service, "other/gpt", {1: SHARED})
-    marked = result_of(service, client, client.scrub_checkpoint(gpt[20]["id"])).marked
+    marked = result_of(service, client, client.scrub.checkpoint(gpt[20]["id"])).marked
     assert marked == ["demo/gpt@20#1", "demo/gpt@40#1", "demo/side@1#1"], "whoever needs the chunk, by name"
     scoped = ClientSettings(url=service.url, token=service.token(Scope.READ, project="demo"))
     with Client(scoped) as reader:
@@ -173,10 +173,10 @@ def test_a_bad_chunk_names_what_it_concerns_and_the_nearest_good_steps(service: 
         (digest_of(SHARED), True, 3, StoreRole.PRIMARY)
     ]
     # The other project's copy is a copy of its own, and nobody has read it.
-    assert not client.impact_of_chunk(digest_of(SHARED)).chunks[1].lost
-    of_checkpoint = client.impact_of_checkpoint(gpt[40]["id"])
+    assert not client.scrub.impact_of_chunk(digest_of(SHARED)).chunks[1].lost
+    of_checkpoint = client.scrub.impact_of_checkpoint(gpt[40]["id"])
     assert [each.digest for each in of_checkpoint.chunks] == [digest_of(SHARED)]
-    assert client.impact_of_checkpoint(gpt[30]["id"]).chunks == []
+    assert client.scrub.impact_of_checkpoint(gpt[30]["id"]).chunks == []
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -212,13 +212,13 @@ def test_the_commands_print_it_in_both_forms(
         return done.stdout
 
     begun = json.loads(run("scrub", "demo/gpt", "--no-wait", "--json"))
-    holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
-    assert client.operation(begun["id"]).state == "done"
+    holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
+    assert client.operations.get(begun["id"]).state == "done"
     ended = threading.Event()
 
     def works() -> None:
         while not ended.wait(0.02):
-            holdfast_service.background.operations_controller.tick(service.context, kinds=OPERATION_KINDS)
+            holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
 
     worker = threading.Thread(target=works, daemon=True)
     worker.start()
@@ -241,7 +241,7 @@ def test_metrics_tell_how_far_and_what_was_found(service: RunningService, client
     save_steps(service, "demo/gpt", {1: b"one", 2: b"two"})
     copy_to_second(service)
     flip(service.context.store, key_of(service, b"two"))
-    result_of(service, client, client.scrub_run("demo", "gpt"))
+    result_of(service, client, client.scrub.run("demo", "gpt"))
     clock.advance(100)
     seen = {
         (sample.name, sample.labels["store"]): sample.value
@@ -251,7 +251,7 @@ def test_metrics_tell_how_far_and_what_was_found(service: RunningService, client
     }
     assert seen["holdfast_scrub_read_copies_total", "second"] == 4
     assert seen["holdfast_scrub_bad_copies_total", "primary"] == 1
-    assert seen["holdfast_scrub_healed_copies_total", "primary"] == 1
+    assert seen["holdfast_scrub_repaired_copies_total", "primary"] == 1
     assert seen["holdfast_scrub_read_bytes_total", "second"] == len(b"oneindex onetwoindex two")
     assert 100 <= seen["holdfast_scrub_oldest_seconds", "primary"] < 160
-    assert heal.tick(service.context).idle
+    assert repair.reconcile(service.context).idle

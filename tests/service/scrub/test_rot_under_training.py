@@ -1,5 +1,5 @@
 """Objects of the first store are flipped, cut and deleted behind the service's back while a job trains: all is found
-and healed from the second store, and training never notices. Without a second store exactly the right checkpoints are
+and repaired from the second store, and training never notices. Without a second store exactly the right checkpoints are
 marked, and a restore takes the newest that is whole."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.scrub import controller as rescrub
-from holdfast_service.scrub import repair as heal
+from holdfast_service.scrub import repair
 from holdfast_service.scrub import verify as prove
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
@@ -112,21 +112,21 @@ class Rot(threading.Thread):
 
 @contextmanager
 def in_the_background(service: RunningService) -> Iterator[Callable[[], None]]:
-    """The controllers, round after round; what is given does one more round of each."""
+    """The controllers, pass after pass; what is given does one more pass of each."""
     ended, failures = threading.Event(), []
 
     def one_round() -> None:
-        for controller in (holdfast_service.replicate.controller, prove, rescrub, heal):
-            controller.tick(service.context)
+        for controller in (holdfast_service.replicate.controller, prove, rescrub, repair):
+            controller.reconcile(service.context)
 
-    def rounds() -> None:
+    def passes() -> None:
         try:
             while not ended.wait(0.1):
                 one_round()
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=rounds, name="custody", daemon=True)
+    thread = threading.Thread(target=passes, name="operations", daemon=True)
     thread.start()
     try:
         yield one_round
@@ -136,7 +136,7 @@ def in_the_background(service: RunningService) -> Iterator[Callable[[], None]]:
     assert not failures, failures
 
 
-@pytest.mark.rule("protocol-17")
+@pytest.mark.rule("random-generation")
 @pytest.mark.parametrize(
     ("database_url", "kind"), [("sqlite", "service"), ("postgres", "s3_service")], indirect=["database_url"]
 )
@@ -163,11 +163,11 @@ def test_training_never_notices_and_every_checkpoint_restores(
     assert rot.error is None
     assert len(rot.ledger) > 5, "it should have done some harm"
     for _ in range(20):
-        clock.advance(61)  # what was put off is due again
+        clock.advance(61)  # what was deferred is due again
         one_round()
-        if not unhealed(service, rot):
+        if not unrepaired(service, rot):
             break
-    assert unhealed(service, rot) == {}
+    assert unrepaired(service, rot) == {}
     with service.context.database.read() as session:
         marks = session.scalars(select(AuditEvent).where(AuditEvent.action == "checkpoint.mark_corrupt")).all()
         assert not marks, "another store had it all the time"
@@ -181,11 +181,11 @@ def test_training_never_notices_and_every_checkpoint_restores(
         assert all(torch.equal(restored[name], tensor) for name, tensor in expected.items()), step
 
 
-def unhealed(service: RunningService, rot: Rot) -> dict[int, str]:
+def unrepaired(service: RunningService, rot: Rot) -> dict[int, str]:
     """What was damaged, but for what was found and has another copy that was read."""
     with service.context.database.read() as session:
         rows = session.scalars(select(Copy).where(Copy.id.in_(rot.ledger))).all()
-    return {copy.id: f"{rot.ledger[copy.id]}, {copy.state}" for copy in rows if copy.healed_at is None}
+    return {copy.id: f"{rot.ledger[copy.id]}, {copy.state}" for copy in rows if copy.repaired_at is None}
 
 
 def assert_each_good_copy_is_good(service: RunningService) -> None:
@@ -220,7 +220,7 @@ def test_without_another_store_exactly_the_right_checkpoints_are_marked_by_name(
     for content, damage in zip(lost, ("flipped", "deleted"), strict=True):
         ROT[damage](service.context.store, key_of(service, content))
     clock.advance(86400)
-    assert set(rescrub.tick(service.context).corrupt_checkpoints) == {names[step] for step in expected}
+    assert set(rescrub.reconcile(service.context).corrupt_checkpoints) == {names[step] for step in expected}
     listed = answer(service.http().get(f"{job.base}/checkpoints", params={"health": "corrupt", "limit": 100}))
     assert {view["step"] for view in listed["items"]} == expected
     for view in listed["items"]:
@@ -228,4 +228,4 @@ def test_without_another_store_exactly_the_right_checkpoints_are_marked_by_name(
     decision = answer(service.http().get(f"{job.base}/restore-point"))
     newest_whole = max(set(ledger) - expected)
     assert decision["restore_point"]["step"] == newest_whole
-    assert {seen["step"] for seen in decision["passed_over"]} == {step for step in expected if step > newest_whole}
+    assert {seen["step"] for seen in decision["skipped"]} == {step for step in expected if step > newest_whole}

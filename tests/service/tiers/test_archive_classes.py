@@ -15,7 +15,7 @@ from tests.service.conftest import Clock
 from tests.support.databases import SqliteCatalogs
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer
-from tests.support.rebuilt import adopt_all, check_all, rebuilt_service, record_all
+from tests.support.rebuilt import check_all, claim_all, rebuilt_service, record_all
 from tests.support.service import RunningService
 from tests.support.tiers import DAY, HOUR, IN_A_BUCKET, Cold, weights
 
@@ -80,7 +80,7 @@ def test_a_catalog_that_is_rebuilt_from_the_bucket_knows_what_is_cold(
         with refused("checkpoint_cold"):
             again.tickets(1, weights(1))
         check_all(service.context)
-        adopt_all(service.context)
+        claim_all(service.context)
         assert again.thawed(1)["state"] == "thawed"
         assert again.content(1, weights(1)) == weights(1)
         again.close()

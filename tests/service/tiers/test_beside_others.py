@@ -1,5 +1,5 @@
-"""Getting cold and thawing beside those who write and read, and killed between any two steps: protocol rules 15, 21, 28
-and 29."""
+"""Getting cold and thawing beside those who write and read, and killed between any two steps: rules
+present-is-referenced, read-lease and row-before-copy and 29."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import holdfast_service.restore.read_tickets
 import holdfast_service.tiers.cool
 import holdfast_service.tiers.thaw
 import holdfast_service.training.negotiate
-from holdfast_service.collect.controller import tick as collect_tick
+from holdfast_service.collect.controller import reconcile as collect_tick
 from holdfast_service.db.tables.core import Checkpoint, Copy, Project, ReadLease
-from holdfast_service.tiers.controller import tick
+from holdfast_service.tiers.controller import reconcile
 from tests.support.death import Killed, kill
 from tests.support.interleave import hold_after, overlap, refused
 from tests.support.rank import Job, answer, digest_of
@@ -51,7 +51,7 @@ def nothing_is_left_over(cold: Cold) -> None:
     assert len(cold.stored(project_id)) == live == 6
 
 
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_workers_that_die_between_any_two_steps_of_cooling_lose_nothing_and_leave_nothing(cold: Cold, due: Job) -> None:
     """One after the other: each gets a little further than the one before."""
     for owner, name, after in (
@@ -66,7 +66,7 @@ def test_workers_that_die_between_any_two_steps_of_cooling_lose_nothing_and_leav
             died = kill(patch, owner, name, after=after)
             patch.setattr(holdfast_service.tiers.cool, "give_up_copy", lambda *_: None)  # the dead give nothing back
             with pytest.raises(Killed):
-                tick(cold.context)
+                reconcile(cold.context)
             assert died(), name
         nothing_is_lost(cold)
         cold.advance(3600)  # its leases run out
@@ -75,7 +75,7 @@ def test_workers_that_die_between_any_two_steps_of_cooling_lose_nothing_and_leav
     nothing_is_left_over(cold)
 
 
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_workers_that_die_between_any_two_steps_of_a_thaw_lose_nothing_and_others_go_on(cold: Cold) -> None:
     cold.cooled()
     cold.thaw(1, days=2)
@@ -92,7 +92,7 @@ def test_workers_that_die_between_any_two_steps_of_a_thaw_lose_nothing_and_other
         with pytest.MonkeyPatch.context() as patch:
             died = kill(patch, owner, name, after=after)
             with pytest.raises(Killed):
-                tick(cold.context)
+                reconcile(cold.context)
             assert died(), name
         nothing_is_lost(cold)
         cold.advance(1800)
@@ -106,12 +106,12 @@ def test_workers_that_die_between_any_two_steps_of_a_thaw_lose_nothing_and_other
     with pytest.MonkeyPatch.context() as patch:
         kill(patch, holdfast_service.tiers.thaw, "_end_if_over", after=True)
         with pytest.raises(Killed):
-            tick(cold.context)
+            reconcile(cold.context)
     nothing_is_left_over(cold)
     assert cold.tier(1) == "cold"
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_a_negotiation_that_comes_while_a_hot_copy_is_taken_away_is_told_to_send_it(
     cold: Cold, due: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +119,9 @@ def test_a_negotiation_that_comes_while_a_hot_copy_is_taken_away_is_told_to_send
     save.negotiate(0)
     gate = hold_after(monkeypatch, holdfast_service.tiers.cool, "mark_cold")
     # The hot copy is taken away in a transaction that has not ended.
-    cooling, writing = overlap(cold.service, gate, lambda: tick(cold.context), lambda: save.negotiate(0, [weights(1)]))
+    cooling, writing = overlap(
+        cold.service, gate, lambda: reconcile(cold.context), lambda: save.negotiate(0, [weights(1)])
+    )
     (told,) = writing.result()["chunks"]
     cooling.result()
     assert told["status"] == "upload"
@@ -128,7 +130,7 @@ def test_a_negotiation_that_comes_while_a_hot_copy_is_taken_away_is_told_to_send
     assert cold.content(4, weights(1)) == weights(1)
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_a_copy_that_a_negotiation_was_told_of_as_present_stays_hot(
     cold: Cold, due: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +138,9 @@ def test_a_copy_that_a_negotiation_was_told_of_as_present_stays_hot(
     save.negotiate(0)
     gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "_decisions")
     # It is decided, present, and not committed.
-    writing, cooling = overlap(cold.service, gate, lambda: save.negotiate(0, [weights(1)]), lambda: tick(cold.context))
+    writing, cooling = overlap(
+        cold.service, gate, lambda: save.negotiate(0, [weights(1)]), lambda: reconcile(cold.context)
+    )
     (told,) = writing.result()["chunks"]
     cooling.result()
     assert told["status"] == "present"
@@ -147,7 +151,7 @@ def test_a_copy_that_a_negotiation_was_told_of_as_present_stays_hot(
     assert cold.content(4, weights(1)) == weights(1)
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_what_a_sealed_shard_of_an_open_checkpoint_needs_stays_hot(cold: Cold, due: Job) -> None:
     other = Job(cold.http, "demo/other", world_size=2)
     save = other.begin(1)
@@ -158,7 +162,7 @@ def test_what_a_sealed_shard_of_an_open_checkpoint_needs_stays_hot(cold: Cold, d
     assert cold.tier(1, "demo/other") == "hot"
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_a_thawed_copy_is_for_readers_and_not_present(cold: Cold, due: Job) -> None:
     cold.until_idle()
     cold.collect()
@@ -168,11 +172,11 @@ def test_a_thawed_copy_is_for_readers_and_not_present(cold: Cold, due: Job) -> N
     assert told["status"] == ("present" if cold.fake is None else "upload")
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 def test_a_reader_that_comes_first_keeps_its_chunks_hot(cold: Cold, due: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = hold_after(monkeypatch, holdfast_service.restore.read_tickets, "choose_copies")
     # The reader's lease is taken in a transaction that has not ended.
-    reading, cooling = overlap(cold.service, gate, lambda: cold.tickets(1, weights(1)), lambda: tick(cold.context))
+    reading, cooling = overlap(cold.service, gate, lambda: cold.tickets(1, weights(1)), lambda: reconcile(cold.context))
     (ticket,) = reading.result()
     cooling.result()
     cold.collect()
@@ -182,7 +186,7 @@ def test_a_reader_that_comes_first_keeps_its_chunks_hot(cold: Cold, due: Job, mo
     assert ticket["kind"] == again["kind"] == "http"
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 def test_an_issued_url_can_be_read_to_its_end_though_its_lease_was_given_back(cold: Cold, due: Job) -> None:
     reply = answer(cold.http.post(f"/v1/checkpoints/{cold.view(1)['id']}/reads", json={"digests": _digests(1)}))
     cold.http.delete(f"/v1/read-leases/{reply['lease_id']}").raise_for_status()
@@ -195,7 +199,7 @@ def test_an_issued_url_can_be_read_to_its_end_though_its_lease_was_given_back(co
     assert [state for state, _ in cold.copies(weights(1))] == ["cold"]
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 @IN_A_BUCKET
 def test_a_thaw_that_is_over_is_over_also_where_no_worker_is_left_to_say_so(cold: Cold) -> None:
     job = cold.cooled(4)
@@ -206,15 +210,15 @@ def test_a_thaw_that_is_over_is_over_also_where_no_worker_is_left_to_say_so(cold
     cold.advance(4 * DAY)  # nobody works
     decision = answer(cold.http.get(f"{job.base}/restore-point"))
     assert decision["restore_point"] is None
-    assert {each["reason"] for each in decision["passed_over"]} == {"diverged", "cold"}
+    assert {each["reason"] for each in decision["skipped"]} == {"diverged", "cold"}
     with refused("checkpoint_cold"):
         cold.tickets(2, weights(2))
 
 
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 def test_two_workers_share_what_is_due_and_make_one_copy_of_each_chunk(cold: Cold, due: Job) -> None:
     with ThreadPoolExecutor(2) as threads:
-        for report in threads.map(tick, [cold.context] * 2):
+        for report in threads.map(reconcile, [cold.context] * 2):
             assert report.failed == 0
     cold.advance(3600)
     cold.until_idle()
@@ -222,7 +226,7 @@ def test_two_workers_share_what_is_due_and_make_one_copy_of_each_chunk(cold: Col
     nothing_is_left_over(cold)
 
 
-@pytest.mark.rule("protocol-28")
+@pytest.mark.rule("row-before-copy")
 @IN_A_BUCKET
 def test_what_the_store_says_of_its_copy_is_looked_at_before_anything_goes(
     cold: Cold, due: Job, monkeypatch: pytest.MonkeyPatch
@@ -232,7 +236,7 @@ def test_what_the_store_says_of_its_copy_is_looked_at_before_anything_goes(
     objects = cold.fake.objects
     real = objects.copy
     monkeypatch.setattr(objects, "copy", lambda *keys, hashed: real(*keys[:2], "STANDARD", hashed=hashed))
-    report = tick(cold.context)
+    report = reconcile(cold.context)
     assert report.failed == 2
     assert "that is not what was copied" in str(report.error)
     assert report.retired_copies == 0

@@ -83,7 +83,7 @@ def test_the_restore_point_is_what_can_be_read_now_and_a_thaw_is_told(cold: Cold
     cold.thawed(1)
     decision = answer(cold.http.get(f"{job.base}/restore-point"))
     assert decision["restore_point"]["step"] == 1
-    (two,) = [each for each in decision["passed_over"] if each["reason"] == "cold"]
+    (two,) = [each for each in decision["skipped"] if each["reason"] == "cold"]
     assert two["step"] == 2
     assert "`holdfast thaw demo/gpt@2#1`" in two["detail"]
     assert ("5 hours (standard), 12 hours (bulk) or 5 minutes (expedited)" in two["detail"]) is bool(cold.fake)
@@ -116,7 +116,7 @@ def test_what_is_being_read_stays_readable(cold: Cold) -> None:
     for hour in range(30):  # a slow reader, who takes tickets again and again
         if hour % 5 == 0:
             assert cold.content(1, weights(1)) == weights(1)
-        # Rounds are minutes apart, and a bucket ends a thaw at midnight: a jump over it ends what a round prolongs.
+        # Passes are minutes apart, and a bucket ends a thaw at midnight: a jump over it ends what a pass prolongs.
         cold.advance(HOUR)
         cold.round()
     assert cold.tier(1) == "hot"

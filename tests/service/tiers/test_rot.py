@@ -1,5 +1,5 @@
 """What lies cold rots too, or is moved behind the service's back: it is found before anybody relies on it (protocol
-rules 14, 15 and 28)."""
+rules reuse-only-hashed, present-is-referenced and row-before-copy)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast_service.collect.sweep import make_suspect
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.scrub import controller as rescrub
-from holdfast_service.scrub import repair as heal
+from holdfast_service.scrub import repair
 from holdfast_service.scrub import verify as prove
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
-from holdfast_service.tiers.controller import tick
+from holdfast_service.tiers.controller import reconcile
 from tests.support.rank import Job, Refused, digest_of
 from tests.support.rot import attached, copies_of, copy_to_second, flip, stored
 from tests.support.tiers import DAY, IN_A_BUCKET, IN_A_FOLDER, Cold, weights
@@ -60,7 +60,7 @@ def set_state(cold: Cold, copy_id: int, state: CopyState) -> None:
 
 
 @IN_A_FOLDER
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_a_hot_copy_does_not_go_in_favour_of_a_cold_one_that_has_rotted(cold: Cold) -> None:
     cold.cooled()
     cold.collect()
@@ -77,7 +77,7 @@ def test_a_hot_copy_does_not_go_in_favour_of_a_cold_one_that_has_rotted(cold: Co
 
 
 @IN_A_FOLDER
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_a_place_that_cannot_be_asked_keeps_the_hot_copy(cold: Cold, monkeypatch: pytest.MonkeyPatch) -> None:
     cold.cooled()
     cold.collect()
@@ -87,7 +87,7 @@ def test_a_place_that_cannot_be_asked_keeps_the_hot_copy(cold: Cold, monkeypatch
         raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(attached(cold.service, StoreRole.COLD).store, "open_read", away)
-    report = tick(cold.context)
+    report = reconcile(cold.context)
     assert (report.failed > 0, report.error) == (True, "no answer")
     assert ("verified", "primary") in cold.copies(weights(1))
     assert only_copy(cold).leased_until is None
@@ -95,34 +95,34 @@ def test_a_place_that_cannot_be_asked_keeps_the_hot_copy(cold: Cold, monkeypatch
 
 
 @IN_A_FOLDER
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_what_lies_in_the_cold_store_is_scrubbed_and_a_thaw_of_what_has_rotted_says_so(cold: Cold) -> None:
     cold.cooled()
     cold.collect()
     checkpoint = cold.view(1)["id"]
     cold.advance(31 * DAY)
-    assert rescrub.tick(cold.context).bad == 0
+    assert rescrub.reconcile(cold.context).bad == 0
     assert (only_copy(cold).state, only_copy(cold).proof) == ("cold", "read"), "what was read is still cold"
     rot(cold)
     cold.thaw(1)
-    assert tick(cold.context).failed
+    assert reconcile(cold.context).failed
     assert cold.copies(weights(1))[0] == ("suspect", "cold")
-    assert prove.tick(cold.context).corrupt_checkpoints == (checkpoint,)
+    assert prove.reconcile(cold.context).corrupt_checkpoints == (checkpoint,)
 
 
 @IN_A_FOLDER
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_a_round_of_scrubbing_finds_rot_in_the_cold_store(cold: Cold) -> None:
     cold.cooled()
     cold.collect()
     rot(cold)
     cold.advance(31 * DAY)
-    report = rescrub.tick(cold.context)
+    report = rescrub.reconcile(cold.context)
     assert (report.bad, report.corrupt_checkpoints) == (1, (cold.view(1)["id"],))
 
 
 @IN_A_BUCKET
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_a_hot_copy_does_not_go_in_favour_of_one_that_the_bucket_has_lost_or_moved(cold: Cold) -> None:
     assert cold.fake is not None
     cold.cooled()
@@ -138,8 +138,8 @@ def test_a_hot_copy_does_not_go_in_favour_of_one_that_the_bucket_has_lost_or_mov
 
 
 @IN_A_BUCKET
-@pytest.mark.rule("protocol-28")
-def test_with_a_second_store_a_copy_healed_into_an_archive_is_cold_and_counts_by_the_stores_own_checksum(
+@pytest.mark.rule("row-before-copy")
+def test_with_a_second_store_a_copy_repaired_into_an_archive_is_cold_and_counts_by_the_stores_own_checksum(
     cold: Cold,
 ) -> None:
     assert cold.fake is not None
@@ -155,18 +155,18 @@ def test_with_a_second_store_a_copy_healed_into_an_archive_is_cold_and_counts_by
     cold.context.store.delete(object_key(lost.project_id, digest_of(weights(1)), lost))
     assert make_suspect(cold.context, [lost.id]) == 1
     cold.advance(1)
-    assert prove.tick(cold.context).bad == 1
-    report = heal.tick(cold.context)
-    assert (report.healed_copies, report.failed) == (1, 0)
+    assert prove.reconcile(cold.context).bad == 1
+    report = repair.reconcile(cold.context)
+    assert (report.repaired_copies, report.failed) == (1, 0)
     assert cold.copies(weights(1)) == [("verified", "second"), ("bad", "GLACIER"), ("cold", "GLACIER")]
-    assert heal.tick(cold.context).idle
+    assert repair.reconcile(cold.context).idle
     assert cold.content(1, weights(1)) == weights(1)
     negotiated = Job(cold.http, run=OTHER).begin(1).negotiate(0, [weights(1)])["chunks"]
     assert [each["status"] for each in negotiated] == ["upload"], "what is cold is never present"
 
 
 @IN_A_BUCKET
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 def test_what_was_moved_to_another_archive_is_thawed_from_there(cold: Cold) -> None:
     assert cold.fake is not None
     cold.cooled()
@@ -184,21 +184,21 @@ def test_what_was_moved_to_another_archive_is_thawed_from_there(cold: Cold) -> N
 
 
 @IN_A_BUCKET
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 def test_a_suspect_copy_in_an_archive_is_not_readable_and_holds_up_nobody(cold: Cold) -> None:
     cold.cooled()
     cold.collect()
     set_state(cold, only_copy(cold).id, CopyState.SUSPECT)
     with pytest.raises(Refused, match="checkpoint_cold"):
         cold.tickets(1, weights(1))
-    report = prove.tick(cold.context)
+    report = prove.reconcile(cold.context)
     assert (report.failed, report.done) == (0, 0)
     assert cold.copies(weights(1)) == [("cold", "GLACIER")]
     # What is thawed is read, and is still for readers only.
     cold.thawed(1, days=2)
     set_state(cold, only_copy(cold).id, CopyState.SUSPECT)
     assert cold.content(1, weights(1)) == weights(1)
-    assert prove.tick(cold.context).good == 1
+    assert prove.reconcile(cold.context).good == 1
     assert cold.copies(weights(1)) == [("cold", "GLACIER")]
     assert cold.tier(1) == "hot"
     cold.advance(10 * DAY)
@@ -207,7 +207,7 @@ def test_a_suspect_copy_in_an_archive_is_not_readable_and_holds_up_nobody(cold: 
 
 
 @IN_A_BUCKET
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_what_a_lifecycle_rule_has_archived_is_written_down_as_cold_and_the_others_are_read(cold: Cold) -> None:
     assert cold.fake is not None
     Job(cold.http).save(1)
@@ -215,7 +215,7 @@ def test_what_a_lifecycle_rule_has_archived_is_written_down_as_cold_and_the_othe
     (name,) = (name for name in everything if digest_of(weights(1)) in name)
     everything[name] = replace(everything[name], storage_class="GLACIER")
     cold.advance(31 * DAY)
-    report = rescrub.tick(cold.context)
+    report = rescrub.reconcile(cold.context)
     assert (report.failed, report.good) == (0, 1)
     assert cold.copies(weights(1)) == [("cold", "GLACIER")]
     assert (cold.tier(1), cold.view(1)["health"]) == ("cold", "ok")

@@ -52,7 +52,7 @@ def test_what_an_active_attempt_resumed_from_stays_until_it_has_ended(cold: Cold
     assert cold.tier(1) == "cold"
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_a_chunk_is_as_hot_as_its_hottest_user(cold: Cold) -> None:
     """Two runs share their base. One gets cold, and only what nobody else needs moves."""
     base = b"frozen base"
@@ -82,7 +82,7 @@ def test_a_chunk_is_as_hot_as_its_hottest_user(cold: Cold) -> None:
     assert [state for state, _ in cold.copies(base)] == ["deleting", "cold"]
 
 
-@pytest.mark.rule("protocol-29")
+@pytest.mark.rule("holds-outrank")
 def test_what_a_store_holds_locked_is_not_taken_away_before_it_is_unlocked(cold: Cold) -> None:
     cold.aged()
     with cold.context.database.transaction() as session:

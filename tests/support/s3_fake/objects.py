@@ -151,5 +151,5 @@ class Objects:
 
 
 def _next_midnight(moment: datetime) -> datetime:
-    """Amazon rounds the end of a restored copy up to the next midnight, UTC."""
+    """Amazon passes the end of a restored copy up to the next midnight, UTC."""
     return (moment + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -76,7 +76,7 @@ def test_a_fetch_survives(service, fault):
     assert service.faults[fault] == 0
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_a_corrupt_chunk_is_reported_and_read_again_if_the_service_finds_a_good_copy(service):
     chunks = some_chunks()
     service.objects = dict(chunks)
@@ -87,7 +87,7 @@ def test_a_corrupt_chunk_is_reported_and_read_again_if_the_service_finds_a_good_
     assert report.json["problem"] == "mismatch"
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 def test_a_lost_chunk_is_named_and_never_delivered(service, damage):
     chunks = some_chunks()
@@ -108,7 +108,7 @@ def test_a_lost_chunk_is_named_and_never_delivered(service, damage):
     assert all(chunks[digest] == body for digest, body in found.items())
 
 
-@pytest.mark.rule("protocol-22")
+@pytest.mark.rule("report-is-suspicion")
 def test_bytes_that_only_arrive_wrong_here_are_not_read_for_ever(service):
     chunks = some_chunks(1)
     service.objects = dict(chunks)
@@ -142,7 +142,7 @@ def test_what_on_chunk_raises_ends_the_fetch(service):
             fetcher.fetch(chunks, refuse)
 
 
-@pytest.mark.rule("protocol-21")
+@pytest.mark.rule("read-lease")
 def test_a_slow_fetch_renews_its_lease(service, monkeypatch):
     monkeypatch.setattr(tickets_module, "_RENEW_LEASE_AT", 0.002)
     chunks = some_chunks(2)

@@ -28,7 +28,7 @@ def test_all_chunks_are_verified_and_several_go_up_at_once(service):
     assert len(service.of("GET", "/v1/server")) == 1
 
 
-@pytest.mark.rule("protocol-15")
+@pytest.mark.rule("present-is-referenced")
 def test_what_is_present_is_not_sent(service):
     chunks = some_chunks()
     upload(service, chunks)
@@ -46,7 +46,7 @@ def test_a_chunk_that_comes_twice_is_offered_once(service):
     assert sum(len(call["chunks"]) for call in negotiations(service)) == 1
 
 
-@pytest.mark.rule("protocol-11")
+@pytest.mark.rule("verify-while-uploading")
 def test_finished_uploads_are_reported_in_the_call_that_offers_the_next(service):
     def slowly():
         for digest, body in some_chunks(60).items():
@@ -151,7 +151,7 @@ def test_what_the_iterator_raises_comes_through_and_threads_end(service):
         ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload(broken())
 
 
-@pytest.mark.rule("training-16")
+@pytest.mark.rule("finish-or-supersede")
 def test_a_stopped_upload_ends_and_shared_workers_live_on(service):
     with client_of(service) as client, TransferWorkers(2) as workers:
         uploader = ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1), workers=workers)
@@ -170,7 +170,7 @@ def test_a_stopped_upload_ends_and_shared_workers_live_on(service):
     assert service.most_at_once <= 2
 
 
-@pytest.mark.rule("protocol-14")
+@pytest.mark.rule("reuse-only-hashed")
 def test_md5_is_computed_only_where_the_store_asks_for_it(service):
     chunks = some_chunks(2)
     upload(service, chunks)
@@ -184,7 +184,7 @@ def test_md5_is_computed_only_where_the_store_asks_for_it(service):
         asking.close()
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_on_a_shared_mount_no_byte_goes_over_http(mounted, tmp_path):
     chunks = some_chunks()
     upload(mounted, chunks)
@@ -194,7 +194,7 @@ def test_on_a_shared_mount_no_byte_goes_over_http(mounted, tmp_path):
     assert len(mounted.of("POST", "/v1/mount-proofs")) == 2, "once per client"
 
 
-@pytest.mark.rule("protocol-18")
+@pytest.mark.rule("drop-box")
 def test_a_mount_that_cannot_be_used_is_left_silently(mounted, tmp_path):
     chunks = some_chunks()
     real_ticket = mounted.ticket

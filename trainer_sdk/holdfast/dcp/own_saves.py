@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.distributed.agreement import Ask
+from holdfast.distributed.step_agreement import Ask
 from holdfast.state.finite import FiniteCheck
 from holdfast_protocol.states import CheckpointKind
 
@@ -56,7 +56,7 @@ class OwnSaves:
         return not any(thread.is_alive() for thread in saving)
 
     def step_with(self, step: int, save: Callable[[], object]) -> bool:
-        self._parts.session.account.ran(step)
+        self._parts.session.progress.ran(step)
         if not self._parts.session.may_save:
             self._parts.session.ready_to_save()
         ask = self._parts.agreement.due(step)
@@ -66,7 +66,7 @@ class OwnSaves:
         calls = due and self._written_step != step
         try:
             if calls:
-                with self._parts.session.account.saving():
+                with self._parts.session.progress.saving():
                     save()
         finally:
             self._written_step = None

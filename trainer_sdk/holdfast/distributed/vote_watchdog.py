@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.25
 _KEY = "waiting"
 
 
-class Attendance:
+class VoteWatchdog:
     """`passed` and `voting` are the training thread's, one of the two after each step, on every rank. Steps are counted
     by these calls."""
 
@@ -42,7 +42,7 @@ class Attendance:
         """The thread is about to come to a vote, or has; after that it ends."""
         self._error: Exception | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-attendance", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="holdfast-vote-watchdog", daemon=True)
         self._thread.start()
 
     def passed(self) -> None:

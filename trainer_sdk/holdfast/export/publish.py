@@ -47,7 +47,7 @@ def check_room(target: Path, needed_bytes: int) -> None:
 
 class NotWritten(HoldfastError):  # noqa: N818  (as the tree of holdfast_client.errors)
     code = "not_written"
-    remedy = "Mend that, or choose another folder or format."
+    remedy = "Fix that, or choose another folder or format."
 
 
 @contextmanager

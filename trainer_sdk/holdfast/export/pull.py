@@ -63,7 +63,7 @@ def pull(
     IntegrityError for chunks or documents that are not what they should be.
     """
     check_target(target, force=force)
-    decision = client.restore_point(run.project, run.run, str(point))
+    decision = client.restores.restore_point(run.project, run.run, str(point))
     if decision.note:
         on_note(decision.note)
     chosen = decision.restore_point
@@ -80,7 +80,7 @@ def pull(
 
 def _offer_the_one_before(client: Client, run: RunName, chosen: RestorePoint, on_note: OnNote) -> None:
     with suppress(HoldfastError):  # what is wrong with the chosen one is said, whatever this comes to
-        before = client.restore_point(run.project, run.run, before_step=chosen.step).restore_point
+        before = client.restores.restore_point(run.project, run.run, before_step=chosen.step).restore_point
         if before is not None:
             on_note(f"step {chosen.step} cannot be pulled whole. The point before it is {run}@{before.step}.")
 
@@ -117,7 +117,7 @@ def _why_nothing(run: RunName, point: Point, decision: RestoreDecision) -> str:
     """What stands in the way of the newest ones; or that there never was any."""
     if not decision.ever_committed:
         return f"{run} has nothing to pull: nothing was ever committed in it."
-    reasons = " ".join(each.detail for each in decision.passed_over[:_REASONS_SHOWN])
+    reasons = " ".join(each.detail for each in decision.skipped[:_REASONS_SHOWN])
     return f"{run} has nothing to pull at {point}. {reasons}".rstrip()
 
 

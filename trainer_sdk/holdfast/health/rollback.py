@@ -1,10 +1,11 @@
 """Back to the last healthy checkpoint, in a running job: `ckpt.rollback(state)`. Collective.
 
     all ranks name the same target -> saves in flight end, or are given up -> is there such a checkpoint? -> a new
-    attempt of this same job, which fences its own old one -> restore -> the line of descent goes on from there
+    attempt of this same job, which fences its own old one -> restore -> the lineage goes on from there
 
 A new attempt, because an attempt's line is cut by its first commit: what it has saved since would stay the run's latest
-(protocol rule 3). If the process dies before the restore is noted, the next launch resumes as if nobody had gone back.
+(rule latest-follows-lineage). If the process dies before the restore is noted, the next launch resumes as if nobody had
+gone back.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Rollback:
         attempt or another state; saves in flight have ended by then."""
         before_step, kept = self._agree(state, steps=steps, before=before, keep=keep, skip_data=skip_data)
         self._finish_saves()
-        at = self._session.account.step
+        at = self._session.progress.step
         self._restorer.choose_before(before_step)
         self._session.open_anew()
         start = self._restorer.go_back(state, before_step, kept)
@@ -65,7 +66,7 @@ class Rollback:
                 f"rollback(steps={steps}, before={before}) names no way back. Give steps, at least 1, or before, or "
                 "neither for the newest healthy checkpoint."
             )
-        at = self._session.account.step
+        at = self._session.progress.step
         if at is None:
             raise ConfigurationError("rollback(steps=…) counts from the last step, and none was run yet. Give before=…")
         return max(0, at - steps + 1)

@@ -28,7 +28,7 @@ def training_state(accelerator: Accelerator) -> dict[str, Any]:
             for step in range(checkpointer.restore(state), total_steps): ...
 
     Random generators are in every checkpoint. Of a data loader, the epoch that it is in is kept, and its exact position
-    where it is stateful (DataLoaderConfiguration(use_stateful_dataloader=True), torchdata); else pass over what was
+    where it is stateful (DataLoaderConfiguration(use_stateful_dataloader=True), torchdata); else skip what was
     trained on with accelerator.skip_first_batches(). Hooks that were registered for save_state() are not called.
 
     Raises ConfigurationError with DeepSpeed and Megatron-LM, whose state is in engines of their own.

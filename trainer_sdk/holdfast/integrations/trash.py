@@ -72,7 +72,7 @@ class Trash:
             if named:
                 # With a filter, what must stay is left and told; without one a single such checkpoint refuses all.
                 request = PruneCheckpoints(filter=PruneFilter(), checkpoint_ids=named, reason=self._reason)
-                pruned = self._client.prune(self._run.project, self._run.run, request)
+                pruned = self._client.retention.prune(self._run.project, self._run.run, request)
                 gone |= {each.step for each in pruned.trashed}
             with self._lock:
                 self._due -= gone
@@ -89,6 +89,6 @@ class Trash:
 
     def _found(self, step: int) -> CheckpointView | None:
         try:
-            return self._client.selected_checkpoint(self._run.project, self._run.run, str(step))
+            return self._client.checkpoints.select(self._run.project, self._run.run, str(step))
         except NotFound:
             return None

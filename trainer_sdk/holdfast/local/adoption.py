@@ -1,4 +1,4 @@
-"""What earlier attempts left in the spool is committed before the restore point is used (protocol rule 4)."""
+"""What earlier attempts left in the spool is committed before the restore point is used (rule late-save-adoption)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NOBODY_WANTS_IT = frozenset({AbortCause.JOB, AbortCause.RANK_FAILED})
 
 class Verdict(Enum):
     AGAIN = auto()
-    """Service, store or network are at fault, or an operator can mend it: the bytes are safe here, time may help."""
+    """Service, store or network are at fault, or an operator can fix it: the bytes are safe here, time may help."""
     DROP = auto()
     """It can never be committed, and its handle has said so."""
     LEAVE = auto()
@@ -53,7 +53,7 @@ def verdict_of(error: BaseException) -> Verdict:
     if isinstance(error, CheckpointAborted):
         if worth_another_begin(error):
             return Verdict.AGAIN
-        # Fenced, or its attempt is over: the next attempt may adopt it (protocol rule 4).
+        # Fenced, or its attempt is over: the next attempt may adopt it (rule late-save-adoption).
         return Verdict.DROP if error.context.get("cause") in NOBODY_WANTS_IT else Verdict.LEAVE
     if isinstance(error, CheckpointConflict | ManifestConflict | InvalidRequest | ChunkCorrupt):
         return Verdict.DROP
@@ -62,7 +62,8 @@ def verdict_of(error: BaseException) -> Verdict:
     return Verdict.LEAVE
 
 
-# What earlier attempts left in the spool is committed before the restore point is used (protocol rule 4). Collective.
+# What earlier attempts left in the spool is committed before the restore point is used (rule late-save-adoption).
+# Collective.
 #
 #     records of all ranks' folders -> whole saves, the oldest first -> pushed under the new attempt -> committed
 #
@@ -147,7 +148,7 @@ class Adoption:
         if problems := [result.problem for result in results if result.problem is not None]:
             return problems[0]
         checkpoint_id = next(result.checkpoint_id for result in results if result.checkpoint_id is not None)
-        outcome = self.ranks.from_first(lambda: self.client.checkpoint(checkpoint_id))
+        outcome = self.ranks.from_first(lambda: self.client.checkpoints.get(checkpoint_id))
         if outcome.state is not CheckpointState.COMMITTED:
             return f"it was not committed ({outcome.abort_reason or outcome.state})"
         self.ranks.together(lambda: self._forget(key))

@@ -102,7 +102,7 @@ def decide(ranks: Sequence[Numbers], *, has_waited: bool = False) -> Decision:
 
 
 def may_wait(left: float, seconds: float | None) -> float:
-    """How long a save of so many seconds may still be put off; half of the time where nobody knows."""
+    """How long a save of so many seconds may still be deferred; half of the time where nobody knows."""
     return left / 2 if seconds is None else max(0.0, left - seconds * _SAFETY) * 0.95
 
 

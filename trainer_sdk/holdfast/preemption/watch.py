@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from holdfast.distributed.agreement import Ask, Outlook, agreement_of
 from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.step_agreement import Ask, Outlook, agreement_of
 from holdfast.preemption.clouds.start import start_poller
 from holdfast.preemption.notice import SIGTERM, Notice
 from holdfast.preemption.signals import SignalWatch
@@ -45,8 +45,8 @@ _BROKEN_SECONDS = 2.0
 """Where a rank is known to have failed no answer will come: for what is in flight, if that is nearly done."""
 
 
-class Cover(Protocol):
-    """What is staged already, for when no step ends in time (cover.py)."""
+class Standby(Protocol):
+    """What is staged already, for when no step ends in time (standby_snapshot.py)."""
 
     def look(self, left_seconds: float, settle: Callable[[], bool]) -> None:
         """Uploads it if it is time to. Called again and again until the emergency save is settled."""
@@ -84,7 +84,7 @@ class PreemptionWatch:
         """The first that came; later ones only bring the deadline nearer."""
         self.said = "No step ended in time."
         """What became of the newest state, for the attempt's record."""
-        self.cover: Cover | None = None
+        self.standby: Standby | None = None
         self.agreement = agreement_of(ranks, wants, lambda word: self._take(Notice.of(word)))
         self._thread = threading.Thread(target=self._run, name="holdfast-preemption", daemon=True)
         self._thread.start()
@@ -176,8 +176,8 @@ class PreemptionWatch:
             if (ending := self._ending()) is not None:
                 self._leave(*ending)
                 return
-            if self.cover is not None:
-                self.cover.look(self.left_seconds(), self.settle)
+            if self.standby is not None:
+                self.standby.look(self.left_seconds(), self.settle)
 
     def _ending(self) -> tuple[int, AttemptOutcome, str] | None:
         """How the process is to end now, without its training thread."""

@@ -130,7 +130,7 @@ class HostSharing:
 #     checkpoint digest -> shard digests -> chunk digests -> bytes
 #
 # Each arrow is checked here or, the last one, by the fetcher: out comes what was committed, or IntegrityError. The
-# indexes say which run and step they were saved as, and must say what the catalog says (protocol rule 42).
+# indexes say which run and step they were saved as, and must say what the catalog says (rule index-names-its-save).
 # A document may have its digest and still be malformed: it is checked against itself and against what the checkpoint
 # consists of, before anything is made of its numbers, so that what it costs to read is bounded by what is stored.
 
@@ -166,7 +166,7 @@ class CheckpointSource:
 
     def manifest(self) -> Manifest:
         """Raises IntegrityError unless it is the restore point's and its shards' digests make the checkpoint's."""
-        manifest = self._client.manifest(self.checkpoint_id)
+        manifest = self._client.checkpoints.manifest(self.checkpoint_id)
         view = manifest.checkpoint
         told = SavedAs(f"{view.project}/{view.run}", view.step, view.world_size)
         if (told, view.digest) != (self._saved_as, self._point.digest):
@@ -181,7 +181,7 @@ class CheckpointSource:
     def chunk_list(self, manifest: Manifest, layout: Layout, rank: int) -> list[str]:
         """The digests of a shard's chunks, by ordinal. Raises IntegrityError unless they make the shard's digest and
         have the sizes that the layout says."""
-        chunks = self._client.shard_chunks(self.checkpoint_id, rank).chunks
+        chunks = self._client.checkpoints.shard_chunks(self.checkpoint_id, rank).chunks
         digests = [chunk.digest for chunk in chunks]
         [sealed] = [shard.digest for shard in manifest.shards if shard.rank == rank]
         if shard_digest(digests) != sealed:

@@ -33,8 +33,8 @@ class Loading:
         skip_data: bool = False,
         keep: Iterable[str] = (),
     ) -> int:
-        if self._parts.cover is not None:
-            self._parts.cover.forget()  # of the state that is left: the new attempt must not save it
+        if self._parts.standby is not None:
+            self._parts.standby.forget()  # of the state that is left: the new attempt must not save it
         back = self._parts.rollback.back
         return self._loading(
             state, lambda: back(state, steps=steps, before=before, keep=frozenset(keep), skip_data=skip_data)
@@ -52,8 +52,8 @@ class Loading:
             start = load()
         finally:
             self._parts.saver.forget_frozen()
-            if self._parts.cover is not None:
-                self._parts.cover.forget()
+            if self._parts.standby is not None:
+                self._parts.standby.forget()
         if self._parts.recorder is not None:
             self._parts.recorder.restored(start, state)
         if self._parts.stats.last_committed_step is not None:

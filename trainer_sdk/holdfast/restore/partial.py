@@ -105,7 +105,7 @@ def read_into(
 
 
 def _resolve(client: Client, run: RunName, selector: str) -> RestorePoint:
-    point = client.restore_point(run.project, run.run, selector).restore_point
+    point = client.restores.restore_point(run.project, run.run, selector).restore_point
     if point is None:
         raise NoRestorePoint(
             f"{run} has nothing to load at {selector!r}. `holdfast checkpoints {run}` lists what it has"

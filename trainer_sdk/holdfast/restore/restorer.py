@@ -28,7 +28,7 @@ from holdfast.state.destinations import Arrivals
 from holdfast.state.load import LoadPlan, StoredState, plan_load
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import CheckpointCold, ChunkNotFound
-from holdfast_protocol.checkpoints import Manifest, PassedOver, RestoreDecision, RestorePoint
+from holdfast_protocol.checkpoints import Manifest, RestoreDecision, RestorePoint, Skipped
 from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.runs import SelectorError, parse_point
 from holdfast_protocol.states import StoreRole
@@ -38,7 +38,7 @@ from holdfast_protocol.text import counted
 #
 # Rank 0 reads manifest, layout and its index, and sends them round. The chunk lists, and on another world size the
 # indexes too, are dealt out: each rank reads its share, and the ranks exchange them. So N ranks make N requests, not
-# N times N (protocol rule 23).
+# N times N (rule one-layout-per-plan).
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def tell_differences(session: Session, written_by: int) -> None:
     if written_by == session.opened.attempt:
         return
     try:
-        wrote = session.brief_client.attempt(session.run.project, session.run.run, written_by)
+        wrote = session.brief_client.attempts.get(session.run.project, session.run.run, written_by)
     except HoldfastError as error:
         log.info("what attempt %d ran with is not known, so nothing is compared: %s", written_by, error)
         return
@@ -187,18 +187,18 @@ class Restorer:
 
     def go_back(self, state: dict[str, Any], before_step: int | None, keep: frozenset[str]) -> int:
         """Collective, and begun in an attempt that is new: the newest healthy point below `before_step`, without the
-        components of `keep`. The line of descent goes on from there."""
+        components of `keep`. The lineage goes on from there."""
         return self._restoring(lambda: self._go_back(state, before_step, keep))
 
     def _restoring(self, work: Callable[[], int]) -> int:
         try:
-            with self._session.account.restoring():
+            with self._session.progress.restoring():
                 start = work()
         except BaseException as error:
             if self._session.is_half_restored and not isinstance(error, NoRestorePoint):
                 error.add_note(_NOT_TO_BE_TRAINED_ON)
             raise
-        self._session.account.goes_on_from(start)
+        self._session.progress.goes_on_from(start)
         return start
 
     def _restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool) -> int:
@@ -209,10 +209,10 @@ class Restorer:
             )
         decision = self._decide(at, skip_diverged=skip_diverged)
         if at is not None and decision.restore_point is not None:
-            return self._restore_point(state, decision.restore_point, decision.passed_over, rollback=True)
+            return self._restore_point(state, decision.restore_point, decision.skipped, rollback=True)
         loaded, decision = self._newest_readable(
             decision,
-            lambda point, passed_over: self._restore_point(state, point, passed_over, rollback=False),
+            lambda point, skipped: self._restore_point(state, point, skipped, rollback=False),
             skip_diverged=skip_diverged,
         )
         if loaded is not None:
@@ -229,9 +229,7 @@ class Restorer:
         declared = self._declared.without(keep)
         start, decision = self._newest_readable(
             self._before(before_step),
-            lambda point, passed_over: self._restore_point(
-                wanted, point, passed_over, rollback=True, declared=declared
-            ),
+            lambda point, skipped: self._restore_point(wanted, point, skipped, rollback=True, declared=declared),
         )
         if start is None:
             raise self._nothing_left(decision, None)
@@ -241,7 +239,7 @@ class Restorer:
     def _newest_readable(
         self,
         decision: RestoreDecision,
-        load: Callable[[RestorePoint, list[PassedOver]], int],
+        load: Callable[[RestorePoint, list[Skipped]], int],
         *,
         skip_diverged: bool = True,
     ) -> tuple[int | None, RestoreDecision]:
@@ -251,7 +249,7 @@ class Restorer:
             log.warning("%s: %s", self._session.run, decision.note)
         while (point := decision.restore_point) is not None:
             try:
-                return load(point, decision.passed_over), decision
+                return load(point, decision.skipped), decision
             except DAMAGED as error:
                 # All ranks hold the same error, so all of them come here.
                 decision = self._before(point.step, skip_diverged=skip_diverged)
@@ -278,7 +276,7 @@ class Restorer:
         if at is None and not again and skip_diverged:
             return RestoreDecision(
                 restore_point=opened.restore_point,
-                passed_over=opened.passed_over,
+                skipped=opened.skipped,
                 ever_committed=opened.ever_committed,
                 note=opened.note,
             )
@@ -288,13 +286,15 @@ class Restorer:
             raise ConfigurationError(f"restore(at={at!r}) is not usable: {error}.") from None
         run = self._session.run
         return self._ranks.from_first(
-            lambda: self._session.client.restore_point(run.project, run.run, selector, diverged=not skip_diverged)
+            lambda: self._session.client.restores.restore_point(
+                run.project, run.run, selector, diverged=not skip_diverged
+            )
         )
 
     def _before(self, step: int | None, *, skip_diverged: bool = True) -> RestoreDecision:
         run = self._session.run
         return self._ranks.from_first(
-            lambda: self._session.client.restore_point(
+            lambda: self._session.client.restores.restore_point(
                 run.project, run.run, before_step=step, diverged=not skip_diverged
             )
         )
@@ -303,7 +303,7 @@ class Restorer:
         self,
         state: dict[str, Any],
         point: RestorePoint,
-        passed_over: list[PassedOver],
+        skipped: list[Skipped],
         *,
         rollback: bool,
         declared: Declarations | None = None,
@@ -333,7 +333,7 @@ class Restorer:
                 _from_hosts(sum(each.from_host_bytes for each in read)),
                 _from_others(each.from_stores for each in read),
                 time.monotonic() - began,
-                _newer(passed_over),
+                _newer(skipped),
             )
         return point.step + 1
 
@@ -422,7 +422,7 @@ class Restorer:
         what = f"{self._session.run} has no restore point" + (f" {at!r}" if at else "")
         half = self._session.is_half_restored
         consequence = f". {_NOT_TO_BE_TRAINED_ON}" if half else ", so nothing was loaded."
-        reasons = " ".join(passed.detail for passed in decision.passed_over[:3])
+        reasons = " ".join(passed.detail for passed in decision.skipped[:3])
         return NoRestorePoint(
             f"{what}{consequence} {reasons} `holdfast checkpoints {self._session.run}` lists what there is; "
             "to begin from nothing, choose the name of a new run"
@@ -445,8 +445,8 @@ def _from_others(read: Iterable[dict[StoreRole, int]]) -> str:
     return f" ({', '.join(parts)}, documents among it)"
 
 
-def _newer(passed_over: list[PassedOver]) -> str:
-    if not passed_over:
+def _newer(skipped: list[Skipped]) -> str:
+    if not skipped:
         return ""
-    shown = ", ".join(f"{passed.step} ({passed.reason})" for passed in passed_over[:3])
-    return f"; newer steps passed over: {shown}" + (" and more" if len(passed_over) > 3 else "")
+    shown = ", ".join(f"{passed.step} ({passed.reason})" for passed in skipped[:3])
+    return f"; newer steps skipped: {shown}" + (" and more" if len(skipped) > 3 else "")

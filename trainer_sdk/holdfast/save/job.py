@@ -260,7 +260,7 @@ class SaveThread:
 #
 # The service gives a checkpoint up when no rank has called for long: it cannot tell a dead job from one that is cut
 # off. A job that is alive still holds the staged bytes. Every rank that hears of it begins the same step anew, and gets
-# the same new checkpoint (protocol rule 6); what had arrived is not sent again.
+# the same new checkpoint (rule one-checkpoint-per-step); what had arrived is not sent again.
 
 BEGINS = 3
 """So often in all: where a rank is dead for good, the others must not wait for it for ever."""

@@ -20,7 +20,8 @@ from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.states import AbortCause, CheckpointState
 
-# Learn what became of a checkpoint after this rank's seal: one rank per host asks the service (protocol rule 12).
+# Learn what became of a checkpoint after this rank's seal: one rank per host asks the service (rule
+# waiting-holds-nothing).
 #
 # The lowest rank of each host long-polls and writes what it heard into the job's key-value store; the others on that
 # host read it there, or that the leader has begun the step anew. A leader that is cut off may say nothing for long:
@@ -108,7 +109,7 @@ class CommitWatch:
         """The checkpoint, if it is over. The leader may have failed at it without an end, and be at another one of the
         same step, which needs this rank."""
         try:
-            view = self._client.checkpoint(checkpoint_id)
+            view = self._client.checkpoints.get(checkpoint_id)
         except ServiceUnavailable:
             return None  # whoever reaches the service first, the leader or this rank
         return view if view.state is not CheckpointState.UPLOADING else None
@@ -117,7 +118,7 @@ class CommitWatch:
         while not self._stop.is_set():
             # Asked before the service is: what has committed all the same is committed.
             reason = self.given_up(number)
-            view = self._client.checkpoint(checkpoint_id, wait_seconds=None if reason else LONG_POLL_SECONDS)
+            view = self._client.checkpoints.get(checkpoint_id, wait_seconds=None if reason else LONG_POLL_SECONDS)
             if view.state is not CheckpointState.UPLOADING:
                 return view
             if reason:

@@ -113,9 +113,9 @@ class SavePipeline:
         shard_chunks = ShardChunks(self._rank)
         self._chunks, self._documents = shard_chunks.of, shard_chunks.documents
         # Nobody waits for what is staged whole; for the next chunk of a window training does.
-        self._patient_client = session.client.with_patience(retry_seconds, self._stop)
-        self._prompt_client = session.client.with_patience(session.client.settings.retry_seconds, self._stop)
-        self._watch = CommitWatch(self._patient_client, session.ranks, self._stop)
+        self._retrying_client = session.client.with_retry_deadline(retry_seconds, self._stop)
+        self._prompt_client = session.client.with_retry_deadline(session.client.settings.retry_seconds, self._stop)
+        self._watch = CommitWatch(self._retrying_client, session.ranks, self._stop)
         self._workers = workers
         self._uploads = SaveThread("holdfast-save", self._run)
         self._keeps = None if tier is None else SaveThread("holdfast-spool", self._keep)
@@ -167,7 +167,7 @@ class SavePipeline:
             # Who has sealed already waits at the service, and hears of it there.
             abort = AbortCheckpoint(**self._session.fence.model_dump(), reason=text_to_keep(reason, 4000))
             try:
-                self._session.brief_client.abort(writer.checkpoint_id, abort)
+                self._session.brief_client.checkpoints.abort(writer.checkpoint_id, abort)
             except HoldfastError as error:
                 log.info("the save in flight was not aborted at the service: %s", error)
 
@@ -298,7 +298,7 @@ class SavePipeline:
     def _save(self, job: SaveJob, tries: int) -> CheckpointView:
         staged = job.staged if job.record is None and isinstance(job.staged, StagedShard) else None
         prompt = self._tier is not None or (staged is not None and not staged.can_repeat)
-        client = self._prompt_client if prompt else self._patient_client
+        client = self._prompt_client if prompt else self._retrying_client
         job.handle.become(SaveState.UPLOADING)
         self._writer = self._session.begin_shard(job.step, job.kind, self._workers, client)
         try:

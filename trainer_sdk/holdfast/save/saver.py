@@ -130,7 +130,7 @@ class Saver:
 
         A declined save's handle holds SaveDeclined. Raises on every rank where one rank's state cannot be saved.
         """
-        with self._session.account.saving():
+        with self._session.progress.saving():
             return self._save(step, state, metrics, kind, wait=wait)
 
     def _save(
@@ -145,7 +145,7 @@ class Saver:
         agreed = self._vote(handle.step, state, metrics, busy=self._pipeline.busy)
         if agreed is None:
             return self._declined(handle, waited=wait)
-        self._session.account.saves_begun += 1
+        self._session.progress.saves_begun += 1
         job = self._job(handle, kind, *agreed, state, area=self._staging, standstill=standstill)
         self._start(job)
         self._agree_on_health(job)
@@ -155,7 +155,7 @@ class Saver:
 
     def stage_apart(self, step: int, state: Mapping[str, Any], metrics: Metrics | None, area: StagingArea) -> SaveJob:
         """Stages into memory of its own, and starts nothing: the job is the caller's. Raises as save() does."""
-        with self._session.account.saving():
+        with self._session.progress.saving():
             began, standstill = time.monotonic(), Standstill()
             handle = SaveHandle(operator.index(step))
             agreed = self._vote(handle.step, state, metrics, busy=False)

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any
 
 from holdfast.distributed.ranks import Question, Ranks
-from holdfast.distributed.vote_watchdog import Attendance
+from holdfast.distributed.vote_watchdog import VoteWatchdog
 from holdfast.errors import HoldfastError
 from holdfast.save.job import SaveHandle
 from holdfast.save.saver import Metrics, number_of
@@ -36,8 +36,8 @@ def known_best(client: Client, run: RunName, policy: Best) -> float | None:
     """`restore(at=…)` would load this very checkpoint. Where the service does not answer, nothing is known: the step is
     then saved, and at worst it is one save too many."""
     try:
-        found = client.restore_point(run.project, run.run, policy.selector).restore_point
-        metric = None if found is None else client.checkpoint(found.checkpoint_id).metrics.get(policy.metric)
+        found = client.restores.restore_point(run.project, run.run, policy.selector).restore_point
+        metric = None if found is None else client.checkpoints.get(found.checkpoint_id).metrics.get(policy.metric)
     except HoldfastError as error:
         log.warning("which step had the best %r is not known, so the next one is saved: %s", policy.metric, error)
         return None
@@ -105,11 +105,11 @@ class BestSoFar:
 # Whether a step is saved: one decision after each step, the same on every rank.
 #
 #     steps       arithmetic on the step's number, which all ranks have
-#     time        rank 0's clock, through the agreement (agreement.py): it asks `wants` in the background
+#     time        rank 0's clock, through the agreement (step_agreement.py): it asks `wants` in the background
 #     best        rank 0's metric, shared in one small vote, only at steps whose metrics hold it
-#     put off     what was due while an earlier save was in flight: done at the first step after that one
+#     deferred     what was due while an earlier save was in flight: done at the first step after that one
 #
-# A save that is put off is not lost: with a vote at each later step it would cost a collective a step, so it goes by
+# A save that is deferred is not lost: with a vote at each later step it would cost a collective a step, so it goes by
 # the agreement too. Saves never come faster than they become durable; the interval stretches instead, and that is said
 # once.
 
@@ -143,15 +143,15 @@ class Schedule:
         self._seconds = min((part.seconds or math.inf for part in parts if isinstance(part, Every)), default=math.inf)
         self._auto = any(isinstance(part, Auto) for part in parts)
         self._bests = [BestSoFar(part, known_best) for part in parts if isinstance(part, Best)]
-        store = ranks.store("attendance") if self._bests else None
-        self._attendance = None if store is None else Attendance(ranks, store)
+        store = ranks.store("votes") if self._bests else None
+        self._watchdog = None if store is None else VoteWatchdog(ranks, store)
         self._since = time.monotonic()
-        self._put_off = False
+        self._deferred = False
         self._stretched = False
 
     def wants(self) -> bool:
-        """Whether a save is due by the clock, or was put off and can be done now. On rank 0, on any thread."""
-        if not (self._put_off or time.monotonic() - self._since >= self._interval_seconds()):
+        """Whether a save is due by the clock, or was deferred and can be done now. On rank 0, on any thread."""
+        if not (self._deferred or time.monotonic() - self._since >= self._interval_seconds()):
             return False
         if not self._busy():
             return True
@@ -170,15 +170,15 @@ class Schedule:
         if agreed or any(every.due_after(step) for every in self._by_steps):
             return Due.BY_INTERVAL
         # A lone process needs nobody's word.
-        return Due.BY_INTERVAL if self._put_off and self._alone and not self._busy() else None
+        return Due.BY_INTERVAL if self._deferred and self._alone and not self._busy() else None
 
     def saved(self, metrics: Metrics | None, handle: SaveHandle, due: Due | None) -> None:
         """A save began, or was declined by all ranks. `due`: why; None: the script asked for it."""
         if handle.declined and due is Due.BY_INTERVAL:
-            self._put_off = True
+            self._deferred = True
             self._say_that_it_stretches()
         elif not handle.declined:
-            self._put_off = False
+            self._deferred = False
             # What has diverged cannot be restored, so its number is no best.
             if self._ranks.is_first and handle.diverged is None:
                 for best in self._bests:
@@ -191,14 +191,14 @@ class Schedule:
     def restored(self) -> None:
         """The state was loaded anew."""
         self.restart()
-        self._put_off = False
+        self._deferred = False
         for best in self._bests:
             best.forget()
 
     def close(self) -> None:
         """No step comes any more."""
-        if self._attendance is not None:
-            self._attendance.close()
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     def _interval_seconds(self) -> float:
         return min(self._seconds, self._recommended_seconds() if self._auto else math.inf)
@@ -206,8 +206,8 @@ class Schedule:
     def _is_best(self, step: int, metrics: Metrics) -> bool:
         given = [best for best in self._bests if best.policy.metric in metrics]
         if not given:
-            if self._attendance is not None:
-                self._attendance.passed()
+            if self._watchdog is not None:
+                self._watchdog.passed()
             return False
         better, error = False, None
         if self._ranks.is_first:
@@ -215,7 +215,7 @@ class Schedule:
                 better = any(best.beaten_by(metrics) for best in given)
             except Exception as caught:  # the other ranks are on their way into the vote
                 error = caught
-        with nullcontext() if self._attendance is None else self._attendance.voting(step, given[0].policy.metric):
+        with nullcontext() if self._watchdog is None else self._watchdog.voting(step, given[0].policy.metric):
             return self._ranks.first_says(step, Question.IS_BEST, yes=better, error=error)
 
     def _say_that_it_stretches(self) -> None:

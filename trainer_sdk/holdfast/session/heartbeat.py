@@ -37,7 +37,7 @@ class _Reading:
     training_seconds: float
 
 
-class TrainingAccount:
+class ProgressReport:
     """Of one process. Steps are counted as they are numbered: of `step(10)`, `step(20)` the second counts for ten."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class TrainingAccount:
             yield
 
     def read(self) -> dict[str, Any]:
-        """The fields of a `holdfast_protocol.attempts.Account`."""
+        """The fields of a `holdfast_protocol.attempts.ProgressReport`."""
         now = time.monotonic()
         (step, steps_run), first = self._ran, self._first
         return {
@@ -200,13 +200,13 @@ class OutcomeFile:
 # whatever the others meet then comes from that. The service keeps the first word.
 
 ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
-"""What no later try can mend. Wherever in the background it shows, the training thread raises it at its next call."""
+"""What no later try can fix. Wherever in the background it shows, the training thread raises it at its next call."""
 
 _CRASH_SECONDS = 5.0
 _LONGEST_DETAIL = 4000
 
 
-class Heart:
+class HeartbeatThread:
     """`client`: one with little patience. `note`: takes what ends the job. `take_interval`: the recommended seconds
     between two saves, as each reply tells them."""
 
@@ -216,7 +216,7 @@ class Heart:
         run: RunName,
         rank: int,
         opened: AttemptOpened,
-        account: TrainingAccount,
+        progress: ProgressReport,
         *,
         fence: Fence,
         note: Callable[[BaseException], None],
@@ -227,7 +227,7 @@ class Heart:
         self._rank = rank
         self._opened = opened
         self._fence = fence
-        self._account = account
+        self._progress = progress
         self._note = note
         self._take_interval = take_interval
         self._stop = threading.Event()
@@ -277,14 +277,14 @@ class Heart:
     def _word(self, outcome: AttemptOutcome, detail: str) -> EndAttempt:
         return EndAttempt(
             **self._fence.model_dump(),
-            **self._account.read(),
+            **self._progress.read(),
             outcome=outcome,
             detail=text_to_keep(without_secrets(detail), _LONGEST_DETAIL),
         )
 
     def _tell(self, word: EndAttempt) -> None:
         try:
-            self._client.end_attempt(self._run.project, self._run.run, self._opened.attempt, word)
+            self._client.attempts.end(self._run.project, self._run.run, self._opened.attempt, word)
             self._told = True
         except StaleAttempt as error:
             self._note(error)
@@ -295,11 +295,11 @@ class Heart:
         while not self._stop.wait(self._opened.heartbeat_interval_seconds):
             request = Heartbeat(
                 **self._fence.model_dump(),
-                **self._account.read(),
-                steps_per_second=self._account.steps_per_second(),
+                **self._progress.read(),
+                steps_per_second=self._progress.steps_per_second(),
             )
             try:
-                reply = self._client.heartbeat(self._run.project, self._run.run, self._opened.attempt, request)
+                reply = self._client.attempts.heartbeat(self._run.project, self._run.run, self._opened.attempt, request)
                 self._take_interval(reply.save_interval_seconds)
             except ServiceUnavailable as error:
                 log.info("a heartbeat was lost: %s", error)

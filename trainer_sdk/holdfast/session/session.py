@@ -13,7 +13,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.errors import HoldfastError, NotRestored, StaleAttempt
 from holdfast.local.adoption import Adoption
 from holdfast.session.environment import environment
-from holdfast.session.heartbeat import ENDS_THE_JOB, Heart, OutcomeFile, TrainingAccount
+from holdfast.session.heartbeat import ENDS_THE_JOB, HeartbeatThread, OutcomeFile, ProgressReport
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import AttemptConflict
@@ -44,7 +44,7 @@ class Session:
         """For what is good to say and not worth waiting for."""
         self.run = run
         self.ranks = ranks
-        self.account = TrainingAccount()
+        self.progress = ProgressReport()
         self.save_interval_seconds = math.inf
         """What the service recommends; known once the attempt is open."""
         self.may_save = False
@@ -64,7 +64,7 @@ class Session:
         self._adoption = adoption
         """Still to be done; every call of open() begins it anew until it has been gone through."""
         self._ended_by: HoldfastError | None = None
-        self._heart: Heart | None = None
+        self._heartbeat: HeartbeatThread | None = None
 
     def open(self) -> AttemptOpened:
         """The attempt; opened by rank 0 at the first call and shared, and then what older attempts had spooled is
@@ -97,8 +97,8 @@ class Session:
         may be in flight. Raises StaleAttempt on all ranks where another launch has taken over; the old attempt goes on
         where anything else is raised, unless the service has opened the new one and its reply was lost: then the old
         one is refused, and nobody but this job has taken over. Called again, it gets the attempt that was opened."""
-        if self._heart is not None:
-            self._heart.leave()
+        if self._heartbeat is not None:
+            self._heartbeat.leave()
         try:
             launch_id, opened = self.ranks.from_first(self._open_after_own)
         except StaleAttempt as error:
@@ -114,7 +114,7 @@ class Session:
         if self._may_be_left and isinstance(self._ended_by, StaleAttempt):
             self._ended_by = None  # what was met as the attempt that has been left
         self._may_be_left = False
-        self.account.begin()
+        self.progress.begin()
         self._is_open(opened)
 
     @cached_property
@@ -150,7 +150,7 @@ class Session:
         """Every rank has loaded this, or found that there is nothing to load. Rank 0 tells the service: the line of
         descent goes on from there. Not a collective; what goes wrong is raised on rank 0."""
         if checkpoint_id is not None and self.ranks.is_first:
-            self.client.resumed_from(
+            self.client.attempts.resumed_from(
                 self.run.project,
                 self.run.run,
                 self.opened.attempt,
@@ -179,7 +179,7 @@ class Session:
     def note(self, error: BaseException) -> None:
         """A background thread met `error`; kept if it ends the job."""
         if isinstance(error, ENDS_THE_JOB) and self._ended_by is None:
-            self._ended_by = self._left_unheard(error) or error
+            self._ended_by = self._ended_silently(error) or error
 
     def ended_by(self) -> HoldfastError | None:
         """What a background thread met that ends the job."""
@@ -188,13 +188,13 @@ class Session:
     def crashed(self, error: BaseException) -> None:
         """This rank has raised `error`: told at once, before anything is waited for. Never raises."""
         self.note(error)
-        if self._heart is not None and not self._is_fenced:
-            self._heart.crashed(error)
+        if self._heartbeat is not None and not self._is_fenced:
+            self._heartbeat.crashed(error)
 
     def end(self, outcome: AttemptOutcome, detail: str = "", notice: Notice | None = None) -> None:
         """Rank 0 tells how the job ended; the heartbeat stops. Never raises: it comes when all else is done."""
-        if self._heart is not None:
-            self._heart.stop(outcome, detail, notice, fenced=self._is_fenced)
+        if self._heartbeat is not None:
+            self._heartbeat.stop(outcome, detail, notice, fenced=self._is_fenced)
         if self._opened is not None:
             # Last: a launcher that is told of the end may end this process.
             if self._is_fenced:
@@ -210,7 +210,7 @@ class Session:
         """Another launch has the run: this one must not be launched again."""
         return isinstance(self._ended_by, StaleAttempt) and self._ended_by.is_fenced
 
-    def _left_unheard(self, error: BaseException) -> StaleAttempt | None:
+    def _ended_silently(self, error: BaseException) -> StaleAttempt | None:
         """What to say instead of `error`, where it may be our own next attempt that it names."""
         own = self._opened.attempt if self._opened is not None else 0
         if not self._may_be_left or not isinstance(error, StaleAttempt):
@@ -228,12 +228,12 @@ class Session:
         self._beat(opened)
 
     def _beat(self, opened: AttemptOpened) -> None:
-        self._heart = Heart(
+        self._heartbeat = HeartbeatThread(
             self.brief_client,
             self.run,
             self.ranks.rank,
             opened,
-            self.account,
+            self.progress,
             fence=self.fence,
             note=self.note,
             take_interval=self._take_interval,
@@ -256,7 +256,7 @@ class Session:
             rolls_back=rolls_back,
         )
         try:
-            return self.client.open_attempt(self.run.project, self.run.run, request)
+            return self.client.attempts.open(self.run.project, self.run.run, request)
         except AttemptConflict as error:
             raise StaleAttempt(
                 f"Another launch has taken over {self.run} since this job was attempt {own}",
@@ -282,11 +282,11 @@ class Session:
 
     def _choose_again(self) -> AttemptOpened:
         """The restore point was chosen when the attempt was opened, before anything was adopted."""
-        decision = self.client.restore_point(self.run.project, self.run.run)
+        decision = self.client.restores.restore_point(self.run.project, self.run.run)
         return self.opened.model_copy(
             update={
                 "restore_point": decision.restore_point,
-                "passed_over": decision.passed_over,
+                "skipped": decision.skipped,
                 "ever_committed": decision.ever_committed,
                 "note": decision.note,
             }

@@ -29,7 +29,7 @@ _ITEMS = 100
 _VISITS = 5000
 _LOCAL_TENSORS = 64
 _CLOSED = ("holdfast", "torch", "numpy", "builtins", "logging", "threading", "concurrent", "pathlib", "argparse")
-"""Packages whose objects are not looked into; their frames are passed over."""
+"""Packages whose objects are not looked into; their frames are skipped."""
 
 
 class Surroundings:

@@ -49,7 +49,7 @@ class Table(DeclarativeBase):
 
 
 class CatalogIdentity(Table):
-    """One row. The epoch is half of the fencing token: a restored or cloned catalog raises it (protocol rule 5)."""
+    """One row. The epoch is half of the fencing token: a restored or cloned catalog raises it (rule fencing-token)."""
 
     __tablename__ = "catalog_identity"
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
@@ -61,7 +61,7 @@ class CatalogIdentity(Table):
     place: Mapped[str | None] = mapped_column(Text)
     rebuilding_from: Mapped[str | None] = mapped_column(Text)  # a rebuild began and has not ended
     # What the database has lost of what it had acknowledged, until an operator has accepted it; and in which epoch that
-    # was found (rule 36).
+    # was found (rule database-went-back).
     went_back: Mapped[str | None] = mapped_column(Text)
     went_back_epoch: Mapped[int | None] = mapped_column(Integer)
 
@@ -73,7 +73,8 @@ class Store(Table):
     kind: Mapped[str] = mapped_column(Text)
     capabilities: Mapped[dict[str, Any] | None] = mapped_column(Document)
     created_at: Mapped[datetime] = mapped_column(Moment)
-    # The last whole comparison with the catalog: in which epoch, and whether it allows to adopt the store (rule 5).
+    # The last whole comparison with the catalog: in which epoch, and whether it allows to adopt the store (rule
+    # fencing-token).
     checked_at: Mapped[datetime | None] = mapped_column(Moment)
     checked_epoch: Mapped[int | None] = mapped_column(Integer)
     checked_whole: Mapped[bool | None] = mapped_column(Boolean)
@@ -124,7 +125,7 @@ class Run(Deletable, Table):
 # What is alive, and fenced attempts of which nobody knows yet whether they were: few of all. A query that says exactly
 # this can use the partial index.
 OPEN = "ended_at IS NULL"
-UNHEARD = "outcome = 'fenced' AND refused_at IS NULL AND rolled_back_at IS NULL"
+SILENT = "outcome = 'fenced' AND refused_at IS NULL AND rolled_back_at IS NULL"
 
 
 class Attempt(Table):
@@ -162,13 +163,14 @@ class Attempt(Table):
     resumed_from_id: Mapped[str | None] = mapped_column(Text)  # a checkpoint; no key, for checkpoints refer to attempts
     offered_id: Mapped[str | None] = mapped_column(Text)  # the restore point that its opening was told
     rolled_back_at: Mapped[datetime | None] = mapped_column(Moment)  # its own job left it, to go back; it did not fail
-    # First commit or explicit rollback: from here on this attempt's line is the run's line (protocol rule 3).
+    # First commit or explicit rollback: from here on this attempt's line is the run's line (rule
+    # latest-follows-lineage).
     cut_at: Mapped[datetime | None] = mapped_column(Moment)
     __table_args__ = (
         UniqueConstraint("run_id", "number"),
         UniqueConstraint("run_id", "launch_id"),
         partial_index("ix_attempts_open", "id", where=OPEN),
-        partial_index("ix_attempts_unheard", "ended_at", where=UNHEARD),
+        partial_index("ix_attempts_silent", "ended_at", where=SILENT),
     )
 
 
@@ -190,10 +192,10 @@ class Checkpoint(Table):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"))
     attempt_number: Mapped[int] = mapped_column(Integer)
-    # Late saves only (protocol rule 4): the attempt that pushes, while attempt_id and attempt_number are the origin's;
-    # and whether the run had gone on without it, so that it is never latest.
+    # Late saves only (rule late-save-adoption): the attempt that pushes, while attempt_id and attempt_number are the
+    # origin's; and whether the run had gone on without it, so that it is never latest.
     pushed_by: Mapped[int | None] = mapped_column(Integer)
-    off_line: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    detached: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     step: Mapped[int] = mapped_column(BigInteger)
     kind: Mapped[str] = mapped_column(Text)
     world_size: Mapped[int] = mapped_column(Integer)
@@ -226,7 +228,7 @@ class Checkpoint(Table):
     pinned_by: Mapped[str | None] = mapped_column(Text)
     pin_reason: Mapped[str | None] = mapped_column(Text)
     pinned_until: Mapped[datetime | None] = mapped_column(Moment)  # null: for ever
-    # In the trash since, for whom and why; its bytes may go from `purge_at` on (protocol rule 26).
+    # In the trash since, for whom and why; its bytes may go from `purge_at` on (rule trash-first).
     trashed_at: Mapped[datetime | None] = mapped_column(Moment)
     trashed_by: Mapped[str | None] = mapped_column(Text)  # policy, person, or run: with its whole run
     trash_reason: Mapped[str | None] = mapped_column(Text)
@@ -244,18 +246,19 @@ class Checkpoint(Table):
     cold_class: Mapped[str | None] = mapped_column(Text)  # the coldest place where chunks of it were moved to
     # Its tier is hot only until then, for what is thawed in a bucket; null: no end.
     readable_until: Mapped[datetime | None] = mapped_column(Moment)
-    # The version that the commit record beside the data has; it is due while it is lower than `version` (rule 30).
+    # The version that the commit record beside the data has; it is due while it is lower than `version` (rule
+    # record-outbox).
     recorded_version: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     forgotten_at: Mapped[datetime | None] = mapped_column(Moment)  # the collector has dropped its references
     __table_args__ = (
-        # Identity (protocol rule 6): after an abort the same step can be begun anew. A branch off the line stands
-        # beside the line's own, or pushing it would keep the newest attempt from adopting the step.
+        # Identity (rule one-checkpoint-per-step): after an abort the same step can be begun anew. A branch detached
+        # stands beside the line's own, or pushing it would keep the newest attempt from adopting the step.
         partial_index(
             "uq_checkpoints_live_step",
             "run_id",
             "attempt_number",
             "step",
-            "off_line",
+            "detached",
             where="state IN ('uploading', 'committed')",
             unique=True,
         ),
@@ -328,7 +331,7 @@ class Shard(Table):
 
 
 class Chunk(Table):
-    """An immutable piece of content. No cross-project reuse (protocol rule 13).
+    """An immutable piece of content. No cross-project reuse (rule project-in-key).
 
     The size belongs to the identity: it is the word of whoever offers the chunk, and a wrong one must bind nobody else.
     One shard, and one committed checkpoint, has each digest with one size.
@@ -351,12 +354,12 @@ COPY_TO_READ = "state = 'suspect' OR (state = 'verified' AND proof IN ('unproven
 COPY_LOCKED = "lock IS NOT NULL"
 # Which somebody works on, or whose worker died: few, whatever there is.
 COPY_LEASED = "leased_until IS NOT NULL"
-# What was found bad and is not healed: its store may need another copy of the chunk.
-COPY_DAMAGED = "state = 'bad' AND bad_at IS NOT NULL AND healed_at IS NULL"
+# What was found bad and is not repaired: its store may need another copy of the chunk.
+COPY_DAMAGED = "state = 'bad' AND bad_at IS NOT NULL AND repaired_at IS NULL"
 
 
 class Copy(Table):
-    """A chunk's presence in one store, at the key that ends in this copy's own generation (protocol rule 17)."""
+    """A chunk's presence in one store, at the key that ends in this copy's own generation (rule random-generation)."""
 
     __tablename__ = "copies"
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
@@ -373,8 +376,8 @@ class Copy(Table):
     stored_digest: Mapped[str] = mapped_column(Text)
     stored_bytes: Mapped[int] = mapped_column(BigInteger)
     version_id: Mapped[str | None] = mapped_column(Text)
-    ticket_expires_at: Mapped[datetime] = mapped_column(Moment)  # no PUT can begin after it (protocol rule 25)
-    # Until then a ticket may put other bytes there (protocol rule 37); null: its store never lets one.
+    ticket_expires_at: Mapped[datetime] = mapped_column(Moment)  # no PUT can begin after it (rule late-put-window)
+    # Until then a ticket may put other bytes there (rule no-ticket-reuse); null: its store never lets one.
     overwritable_until: Mapped[datetime | None] = mapped_column(Moment)
     created_at: Mapped[datetime] = mapped_column(Moment)
     verified_at: Mapped[datetime | None] = mapped_column(Moment)
@@ -388,7 +391,7 @@ class Copy(Table):
     # upload that never arrived as announced.
     bad_at: Mapped[datetime | None] = mapped_column(Moment)
     finding: Mapped[str | None] = mapped_column(Text)
-    healed_at: Mapped[datetime | None] = mapped_column(Moment)
+    repaired_at: Mapped[datetime | None] = mapped_column(Moment)
     # By the count of its chunk: which finding made it bad, and after how many findings it was read or made.
     damage: Mapped[int | None] = mapped_column(Integer)
     read_after: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
@@ -420,7 +423,7 @@ class ShardChunk(Table):
 
 
 class ReadLease(Table):
-    """Somebody is reading this checkpoint; nothing of it is purged until the lease ends (protocol rule 21)."""
+    """Somebody is reading this checkpoint; nothing of it is purged until the lease ends (rule read-lease)."""
 
     __tablename__ = "read_leases"
     id: Mapped[str] = mapped_column(Text, primary_key=True)

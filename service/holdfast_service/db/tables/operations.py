@@ -1,7 +1,7 @@
 """The catalog's tables for those who keep it: what is wanted, who works on it, and who changed what.
 
 projects ── policies       runs ── retention_marks       checkpoints ── holds
-stores ── store_care
+stores ── store_maintenance
 controllers, workers, operations, audit_events, collect_candidates and price_lists stand by themselves
 """
 
@@ -23,26 +23,27 @@ _UNDER_WAY = "ended_at IS NULL AND cancel_requested_at IS NULL"
 class Controller(Leased, Table):
     """One background controller, over all processes.
 
-    `ticked_at`: the last round of the reaper, or of the purge, while the service was up (protocol rule 31). A round
-    that only one process may do holds the lease, and so does one that somebody has asked for; `lease_token` settles it.
+    `reconciled_at`: the last pass of the reaper, or of the purge, while the service was up (rule database-clock). A
+    pass that only one process may do holds the lease, and so does one that somebody has asked for; `lease_token`
+    settles it.
     """
 
     __tablename__ = "controllers"
     name: Mapped[str] = mapped_column(Text, primary_key=True)
-    ticked_at: Mapped[datetime] = mapped_column(Moment)
+    reconciled_at: Mapped[datetime] = mapped_column(Moment)
     paused_at: Mapped[datetime | None] = mapped_column(Moment)
     paused_by: Mapped[str | None] = mapped_column(Text)
     pause_reason: Mapped[str | None] = mapped_column(Text)
-    run_requested_at: Mapped[datetime | None] = mapped_column(Moment)  # somebody wants a round now
-    run_answered_at: Mapped[datetime | None] = mapped_column(Moment)  # the newest request that a round has answered
-    began_at: Mapped[datetime | None] = mapped_column(Moment)  # the last round under a lease
-    ended_at: Mapped[datetime | None] = mapped_column(Moment)  # the last whole round anywhere
-    round_seconds: Mapped[float | None] = mapped_column(Float)  # how long the last round that found work took
-    report: Mapped[dict[str, Any] | None] = mapped_column(Document)  # what that round did
+    run_requested_at: Mapped[datetime | None] = mapped_column(Moment)  # somebody wants a pass now
+    run_answered_at: Mapped[datetime | None] = mapped_column(Moment)  # the newest request that a pass has answered
+    began_at: Mapped[datetime | None] = mapped_column(Moment)  # the last pass under a lease
+    ended_at: Mapped[datetime | None] = mapped_column(Moment)  # the last whole pass anywhere
+    pass_seconds: Mapped[float | None] = mapped_column(Float)  # how long the last pass that found work took
+    report: Mapped[dict[str, Any] | None] = mapped_column(Document)  # what that pass did
     report_at: Mapped[datetime | None] = mapped_column(Moment)
     done: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # rows, since the catalog was made
     failed: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    error: Mapped[str | None] = mapped_column(Text)  # the last failure; later rounds that go well leave it here
+    error: Mapped[str | None] = mapped_column(Text)  # the last failure; later passes that go well leave it here
     error_at: Mapped[datetime | None] = mapped_column(Moment)
 
 
@@ -89,7 +90,7 @@ class RetentionMark(Leased, Table):
 
 
 class Hold(Table):
-    """Refuses deletion to everybody until it is over (protocol rule 29)."""
+    """Refuses deletion to everybody until it is over (rule holds-outrank)."""
 
     __tablename__ = "holds"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
@@ -166,7 +167,7 @@ class AuditEvent(Table):
 
 
 class ScrubTotal(Table):
-    """What was read back in one store since the catalog was made, and what came of it. For the metrics: a round that is
+    """What was read back in one store since the catalog was made, and what came of it. For the metrics: a pass that is
     killed is not counted."""
 
     __tablename__ = "scrub_totals"
@@ -174,7 +175,7 @@ class ScrubTotal(Table):
     read_copies: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     read_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     bad_copies: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    healed_copies: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    repaired_copies: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class ForgottenTotal(Table):
@@ -200,14 +201,14 @@ class CollectCandidate(Table):
     due_at: Mapped[datetime] = mapped_column(Moment, index=True)
 
 
-class StoreCare(Leased, Table):
-    """How far the collector's full look has come in a store, and what the last sweep found there; the lease is the
+class StoreMaintenance(Leased, Table):
+    """How far the collector's full scan has come in a store, and what the last sweep found there; the lease is the
     sweep's. Beside `stores`, whose rows every new copy refers to."""
 
-    __tablename__ = "store_care"
+    __tablename__ = "store_maintenance"
     store_id: Mapped[int] = mapped_column(ForeignKey("stores.id"), primary_key=True)
-    look_began_at: Mapped[datetime | None] = mapped_column(Moment)
-    looked_copy_id: Mapped[int | None] = mapped_column(BigInteger)  # the last copy looked at; null: the look is over
+    scan_began_at: Mapped[datetime | None] = mapped_column(Moment)
+    scanned_copy_id: Mapped[int | None] = mapped_column(BigInteger)  # the last copy looked at; null: the look is over
     swept_at: Mapped[datetime | None] = mapped_column(Moment)
     sweep: Mapped[dict[str, Any] | None] = mapped_column(Document)  # a StoreSweep of the protocol
 

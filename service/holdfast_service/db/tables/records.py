@@ -1,4 +1,5 @@
-"""The catalog's tables for what lies beside the data: which records are due, and which are written where (rule 30).
+"""The catalog's tables for what lies beside the data: which records are due, and which are written where (rule
+record-outbox).
 
 checkpoints, record_subjects ── written_records ── stores
 """

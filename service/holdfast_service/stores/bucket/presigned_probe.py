@@ -2,7 +2,7 @@
 stores/s3/probe.py and stores/gcs/probe.py.
 
 Ceph before 18 and rclone accept a signed SHA-256 and ignore it; others answer a conditional PUT with 501. What a store
-accepts and ignores must not be relied on (rules 14 and 34).
+accepts and ignores must not be relied on (rules reuse-only-hashed and store-outage-degrades).
 """
 
 from __future__ import annotations

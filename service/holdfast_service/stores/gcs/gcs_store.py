@@ -1,10 +1,10 @@
 """Chunks in a bucket of Google Cloud Storage. Clients send and read by V4 signed URLs, never through the service.
 
 Google compares MD5 and CRC32C and knows no SHA-256. So a ticket has the length, the MD5 that the client was asked for
-(rule 14) and "only if there is none yet" signed in, and a copy that came in by one is unproven until the service has
-read it: head() never reports a SHA-256. Objects go over the XML API, whose errors tell a missing object from a missing
-bucket; listings over the JSON API, whose entries have generations. Every object has a generation, in buckets without
-versions too; a delete that names it removes those bytes and nothing else.
+(rule reuse-only-hashed) and "only if there is none yet" signed in, and a copy that came in by one is unproven until the
+service has read it: head() never reports a SHA-256. Objects go over the XML API, whose errors tell a missing object
+from a missing bucket; listings over the JSON API, whose entries have generations. Every object has a generation, in
+buckets without versions too; a delete that names it removes those bytes and nothing else.
 """
 
 from __future__ import annotations

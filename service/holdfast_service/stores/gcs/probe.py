@@ -17,7 +17,7 @@ class GenerationStore(PresigningStore, Protocol):
         """Deletes the object without naming its generation, and says whether the bytes are still there."""
 
     def is_retained(self, key: ObjectKey) -> bool:
-        """Whether the bucket keeps the object by a policy of its own (protocol rule 29)."""
+        """Whether the bucket keeps the object by a policy of its own (rule holds-outrank)."""
 
 
 def probe_gcs(store: GenerationStore) -> Capabilities:

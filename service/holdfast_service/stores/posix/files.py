@@ -19,7 +19,7 @@ import structlog
 
 from holdfast_service.stores.base import ObjectMissing, StoreError, StoreFull, StoreRefused, StoreUnavailable
 
-# A folder that holds what the service keeps for itself is open to nobody else (protocol rule 45).
+# A folder that holds what the service keeps for itself is open to nobody else (rule no-symlinks).
 
 _log = structlog.get_logger("holdfast.start")
 _OTHERS = 0o007
@@ -58,7 +58,7 @@ def close_folder(folder: Path, *, holds_ours: bool, gid: int | None = None) -> N
 #
 # Names are relative to the store's folder, which may itself be reached by a symbolic link. Nothing below it is: each
 # part of a name is opened from the folder before it, and a link there is refused, because who can make one in the store
-# could make the service read or write elsewhere (protocol rule 45).
+# could make the service read or write elsewhere (rule no-symlinks).
 #
 # Here, and only here, an OSError becomes a StoreError.
 

@@ -17,8 +17,8 @@ from holdfast_service.stores.posix.files import Access, new_file, opened_folder,
 
 # Who sees the same mount: a client proves it by the content of a file that the service has just written there.
 #
-# A nonce, not an id file: an id would be copied along with a snapshot of the store and prove nothing (rule 18). The
-# file itself is the record, so any process of the service can check what another one offered.
+# A nonce, not an id file: an id would be copied along with a snapshot of the store and prove nothing (rule drop-box).
+# The file itself is the record, so any process of the service can check what another one offered.
 
 PROOFS = "proofs"
 _PROOF_ID = re.compile(r"[0-9a-f]{32}")

@@ -14,7 +14,7 @@ which is safe, and whose name the next `publish` makes durable. Clients cannot w
 claim a proof; the hash is of the stored bytes, which need not be the chunk's digest.
 
 Nothing in the store is reached by a symbolic link, and everything in it is for the service's user alone, or for one
-group (protocol rule 45); see files.py and files.py.
+group (rule no-symlinks); see files.py and files.py.
 """
 
 from __future__ import annotations

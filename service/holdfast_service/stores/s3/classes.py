@@ -197,7 +197,7 @@ class S3ObjectLock:
         self.wire.request("PUT", self.location.path_of(key.path), query=query, headers=headers, body=body)
 
     def refuse_default_retention(self) -> None:
-        """Raises StoreRefused: such a bucket locks every upload, and nothing could be deleted (protocol rule 29)."""
+        """Raises StoreRefused: such a bucket locks every upload, and nothing could be deleted (rule holds-outrank)."""
         if self._configuration().default_retention:
             raise StoreRefused(
                 f"the bucket {self.location.bucket} has a default retention, which locks every upload, so that nothing "

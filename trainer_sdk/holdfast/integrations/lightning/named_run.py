@@ -115,7 +115,7 @@ class NamedRun:
         name = TrainerSettings().run_name(self._run)
         with Client(settings) as client:
             try:
-                decision = client.restore_point(name.project, name.run)
+                decision = client.restores.restore_point(name.project, name.run)
             except NotFound:
                 return None
         return f"{SCHEME}latest" if decision.ever_committed else None

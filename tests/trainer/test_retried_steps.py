@@ -22,7 +22,7 @@ from holdfast_client.errors import IncompleteCheckpoint
 from holdfast_protocol.states import AbortCause
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy
-from holdfast_service.liveness.abandoned_uploads import tick
+from holdfast_service.liveness.abandoned_uploads import reconcile
 from holdfast_service.settings import ServiceSettings
 
 
@@ -43,12 +43,12 @@ def give_up(service: RunningService, checkpoint_id: str) -> None:
         with service.context.database.transaction() as session:
             past = database_now(session) - timedelta(days=1)
             session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(deadline_at=past))
-        aborted = tick(service.context).aborted
+        aborted = reconcile(service.context).aborted
 
 
 def views_of(run: str, step: int):
     with Client() as client:
-        return [view for view in client.all_checkpoints("tests", run) if view.step == step]
+        return [view for view in client.checkpoints.all("tests", run) if view.step == step]
 
 
 def lose_every_chunk(service: RunningService, checkpoint_id: str) -> None:
@@ -90,7 +90,7 @@ def wait_for(path):
         time.sleep(0.05)
 
 
-@pytest.mark.rule("protocol-6")
+@pytest.mark.rule("one-checkpoint-per-step")
 @pytest.mark.parametrize(
     ("held_rank", "fault", "cause"),
     [(0, give_up, "silent"), (1, give_up, "silent"), (1, lose_every_chunk, "chunk_gone")],
@@ -101,7 +101,7 @@ def test_all_ranks_begin_a_step_anew_whose_checkpoint_an_outage_has_aborted(serv
     go_on = tmp_path / "go on"
 
     with Client() as client:
-        client.make_run("tests", "cut")
+        client.runs.create("tests", "cut")
         with strikes_once_one_has_sealed(service, "cut", fault, go_on):
             results = run_ranks(saved_after, 2, "tests/cut", held_rank, go_on, timeout_seconds=240)
         assert results[0] == results[1]
@@ -109,7 +109,7 @@ def test_all_ranks_begin_a_step_anew_whose_checkpoint_an_outage_has_aborted(serv
             ("aborted", cause),
             ("committed", None),
         ]
-        assert client.restore_point("tests", "cut").restore_point.step == 8
+        assert client.restores.restore_point("tests", "cut").restore_point.step == 8
 
 
 def leader_has_failed(rank, run, folder, go_on):
@@ -130,11 +130,11 @@ def leader_has_failed(rank, run, folder, go_on):
         return ckpt.save(7, job.state).committed.result(timeout=100).id
 
 
-@pytest.mark.rule("protocol-12")
+@pytest.mark.rule("waiting-holds-nothing")
 def test_a_rank_whose_leader_has_failed_at_a_checkpoint_asks_for_itself_and_begins_anew_with_it(service, tmp_path):
     go_on = tmp_path / "go on"
     with Client() as client:
-        client.make_run("tests", "led")
+        client.runs.create("tests", "led")
         with strikes_once_one_has_sealed(service, "led", give_up, go_on):
             results = run_ranks(leader_has_failed, 2, "tests/led", tmp_path / "nvme", go_on)
     assert results[0] == results[1]

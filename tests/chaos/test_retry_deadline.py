@@ -42,4 +42,4 @@ def test_a_staged_save_outlives_an_outage_that_a_restore_would_not(
         assert not handle.committed.done()
         service.start()
         assert handle.committed.result(timeout=120).step == 0
-    assert client.restore_point("tests", "outage").restore_point.step == 0
+    assert client.restores.restore_point("tests", "outage").restore_point.step == 0

@@ -46,7 +46,7 @@ class _OneSlab(StagingArea):
         return super().stage(plan, pieces, meanwhile=meanwhile)
 
 
-class StagedCover:
+class StandbySnapshot:
     """`stage` is the training thread's, `look` the watch's."""
 
     def __init__(
@@ -66,7 +66,7 @@ class StagedCover:
         self._saver = saver
         self._pipeline = pipeline
         self._area = _OneSlab(self._make_room, helpers)
-        self._store = ranks.store("cover")
+        self._store = ranks.store("standby")
         self._lock = threading.Lock()
         self._staged: SaveJob | None = None
         self._has_warned = False
@@ -157,7 +157,7 @@ class StagedCover:
         return False
 
 
-def cover_of(
+def standby_of(
     every: int | None,
     ranks: Ranks,
     saver: Saver,
@@ -165,7 +165,7 @@ def cover_of(
     *,
     window: int | None,
     helpers: WorkerThreads,
-) -> StagedCover | None:
+) -> StandbySnapshot | None:
     """None where nobody asks for it. Raises ConfigurationError where there is no memory for it."""
     if every is None:
         return None
@@ -173,4 +173,4 @@ def cover_of(
         raise ConfigurationError(
             "stage_every holds a whole second state in host memory, and host_memory bounds it. Leave one of them out."
         )
-    return StagedCover(every, ranks, saver, pipeline, helpers=helpers)
+    return StandbySnapshot(every, ranks, saver, pipeline, helpers=helpers)

@@ -1,4 +1,4 @@
-"""The attached stores as people see them, and their adoption."""
+"""The attached stores as people see them, and their claim."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from sqlalchemy import select
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import StoreRole
-from holdfast_protocol.stores import AdoptStore, StoreView
+from holdfast_protocol.stores import ClaimStore, StoreView
 from holdfast_protocol.text import without_secrets
 from holdfast_service.attached_stores.attached import AttachedStore
-from holdfast_service.attached_stores.epoch import adopt_store
+from holdfast_service.attached_stores.epoch import claim_store
 from holdfast_service.audit.record import Actor
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -24,12 +24,12 @@ def list_stores(context: ServiceContext, caller: Principal) -> list[StoreView]:
     return [_view(context, attached) for attached in context.stores]
 
 
-def adopt(context: ServiceContext, caller: Principal, role: StoreRole, request: AdoptStore) -> StoreView:
+def claim(context: ServiceContext, caller: Principal, role: StoreRole, request: ClaimStore) -> StoreView:
     """Repeatable. Raises `forbidden`, `invalid_request` for a store that is not attached, and `store_foreign` without a
     check in this epoch that allows it."""
     caller.check_every_project()
     attached = attached_with(context, role)
-    adopt_store(context, attached, Actor.person(caller), accept_loss=request.accept_loss)
+    claim_store(context, attached, Actor.person(caller), accept_loss=request.accept_loss)
     return _view(context, attached)
 
 
@@ -56,7 +56,7 @@ def _view(context: ServiceContext, attached: AttachedStore) -> StoreView:
         role=attached.role,
         kind=row.kind,
         url=without_secrets(row.url),
-        adopted=problem is None,
+        claimed=problem is None,
         problem=problem,
         checked_at=row.checked_at,
         checked_epoch=row.checked_epoch,

@@ -1,4 +1,4 @@
-"""What healing does to a chunk and to the checkpoints that need it, as its tests look at it."""
+"""What repairing does to a chunk and to the checkpoints that need it, as its tests look at it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def health_of(service: RunningService, checkpoint_id: str) -> tuple[str, str | N
 
 
 def actions(service: RunningService) -> list[str]:
-    """Of healing only, the oldest first."""
-    healed = select(AuditEvent.action).where(AuditEvent.actor == "heal").order_by(AuditEvent.id)
+    """Of repairing only, the oldest first."""
+    repaired = select(AuditEvent.action).where(AuditEvent.actor == "repair").order_by(AuditEvent.id)
     with service.context.database.read() as session:
-        return list(session.scalars(healed))
+        return list(session.scalars(repaired))

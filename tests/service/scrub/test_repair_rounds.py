@@ -1,4 +1,4 @@
-"""What a round of healing takes on: for how long it mends, and at which marks it looks."""
+"""What a pass of repairing takes on: for how long it repairs, and at which marks it looks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.states import CopyState
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.scrub import controller as rescrub
-from holdfast_service.scrub import repair as heal
+from holdfast_service.scrub import repair
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
-from tests.support.healing import DAY
 from tests.support.rank import Job, answer, digest_of
+from tests.support.repairing import DAY
 from tests.support.rot import flip, key_of
 from tests.support.service import RunningService
 
-pytestmark = [pytest.mark.rule("protocol-17"), pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
+pytestmark = [pytest.mark.rule("random-generation"), pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def lost(service: RunningService, clock: Clock) -> list[str]:
     for step in range(1, 7):
         flip(service.context.store, key_of(service, content(step)))
     clock.advance(31 * DAY)
-    assert rescrub.tick(service.context).corrupt_checkpoints == tuple(sorted(saved))
+    assert rescrub.reconcile(service.context).corrupt_checkpoints == tuple(sorted(saved))
     return saved
 
 
@@ -52,36 +52,36 @@ def test_a_round_mends_until_the_next_one_is_due(
     """Each look at the watch takes 2 s here, and the controllers' pause is 5 s."""
     assert service.context.settings.controller_interval_seconds == 5
     watch = itertools.count(0.0, 2.0)
-    monkeypatch.setattr(heal, "time", SimpleNamespace(monotonic=lambda: next(watch)))
-    assert heal.tick(service.context).lost_copies == len(lost)
+    monkeypatch.setattr(repair, "time", SimpleNamespace(monotonic=lambda: next(watch)))
+    assert repair.reconcile(service.context).lost_copies == len(lost)
 
 
 def test_a_mark_is_looked_at_again_only_once_its_chunk_may_be_whole(
     service: RunningService, lost: list[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heal, "_PORTION", 2)
+    monkeypatch.setattr(repair, "_PORTION", 2)
     looked_at: list[str] = []
-    real = heal.heal_if_whole
+    real = repair.repair_if_whole
 
     def looking(session: Session, checkpoint_id: str, **how: Any) -> bool:
         looked_at.append(checkpoint_id)
         return real(session, checkpoint_id, **how)
 
-    monkeypatch.setattr(heal, "heal_if_whole", looking)
-    heal.tick(service.context)
+    monkeypatch.setattr(repair, "repair_if_whole", looking)
+    repair.reconcile(service.context)
     assert sorted(looked_at) == sorted(lost), "portion by portion"
     looked_at.clear()
-    heal.tick(service.context)
-    assert looked_at == [], "another process, or the next round"
+    repair.reconcile(service.context)
+    assert looked_at == [], "another process, or the next pass"
     Job(service.http(), "demo/other").save(9, content=content(4))
     clock.advance(61)
-    assert heal.tick(service.context).healed_checkpoints == (lost[3],)
+    assert repair.reconcile(service.context).repaired_checkpoints == (lost[3],)
     assert looked_at == [lost[3]]
-    with service.context.database.transaction() as session:  # a person mended the disk
+    with service.context.database.transaction() as session:  # a person fixed the disk
         session.execute(
             update(Copy)
             .where(Copy.stored_digest == digest_of(content(2)))
             .values(state=CopyState.VERIFIED, proof="read", bad_at=None)
         )
-    assert heal.tick(service.context).healed_checkpoints == (lost[1],)
+    assert repair.reconcile(service.context).repaired_checkpoints == (lost[1],)
     assert answer(service.http().get(f"/v1/checkpoints/{lost[1]}"))["health"] == "ok"

@@ -18,7 +18,7 @@ from holdfast_client.chunks.rate_limit import (
     LONGEST_HOLD_SECONDS,
     PROBE_STRETCHES,
     ByteRate,
-    Pace,
+    RateLimit,
     TransferWindow,
 )
 from holdfast_client.chunks.upload import put_chunk
@@ -110,17 +110,17 @@ class TestByteRate:
         rate = ByteRate(1000, now=0.0)
         now, moved = 10.0, 0
         while now < 20.0:
-            now += rate.spend(50, now)
+            now += rate.acquire(50, now)
             moved += 50
         assert moved == pytest.approx(1000 * (10 + BURST_SECONDS), abs=100)
 
     def test_who_asks_at_once_goes_one_after_the_other(self):
         rate = ByteRate(1000, now=0.0)
-        assert [rate.spend(500, now=0.0) for _ in range(3)] == [0, 0.5, 1.0]
+        assert [rate.acquire(500, now=0.0) for _ in range(3)] == [0, 0.5, 1.0]
 
     def test_a_pause_is_no_licence_to_flood(self):
         rate = ByteRate(1000, now=0.0)
-        waits = [rate.spend(250, now=3600.0) for _ in range(4)]
+        waits = [rate.acquire(250, now=3600.0) for _ in range(4)]
         assert waits == [0, 0, 0.25, 0.5]
 
     def test_slices_are_small_where_the_rate_is(self):
@@ -196,7 +196,7 @@ def test_a_store_that_bears_little_gets_little_and_all_of_it_arrives(work, monke
         assert store.refused < 60, "a cut every few stretches, whatever eight workers would like"
         store.most = 100
         many(client, work, 300)
-        assert client.transfers.pace.limit == 8, "all the workers have their turn again"
+        assert client.transfers.rate_limit.limit == 8, "all the workers have their turn again"
 
 
 def test_refusals_draw_no_random_number_that_training_would_have_drawn(monkeypatch):
@@ -208,53 +208,53 @@ def test_refusals_draw_no_random_number_that_training_would_have_drawn(monkeypat
 
 
 def test_a_waiter_hears_the_stop():
-    pace, stop = Pace(), threading.Event()
-    with pace.turn(None, None) as turn:
-        turn.status = 503
+    pace, stop = RateLimit(), threading.Event()
+    with pace.permit(None, None) as permit:
+        permit.status = 503
     stop.set()
-    with pace.turn(None, None), pytest.raises(errors.TransferStopped):
-        pace.turn(stop, None).__enter__()
+    with pace.permit(None, None), pytest.raises(errors.TransferStopped):
+        pace.permit(stop, None).__enter__()
 
 
 def test_a_hold_is_heard_by_all_and_ends_by_the_stop():
-    pace, stop = Pace(), threading.Event()
-    with pace.turn(None, None) as turn:
-        turn.status, turn.retry_after_seconds = 503, 50.0
+    pace, stop = RateLimit(), threading.Event()
+    with pace.permit(None, None) as permit:
+        permit.status, permit.retry_after_seconds = 503, 50.0
     threading.Timer(0.05, stop.set).start()
-    with pytest.raises(errors.TransferStopped), pace.turn(stop, None):
+    with pytest.raises(errors.TransferStopped), pace.permit(stop, None):
         pass
 
 
-def test_waiting_for_ones_turn_while_others_get_through_costs_no_patience(monkeypatch):
+def test_waiting_for_ones_turn_while_others_get_through_costs_no_retry_deadline(monkeypatch):
     left_out = []
     monkeypatch.setattr(Backoff, "leave_out", lambda backoff, seconds: left_out.append(seconds))
-    pace, inside = Pace(), threading.Event()
-    with pace.turn(None, None) as turn:
-        turn.status = 503
+    pace, inside = RateLimit(), threading.Event()
+    with pace.permit(None, None) as permit:
+        permit.status = 503
 
     def wait_for_a_turn():
-        with pace.turn(None, Backoff(1.0)):
+        with pace.permit(None, Backoff(1.0)):
             pass
 
     for status in (500, 200):
         waiter = threading.Thread(target=wait_for_a_turn)
-        with pace.turn(None, None) as turn:
+        with pace.permit(None, None) as permit:
             waiter.start()
             while not pace._waiting:
                 inside.wait(0.01)
-            turn.status = status
+            permit.status = status
         waiter.join()
     assert len(left_out) == 1, "a store that serves nobody is waited for, and no longer than that"
 
 
 def test_an_answer_whose_body_breaks_off_is_no_success():
-    pace = Pace()
-    with pace.turn(None, None) as turn:
-        turn.status = 503
+    pace = RateLimit()
+    with pace.permit(None, None) as permit:
+        permit.status = 503
 
     def break_off():
-        with pace.turn(None, None) as turn:
-            turn.status = 200
+        with pace.permit(None, None) as permit:
+            permit.status = 200
             raise OSError("broke")
 
     for _ in range(100):
@@ -274,7 +274,7 @@ def test_a_store_that_does_not_answer_in_time_gets_less():
     with scripted(slow_at_first) as server, client_of(server.url, timeout_seconds=0.2) as client:
         with pytest.raises(errors.StoreUnavailable, match="ReadTimeoutError"):
             put(client, retry_seconds=0)
-        assert client.transfers.pace.limit == 1
+        assert client.transfers.rate_limit.limit == 1
         answers.set()
         put(client)
 
@@ -287,15 +287,15 @@ def test_the_rate_bounds_both_directions(work):
         assert time.monotonic() - began >= 20 * len(BODY) / 200_000 - BURST_SECONDS - 0.1
 
 
-def test_a_rate_is_shared_by_uploads_and_downloads_and_by_clients_with_another_patience():
+def test_a_rate_is_shared_by_uploads_and_downloads_and_by_clients_with_another_retry_deadline():
     with client_of("http://127.0.0.1:9") as client:
-        assert client.with_patience(900, threading.Event()).transfers.pace is client.transfers.pace
+        assert client.with_retry_deadline(900, threading.Event()).transfers.rate_limit is client.transfers.rate_limit
 
 
 def test_a_slow_transfer_hears_the_stop_between_two_slices():
     stop = threading.Event()
     with scripted(Store(100, BODY)) as server, client_of(server.url, max_bytes_per_second=65536) as client:
-        client.transfers.pace.spend(60 * 65536, None)
+        client.transfers.rate_limit.acquire(60 * 65536, None)
         threading.Timer(0.05, stop.set).start()
         with pytest.raises(errors.TransferStopped):
             put(client, stop)
@@ -306,7 +306,7 @@ def test_a_rate_that_no_store_would_wait_for_is_refused():
         ClientSettings(max_bytes_per_second=1000)
 
 
-def test_a_chunk_that_was_slow_before_it_failed_has_its_whole_patience():
+def test_a_chunk_that_was_slow_before_it_failed_has_its_whole_retry_deadline():
     backoff = Backoff(5.0, sleep=lambda seconds: None, from_failure=True)
     backoff._total_seconds = 1000.0
     assert backoff.pause(500)

@@ -1,4 +1,5 @@
-"""What the trash, a record beside the data, a hold or a lock keeps from a collector (protocol rules 26, 29 and 30)."""
+"""What the trash, a record beside the data, a hold or a lock keeps from a collector (rules trash-first, holds-outrank
+and record-outbox)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 from sqlalchemy import update
 
 import holdfast_service.retention.trash
-from holdfast_service.collect.controller import CollectReport, backlog, collect, tick
+from holdfast_service.collect.controller import CollectReport, backlog, collect, reconcile
 from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.stores.base import StoreRefused
 from tests.service.conftest import Clock
@@ -29,7 +30,7 @@ def in_the_trash(job: Job, service: RunningService, clock: Clock) -> str:
     return checkpoint_id
 
 
-@pytest.mark.rule("protocol-26")
+@pytest.mark.rule("trash-first")
 def test_an_undelete_in_flight_has_its_chunks(
     job: Job, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +47,7 @@ def test_an_undelete_in_flight_has_its_chunks(
     assert [bytes_of(service, copy) for copy in copies_of(service, b"weights 1", None)] == [b"weights 1"]
 
 
-@pytest.mark.rule("protocol-30")
+@pytest.mark.rule("record-outbox")
 def test_chunks_wait_until_the_record_is_gone_from_every_store(job: Job, service: RunningService, clock: Clock) -> None:
     checkpoint_id = in_the_trash(job, service, clock)
     context = service.context
@@ -56,11 +57,11 @@ def test_chunks_wait_until_the_record_is_gone_from_every_store(job: Job, service
     assert states_of(service, b"weights 1", None) == ["verified"]
     with context.database.transaction() as session:
         session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(state="deleted"))
-    assert tick(context).done == 2
+    assert reconcile(context).done == 2
     assert states_of(service, b"weights 1", None) == []
 
 
-@pytest.mark.rule("protocol-29")
+@pytest.mark.rule("holds-outrank")
 def test_what_is_held_keeps_its_chunks_whatever_state_it_was_given(
     job: Job, service: RunningService, clock: Clock
 ) -> None:
@@ -75,21 +76,21 @@ def test_what_is_held_keeps_its_chunks_whatever_state_it_was_given(
     assert [bytes_of(service, copy) for copy in copies_of(service, b"evidence", None)] == [b"evidence"]
 
 
-@pytest.mark.rule("protocol-29")
+@pytest.mark.rule("holds-outrank")
 def test_what_the_store_may_hold_is_not_marked(job: Job, service: RunningService, clock: Clock) -> None:
     given_up(job, b"locked")
     clock.let_tickets_expire(service.context.settings)
     with service.context.database.transaction() as session:
         session.execute(update(Copy).values(lock="locked"))
-    assert tick(service.context).done == 0
+    assert reconcile(service.context).done == 0
     assert states_of(service, b"locked", None) == ["verified"]
     with service.context.database.read() as session:
-        assert backlog(session, service.context).due == 0  # put off, and looked at again
+        assert backlog(session, service.context).due == 0  # deferred, and looked at again
     clock.advance(61)
     with service.context.database.transaction() as session:
         assert backlog(session, service.context).due == 1
         session.execute(update(Copy).values(lock=None))
-    assert tick(service.context).done == 1
+    assert reconcile(service.context).done == 1
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -104,11 +105,11 @@ def test_what_the_store_refuses_to_delete_is_told_kept_and_tried_later(
 
     with monkeypatch.context() as broken:
         broken.setattr(service.context.store, "delete", refuses)
-        report = tick(service.context)
+        report = reconcile(service.context)
         assert (report.done, report.failed) == (0, 1)
         assert "a lock holds it" in str(report.error)
-        assert tick(service.context) == CollectReport()
+        assert reconcile(service.context) == CollectReport()
     clock.advance(1801)
-    assert tick(service.context).done == 0
+    assert reconcile(service.context).done == 0
     clock.advance(1801)
-    assert tick(service.context).done == 1
+    assert reconcile(service.context).done == 1

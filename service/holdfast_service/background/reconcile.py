@@ -1,4 +1,4 @@
-"""A round of a controller: whether it begins, and what it did."""
+"""A pass of a controller: whether it begins, and what it did."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.operations import Controller, Worker
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.report import Round, RoundReport
+from holdfast_service.work.report import ControllerLoop, ReconcileReport
 
-# From a name to a controller, and to its row, which is made where no round has made it yet.
+# From a name to a controller, and to its row, which is made where no pass has made it yet.
 
 
-def find_round(rounds: Sequence[Round], name: str) -> Round:
+def find_loop(loops: Sequence[ControllerLoop], name: str) -> ControllerLoop:
     """Raises `controller_not_found`."""
-    found = next((each for each in rounds if each.name == name), None)
+    found = next((each for each in loops if each.name == name), None)
     if found is None:
-        names = ", ".join(sorted(each.name for each in rounds))
+        names = ", ".join(sorted(each.name for each in loops))
         raise ProblemError(
             ProblemCode.CONTROLLER_NOT_FOUND, f"There is no controller {name[:50]!r}. Take one of these: {names}."
         )
@@ -40,21 +40,21 @@ def find_round(rounds: Sequence[Round], name: str) -> Round:
 
 
 def locked_row(session: Session, name: str) -> Controller:
-    insert_absent(session, Controller, [{"name": name, "ticked_at": database_now(session)}])
+    insert_absent(session, Controller, [{"name": name, "reconciled_at": database_now(session)}])
     return session.execute(select(Controller).where(Controller.name == name).with_for_update()).scalar_one()
 
 
-# Whether a round of a controller begins, here and now. Its row in the catalog says so to all processes.
+# Whether a pass of a controller begins, here and now. Its row in the catalog says so to all processes.
 #
-# A paused controller begins none. A round that somebody has asked for begins at once, in one process: the one whose
-# conditional update takes the lease. The request stays until that round is over, so one that is killed is done again by
+# A paused controller begins none. A pass that somebody has asked for begins at once, in one process: the one whose
+# conditional update takes the lease. The request stays until that pass is over, so one that is killed is done again by
 # whoever finds the lease run out.
 
 
 @dataclass(frozen=True)
 class Begun:
-    """`lease_token`: of the controller's lease, None for a round that needs none. `requested_at`: the request that it
-    answers. `noted_at`: when a round was last written down."""
+    """`lease_token`: of the controller's lease, None for a pass that needs none. `requested_at`: the request that it
+    answers. `noted_at`: when a pass was last written down."""
 
     name: str
     lease_token: str | None
@@ -62,8 +62,8 @@ class Begun:
     noted_at: datetime | None
 
 
-def begin_round(context: ServiceContext, each: Round, *, due: bool) -> Begun | None:
-    """`due`: this process's pause between two rounds is over. None if no round begins."""
+def begin_pass(context: ServiceContext, each: ControllerLoop, *, due: bool) -> Begun | None:
+    """`due`: this process's pause between two passes is over. None if no pass begins."""
     now, row = _look(context, each.name)
     if row.paused_at is not None and not each.own:
         return None
@@ -76,7 +76,7 @@ def begin_round(context: ServiceContext, each: Round, *, due: bool) -> Begun | N
     if not each.sole:
         return Begun(each.name, None, None, row.ended_at)
     interval = timedelta(seconds=each.interval_seconds)
-    # What began later than a round from now did so by a clock that was ahead: to wait for it might stop work for a day.
+    # What began later than a pass from now did so by a clock that was ahead: to wait for it might stop work for a day.
     earliest, latest = now - interval, now + interval
     if row.began_at is not None and earliest < row.began_at <= latest:
         return None
@@ -92,7 +92,7 @@ def _look(context: ServiceContext, name: str) -> tuple[datetime, Controller]:
     if row is not None:
         return now, row
     with context.database.transaction() as session:
-        insert_absent(session, Controller, [{"name": name, "ticked_at": now}])
+        insert_absent(session, Controller, [{"name": name, "reconciled_at": now}])
         return now, session.execute(query).scalar_one()
 
 
@@ -109,17 +109,17 @@ def _take_lease(
     return None if token is None else Begun(name, token, row.run_requested_at, row.ended_at)
 
 
-# Writes down what a round did, on the controller's row and on that of this process, and gives its lease back.
+# Writes down what a pass did, on the controller's row and on that of this process, and gives its lease back.
 
-# Rounds without work are many, and each would be a write of the database.
+# Passes without work are many, and each would be a write of the database.
 _IDLE_NOTED_EVERY = timedelta(seconds=30)
 _MOST_LETTERS = 2000
 _MOST_ITEMS = 20
 _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
-def note_round(context: ServiceContext, begun: Begun, report: RoundReport, seconds: float) -> None:
-    """A round that found nothing leaves the report of the last one that did."""
+def report_pass(context: ServiceContext, begun: Begun, report: ReconcileReport, seconds: float) -> None:
+    """A pass that found nothing leaves the report of the last one that did."""
     if report.idle and begun.lease_token is None and _noted_lately(context, begun):
         return
     with context.database.transaction() as session:
@@ -128,7 +128,7 @@ def note_round(context: ServiceContext, begun: Begun, report: RoundReport, secon
             values |= {
                 "report": report_document(report),
                 "report_at": values["ended_at"],
-                "round_seconds": seconds,
+                "pass_seconds": seconds,
                 "done": Controller.done + report.done,
                 "failed": Controller.failed + report.failed,
             }
@@ -143,7 +143,7 @@ def note_round(context: ServiceContext, begun: Begun, report: RoundReport, secon
             _add_to_this_process(session, context.process_id, begun.name, report.done)
 
 
-def report_document(report: RoundReport) -> dict[str, Any]:
+def report_document(report: ReconcileReport) -> dict[str, Any]:
     """As JSON; of a long list the beginning, and how many more there are."""
     return {each.name: _shown(getattr(report, each.name)) for each in fields(report)}
 
@@ -154,7 +154,7 @@ def _shown(value: Any) -> Any:
         return [*(_shown(item) for item in value[:_MOST_ITEMS]), *more]
     if isinstance(value, float) and math.isfinite(value):
         return value
-    # What is neither is shown as text: a report that JSON cannot say must not keep its round from being noted.
+    # What is neither is shown as text: a report that JSON cannot say must not keep its pass from being noted.
     return value if value is None or isinstance(value, int) else text_to_keep(str(value), _MOST_LETTERS)
 
 
@@ -166,7 +166,7 @@ def _noted_lately(context: ServiceContext, begun: Begun) -> bool:
 
 
 def _give_lease_back(session: Session, begun: Begun, token: str) -> None:
-    """A request that came while the round was under way wants another one."""
+    """A request that came while the pass was under way wants another one."""
     values: dict[str, Any] = {}
     if begun.requested_at is not None:
         values = {
@@ -184,39 +184,39 @@ def _add_to_this_process(session: Session, process_id: str, name: str, done: int
         row.done = {**row.done, name: row.done.get(name, 0) + done}
 
 
-# One round of a controller: begin, tick, note. Whatever a tick raises ends its round and nothing else.
+# One pass of a controller: begin, reconcile, note. Whatever a reconcile raises ends its pass and nothing else.
 
 _log = structlog.get_logger("holdfast.background")
 
 
-def run_round(
+def run_pass(
     context: ServiceContext,
-    each: Round,
+    each: ControllerLoop,
     *,
     due: bool = True,
     keeping: Callable[[str | None], AbstractContextManager[object]] = nullcontext,
-) -> RoundReport | None:
-    """None if no round began. `keeping` renews the round's lease meanwhile. Raises ProblemError if the database is
+) -> ReconcileReport | None:
+    """None if no pass began. `keeping` renews the pass's lease meanwhile. Raises ProblemError if the database is
     away."""
-    begun = begin_round(context, each, due=due)
+    begun = begin_pass(context, each, due=due)
     if begun is None:
         return None
     began = time.monotonic()
     with keeping(begun.lease_token):
-        report = _tick(context, each)
-    note_round(context, begun, report, time.monotonic() - began)
+        report = _reconcile(context, each)
+    report_pass(context, begun, report, time.monotonic() - began)
     return report
 
 
-def _tick(context: ServiceContext, each: Round) -> RoundReport:
+def _reconcile(context: ServiceContext, each: ControllerLoop) -> ReconcileReport:
     try:
-        report = each.tick(context)
+        report = each.reconcile(context)
     except (ProblemError, StoreError) as error:  # database or store are away
-        _log.warning("round_failed", controller=each.name, error=str(error))
-        return RoundReport(failed=1, error=without_secrets(str(error)))
+        _log.warning("pass_failed", controller=each.name, error=str(error))
+        return ReconcileReport(failed=1, error=without_secrets(str(error)))
     except Exception as error:
-        _log.exception("round_failed", controller=each.name)
+        _log.exception("pass_failed", controller=each.name)
         where = f"the log of {context.process_id} says where"
-        return RoundReport(failed=1, error=f"A bug ({type(error).__name__}); {where}. Report it.")
-    _log.debug("round", controller=each.name, report=str(report))
+        return ReconcileReport(failed=1, error=f"A bug ({type(error).__name__}); {where}. Report it.")
+    _log.debug("pass", controller=each.name, report=str(report))
     return report

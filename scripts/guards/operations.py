@@ -1,4 +1,4 @@
-"""The guards of retention, copies, tiers, holds, records, time and stores (protocol rules 26 to 35, 41
+"""The guards of retention, copies, tiers, holds, records, time and stores (rule trash-first to 35, 41
 and 46)."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from scripts.guards.guard import Guard
 
 GUARDS = (
     Guard(
-        "protocol-41",
+        "rebuild-doubts",
         "a rebuilt catalog confirms that nothing was ever committed where it does not know",
         "service/holdfast_service/training/attempts.py",
         "    decision = without_doubt(session, project_name, run_name, decision)\n",
@@ -15,7 +15,7 @@ GUARDS = (
         ("tests/service/test_rebuild_doubts.py",),
     ),
     Guard(
-        "protocol-41",
+        "rebuild-doubts",
         "a hold goes with the newest record of its checkpoint",
         "service/holdfast_service/rebuild/checkpoint_rows.py",
         "            holds.append(_protection(read.protect, now))\n",
@@ -23,7 +23,7 @@ GUARDS = (
         ("tests/service/test_rebuild_doubts.py",),
     ),
     Guard(
-        "protocol-41",
+        "rebuild-doubts",
         "the records of two catalogs in one bucket are mixed",
         "service/holdfast_service/rebuild/sources.py",
         "if owner.catalog_id != source.marker.catalog_id",
@@ -31,7 +31,7 @@ GUARDS = (
         ("tests/service/test_rebuild_doubts.py",),
     ),
     Guard(
-        "protocol-41",
+        "rebuild-doubts",
         "a replaced marker changes whose catalog the records are",
         "service/holdfast_service/rebuild/sources.py",
         "if wanted is None or (projects and wanted not in projects):",
@@ -39,7 +39,7 @@ GUARDS = (
         ("tests/service/test_rebuild_doubts.py",),
     ),
     Guard(
-        "protocol-46",
+        "deleted-run-trash",
         "a job saves into a run that was deleted",
         "service/holdfast_service/training/fencing.py",
         "    if run.deleted_at is not None:\n",
@@ -47,7 +47,7 @@ GUARDS = (
         ("tests/service/test_protocol_deletion.py",),
     ),
     Guard(
-        "protocol-46",
+        "deleted-run-trash",
         "an attempt is opened in a run that was deleted meanwhile",
         "service/holdfast_service/training/attempts.py",
         "    refuse_if_deleted(session.get_one(Project, run.project_id), run)\n",
@@ -55,7 +55,7 @@ GUARDS = (
         ("tests/service/test_protocol_deletion.py",),
     ),
     Guard(
-        "protocol-46",
+        "deleted-run-trash",
         "a run is deleted that was not seen so",
         "service/holdfast_service/retention/delete.py",
         '    if if_match not in (etag, "*"):\n',
@@ -63,7 +63,7 @@ GUARDS = (
         ("tests/service/test_protocol_deletion.py",),
     ),
     Guard(
-        "protocol-46",
+        "deleted-run-trash",
         "a run is made in a project that was deleted meanwhile",
         "service/holdfast_service/runs/find.py",
         "    session.refresh(project)\n",
@@ -71,7 +71,7 @@ GUARDS = (
         ("tests/service/test_protocol_deletion.py",),
     ),
     Guard(
-        "protocol-46",
+        "deleted-run-trash",
         "the name of a purged run is free before its record says so",
         "service/holdfast_service/retention/forget.py",
         '~table.name.contains("~"), recorded)',
@@ -79,7 +79,7 @@ GUARDS = (
         ("tests/service/test_protocol_deletion.py",),
     ),
     Guard(
-        "protocol-46",
+        "deleted-run-trash",
         "the name of a purged run is free while a store that was detached has the living record",
         "service/holdfast_service/retention/forget.py",
         "        ~older,\n",
@@ -87,7 +87,7 @@ GUARDS = (
         ("tests/service/test_protocol_deletion.py",),
     ),
     Guard(
-        "protocol-46",
+        "deleted-run-trash",
         "a rebuild gives a deleted run back because its checkpoints' records are older",
         "service/holdfast_service/rebuild/run.py",
         "    settle_deletions(database, report)\n",
@@ -95,7 +95,7 @@ GUARDS = (
         ("tests/service/test_protocol_deletion.py",),
     ),
     Guard(
-        "protocol-29",
+        "holds-outrank",
         "old tokens go that tell who may release a hold",
         "service/holdfast_service/retention/forget.py",
         "        ~exists().where(made.created_by_token == Token.id),\n",
@@ -103,15 +103,15 @@ GUARDS = (
         ("tests/service/test_lifetimes.py",),
     ),
     Guard(
-        "protocol-3",
-        "the rows go that the line of descent leads through",
+        "latest-follows-lineage",
+        "the rows go that the lineage leads through",
         "service/holdfast_service/retention/forget.py",
         ", ~_still_asked_about())",
         ")",
         ("tests/service/test_lifetimes.py",),
     ),
     Guard(
-        "protocol-26",
+        "trash-first",
         "a mark that can be taken back makes a checkpoint expire",
         "service/holdfast_service/retention/plan.py",
         "    found = {**_were_they_whole(policy, run, found), **found}\n",
@@ -119,7 +119,7 @@ GUARDS = (
         ("tests/unit/test_retention_plan.py",),
     ),
     Guard(
-        "protocol-39",
+        "two-verified-points",
         "points that nobody has read count among those that must stay",
         "service/holdfast_service/lineage/lineage.py",
         "Copy.state.in_(KEPT), Copy.proof.in_(PROVEN))",
@@ -127,7 +127,7 @@ GUARDS = (
         ("tests/service/test_protocol_proven.py",),
     ),
     Guard(
-        "protocol-39",
+        "two-verified-points",
         "a purge does not ask again whether the points that were counted are good",
         "service/holdfast_service/retention/purge.py",
         "short = [] if lock_points(session, points) and still_proven(session, points) else [run_id]",
@@ -135,7 +135,7 @@ GUARDS = (
         ("tests/service/test_protocol_proven.py",),
     ),
     Guard(
-        "protocol-40",
+        "marks-are-rechecked",
         "a wrong clock decides whether a copy was read since its chunk was damaged",
         "service/holdfast_service/scrub/repair.py",
         "                Copy.read_after >= damaged.damage,\n",
@@ -143,15 +143,15 @@ GUARDS = (
         ("tests/service/scrub/test_looked_at_again.py",),
     ),
     Guard(
-        "protocol-40",
+        "marks-are-rechecked",
         "what was found bad is never read again",
         "service/holdfast_service/scrub/repair.py",
-        "if mended is Mended.LOST and damaged.look_is_due:",
+        "if result is RepairResult.LOST and damaged.look_is_due:",
         "if False:",
         ("tests/service/scrub/test_looked_at_again.py",),
     ),
     Guard(
-        "protocol-40",
+        "marks-are-rechecked",
         "a mount that went stale condemns what should be in it",
         "service/holdfast_service/copies/read_back.py",
         "        refuse_emptied_store(context, store, claimed)\n",
@@ -159,7 +159,7 @@ GUARDS = (
         ("tests/service/scrub/test_looked_at_again.py",),
     ),
     Guard(
-        "protocol-40",
+        "marks-are-rechecked",
         "a checkpoint is called lost before its other copies were looked at again",
         "service/holdfast_service/copies/read_back.py",
         "        _look_at_the_others(context, claimed, actor)\n",
@@ -167,7 +167,7 @@ GUARDS = (
         ("tests/service/scrub/test_looked_at_again.py",),
     ),
     Guard(
-        "protocol-28",
+        "row-before-copy",
         "a bad copy in one store marks checkpoints that another store keeps whole",
         "service/holdfast_service/copies/corruption.py",
         "kept = exists().where(Copy.chunk_id == chunk_id, may_keep(Checkpoint.attempt_id))",
@@ -175,7 +175,7 @@ GUARDS = (
         ("tests/service/scrub/test_schedule.py",),
     ),
     Guard(
-        "protocol-28",
+        "row-before-copy",
         "whoever reads a copy brings it back after it was marked for deletion",
         "service/holdfast_service/copies/read_back.py",
         "if copy.leased_until != claimed.leased_until or copy.state not in states:",
@@ -183,7 +183,7 @@ GUARDS = (
         ("tests/service/scrub/test_schedule.py",),
     ),
     Guard(
-        "protocol-28",
+        "row-before-copy",
         "two workers copy the same chunk",
         "service/holdfast_service/copies/copy_chunk.py",
         "select(Chunk).where(Chunk.id == chunk_id).with_for_update()",
@@ -191,7 +191,7 @@ GUARDS = (
         ("tests/service/replicate/test_copying.py",),
     ),
     Guard(
-        "protocol-28",
+        "row-before-copy",
         "a worker that lost its lease settles the copy",
         "service/holdfast_service/copies/copy_chunk.py",
         "Copy.state == CopyState.COPYING, Copy.leased_until == task.leased_until)",
@@ -199,7 +199,7 @@ GUARDS = (
         ("tests/service/replicate/test_copying.py",),
     ),
     Guard(
-        "protocol-28",
+        "row-before-copy",
         "what a rotten source gives is written to the second store",
         "service/holdfast_service/copies/copy_chunk.py",
         "    if digest.hexdigest() != task.digest:\n",
@@ -207,7 +207,7 @@ GUARDS = (
         ("tests/service/replicate/test_copying.py",),
     ),
     Guard(
-        "protocol-34",
+        "store-outage-degrades",
         "readers are sent to a store that does not answer, though another has the chunk",
         "service/holdfast_service/restore/read_tickets.py",
         "            not attached.watch.away,\n",
@@ -215,7 +215,7 @@ GUARDS = (
         ("tests/service/replicate/test_reading.py",),
     ),
     Guard(
-        "protocol-29",
+        "holds-outrank",
         "what moves to the trash or is purged does not ask for holds",
         "service/holdfast_service/retention/trash.py",
         "return or_(is_held(session), is_pinned(session), is_being_read(session))",
@@ -223,7 +223,7 @@ GUARDS = (
         ("tests/service/test_protocol_holds.py",),
     ),
     Guard(
-        "protocol-29",
+        "holds-outrank",
         "a hold is placed without the checkpoint's lock",
         "service/holdfast_service/runs/find.py",
         "select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),",
@@ -231,7 +231,7 @@ GUARDS = (
         ("tests/service/test_protocol_holds.py",),
     ),
     Guard(
-        "protocol-29",
+        "holds-outrank",
         "who has placed a hold can release it",
         "service/holdfast_service/holds/holds.py",
         "    if why is None:",
@@ -239,7 +239,7 @@ GUARDS = (
         ("tests/service/test_holds.py",),
     ),
     Guard(
-        "protocol-29",
+        "holds-outrank",
         "the collector deletes what the store was told to hold",
         "service/holdfast_service/collect/garbage.py",
         "            store_lets_go(),\n",
@@ -247,7 +247,7 @@ GUARDS = (
         ("tests/service/test_hold_mirror.py",),
     ),
     Guard(
-        "protocol-29",
+        "holds-outrank",
         "the store is told of a hold before the catalog says so",
         "service/holdfast_service/holds/controller.py",
         "copy.lock, copy.leased_until = CopyLock.CHANGING, now + _LEASE",
@@ -255,7 +255,7 @@ GUARDS = (
         ("tests/service/test_hold_mirror.py",),
     ),
     Guard(
-        "protocol-29",
+        "holds-outrank",
         "a bucket with a default retention is taken",
         "service/holdfast_service/stores/s3/s3_store.py",
         "        self.refuse_default_retention()\n",
@@ -263,7 +263,7 @@ GUARDS = (
         ("tests/service/test_hold_mirror.py",),
     ),
     Guard(
-        "protocol-26",
+        "trash-first",
         "the two newest healthy points have no protection",
         "service/holdfast_service/retention/plan.py",
         "return [*on_line, *beside]",
@@ -271,7 +271,7 @@ GUARDS = (
         ("tests/service/test_protocol_trash.py", "tests/unit/test_retention_plan.py"),
     ),
     Guard(
-        "protocol-26",
+        "trash-first",
         "what is taken back does not look whether the step was saved anew",
         "service/holdfast_service/retention/trash.py",
         "    if anew is not None:",
@@ -279,7 +279,7 @@ GUARDS = (
         ("tests/service/test_protocol_trash.py",),
     ),
     Guard(
-        "protocol-27",
+        "apply-what-was-shown",
         "what was changed between the plan and the checkpoint's lock expires all the same",
         "service/holdfast_service/retention/trash.py",
         "if row.version == versions[row.id]}",
@@ -287,7 +287,7 @@ GUARDS = (
         ("tests/service/test_protocol_retention.py",),
     ),
     Guard(
-        "protocol-27",
+        "apply-what-was-shown",
         "a plan is applied without the run's lock",
         "service/holdfast_service/retention/trash.py",
         "select(Run).where(Run.id == run_id).with_for_update(),",
@@ -295,7 +295,7 @@ GUARDS = (
         ("tests/service/test_protocol_retention.py",),
     ),
     Guard(
-        "protocol-27",
+        "apply-what-was-shown",
         "a plan is applied whatever the policy is by now",
         "service/holdfast_service/retention/prune.py",
         "if policy is None or policy_digest(policy) != request.policy_digest:",
@@ -303,31 +303,31 @@ GUARDS = (
         ("tests/service/test_protocol_retention.py",),
     ),
     Guard(
-        "protocol-26",
+        "trash-first",
         "what is in the trash is collected",
         "service/holdfast_service/collect/garbage.py",
         "CheckpointState.TRASHED, CheckpointState.DELETING)",
         "CheckpointState.DELETING)",
-        ("tests/service/collect/test_collect.py", "tests/service/collect/test_beside_custody.py"),
+        ("tests/service/collect/test_collect.py", "tests/service/collect/test_beside_operations.py"),
     ),
     Guard(
-        "protocol-29",
+        "holds-outrank",
         "the collector marks what its store may hold",
         "service/holdfast_service/collect/garbage.py",
         "            store_lets_go(),\n",
         "",
-        ("tests/service/collect/test_beside_custody.py",),
+        ("tests/service/collect/test_beside_operations.py",),
     ),
     Guard(
-        "protocol-29",
+        "holds-outrank",
         "a hold keeps no chunk of what another part calls deleted",
         "service/holdfast_service/collect/garbage.py",
         "or_(Checkpoint.state.in_(LIVE), is_held(self.session)),",
         "Checkpoint.state.in_(LIVE),",
-        ("tests/service/collect/test_beside_custody.py",),
+        ("tests/service/collect/test_beside_operations.py",),
     ),
     Guard(
-        "protocol-30",
+        "record-outbox",
         "a record keeps its name when it changes, so that a late writer puts an older state in its place",
         "service/holdfast_service/records/documents.py",
         'f"{self.folder}/{epoch:06d}.{version:010d}.json"',
@@ -335,7 +335,7 @@ GUARDS = (
         ("tests/service/test_commit_records.py",),
     ),
     Guard(
-        "protocol-30",
+        "record-outbox",
         "a purge leaves no word behind, and a late writer raises the dead",
         "service/holdfast_service/rebuild/run.py",
         "        elif each.removed:",
@@ -343,7 +343,7 @@ GUARDS = (
         ("tests/service/test_commit_records.py",),
     ),
     Guard(
-        "protocol-30",
+        "record-outbox",
         "a record's manifest is written before its lists",
         "service/holdfast_service/records/writing.py",
         "    for list_id, digest in lists:",
@@ -351,15 +351,15 @@ GUARDS = (
         ("tests/service/test_commit_records.py",),
     ),
     Guard(
-        "protocol-30",
+        "record-outbox",
         "chunks go before the record is gone from every store",
         "service/holdfast_service/collect/garbage.py",
         ", CheckpointState.DELETING)",
         ")",
-        ("tests/service/collect/test_beside_custody.py",),
+        ("tests/service/collect/test_beside_operations.py",),
     ),
     Guard(
-        "protocol-28",
+        "row-before-copy",
         "what the store says of its copy is not looked at",
         "service/holdfast_service/tiers/cool.py",
         "if found != (place.storage_class, task.stored_bytes, stored_digest):",
@@ -367,7 +367,7 @@ GUARDS = (
         ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
-        "protocol-28",
+        "row-before-copy",
         "the last good copy of a chunk is taken away",
         "service/holdfast_service/tiers/movable.py",
         "other.id.in_(there), other.id != Copy.id, place.holds(other)),",
@@ -375,7 +375,7 @@ GUARDS = (
         ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(
-        "protocol-29",
+        "holds-outrank",
         "a hot copy that the store holds locked is taken away",
         "service/holdfast_service/tiers/movable.py",
         "        store_lets_go(),\n",
@@ -383,47 +383,47 @@ GUARDS = (
         ("tests/service/tiers/test_what_moves.py",),
     ),
     Guard(
-        "protocol-31",
+        "database-clock",
         "workers give up what the ranks could not call for, while no process served",
         "service/holdfast_service/liveness/abandoned_uploads.py",
         "if served_at is not None and now - served_at > SILENT_AFTER:",
         "if False:",
-        ("tests/service/test_reap.py",),
+        ("tests/service/test_abandoned_uploads.py",),
     ),
     Guard(
-        "protocol-31",
+        "database-clock",
         "an attempt is lost for a silence in which nobody could have heard it",
         "service/holdfast_service/liveness/abandoned_uploads.py",
         "            func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,\n",
         "",
-        ("tests/service/test_attend.py",),
+        ("tests/service/test_liveness.py",),
     ),
     Guard(
-        "protocol-31",
+        "database-clock",
         "a fenced attempt was dead, for it said nothing while the service was away",
         "service/holdfast_service/liveness/abandoned_uploads.py",
-        "or_(Attempt.ended_at.is_(None), unheard(now - gap))",
+        "or_(Attempt.ended_at.is_(None), is_silent(now - gap))",
         "Attempt.ended_at.is_(None)",
-        ("tests/service/test_attend.py",),
+        ("tests/service/test_liveness.py",),
     ),
     Guard(
-        "protocol-31",
+        "database-clock",
         "a fenced attempt is lost before the reaper has seen that the service was away",
         "service/holdfast_service/training/fencing.py",
         "(now, reaped_at, last_served_at(session))",
         "(now, last_served_at(session))",
-        ("tests/service/test_attend.py",),
+        ("tests/service/test_liveness.py",),
     ),
     Guard(
-        "protocol-31",
+        "database-clock",
         "a fenced attempt is lost for a silence in which only workers ran",
         "service/holdfast_service/training/fencing.py",
         "(now, reaped_at, last_served_at(session))",
         "(now, reaped_at)",
-        ("tests/service/test_attend.py",),
+        ("tests/service/test_liveness.py",),
     ),
     Guard(
-        "protocol-37",
+        "no-ticket-reuse",
         "a reading counts while a ticket can still overwrite what was read",
         "service/holdfast_service/copies/read_back.py",
         "Proof.READ if stays_as_read(copy, database_now(session)) else Proof.READ_EARLY",
@@ -431,7 +431,7 @@ GUARDS = (
         ("tests/service/scrub/test_living_tickets.py",),
     ),
     Guard(
-        "protocol-37",
+        "no-ticket-reuse",
         "a fresh ticket does not prolong the time in which a copy can be overwritten",
         "service/holdfast_service/training/negotiate.py",
         "            if not bound:",
@@ -439,7 +439,7 @@ GUARDS = (
         ("tests/service/scrub/test_living_tickets.py",),
     ),
     Guard(
-        "protocol-37",
+        "no-ticket-reuse",
         "readers are sent to the newest version and not to the one that was proven",
         "service/holdfast_service/copies/predicates.py",
         "copy.version_id if copy.overwritable_until is not None else None",
@@ -447,7 +447,7 @@ GUARDS = (
         ("tests/service/scrub/test_living_tickets.py",),
     ),
     Guard(
-        "protocol-38",
+        "durable-publish",
         "the object is the file that the client may still have open",
         "service/holdfast_service/stores/posix/files.py",
         "            target, left = self._open_descriptor(), count",
@@ -457,7 +457,7 @@ GUARDS = (
         ("tests/contract/test_posix_mounted.py",),
     ),
     Guard(
-        "protocol-38",
+        "durable-publish",
         "an object that is there is taken for one whose name is durable",
         "service/holdfast_service/stores/posix/posix_store.py",
         "            if found.sha256 is None:",
@@ -465,7 +465,7 @@ GUARDS = (
         ("tests/contract/test_posix_mounted.py",),
     ),
     Guard(
-        "protocol-45",
+        "no-symlinks",
         "a symbolic link inside a posix store is followed",
         "service/holdfast_service/stores/posix/files.py",
         "flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder",
@@ -473,7 +473,7 @@ GUARDS = (
         ("tests/contract/test_posix_closed.py",),
     ),
     Guard(
-        "protocol-45",
+        "no-symlinks",
         "a folder that others can enter stays open",
         "service/holdfast_service/stores/posix/files.py",
         "    if closed and",
@@ -481,7 +481,7 @@ GUARDS = (
         ("tests/contract/test_posix_closed.py", "tests/service/test_start.py"),
     ),
     Guard(
-        "protocol-47",
+        "enforcement-probed",
         "a chunk is offered without the MD5 that its store compares",
         "service/holdfast_service/training/offers.py",
         "if md5_needed and offer.md5 is None:",
@@ -489,7 +489,7 @@ GUARDS = (
         ("tests/service/test_store_enforcement.py",),
     ),
     Guard(
-        "protocol-13",
+        "project-in-key",
         "the size of the first offer binds all later ones",
         "service/holdfast_service/training/negotiate.py",
         "for chunk in rows if sizes[chunk.digest] == chunk.bytes}",
@@ -497,7 +497,7 @@ GUARDS = (
         ("tests/service/test_protocol_chunks.py",),
     ),
     Guard(
-        "protocol-13",
+        "project-in-key",
         "equal digests are equal lists, whatever the sizes",
         "service/holdfast_service/training/seal.py",
         'hashlib.sha256(",".join(map(str, chunk_ids)).encode("ascii")).hexdigest()',

@@ -1,4 +1,4 @@
-"""A healer that is killed between any two of its steps is followed by another (protocol rule 28)."""
+"""A repairer that is killed between any two of its steps is followed by another (rule row-before-copy)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import holdfast_service.copies.copy_chunk
 import holdfast_service.scrub.repair
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.scrub import controller as rescrub
-from holdfast_service.scrub import repair as heal
+from holdfast_service.scrub import repair
 from tests.service.conftest import Clock
 from tests.support.death import Killed
-from tests.support.healing import CONTENT, DAY, actions, health_of
 from tests.support.rank import Job
+from tests.support.repairing import CONTENT, DAY, actions, health_of
 from tests.support.rot import copies_of, copy_to_second, flip, key_of, stored
 from tests.support.service import RunningService
 
@@ -28,7 +28,7 @@ STEPS: dict[str, tuple[ModuleType, str]] = {
     "it was settled": (holdfast_service.scrub.repair, "copy_now"),
     "it was claimed to be read": (holdfast_service.scrub.repair, "_claim_another"),
     "it was read": (holdfast_service.scrub.repair, "_read"),
-    "the bad copy was settled": (holdfast_service.scrub.repair, "_settle_healed"),
+    "the bad copy was settled": (holdfast_service.scrub.repair, "_settle_repaired"),
 }
 
 
@@ -66,8 +66,8 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, service: RunningService, module:
     monkeypatch.setattr(holdfast_service.copies.copy_chunk, "give_up_copy", lambda *_: None)
 
 
-@pytest.mark.rule("protocol-28")
-def test_a_healer_that_is_killed_after_any_step_is_followed_by_another(
+@pytest.mark.rule("row-before-copy")
+def test_a_repairer_that_is_killed_after_any_step_is_followed_by_another(
     service: RunningService, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, (step, (module, name)) in enumerate(STEPS.items(), start=1):
@@ -76,36 +76,36 @@ def test_a_healer_that_is_killed_after_any_step_is_followed_by_another(
         copy_to_second(service)
         flip(service.context.store, key_of(service, content))
         clock.advance(31 * DAY)
-        assert rescrub.tick(service.context).bad == 1
+        assert rescrub.reconcile(service.context).bad == 1
         with monkeypatch.context() as broken:
             kill_after(broken, service, module, name)
             with pytest.raises(Killed):
-                heal.tick(service.context)
+                repair.reconcile(service.context)
         clock.advance(15 * 60)
-        heal.tick(service.context)
-        assert actions(service) == ["copy.heal"] * number, step
+        repair.reconcile(service.context)
+        assert actions(service) == ["copy.repair"] * number, step
         good = [copy for copy in copies_of(service, content) if copy.state == CopyState.VERIFIED]
         assert [copy.proof for copy in good] == [Proof.READ], step
         assert stored(service.context.store, key_of(service, content)) == content
         assert health_of(service, saved["id"]) == ("ok", None)
     clock.let_tickets_expire(service.context.settings)
-    holdfast_service.collect.controller.tick(service.context)
+    holdfast_service.collect.controller.reconcile(service.context)
     listed = [each.key.digest for each in service.context.store.list_objects(good[0].project_id)]
     assert len(listed) == len(set(listed)) == 2 * len(STEPS), "nothing is left behind"
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("step", ["read_one", "heal_if_whole"])
-def test_a_healer_that_is_killed_before_a_mark_is_gone_is_followed_by_another(
+@pytest.mark.parametrize("step", ["read_one", "repair_if_whole"])
+def test_a_repairer_that_is_killed_before_a_mark_is_gone_is_followed_by_another(
     service: RunningService, job: Job, lost: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     assert job.save(200, content=CONTENT)["state"] == "committed"
     with monkeypatch.context() as broken:
-        broken.setattr(heal, "_mend_what_is_due", lambda *_: None)  # its own steps are killed above
-        kill_after(broken, service, heal, step)
+        broken.setattr(repair, "_repair_what_is_due", lambda *_: None)  # its own steps are killed above
+        kill_after(broken, service, repair, step)
         with pytest.raises(Killed):
-            heal.tick(service.context)
+            repair.reconcile(service.context)
     clock.advance(15 * 60)
-    heal.tick(service.context)
+    repair.reconcile(service.context)
     assert health_of(service, lost["id"]) == ("ok", None)
-    assert actions(service).count("checkpoint.heal") == 1
+    assert actions(service).count("checkpoint.repair") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import holdfast.session.heartbeat
-from holdfast.session.heartbeat import TrainingAccount
+from holdfast.session.heartbeat import ProgressReport
 
 
 class Watch:
@@ -26,22 +26,22 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def test_a_job_that_resumes_trains_saves_and_goes_back(watch: Watch) -> None:
-    account = TrainingAccount()
-    assert account.read()["progress_age_seconds"] is None, "nobody knows yet whether it calls step()"
-    with account.restoring():
+    progress = ProgressReport()
+    assert progress.read()["progress_age_seconds"] is None, "nobody knows yet whether it calls step()"
+    with progress.restoring():
         watch.now += 4
-        assert account.read()["doing"] == "restoring"
-        with account.saving():  # the restore's time, not twice
+        assert progress.read()["doing"] == "restoring"
+        with progress.saving():  # the restore's time, not twice
             watch.now += 1
-    account.goes_on_from(101)
+    progress.goes_on_from(101)
     for step in (101, 102, 103):
         watch.now += 2
-        account.ran(step)
+        progress.ran(step)
     watch.now += 1
-    with account.saving():
+    with progress.saving():
         watch.now += 3
-        account.reached(103)
-        assert account.read() | {"progress_age_seconds": None} == {
+        progress.reached(103)
+        assert progress.read() | {"progress_age_seconds": None} == {
             "step": 103,
             "first_step": 101,
             "steps_run": 3,
@@ -52,32 +52,32 @@ def test_a_job_that_resumes_trains_saves_and_goes_back(watch: Watch) -> None:
             "save_blocked_seconds": 3.0,
             "doing": "saving",
         }
-    assert account.steps_per_second() == pytest.approx(3 / 7), "without the restore and the save"
-    assert account.steps_per_second() is None
+    assert progress.steps_per_second() == pytest.approx(3 / 7), "without the restore and the save"
+    assert progress.steps_per_second() is None
     watch.now += 10
-    account.ran(113)  # it calls step() every tenth step
-    assert account.steps_per_second() == pytest.approx(1.0)
-    assert (account.step, account.read()["steps_run"]) == (113, 13)
+    progress.ran(113)  # it calls step() every tenth step
+    assert progress.steps_per_second() == pytest.approx(1.0)
+    assert (progress.step, progress.read()["steps_run"]) == (113, 13)
     # The same job goes back to step 105, in an attempt of its own.
-    account.begin()
-    assert account.step == 113, "should its restore fail, it counts from there once more"
-    account.goes_on_from(106)
-    assert (account.step, account.read()["step"]) == (105, None), "from here the next rollback(steps=…) counts"
-    account.ran(106)
-    told = account.read()
+    progress.begin()
+    assert progress.step == 113, "should its restore fail, it counts from there once more"
+    progress.goes_on_from(106)
+    assert (progress.step, progress.read()["step"]) == (105, None), "from here the next rollback(steps=…) counts"
+    progress.ran(106)
+    told = progress.read()
     assert (told["first_step"], told["step"], told["steps_run"], told["restore_seconds"]) == (106, 106, 1, 0.0)
 
 
 def test_a_fresh_start_and_a_job_that_only_saves(watch: Watch) -> None:
-    account = TrainingAccount()
-    account.goes_on_from(0)
-    account.reached(10)
-    account.reached(20)
+    progress = ProgressReport()
+    progress.goes_on_from(0)
+    progress.reached(10)
+    progress.reached(20)
     watch.now += 3600
-    told = account.read()
+    told = progress.read()
     assert (told["first_step"], told["step"], told["steps_run"]) == (10, 20, 11)
     assert told["progress_age_seconds"] is None, "an hour without save() is no stall"
-    account.ran(15)  # an older number: the script's own affair, and no step that was not there before
-    assert account.read()["steps_run"] == 11
+    progress.ran(15)  # an older number: the script's own affair, and no step that was not there before
+    assert progress.read()["steps_run"] == 11
     with pytest.raises(TypeError):
-        account.ran(1.5)  # type: ignore[arg-type]
+        progress.ran(1.5)  # type: ignore[arg-type]

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import event, select
 
 import holdfast_service.liveness.abandoned_uploads as reap
-import holdfast_service.liveness.silent_attempts as attend
+import holdfast_service.liveness.silent_attempts as liveness
 import holdfast_service.webhooks.controller as webhooks
 from holdfast_service.db.tables.operations import AuditEvent
-from holdfast_service.liveness.silent_attempts import AttendReport, tick
+from holdfast_service.liveness.silent_attempts import LivenessReport, reconcile
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.work.processes import attached_here, say_alive
 from tests.service.conftest import Clock
@@ -31,8 +31,8 @@ def settings(settings: ServiceSettings) -> ServiceSettings:
 
 def _trains(step: int, *, first: int = 0, age: float = 0.0, **more: Any) -> dict[str, Any]:
     """What the heartbeat of a job tells that has run the steps `first` to `step`, the last one `age` seconds ago."""
-    account: dict[str, Any] = {"step": step, "first_step": first, "steps_run": step - first + 1}
-    return account | {"progress_age_seconds": age, "doing": "training", "steps_per_second": 1.0} | more
+    progress: dict[str, Any] = {"step": step, "first_step": first, "steps_run": step - first + 1}
+    return progress | {"progress_age_seconds": age, "doing": "training", "steps_per_second": 1.0} | more
 
 
 def _events(service: RunningService) -> list[tuple[str, str, str | None]]:
@@ -87,19 +87,19 @@ def test_a_job_that_was_killed_and_launched_again_at_once_was_lost_and_one_that_
     Job(service.http(), "demo/alive", after=1)
     for job in (killed, alive):
         assert (job.view()["outcome"], job.view()["outcome_detail"]) == ("fenced", "attempt 2 has taken over")
-    assert tick(service.context) == AttendReport(), "nobody can know yet"
+    assert reconcile(service.context) == LivenessReport(), "nobody can know yet"
     with refused("stale_attempt"):
         alive.heartbeat(3)
     clock.advance(0.3 * LOST_AFTER_SECONDS + 1)
-    assert tick(service.context) == AttendReport(done=1, lost=1)
-    assert tick(service.context) == AttendReport()
+    assert reconcile(service.context) == LivenessReport(done=1, lost=1)
+    assert reconcile(service.context) == LivenessReport()
     view = killed.view()
     assert view["outcome"] == "lost"
     assert view["outcome_detail"].startswith("not heard of since ")
     assert view["outcome_detail"].endswith(" UTC; attempt 2 has taken over")
     view = alive.view()
     assert (view["outcome"], view["outcome_detail"]) == ("fenced", "attempt 2 has taken over while it was still alive")
-    assert [event[:2] for event in _events(service)] == [("attend", "attempt.lost")]
+    assert [event[:2] for event in _events(service)] == [("liveness", "attempt.lost")]
     # It was only cut off, and calls after all.
     with refused("stale_attempt"):
         killed.end("finished")
@@ -111,27 +111,27 @@ def test_a_run_that_makes_no_progress_is_stalled_until_it_goes_on(service: Runni
     job = Job(service.http())
     job.heartbeat(**_trains(5))
     clock.advance(STALL_SECONDS + 1)
-    assert tick(service.context) == AttendReport(), "without a heartbeat it is not known to live"
+    assert reconcile(service.context) == LivenessReport(), "without a heartbeat it is not known to live"
     job.heartbeat(**_trains(5, age=STALL_SECONDS - 1))
-    assert tick(service.context) == AttendReport()
+    assert reconcile(service.context) == LivenessReport()
     job.heartbeat(**_trains(5, age=2 * STALL_SECONDS, doing="saving"))
     job.heartbeat(**_trains(5, age=2 * STALL_SECONDS, steps_per_second=0.1))
-    assert tick(service.context) == AttendReport(), "its steps take 10 seconds"
+    assert reconcile(service.context) == LivenessReport(), "its steps take 10 seconds"
     clock.advance(STALL_SECONDS)
     job.heartbeat(**_trains(5, age=2 * STALL_SECONDS, steps_per_second=1.0))
-    assert tick(service.context) == AttendReport(done=1, stalled=1)
-    assert tick(service.context) == AttendReport()
+    assert reconcile(service.context) == LivenessReport(done=1, stalled=1)
+    assert reconcile(service.context) == LivenessReport()
     assert job.view()["stalled_at"] == job.view()["progressed_at"]
     job.heartbeat(**_trains(6))
-    assert tick(service.context) == AttendReport(done=1, going_on=1)
+    assert reconcile(service.context) == LivenessReport(done=1, going_on=1)
     assert job.view()["stalled_at"] is None
     stalled, goes_on = _events(service)
-    assert stalled[:2] == ("attend", "attempt.stalled")
+    assert stalled[:2] == ("liveness", "attempt.stalled")
     assert (stalled[2] or "").startswith("alive, and nothing after step 5 since ")
-    assert goes_on == ("attend", "attempt.goes_on", "goes on at step 6")
+    assert goes_on == ("liveness", "attempt.goes_on", "goes on at step 6")
 
 
-@pytest.mark.rule("protocol-31")
+@pytest.mark.rule("database-clock")
 def test_the_services_own_downtime_neither_stalls_nor_loses_a_run(service: RunningService, clock: Clock) -> None:
     def serves() -> None:
         with service.context.database.transaction() as session:
@@ -142,25 +142,25 @@ def test_the_services_own_downtime_neither_stalls_nor_loses_a_run(service: Runni
     for each in (job, alive, dead):
         each.heartbeat(**_trains(5))
     last_sign = job.view()["heartbeat_at"]
-    reap.tick(service.context)
+    reap.reconcile(service.context)
     for name in ("alive", "dead"):
         Job(service.http(), f"demo/{name}", after=1)
-    clock.advance(20)  # only workers' rounds, and the first one does not know it yet
-    assert (reap.tick(service.context), tick(service.context)) == (reap.ReapReport(), AttendReport())
+    clock.advance(20)  # only workers' passes, and the first one does not know it yet
+    assert (reap.reconcile(service.context), reconcile(service.context)) == (reap.ReapReport(), LivenessReport())
     clock.advance(60)
-    assert (bool(reap.tick(service.context).error), tick(service.context)) == (True, AttendReport())
+    assert (bool(reap.reconcile(service.context).error), reconcile(service.context)) == (True, LivenessReport())
     clock.advance(3520)
     serves()
-    assert tick(service.context) == AttendReport(), "though it comes before the reaper's round"
-    assert reap.tick(service.context).deadlines_moved_seconds
-    assert (tick(service.context), reap.tick(service.context)) == (AttendReport(), reap.ReapReport())
+    assert reconcile(service.context) == LivenessReport(), "though it comes before the reaper's pass"
+    assert reap.reconcile(service.context).deadlines_moved_seconds
+    assert (reconcile(service.context), reap.reconcile(service.context)) == (LivenessReport(), reap.ReapReport())
     assert job.view()["heartbeat_at"] == last_sign, "how far it came is counted from what it said"
     with refused("stale_attempt"):
         alive.heartbeat(6)
     clock.advance(LOST_AFTER_SECONDS + 1)
     serves()
-    assert reap.tick(service.context).lost_attempts == 3
-    assert tick(service.context) == AttendReport(done=1, lost=1)
+    assert reap.reconcile(service.context).lost_attempts == 3
+    assert reconcile(service.context) == LivenessReport(done=1, lost=1)
     assert [each.view()["outcome"] for each in (alive, dead)] == ["fenced", "lost"]
 
 
@@ -169,8 +169,8 @@ def test_a_round_with_nothing_to_do_looks_at_no_row_that_is_over(service: Runnin
     engine = service.context.database.engine
     asked: list[tuple[str, Any]] = []
     event.listen(engine, "before_cursor_execute", lambda *told: asked.append(told[2:4]))
-    for controller in (attend, reap, webhooks):
-        controller.tick(service.context)
+    for controller in (liveness, reap, webhooks):
+        controller.reconcile(service.context)
     with engine.connect() as connection:
         steps = [
             step[3]

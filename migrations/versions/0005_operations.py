@@ -18,7 +18,7 @@ ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 TRASHED = sa.text("state = 'trashed'")
 LOCKED = sa.text("lock IS NOT NULL")
 LEASED = sa.text("leased_until IS NOT NULL")
-DAMAGED = sa.text("state = 'bad' AND bad_at IS NOT NULL AND healed_at IS NULL")
+DAMAGED = sa.text("state = 'bad' AND bad_at IS NOT NULL AND repaired_at IS NULL")
 TO_COOL = sa.text("tier_wanted IS NOT NULL AND state = 'committed'")
 TO_COPY = sa.text("wanted AND complete_at IS NULL")
 THAWED = sa.text("thawed_until IS NOT NULL")
@@ -37,7 +37,7 @@ CONTROLLER_COLUMNS = (
     ("lease_token", sa.Text()),
     ("began_at", MOMENT),
     ("ended_at", MOMENT),
-    ("round_seconds", sa.Float()),
+    ("pass_seconds", sa.Float()),
     ("report", DOCUMENT),
     ("report_at", MOMENT),
     ("error", sa.Text()),
@@ -72,7 +72,7 @@ COPY_COLUMNS = (
     ("lock", sa.Text()),
     ("bad_at", MOMENT),
     ("finding", sa.Text()),
-    ("healed_at", MOMENT),
+    ("repaired_at", MOMENT),
 )
 
 
@@ -312,7 +312,7 @@ def _scrub_totals() -> None:
         sa.Column("store_id", ROW_ID, nullable=False),
         *(
             sa.Column(name, sa.BigInteger(), nullable=False, server_default="0")
-            for name in ("read_copies", "read_bytes", "bad_copies", "healed_copies")
+            for name in ("read_copies", "read_bytes", "bad_copies", "repaired_copies")
         ),
         sa.ForeignKeyConstraint(["store_id"], ["stores.id"], name="fk_scrub_totals_store_id"),
         sa.PrimaryKeyConstraint("store_id", name="pk_scrub_totals"),
@@ -328,10 +328,10 @@ def _collection() -> None:
     )
     op.create_index("ix_collect_candidates_due_at", "collect_candidates", ["due_at"])
     op.create_table(
-        "store_care",
+        "store_maintenance",
         sa.Column("store_id", ROW_ID, nullable=False),
-        sa.Column("look_began_at", MOMENT, nullable=True),
-        sa.Column("looked_copy_id", sa.BigInteger(), nullable=True),
+        sa.Column("scan_began_at", MOMENT, nullable=True),
+        sa.Column("scanned_copy_id", sa.BigInteger(), nullable=True),
         sa.Column("swept_at", MOMENT, nullable=True),
         sa.Column("sweep", DOCUMENT, nullable=True),
         sa.Column("sweep_leased_until", MOMENT, nullable=True),
@@ -403,7 +403,7 @@ def downgrade() -> None:
         op.drop_column("catalog_identity", name)
     op.drop_table("checkpoint_copies")
     # The version before cannot read what is cold, and never purges: what is in the trash stays there.
-    op.drop_table("store_care")
+    op.drop_table("store_maintenance")
     op.drop_table("collect_candidates")
     for table in ("scrub_totals", "price_lists", "audit_events", "operations", "holds", "retention_marks", "policies"):
         op.drop_table(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_service.liveness.abandoned_uploads import ReapReport, tick
+from holdfast_service.liveness.abandoned_uploads import ReapReport, reconcile
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.training.fencing import DRAIN_SECONDS
 from holdfast_service.work.processes import ProcessKind, attached_here, say_alive
@@ -15,7 +15,7 @@ from tests.support.service import RunningService
 
 IDLE_SECONDS = 40
 LOST_AFTER_SECONDS = 200.0
-# One round comes at most so long after another without looking like downtime.
+# One pass comes at most so long after another without looking like downtime.
 ROUND_SECONDS = 50
 
 
@@ -27,9 +27,9 @@ def settings(settings: ServiceSettings) -> ServiceSettings:
 def test_a_rank_that_never_seals_is_named_when_the_deadline_has_passed(service: RunningService, clock: Clock) -> None:
     save = Job(service.http(), world_size=3).begin(100)
     save.write(1, [b"w", b"i"])
-    assert tick(service.context) == ReapReport()
+    assert reconcile(service.context) == ReapReport()
     clock.advance(IDLE_SECONDS + 1)
-    assert tick(service.context).aborted == (save.id,)
+    assert reconcile(service.context).aborted == (save.id,)
     view = save.now()
     assert (view["state"], view["abort_rank"], view["abort_cause"]) == ("aborted", 0, "silent")
     assert view["abort_reason"] == "ranks 0, 2 did not seal, and no rank has called for 40 seconds"
@@ -37,12 +37,12 @@ def test_a_rank_that_never_seals_is_named_when_the_deadline_has_passed(service: 
         save.negotiate(0, [b"late"])
     assert "ranks 0, 2 did not seal" in caught.value.detail
     assert caught.value.context["cause"] == "silent"
-    assert tick(service.context) == ReapReport()
+    assert reconcile(service.context) == ReapReport()
 
 
 def test_each_call_of_a_rank_moves_the_deadline(service: RunningService, clock: Clock) -> None:
     save = Job(service.http(), world_size=2).begin(100)
-    tick(service.context)
+    reconcile(service.context)
     for call in (
         lambda: save.negotiate(0, [b"w"]),
         lambda: save.negotiate(0, finished=[b"w"]),
@@ -52,23 +52,23 @@ def test_each_call_of_a_rank_moves_the_deadline(service: RunningService, clock: 
     ):
         clock.advance(IDLE_SECONDS - 1)
         call()
-        assert tick(service.context) == ReapReport()
+        assert reconcile(service.context) == ReapReport()
     assert save.write(1, [b"w", b"i"])["state"] == "committed"
 
 
-@pytest.mark.rule("protocol-31")
+@pytest.mark.rule("database-clock")
 def test_the_services_own_downtime_is_left_out(service: RunningService, clock: Clock) -> None:
     save = Job(service.http()).begin(100)
-    tick(service.context)
+    reconcile(service.context)
     clock.advance(3600)  # away, or the wall clock was put forward
-    assert tick(service.context) == ReapReport(deadlines_moved_seconds=pytest.approx(3600, abs=60))
+    assert reconcile(service.context) == ReapReport(deadlines_moved_seconds=pytest.approx(3600, abs=60))
     assert save.now()["state"] == "uploading"
-    assert tick(service.context) == ReapReport()
+    assert reconcile(service.context) == ReapReport()
     clock.advance(IDLE_SECONDS + 1)
-    assert tick(service.context).aborted == (save.id,)
+    assert reconcile(service.context).aborted == (save.id,)
 
 
-@pytest.mark.rule("protocol-31")
+@pytest.mark.rule("database-clock")
 def test_while_only_workers_run_nobody_can_call_and_nothing_is_reaped(service: RunningService, clock: Clock) -> None:
     def heard_of(process: str, kind: ProcessKind) -> None:
         with service.context.database.transaction() as session:
@@ -76,27 +76,27 @@ def test_while_only_workers_run_nobody_can_call_and_nothing_is_reaped(service: R
 
     save = Job(service.http()).begin(100)
     heard_of("node-1", "serve")
-    tick(service.context)
-    for _ in range(72):  # the worker's rounds go on, each soon after the other, while the service is away
+    reconcile(service.context)
+    for _ in range(72):  # the worker's passes go on, each soon after the other, while the service is away
         clock.advance(50)
         heard_of("node-2", "worker")
-        assert "No process serves" in (tick(service.context).error or "")
+        assert "No process serves" in (reconcile(service.context).error or "")
     heard_of("node-3", "serve")
-    assert tick(service.context) == ReapReport(deadlines_moved_seconds=pytest.approx(3600, abs=60))
+    assert reconcile(service.context) == ReapReport(deadlines_moved_seconds=pytest.approx(3600, abs=60))
     assert save.now()["state"] == "uploading"
     clock.advance(IDLE_SECONDS + 1)
     heard_of("node-3", "serve")
-    assert tick(service.context).aborted == (save.id,)
+    assert reconcile(service.context).aborted == (save.id,)
 
 
-@pytest.mark.rule("protocol-31")
+@pytest.mark.rule("database-clock")
 def test_a_clock_that_goes_back_reaps_nothing(service: RunningService, clock: Clock) -> None:
     save = Job(service.http()).begin(100)
-    tick(service.context)
+    reconcile(service.context)
     clock.advance(-3600)
-    assert tick(service.context) == ReapReport()
+    assert reconcile(service.context) == ReapReport()
     save.negotiate(0, [b"w"])
-    assert tick(service.context) == ReapReport()
+    assert reconcile(service.context) == ReapReport()
 
 
 def test_an_attempt_without_heartbeats_is_lost_and_comes_back_when_it_calls(
@@ -104,11 +104,11 @@ def test_an_attempt_without_heartbeats_is_lost_and_comes_back_when_it_calls(
 ) -> None:
     job = Job(service.http())
     save = job.begin(100)
-    tick(service.context)
+    reconcile(service.context)
     lost = 0
     for _ in range(int(LOST_AFTER_SECONDS / ROUND_SECONDS) + 1):
         clock.advance(ROUND_SECONDS)
-        lost += tick(service.context).lost_attempts
+        lost += reconcile(service.context).lost_attempts
     assert lost == 1
     assert answer(job.http.get(f"{job.base}/attempts/1"))["outcome"] == "lost"
     view = save.now()
@@ -123,7 +123,7 @@ def test_what_an_ended_attempt_left_uploading_is_given_up_at_once(service: Runni
     job = Job(service.http())
     save = job.begin(100)
     job.end("preempted")
-    assert tick(service.context).aborted == (save.id,)
+    assert reconcile(service.context).aborted == (save.id,)
     view = save.now()
     assert view["abort_reason"] == "attempt 1 has ended (preempted) without completing it"
     assert view["abort_cause"] == "attempt_ended"
@@ -134,18 +134,18 @@ def test_a_rank_that_crashed_has_told_so_before_its_save_in_flight_is_over(
 ) -> None:
     job = Job(service.http())
     saves = [job.begin(100), job.begin(101)]
-    tick(service.context)
+    reconcile(service.context)
     job.end("failed")
-    assert tick(service.context) == ReapReport()
+    assert reconcile(service.context) == ReapReport()
     assert saves[0].write(0, [b"w", b"i"])["state"] == "committed"
     assert job.save(102)["state"] == "committed", "it was queued, and begins only now"
     clock.advance(DRAIN_SECONDS // 2)
     saves[1].negotiate(0, [b"w"])
-    tick(service.context)
+    reconcile(service.context)
     clock.advance(DRAIN_SECONDS // 2 + 1)
     saves[1].negotiate(0, [b"w"])
     with refused("stale_attempt") as caught:
         job.begin(103)
     assert caught.value.context == {"attempt": 1, "outcome": "failed"}, "and names no newer attempt: it is not fenced"
-    assert tick(service.context).aborted == (saves[1].id,)
+    assert reconcile(service.context).aborted == (saves[1].id,)
     assert saves[1].now()["abort_reason"] == "attempt 1 has ended (failed) without completing it"

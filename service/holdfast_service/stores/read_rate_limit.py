@@ -1,7 +1,7 @@
 """How fast a process reads copies back: trainers need the stores more than this does.
 
-One pace is shared by all who read in this process (proving, scrubbing, healing). Each piece takes its turn, so whoever
-reads gets the same share; a slower pace of one's own comes on top.
+All who read in this process (read-back, scrub, repair) share one rate limit. Each piece takes its turn, so each reader
+gets the same share; a slower limit of its own comes on top.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import threading
 import time
 
 
-class ReadingPace:
-    """Thread-safe. `spend` returns when the pieces so far would have taken this long at `bytes_per_second`."""
+class ReadRateLimit:
+    """Thread-safe. `acquire` returns when the pieces so far would have taken this long at `bytes_per_second`."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self._bytes_per_second = bytes_per_second
         self._lock = threading.Lock()
         self._free_at = float("-inf")
 
-    def spend(self, read_bytes: int) -> None:
+    def acquire(self, read_bytes: int) -> None:
         with self._lock:
             now = time.monotonic()
             # Time that nobody used is not saved up: after a pause there is no burst.
