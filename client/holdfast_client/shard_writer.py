@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable
 
 from holdfast_client.chunks.encoding import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
@@ -18,12 +19,10 @@ from holdfast_protocol.base import Fence, text_to_keep
 from holdfast_protocol.checkpoints import (
     BeginCheckpoint,
     CheckpointView,
-    Component,
     FailShard,
-    HealthVerdict,
     IndexOrdinals,
-    Metrics,
     SealShard,
+    ShardSummary,
 )
 from holdfast_protocol.digests import shard_digest
 from holdfast_protocol.runs import RunName
@@ -56,6 +55,7 @@ class ShardWriter:
         self._workers = workers
         self._uploader: ShardUploader | None = None
         self._stopped = threading.Event()
+        self._begun_at = self._uploaded_at = time.monotonic()
         begun = client.checkpoints.begin(run.project, run.run, begin)
         self.checkpoint_id = begun.id
         # The step is saved a second time. The seal says whether it is the same content; nothing can be sent.
@@ -87,6 +87,7 @@ class ShardWriter:
         if self._stopped.is_set():
             self._uploader.stop()
         uploaded = self._uploader.upload(chunks)
+        self._uploaded_at = time.monotonic()
         self.digests.extend(uploaded.digests)
         self.sent_bytes += uploaded.sent_bytes
         self.sent_chunk_bytes += uploaded.sent_chunk_bytes
@@ -99,31 +100,11 @@ class ShardWriter:
             if hashed.release is not None:
                 hashed.release()
 
-    def seal(
-        self,
-        *,
-        index: int,
-        layout: int | None,
-        components: dict[str, Component],
-        finite: bool = True,
-        metrics: Metrics | None = None,
-        verdict: HealthVerdict | None = None,
-        dropped_components: Sequence[str] = (),
-        blocked_seconds: float | None = None,
-    ) -> CheckpointView:
-        """`index`, `layout`: the ordinals of these documents. The seal that completes the world commits."""
+    def seal(self, *, summary: ShardSummary, index: IndexOrdinals) -> CheckpointView:
+        """`index`: where the documents are among the uploaded chunks. The seal that completes the world commits."""
+        measured = summary.model_copy(update={"upload_seconds": self._uploaded_at - self._begun_at})
         seal = SealShard(
-            **self._fence.model_dump(),
-            digest=shard_digest(self.digests),
-            chunks=self.digests,
-            index=IndexOrdinals(shard=index, layout=layout),
-            logical_bytes=sum(component.logical_bytes for component in components.values()),
-            components=components,
-            finite=finite,
-            metrics=metrics,
-            verdict=verdict,
-            dropped_components=list(dropped_components),
-            blocked_seconds=blocked_seconds,
+            **dict(self._fence), **dict(measured), digest=shard_digest(self.digests), chunks=self.digests, index=index
         )
         return self._client.checkpoints.seal(self.checkpoint_id, self._rank, seal)
 

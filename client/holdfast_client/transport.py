@@ -237,7 +237,7 @@ class Transport:
         call = _Call(method, route, body, params or {}, headers or {}, waits_seconds, retry_seconds, also_good)
         response = self._send(call)
         try:
-            return reply.model_validate_json(response.content)
+            return reply.model_validate_json(response.content, extra="ignore")
         except ValidationError as error:
             raise UnexpectedReply(
                 f"{self._name(call)} was answered with something that is not a {reply.__name__} "

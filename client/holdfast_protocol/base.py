@@ -26,13 +26,14 @@ from holdfast_protocol.text import is_text, printable
 
 PROTOCOL_HEADER = "Holdfast-Protocol"
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 4
+PROTOCOL_MINOR = 5
 """1: chunks may be stored encoded (codecs.py). What an older client cannot decode is refused when it asks for it.
 Saves may be pushed late (checkpoints.py); an older client never begins one.
 2: operations: policies, trash, holds, copies in other stores, tiers, audit events. An older client never asks for
 them, and what it reads is as it was.
 3: survival: attempts tell how they fare and why they ended; quarantine; advice on when to save; webhooks.
 4: the fencing token names the launch. An older client is fenced by epoch and number alone.
+5: a manifest has all that each rank said of its shard (ShardSummary). An older service leaves some of it out.
 """
 PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
 

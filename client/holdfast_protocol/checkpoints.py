@@ -7,7 +7,15 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from holdfast_protocol.base import LARGEST_INTEGER, Digest, Fence, Label, Reply, Request, fits, since
 from holdfast_protocol.codecs import Codec
@@ -205,15 +213,24 @@ class HealthVerdict(Request):
 ComponentName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class SealShard(Fence):
-    largest_body_bytes: ClassVar[int] = 16 * 1024**2  # MAX_CHUNKS_PER_SHARD digests are 13 MiB
+def _bytes_of_components(said: dict[str, Any]) -> int:
+    return sum(component.logical_bytes for component in said.get("components", {}).values())
 
-    outcome: Literal["sealed"] = "sealed"
-    digest: Digest = Field(description="shard_digest(chunks); the service computes it again.")
-    chunks: list[Digest] = Field(min_length=1, max_length=MAX_CHUNKS_PER_SHARD)
-    index: IndexOrdinals
-    logical_bytes: int = Field(ge=0, le=LARGEST_SHARD_BYTES)
-    components: Annotated[dict[ComponentName, Component], Field(max_length=MAX_COMPONENTS), fits(512 * 1024)]
+
+class ShardContent(BaseModel):
+    """What a rank says of its shard beside the chunk list: a seal that is repeated has to say it again."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    components: Annotated[dict[ComponentName, Component], Field(max_length=MAX_COMPONENTS), fits(512 * 1024)] = Field(
+        default_factory=dict
+    )
+    logical_bytes: int = Field(
+        default_factory=_bytes_of_components,
+        ge=0,
+        le=LARGEST_SHARD_BYTES,
+        description="The bytes of its components together; added up where it is left out.",
+    )
     finite: bool = Field(default=True, description="False: this part holds NaN or infinity; the checkpoint diverged.")
     metrics: Annotated[Metrics, Field(max_length=MAX_METRICS), fits(256 * 1024)] | None = Field(
         default=None, description="Rank 0's only (rule metrics-from-rank-0)."
@@ -230,13 +247,44 @@ class SealShard(Fence):
         json_schema_extra=since(3),
         description="Rank 0's only: components that the run had at first, left out on purpose.",
     )
+
+
+class ShardSummary(ShardContent):
+    """All that a rank says of its shard beside the chunk list. The trainer makes it. Spool record, seal, row, record
+    and manifest have each of its fields under the same name: a new one is a line here and a column of the shard.
+
+    The fields here are measured: a seal that is repeated may say something else.
+    """
+
     blocked_seconds: float | None = Field(
         default=None,
         ge=0,
         le=LARGEST_INTEGER,
         json_schema_extra=since(3),
-        description="Training stood still for so long for this save, on this rank. Not a part of its content.",
+        description="Training stood still for so long for this save, on this rank.",
     )
+
+    upload_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=LARGEST_INTEGER,
+        json_schema_extra=since(5),
+        description="From this rank's begin until the service had verified its last chunk.",
+    )
+
+    @property
+    def summary(self) -> ShardSummary:
+        """Itself, without what a subclass has beside it."""
+        return ShardSummary(**{name: getattr(self, name) for name in ShardSummary.model_fields})
+
+
+class SealShard(ShardSummary, Fence):
+    largest_body_bytes: ClassVar[int] = 16 * 1024**2  # MAX_CHUNKS_PER_SHARD digests are 13 MiB
+
+    outcome: Literal["sealed"] = "sealed"
+    digest: Digest = Field(description="shard_digest(chunks); the service computes it again.")
+    chunks: list[Digest] = Field(min_length=1, max_length=MAX_CHUNKS_PER_SHARD)
+    index: IndexOrdinals
 
 
 class FailShard(Fence):
@@ -321,14 +369,14 @@ class EditCheckpoint(Request):
     health_reason: str | None = Field(default=None, max_length=1000)
 
 
-class ShardView(Reply):
+class ShardView(ShardSummary, Reply):
+    """What the rank said of it, complete since 1.5, and what the service knows."""
+
     rank: int
     state: ShardState
     digest: str | None
     chunk_count: int
-    logical_bytes: int
     index_digest: str | None = Field(description="The chunk that holds this rank's index document.")
-    finite: bool
 
 
 class Manifest(Reply):

@@ -22,7 +22,7 @@ from holdfast_client.launch import open_attempt
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import EndAttempt, ResumedFrom
 from holdfast_protocol.base import Fence
-from holdfast_protocol.checkpoints import BeginCheckpoint, Component, MetricValue
+from holdfast_protocol.checkpoints import BeginCheckpoint, Component, IndexOrdinals, MetricValue, ShardSummary
 from holdfast_protocol.runs import RunName, parse_run
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
 from tests.jepsen.content import RANKS, MixedError, Saved, WrongError, check_content
@@ -111,12 +111,11 @@ class Job:
         chunks = Saved(self._run.run, self._launch, begin.attempt, begin.step, rank).chunks()
         writer.upload(OutgoingChunk.of(data) for data in chunks)
         time.sleep(pause)
-        view = writer.seal(
-            index=len(chunks) - 1,
-            layout=0 if rank == 0 else None,
+        summary = ShardSummary(
             components={"model": Component(kind="model", logical_bytes=sum(len(data) for data in chunks))},
             metrics={"loss": MetricValue.of(1 / (begin.step + 1))} if rank == 0 else None,
         )
+        view = writer.seal(summary=summary, index=IndexOrdinals(shard=len(chunks) - 1, layout=0 if rank == 0 else None))
         return writer.checkpoint_id, view.state
 
     def end(self) -> None:

@@ -16,7 +16,14 @@ from holdfast_client.errors import HoldfastError, StaleAttempt
 from holdfast_client.launch import open_attempt
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import AttemptOpened, ResumedFrom
-from holdfast_protocol.checkpoints import AbortCheckpoint, BeginCheckpoint, Component, MetricValue
+from holdfast_protocol.checkpoints import (
+    AbortCheckpoint,
+    BeginCheckpoint,
+    Component,
+    IndexOrdinals,
+    MetricValue,
+    ShardSummary,
+)
 from holdfast_protocol.runs import RunName, parse_run
 from holdfast_protocol.states import CheckpointState
 from tests.soak.compare import DifferentError, compare
@@ -94,12 +101,11 @@ class Job:
         if rank == 0 and fate < _ABORTED + _FAILED + _LEFT:
             return None  # never sealed: the reaper's
         self._ledger.shard(writer.checkpoint_id, rank, pieces)
-        view = writer.seal(
-            index=len(pieces) - 1,
-            layout=0 if rank == 0 else None,
+        summary = ShardSummary(
             components={"model": Component(kind="model", logical_bytes=sum(piece.size for piece in pieces))},
             metrics={"loss": MetricValue.of(loss)} if rank == 0 else None,
         )
+        view = writer.seal(summary=summary, index=IndexOrdinals(shard=len(pieces) - 1, layout=0 if rank == 0 else None))
         return view.state
 
 

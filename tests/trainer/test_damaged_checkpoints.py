@@ -19,7 +19,7 @@ from holdfast.export.pull import Format, pull
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_protocol.checkpoints import Component
+from holdfast_protocol.checkpoints import Component, IndexOrdinals, ShardSummary
 from holdfast_protocol.digests import chunk_digest
 from holdfast_protocol.runs import Latest, RunName
 from holdfast_protocol.states import CheckpointKind, Health
@@ -147,7 +147,8 @@ def save_malformed(run, step, *, change_layout=None, change_index=None):
         writer = ckpt.parts.session.begin_shard(step + 1, CheckpointKind.PERIODIC, ckpt.parts.workers)
         writer.upload(OutgoingChunk.of(chunk) for chunk in (*data, document, layout))
         size = Component(kind="extra", logical_bytes=sum(map(len, data)))
-        writer.seal(index=len(data), layout=len(data) + 1, components={"model": size})
+        index = IndexOrdinals(shard=len(data), layout=len(data) + 1)
+        writer.seal(summary=ShardSummary(components={"model": size}), index=index)
 
 
 @pytest.mark.rule("bounded-index")

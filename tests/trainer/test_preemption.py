@@ -14,8 +14,8 @@ import pytest
 from tests.support.training import Job
 
 import holdfast
-from holdfast.distributed.step_agreement import Outlook
 from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.step_agreement import Outlook
 from holdfast.preemption.notice import Notice
 from holdfast.preemption.watch import PreemptionWatch
 from holdfast.settings import TrainerSettings

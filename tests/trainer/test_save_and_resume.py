@@ -270,6 +270,7 @@ def test_the_exported_names_are_these():
         "Preempted",
         "Progress",
         "SaveHandle",
+        "SaveState",
         "SaveStats",
         "data",
         "errors",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.layout.plan import ChunkSizes
     from holdfast.progress import Progress
     from holdfast.restore.partial import load_weights
-    from holdfast.save.job import SaveHandle, SaveStats
+    from holdfast.save.job import SaveHandle, SaveState, SaveStats
     from holdfast.schedule.save_policy import Auto, Best, Every, OnPreemption
     from holdfast.state.load import LoadReport
 
@@ -40,6 +40,7 @@ __all__ = [
     "Preempted",
     "Progress",
     "SaveHandle",
+    "SaveState",
     "SaveStats",
     "data",
     "errors",
@@ -58,6 +59,7 @@ _HOMES = {
     "Preempted": "holdfast.errors",
     "Progress": "holdfast.progress",
     "SaveHandle": "holdfast.save.job",
+    "SaveState": "holdfast.save.job",
     "SaveStats": "holdfast.save.job",
     "data": "holdfast.data",
     "errors": "holdfast.errors",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from holdfast.distributed.step_agreement import StepAgreement
 from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.step_agreement import StepAgreement
 from holdfast.health.components import Completeness
 from holdfast.health.rollback import Rollback
 from holdfast.health.rule import HealthJudge, HealthRule

@@ -6,69 +6,95 @@ import functools
 import logging
 import queue
 import threading
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
 from holdfast_client.chunks.download import get_chunk
 from holdfast_client.chunks.host_chunks import HostChunks
-from holdfast_client.chunks.workers import Done, Jobs, TransferWorkers
+from holdfast_client.chunks.tickets import WAITS_PER_CHUNK, TicketLife, TicketSource, TicketWaitedTooLong
+from holdfast_client.chunks.workers import Jobs, TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
     ChunkCorrupt,
     ChunkLost,
     DirectFileRefused,
-    HoldfastError,
     IntegrityError,
     ServiceUnavailable,
     StoreRefused,
-    TicketExpired,
     TicketProblem,
     TransferStopped,
-    UnexpectedReply,
 )
 from holdfast_client.transport import check_stop
 from holdfast_protocol.base import text_to_keep
-from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ReadChunks, ReadTicket, ReportChunk
+from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ReadTicket, ReportChunk
 from holdfast_protocol.states import StoreRole
 
-# How long a ticket may be used, counted on this machine's monotonic clock (rule database-clock).
+# Where the bytes go.
 
-USED_PART = 0.9
-"""A transfer that begins in the last tenth of a ticket's life could end after it."""
+Receive = Callable[[str, memoryview], None]
 
-WAITS_PER_CHUNK = 20
-"""How often a chunk may miss its turn. More often, and the tickets are dead when they come."""
-
-
-class TicketWaitedTooLong(TicketExpired):
-    """Its turn came too late. Nobody has refused anything, so this is no reason to give up."""
+_Fill = Callable[[memoryview], None]
+"""Fills a buffer that is as long as the chunk, and proves it."""
 
 
-class TicketLife:
-    def __init__(self, expires_in_seconds: int) -> None:
-        self._ends = time.monotonic() + expires_in_seconds * USED_PART
+class Buffers:
+    """As many as threads, kept between chunks: fresh pages cost more than the copy."""
 
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Around a transfer. Raises TicketWaitedTooLong if it begins or is refused when the time is over; in a store
-        that is slow or away a ticket dies between two tries, and that says nothing against the next one."""
-        self._check()
+    def __init__(self) -> None:
+        self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()
+
+    def borrow(self, size_bytes: int) -> bytearray:
+        """At least so large."""
         try:
-            yield
-        except TicketProblem:
-            self._check()
-            raise
+            buffer = self._free.get_nowait()
+        except queue.Empty:
+            return bytearray(size_bytes)
+        return buffer if len(buffer) >= size_bytes else bytearray(size_bytes)
 
-    def _check(self) -> None:
-        if time.monotonic() >= self._ends:
-            raise TicketWaitedTooLong("The ticket's time was over before its turn came")
+    def give_back(self, buffer: bytearray) -> None:
+        self._free.put(buffer)
 
 
-# Fetches chunks of a checkpoint, several at once, each proven by its SHA-256 before anyone gets to see it.
+class ChunkSink:
+    """Of one fetch, as ShardFetcher.fetch describes it. On the transfer threads."""
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        on_chunk: Receive,
+        into: Mapping[str, memoryview],
+        sizes: Mapping[str, int],
+        most_bytes: int,
+    ) -> None:
+        self._buffers = buffers
+        self._on_chunk = on_chunk
+        self._into = into
+        self._sizes = sizes
+        self._most_bytes = most_bytes
+
+    def takes(self, digest: str, size: int) -> bool:
+        """Whether the chunk may have so many bytes."""
+        return self._sizes.get(digest, size) == size <= self._most_bytes
+
+    def deliver(self, digest: str, size: int, fill: _Fill) -> None:
+        """Hands the chunk over once `fill` has proven it."""
+        own = self._into.get(digest)
+        if own is not None and own.nbytes == size:
+            fill(own)
+            self._on_chunk(digest, own)
+            return
+        buffer = self._buffers.borrow(size)
+        try:
+            view = memoryview(buffer)[:size]
+            fill(view)
+            self._on_chunk(digest, view)
+        finally:
+            self._buffers.give_back(buffer)
+
+
+# Tickets (tickets.py) -> transfers -> sink, several chunks at once.
 #
 #     digest -> [ticket, under a lease] -> [GET on a thread] -> bytes that are proven
 #                  ^-- expired ticket -----------'  '--> corrupt: [report] -> readable: once more, over HTTP
@@ -84,21 +110,207 @@ log = logging.getLogger("holdfast.client")
 
 TICKETS_AT_ONCE = 64
 TICKETS_PER_CHUNK = 4
-_RENEW_LEASE_AT = 0.5
 ELSEWHERE_AFTER_SECONDS = 2.0
 """How long a transfer is tried again where another store has the chunk too."""
 
-Receive = Callable[[str, memoryview], None]
 
-_Fill = Callable[[memoryview], None]
-"""Fills a buffer that is as long as the chunk, and proves it."""
-_Deliver = Callable[[str, int, _Fill], None]
-_Fits = Callable[[str, int], bool]
-"""Whether a chunk may have so many bytes."""
+class ChunkTransfers:
+    """From the stores into a buffer, for the transfer threads: what ends them, and how many bytes came from where."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.stopped = threading.Event()
+        self._stop_of_store: dict[StoreRole, threading.Event] = {}
+        self._lock = threading.Lock()
+        self._bytes_from: Counter[StoreRole] = Counter()
+
+    @property
+    def bytes_from(self) -> dict[StoreRole, int]:
+        with self._lock:
+            return dict(self._bytes_from)
+
+    def stop(self) -> None:
+        self.stopped.set()
+        for stop in list(self._stop_of_store.values()):
+            stop.set()
+
+    def stop_store(self, store: StoreRole) -> None:
+        """Whoever waits for it while another one has the chunk waits no longer."""
+        self._stop_of_store[store].set()
+
+    def fill(self, ticket: ReadTicket, life: TicketLife, host: HostChunks | None, buffer: memoryview) -> None:
+        stop = self._stop_for(ticket)
+
+        def get(into: memoryview) -> None:
+            with life.used():
+                get_chunk(
+                    ticket,
+                    into,
+                    ticket.digest,
+                    into.nbytes,
+                    self._client.transfers.towards(ticket.store),
+                    stop=stop,
+                    retry_seconds=ELSEWHERE_AFTER_SECONDS if ticket.elsewhere else None,
+                )
+            with self._lock:
+                self._bytes_from[ticket.store] += into.nbytes
+
+        if host is not None and ticket.kind == "http":
+            host.fetch_once(ticket.digest, buffer, get, stop)
+        else:
+            get(buffer)
+
+    def _stop_for(self, ticket: ReadTicket) -> threading.Event:
+        """What ends a transfer: that of its store, where the chunk is to be had from another one."""
+        if not ticket.elsewhere:
+            return self.stopped
+        stop = self._stop_of_store.setdefault(ticket.store, threading.Event())
+        if self.stopped.is_set():
+            stop.set()
+        return stop
 
 
 class _NotOnHostError(Exception):
     """What the host had under the chunk's name was not the chunk."""
+
+
+class FetchSchedule:
+    """What one fetch does next: on the calling thread, which alone holds its state and asks the service."""
+
+    def __init__(
+        self,
+        client: Client,
+        checkpoint_id: str,
+        digests: Iterable[str],
+        *,
+        source: TicketSource,
+        transfers: ChunkTransfers,
+        sink: ChunkSink,
+        host: HostChunks | None,
+        workers: TransferWorkers,
+    ) -> None:
+        self._client = client
+        self._checkpoint_id = checkpoint_id
+        self._source = source
+        self._transfers = transfers
+        self._sink = sink
+        self._host = host
+        self._threads = workers.transfers
+        self._jobs: Jobs[str, None] = Jobs(transfers.stopped)
+        self._waiting = deque(dict.fromkeys(digests))
+        self._running: set[str] = set()
+        self._tickets: dict[str, ReadTicket] = {}
+        self._refused: Counter[tuple[str, bool]] = Counter()
+        """How often by chunk, and by whether its ticket had only waited too long."""
+        self._over_http: set[str] = set()
+        self._not_on_host: set[str] = set()
+
+    def run(self) -> None:
+        """When this returns or raises, no thread works for it any more."""
+        try:
+            while self._waiting or self._running:
+                check_stop(self._transfers.stopped)
+                # Asked for while each thread has another chunk to go on with: the round trip stops none of them.
+                if self._waiting and len(self._running) <= 2 * self._threads.count:
+                    self._start_next_few()
+                done = self._jobs.next(timeout_seconds=self._source.seconds_until_renewal())
+                if done is None:
+                    self._source.renew(next(iter(self._running)))
+                    continue
+                self._running.discard(done.key)
+                if done.error is not None:
+                    self._mend(done.key, done.error)
+                    self._waiting.append(done.key)
+        except BaseException:
+            self._transfers.stop()
+            self._jobs.drain()
+            raise
+
+    def _start_next_few(self) -> None:
+        batch = self._next_few()
+        self._running.update(batch)
+        for digest in list(batch):
+            size = self._host.size(digest) if self._host is not None and digest not in self._not_on_host else None
+            if self._host is not None and size is not None and self._sink.takes(digest, size):
+                batch.remove(digest)
+                self._jobs.start(self._threads, digest, functools.partial(self._take, self._host, digest, size))
+        if not batch:
+            return
+        for ticket in self._source.ask(batch, with_mount=batch[0] not in self._over_http):
+            if ticket.kind != "gone" and not self._sink.takes(ticket.digest, ticket.bytes):
+                raise IntegrityError(
+                    f"Chunk {ticket.digest[:12]} has {ticket.bytes} bytes, which is not what its "
+                    "checkpoint's layout says"
+                )
+            self._tickets[ticket.digest] = ticket
+            life = TicketLife(ticket.expires_in_seconds)
+            self._jobs.start(self._threads, ticket.digest, functools.partial(self._receive, ticket, life))
+
+    def _next_few(self) -> list[str]:
+        """Those that must go over HTTP are asked for by themselves, without the proof of the mount."""
+        plain = self._waiting[0] not in self._over_http
+        batch = [self._waiting.popleft()]
+        while self._waiting and len(batch) < TICKETS_AT_ONCE and (self._waiting[0] not in self._over_http) == plain:
+            batch.append(self._waiting.popleft())
+        return batch
+
+    def _take(self, host: HostChunks, digest: str, size: int) -> None:
+        def fill(buffer: memoryview) -> None:
+            if not host.take(digest, buffer, self._transfers.stopped):
+                raise _NotOnHostError
+
+        self._sink.deliver(digest, size, fill)
+
+    def _receive(self, ticket: ReadTicket, life: TicketLife) -> None:
+        if ticket.kind == "gone":
+            raise ChunkCorrupt(ticket.digest, "missing", "the service has no readable copy")
+        fill = functools.partial(self._transfers.fill, ticket, life, self._host)
+        self._sink.deliver(ticket.digest, ticket.bytes, fill)
+
+    def _mend(self, digest: str, error: BaseException) -> None:
+        """Makes sense of a failed transfer: returns if it is to be tried with a new ticket, else raises."""
+        if isinstance(error, _NotOnHostError):
+            self._not_on_host.add(digest)
+        elif self._goes_elsewhere(self._tickets.get(digest), error):
+            return
+        elif isinstance(error, TicketProblem | DirectFileRefused):
+            if isinstance(error, DirectFileRefused):
+                self._client.mount.give_up()
+            waited = isinstance(error, TicketWaitedTooLong)
+            self._refused[digest, waited] += 1
+            if self._refused[digest, waited] >= (WAITS_PER_CHUNK if waited else TICKETS_PER_CHUNK):
+                raise StoreRefused(f"No ticket could be used; the last time: {error.detail}") from error
+        elif isinstance(error, ChunkCorrupt):
+            self._report(digest, error)
+        else:
+            raise error
+
+    def _goes_elsewhere(self, ticket: ReadTicket | None, error: BaseException) -> bool:
+        """Whether the chunk is to be had from another store, since this one does not answer."""
+        if ticket is None or not ticket.elsewhere or not isinstance(error, ServiceUnavailable | TransferStopped):
+            return False
+        if isinstance(error, ServiceUnavailable) and not self._source.avoids(ticket.store):
+            self._source.avoid(ticket.store)
+            log.warning("the %s store does not answer (%s): reading from another one", ticket.store, error.detail)
+            self._transfers.stop_store(ticket.store)
+        return self._source.avoids(ticket.store) and not self._transfers.stopped.is_set()
+
+    def _report(self, digest: str, error: ChunkCorrupt) -> None:
+        """To the service, which reads the chunk itself. Returns if it is to be read once more, over HTTP."""
+        verdict = self._client.restores.report_chunk(
+            self._checkpoint_id,
+            ReportChunk(digest=digest, problem=error.problem, detail=text_to_keep(error.detail, 1000)),
+        )
+        if not verdict.readable:
+            raise ChunkLost(digest, verdict.detail, verdict.corrupt_checkpoints) from error
+        if digest in self._over_http:
+            raise ChunkLost(
+                digest,
+                f"the service reads it well, but it arrives here wrong twice ({error.detail}); "
+                "look at this machine's memory, network and mounts",
+                verdict.corrupt_checkpoints,
+            ) from error
+        self._over_http.add(digest)
 
 
 class ShardFetcher:
@@ -113,27 +325,18 @@ class ShardFetcher:
         self._checkpoint_id = checkpoint_id
         self._workers = workers if workers is not None else TransferWorkers()
         self._owns_workers = workers is None
-        self._buffers: queue.LifoQueue[bytearray] = queue.LifoQueue()
-        self._stop = threading.Event()
-        self._lease_id: str | None = None
-        self._told_unprotected = False
-        self._renew_lease_at = 0.0
-        self._avoided: list[StoreRole] = []
-        self._stop_of_store: dict[StoreRole, threading.Event] = {}
-        self._lock = threading.Lock()
-        self._bytes_from: Counter[StoreRole] = Counter()
+        self._source = TicketSource(client, checkpoint_id)
+        self._transfers = ChunkTransfers(client)
+        self._buffers = Buffers()
 
     @property
     def bytes_from(self) -> dict[StoreRole, int]:
         """Of the chunks that came by a ticket, by the store that gave them."""
-        with self._lock:
-            return dict(self._bytes_from)
+        return self._transfers.bytes_from
 
     def stop(self) -> None:
         """From any thread: the fetch ends with TransferStopped, within a block or a socket's time-out."""
-        self._stop.set()
-        for stop in list(self._stop_of_store.values()):
-            stop.set()
+        self._transfers.stop()
 
     def fetch(
         self,
@@ -154,35 +357,23 @@ class ShardFetcher:
         Raises ChunkLost if no copy could be read, IntegrityError if a ticket names another size. When this returns or
         raises, no thread works for it any more.
         """
-
-        def deliver(digest: str, size: int, fill: _Fill) -> None:
-            own = into.get(digest) if into else None
-            if own is not None and own.nbytes == size:
-                fill(own)
-                on_chunk(digest, own)
-                return
-            buffer = self._borrow(size)
-            try:
-                view = memoryview(buffer)[:size]
-                fill(view)
-                on_chunk(digest, view)
-            finally:
-                self._buffers.put(buffer)
-
-        known = sizes or {}
-        self._fetch(digests, deliver, host, lambda digest, size: known.get(digest, size) == size <= most_bytes)
+        FetchSchedule(
+            self._client,
+            self._checkpoint_id,
+            digests,
+            source=self._source,
+            transfers=self._transfers,
+            sink=ChunkSink(self._buffers, on_chunk, into or {}, sizes or {}, most_bytes),
+            host=host,
+            workers=self._workers,
+        ).run()
 
     def close(self) -> None:
-        """Ends the lease and the threads. A lease that cannot be ended runs out by itself."""
+        """Ends the lease and the threads."""
         if self._owns_workers:
             self._workers.close()
             self._owns_workers = False
-        lease_id, self._lease_id = self._lease_id, None
-        if lease_id is not None:
-            try:
-                self._client.restores.release(lease_id)
-            except HoldfastError:
-                return
+        self._source.close()
 
     def __enter__(self) -> Self:
         return self
@@ -191,183 +382,3 @@ class ShardFetcher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _fetch(self, digests: Iterable[str], deliver: _Deliver, host: HostChunks | None, fits: _Fits) -> None:
-        jobs: Jobs[str, None] = Jobs(self._stop)
-        waiting = deque(dict.fromkeys(digests))
-        refused: Counter[tuple[str, bool]] = Counter()
-        over_http: set[str] = set()
-        not_on_host: set[str] = set()
-        running: set[str] = set()
-        tickets: dict[str, ReadTicket] = {}
-        threads = self._workers.transfers
-        try:
-            while waiting or running:
-                check_stop(self._stop)
-                # Asked for while each thread has another chunk to go on with: the round trip stops none of them.
-                if waiting and len(running) <= 2 * threads.count:
-                    batch = _next_few(waiting, over_http)
-                    running.update(batch)
-                    for digest in list(batch):
-                        size = host.size(digest) if host is not None and digest not in not_on_host else None
-                        if host is not None and size is not None and fits(digest, size):
-                            batch.remove(digest)
-                            jobs.start(threads, digest, functools.partial(self._take, host, deliver, digest, size))
-                    for ticket in self._read(batch, with_mount=batch[0] not in over_http) if batch else ():
-                        if ticket.kind != "gone" and not fits(ticket.digest, ticket.bytes):
-                            raise IntegrityError(
-                                f"Chunk {ticket.digest[:12]} has {ticket.bytes} bytes, which is not what its "
-                                "checkpoint's layout says"
-                            )
-                        tickets[ticket.digest] = ticket
-                        life = TicketLife(ticket.expires_in_seconds)
-                        jobs.start(
-                            threads, ticket.digest, functools.partial(self._receive, ticket, life, deliver, host)
-                        )
-                done = jobs.next(timeout_seconds=self._until_renewal())
-                if done is None:
-                    self._renew_lease(next(iter(running)))
-                    continue
-                running.discard(done.key)
-                if isinstance(done.error, _NotOnHostError):
-                    not_on_host.add(done.key)
-                    waiting.append(done.key)
-                elif done.error is not None:
-                    if not self._goes_elsewhere(tickets.get(done.key), done.error):
-                        self._mend(done, done.error, refused, over_http)
-                    waiting.append(done.key)
-        except BaseException:
-            self.stop()
-            jobs.drain()
-            raise
-
-    def _take(self, host: HostChunks, deliver: _Deliver, digest: str, size: int) -> None:
-        def fill(buffer: memoryview) -> None:
-            if not host.take(digest, buffer, self._stop):
-                raise _NotOnHostError
-
-        deliver(digest, size, fill)
-
-    def _receive(self, ticket: ReadTicket, life: TicketLife, deliver: _Deliver, host: HostChunks | None) -> None:
-        if ticket.kind == "gone":
-            raise ChunkCorrupt(ticket.digest, "missing", "the service has no readable copy")
-        stop = self._stop_for(ticket)
-
-        def get(buffer: memoryview) -> None:
-            with life.used():
-                get_chunk(
-                    ticket,
-                    buffer,
-                    ticket.digest,
-                    buffer.nbytes,
-                    self._client.transfers.towards(ticket.store),
-                    stop=stop,
-                    retry_seconds=ELSEWHERE_AFTER_SECONDS if ticket.elsewhere else None,
-                )
-            with self._lock:
-                self._bytes_from[ticket.store] += buffer.nbytes
-
-        def fill(buffer: memoryview) -> None:
-            if host is not None and ticket.kind == "http":
-                host.fetch_once(ticket.digest, buffer, get, stop)
-            else:
-                get(buffer)
-
-        deliver(ticket.digest, ticket.bytes, fill)
-
-    def _until_renewal(self) -> float | None:
-        """What comes from the host needs no lease."""
-        return None if self._lease_id is None else max(0.05, self._renew_lease_at - time.monotonic())
-
-    def _read(self, digests: list[str], *, with_mount: bool) -> list[ReadTicket]:
-        asked_at = time.monotonic()
-        reads = self._client.restores.read_chunks(
-            self._checkpoint_id,
-            ReadChunks(
-                digests=digests,
-                lease_id=self._lease_id,
-                mount_proof=self._client.mount.proof() if with_mount else None,
-                other_mount_proofs=self._client.mount.other_proofs() if with_mount else [],
-                avoid_stores=self._avoided,
-            ),
-        )
-        if reads.unprotected is not None and not self._told_unprotected:
-            log.warning("reading %s without a lease: %s", self._checkpoint_id, reads.unprotected)
-            self._told_unprotected = True
-        self._lease_id = reads.lease_id
-        self._renew_lease_at = asked_at + reads.lease_expires_in_seconds * _RENEW_LEASE_AT
-        tickets = {ticket.digest: ticket for ticket in reads.chunks}
-        if not tickets.keys() >= set(digests):
-            raise UnexpectedReply("The service did not answer for every chunk that it was asked about")
-        return [tickets[digest] for digest in digests]
-
-    def _renew_lease(self, digest: str) -> None:
-        """Transfers are slow: asking for any ticket again keeps the lease."""
-        self._read([digest], with_mount=False)
-
-    def _goes_elsewhere(self, ticket: ReadTicket | None, error: BaseException) -> bool:
-        """Whether the chunk is to be had from another store, since this one does not answer."""
-        if ticket is None or not ticket.elsewhere or not isinstance(error, ServiceUnavailable | TransferStopped):
-            return False
-        if isinstance(error, ServiceUnavailable) and ticket.store not in self._avoided:
-            self._avoided.append(ticket.store)
-            log.warning("the %s store does not answer (%s): reading from another one", ticket.store, error.detail)
-            # Whoever else waits for it waits no longer.
-            self._stop_of_store[ticket.store].set()
-        return ticket.store in self._avoided and not self._stop.is_set()
-
-    def _stop_for(self, ticket: ReadTicket) -> threading.Event:
-        """What ends a transfer: that of its store, where the chunk is to be had from another one."""
-        if not ticket.elsewhere:
-            return self._stop
-        stop = self._stop_of_store.setdefault(ticket.store, threading.Event())
-        if self._stop.is_set():
-            stop.set()
-        return stop
-
-    def _mend(
-        self, done: Done[str, None], error: BaseException, refused: Counter[tuple[str, bool]], over_http: set[str]
-    ) -> None:
-        """Makes sense of a failed transfer: returns if it is to be tried with a new ticket, else raises. `refused`: how
-        often by chunk and by whether its ticket had only waited too long."""
-        if isinstance(error, TicketProblem | DirectFileRefused):
-            if isinstance(error, DirectFileRefused):
-                self._client.mount.give_up()
-            waited = isinstance(error, TicketWaitedTooLong)
-            refused[done.key, waited] += 1
-            if refused[done.key, waited] >= (WAITS_PER_CHUNK if waited else TICKETS_PER_CHUNK):
-                raise StoreRefused(f"No ticket could be used; the last time: {error.detail}") from error
-        elif isinstance(error, ChunkCorrupt):
-            verdict = self._client.restores.report_chunk(
-                self._checkpoint_id,
-                ReportChunk(digest=done.key, problem=error.problem, detail=text_to_keep(error.detail, 1000)),
-            )
-            if not verdict.readable:
-                raise ChunkLost(done.key, verdict.detail, verdict.corrupt_checkpoints) from error
-            if done.key in over_http:
-                raise ChunkLost(
-                    done.key,
-                    f"the service reads it well, but it arrives here wrong twice ({error.detail}); "
-                    "look at this machine's memory, network and mounts",
-                    verdict.corrupt_checkpoints,
-                ) from error
-            over_http.add(done.key)
-        else:
-            raise error
-
-    def _borrow(self, size_bytes: int) -> bytearray:
-        """As many buffers as threads, kept between chunks: fresh pages cost more than the copy."""
-        try:
-            buffer = self._buffers.get_nowait()
-        except queue.Empty:
-            return bytearray(size_bytes)
-        return buffer if len(buffer) >= size_bytes else bytearray(size_bytes)
-
-
-def _next_few(waiting: deque[str], over_http: set[str]) -> list[str]:
-    """Those that must go over HTTP are asked for by themselves, without the proof of the mount."""
-    plain = waiting[0] not in over_http
-    batch = [waiting.popleft()]
-    while waiting and len(batch) < TICKETS_AT_ONCE and (waiting[0] not in over_http) == plain:
-        batch.append(waiting.popleft())
-    return batch

@@ -20,7 +20,7 @@ from holdfast_client.chunks.encoding import (
     encode_chunk,
     hash_chunk,
 )
-from holdfast_client.chunks.fetcher import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
+from holdfast_client.chunks.tickets import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
 from holdfast_client.chunks.upload import put_chunk
 from holdfast_client.chunks.workers import Done, Jobs, TransferWorkers
 from holdfast_client.client import Client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +20,15 @@ from holdfast_client.cli.arguments import (
 from holdfast_client.cli.output import NOTHING, as_bytes, as_metric, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.policies import hold_in_words
 from holdfast_client.cli.say import show_line
-from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint
+from holdfast_protocol.checkpoints import (
+    CheckpointView,
+    Component,
+    EditCheckpoint,
+    HealthVerdict,
+    MetricValue,
+    ShardSummary,
+    ShardView,
+)
 from holdfast_protocol.runs import RunView
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_protocol.text import counted
@@ -84,11 +92,19 @@ def checkpoints(
     )
 
 
-def show(selector: SelectorArgument, json: JsonOption = False) -> None:
+def show(
+    selector: SelectorArgument,
+    *,
+    shards: Annotated[bool, typer.Option("--shards", help="What each rank said of its shard; once committed.")] = False,
+    json: JsonOption = False,
+) -> None:
     """Show one checkpoint, whatever its state."""
     name, point = read_selector(selector)
     with connect() as client:
         found = client.checkpoints.select(name.project, name.run, str(point))
+        if shards:
+            _show_shards(client.checkpoints.manifest(found.id).shards, json=json)
+            return
         of_run = client.runs.get(name.project, name.run)
         holds = [] if json else list(client.holds.all_on(found.id))
         environment = {} if json else client.attempts.get(name.project, name.run, found.attempt).environment
@@ -188,6 +204,41 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("lacks", ", ".join(one.missing_components)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _show_shards(shards: list[ShardView], *, json: bool) -> None:
+    """A row for each rank, and a column for each field in which any of them has something to say."""
+    if json:
+        show_json(shards)
+        return
+    said = [[_in_words(name, getattr(shard, name)) for name in ShardSummary.model_fields] for shard in shards]
+    names = [name.replace("_", " ") for name in ShardSummary.model_fields]
+    told = [column for column in range(len(names)) if any(row[column] for row in said)]
+    show_table(
+        [">rank", *(names[column] for column in told)],
+        ([str(shard.rank), *(row[column] for column in told)] for shard, row in zip(shards, said, strict=True)),
+        nothing="It has no shards.",
+    )
+
+
+def _in_words(name: str, value: Any) -> str:
+    """A field of a ShardSummary, by its type and the unit that its name ends with."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case dict():
+            return ", ".join(f"{key} {_in_words(key, value[key])}" for key in sorted(value))
+        case list():
+            return ", ".join(map(str, value))
+        case Component():
+            return f"({as_bytes(value.logical_bytes)})"
+        case MetricValue():
+            return as_metric(value)
+        case HealthVerdict():
+            return "healthy" if value.healthy else value.reason or "diverged"
+    return as_bytes(value) if name.endswith("_bytes") else f"{value:.2f} s" if name.endswith("_seconds") else str(value)
 
 
 # `holdfast health PROJECT/RUN@WHICH ok`, or `diverged`, `quarantined`: a person says whether to resume from it.

@@ -116,16 +116,7 @@ def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) ->
     except ShardSealed:
         # An earlier push ended behind this rank's seal, or did not hear of it. Its record is still to be compared.
         writer.only_hash(spooled_chunks(folder, record))
-    return writer.seal(
-        index=record.index.shard,
-        layout=record.index.layout,
-        components=record.components,
-        finite=record.finite,
-        metrics=record.metrics,
-        verdict=record.verdict,
-        dropped_components=record.dropped_components,
-        blocked_seconds=record.blocked_seconds,
-    )
+    return writer.seal(summary=record.summary, index=record.index)
 
 
 def spooled_chunks(folder: ChunkFolder, record: SpoolRecord) -> Iterator[OutgoingChunk]:

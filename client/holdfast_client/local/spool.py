@@ -18,7 +18,7 @@ from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.private_folder import PrivateFolder, open_file, try_lock, unlock
 from holdfast_client.local.room import Hold
 from holdfast_protocol.base import Digest, LaunchId, Name
-from holdfast_protocol.checkpoints import Component, ComponentName, HealthVerdict, IndexOrdinals, Metrics, Step
+from holdfast_protocol.checkpoints import IndexOrdinals, ShardSummary, Step
 from holdfast_protocol.digests import DocumentError, canonical_bytes, parse
 from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointKind
@@ -39,7 +39,7 @@ class SpooledChunk(BaseModel):
     item_bytes: int = Field(default=1, ge=1, description="Of its floating-point numbers; where it is compressed.")
 
 
-class SpoolRecord(BaseModel):
+class SpoolRecord(ShardSummary):
     """One rank's shard of one save, as the attempt that staged it would have sealed it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,12 +57,6 @@ class SpoolRecord(BaseModel):
     rank: int = Field(ge=0)
     chunks: list[SpooledChunk] = Field(min_length=1, description="By ordinal; the documents among them.")
     index: IndexOrdinals
-    components: dict[str, Component]
-    finite: bool
-    metrics: Metrics | None
-    verdict: HealthVerdict | None = None
-    dropped_components: list[ComponentName] = Field(default_factory=list)
-    blocked_seconds: float | None = Field(default=None, ge=0)
     host: str
     created_at: datetime
 
@@ -74,10 +68,6 @@ class SpoolRecord(BaseModel):
     @property
     def run_name(self) -> RunName:
         return RunName(self.project, self.run)
-
-    @property
-    def logical_bytes(self) -> int:
-        return sum(component.logical_bytes for component in self.components.values())
 
     @property
     def chunk_bytes(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import null, select, update
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.checkpoints import ShardSummary
 from holdfast_protocol.states import CheckpointState
 from holdfast_protocol.stores import FindingKind
 from holdfast_service.attached_stores.attached import AttachedStore
@@ -108,9 +109,18 @@ def checkpoint_differences(
                 if name in record.checkpoint.model_fields_set
             }
         )
-    shards = select(Shard.rank, Shard.digest).where(Shard.checkpoint_id == row.id)
-    sealed = {each.rank: each.digest for each in session.execute(shards)}
-    found["shards"] = (sealed, {each.rank: each.digest for each in manifest.shards})
+    sealed = {each.rank: each for each in session.scalars(select(Shard).where(Shard.checkpoint_id == row.id))}
+    found["shards"] = (
+        {rank: shard.digest for rank, shard in sealed.items()},
+        {each.rank: each.digest for each in manifest.shards},
+    )
+    for each in manifest.shards:
+        if (shard := sealed.get(each.rank)) is not None:
+            found |= {
+                f"{name} of rank {each.rank}": (getattr(shard.summary, name), getattr(each, name))
+                for name in ShardSummary.model_fields
+                if name in each.model_fields_set
+            }
     if fresh.version == document.version:
         found |= {name: (getattr(fresh, name), getattr(document, name)) for name in _WITH_THE_VERSION}
         found["holds"] = (_holds(fresh.holds), _holds(document.holds))

@@ -129,7 +129,7 @@ def manifest_record(session: Session, author: RecordAuthor, checkpoint: Checkpoi
         run=RunFacts(id=run.id, name=run.name),
         attempt=_attempts(session, [session.get_one(Attempt, checkpoint.attempt_id)])[0],
         checkpoint=_checkpoint_facts(checkpoint),
-        shards=[_facts(ShardFacts, row) for row in shards],
+        shards=[_facts(ShardFacts, row, **dict(row.summary)) for row in shards],
     )
 
 

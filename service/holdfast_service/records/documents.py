@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from holdfast_protocol.checkpoints import ShardSummary
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.digests import DocumentError, canonical_bytes, parse
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health, Tier
@@ -276,19 +277,15 @@ class CheckpointRecord(Document):
     holds: list[HoldFacts]
 
 
-class ShardFacts(Document):
+class ShardFacts(ShardSummary, Document):
     """`digest` is that of its chunk list, which stands in a document of its own."""
 
     rank: int
     digest: str
     index_ordinal: int | None
     layout_ordinal: int | None
-    logical_bytes: int
     uploaded_bytes: int
     deduplicated_bytes: int
-    components: dict[str, Any]
-    metrics: dict[str, Any] | None
-    finite: bool
     sealed_at: datetime | None
 
 
@@ -345,7 +342,7 @@ def decode(data: bytes, model: type[Record]) -> Record:
             )
         if not hmac.compare_digest(_digest(outer.get("record")), str(outer.get("sha256"))):
             raise DamagedRecordError("its bytes are not those that were written")
-        return model.model_validate(outer["record"])
+        return model.model_validate(outer["record"], extra="ignore")
     except (DocumentError, UnicodeDecodeError):
         raise DamagedRecordError("it is cut short, or no JSON") from None
     except ValidationError as error:

@@ -302,9 +302,8 @@ def _shard_views(session: Session, checkpoint: Checkpoint) -> list[ShardView]:
             state=ShardState(shard.state),
             digest=shard.digest,
             chunk_count=0 if shard.chunk_list_id is None else chunk_counts.get(shard.chunk_list_id, 0),
-            logical_bytes=shard.logical_bytes,
             index_digest=index_digest,
-            finite=shard.finite,
+            **dict(shard.summary),
         )
         for shard, index_digest in rows
     ]

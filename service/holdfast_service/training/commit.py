@@ -193,6 +193,8 @@ def _fill(checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:
     checkpoint.logical_bytes = sum(shard.logical_bytes for shard in shards)
     checkpoint.uploaded_bytes = sum(shard.uploaded_bytes for shard in shards)
     checkpoint.deduplicated_bytes = sum(shard.deduplicated_bytes for shard in shards)
+    blocked = [shard.blocked_seconds for shard in shards if shard.blocked_seconds is not None]
+    checkpoint.blocked_seconds = max(blocked, default=None)
     said = {shard.rank: shard.verdict for shard in shards if shard.verdict is not None}
     reason = diverged_reason([shard.rank for shard in shards if not shard.finite], metrics, said)
     if reason is not None:

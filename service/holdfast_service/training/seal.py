@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, exists, func, insert, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.checkpoints import CheckpointView, FailShard, SealShard
+from holdfast_protocol.checkpoints import CheckpointView, FailShard, SealShard, ShardContent
 from holdfast_protocol.digests import MAX_STORED_DOCUMENT_BYTES, shard_digest
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AbortCause, CheckpointState, CopyState, ShardState
@@ -158,7 +158,7 @@ def sent_bytes(session: Session, shard: Shard) -> int:
     return int(total or 0)
 
 
-# What a seal says: checked against itself, kept in the shard's row, compared when it comes twice. Pure.
+# What a seal says: checked against itself, compared when it comes twice. Pure.
 
 
 def check_seal(rank: int, request: SealShard) -> None:
@@ -190,26 +190,12 @@ def check_sizes(request: SealShard, sizes: Sequence[int]) -> None:
             _refuse(f"index.{name} is a chunk of {sizes[ordinal]} bytes; no document may be as large as that.")
 
 
-def shard_content(request: SealShard) -> dict[str, Any]:
-    """The columns of the shard that the seal fills."""
-    return {
-        "digest": request.digest,
-        "index_ordinal": request.index.shard,
-        "layout_ordinal": request.index.layout,
-        "logical_bytes": request.logical_bytes,
-        "components": {name: component.model_dump(mode="json") for name, component in request.components.items()},
-        "metrics": None
-        if request.metrics is None
-        else {name: metric.model_dump(mode="json") for name, metric in request.metrics.items()},
-        "finite": request.finite,
-        "verdict": None if request.verdict is None else request.verdict.model_dump(mode="json"),
-        "dropped_components": sorted(set(request.dropped_components)) or None,
-    }
-
-
 def refuse_other_content(shard: Shard, request: SealShard) -> None:
     """Raises `manifest_conflict` if the shard was sealed with anything else than this."""
-    different = [name for name, value in shard_content(request).items() if getattr(shard, name) != value]
+    sealed, said = _content(shard.summary), _content(request)
+    sealed |= {"digest": shard.digest, "index_ordinal": shard.index_ordinal, "layout_ordinal": shard.layout_ordinal}
+    said |= {"digest": request.digest, "index_ordinal": request.index.shard, "layout_ordinal": request.index.layout}
+    different = [name for name, value in said.items() if sealed[name] != value]
     if different:
         raise ProblemError(
             ProblemCode.MANIFEST_CONFLICT,
@@ -219,6 +205,10 @@ def refuse_other_content(shard: Shard, request: SealShard) -> None:
             different=different,
             sealed_digest=shard.digest,
         )
+
+
+def _content(said: ShardContent) -> dict[str, Any]:
+    return {name: getattr(said, name) for name in ShardContent.model_fields}
 
 
 def _refuse(detail: str) -> None:
@@ -370,11 +360,9 @@ def _settle(
         shard.sealed_at = now
         shard.uploaded_bytes = sent_bytes(session, shard)
         shard.deduplicated_bytes = deduplicated
-        for name, value in shard_content(request).items():
-            setattr(shard, name, value)
-        if request.blocked_seconds is not None:
-            blocked = writing.checkpoint.blocked_seconds or 0.0
-            writing.checkpoint.blocked_seconds = max(blocked, request.blocked_seconds)
+        shard.digest = request.digest
+        shard.index_ordinal, shard.layout_ordinal = request.index.shard, request.index.layout
+        shard.summary = request.summary
         session.flush()
         # From here on the chunk list is the reference.
         session.execute(

@@ -8,7 +8,8 @@ import pytest
 
 from holdfast_client import errors
 from holdfast_client.chunks import fetcher as fetcher_module
-from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks import tickets as tickets_module
+from holdfast_client.chunks.fetcher import Buffers, ShardFetcher
 from tests.support.transfers import client_of, fetch, some_chunks
 
 
@@ -42,8 +43,8 @@ def test_no_memory_is_taken_for_a_size_that_the_layout_does_not_have(service, mo
     chunks = some_chunks(3)
     service.objects = dict(chunks)
     lent = []
-    borrow = ShardFetcher._borrow
-    monkeypatch.setattr(ShardFetcher, "_borrow", lambda self, size: (lent.append(size), borrow(self, size))[1])
+    borrow = Buffers.borrow
+    monkeypatch.setattr(Buffers, "borrow", lambda self, size: (lent.append(size), borrow(self, size))[1])
     limits = {"sizes": dict.fromkeys(chunks, 5)} if "sizes" in told else told
     with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
         with pytest.raises(errors.IntegrityError, match="layout"):
@@ -143,7 +144,7 @@ def test_what_on_chunk_raises_ends_the_fetch(service):
 
 @pytest.mark.rule("read-lease")
 def test_a_slow_fetch_renews_its_lease(service, monkeypatch):
-    monkeypatch.setattr(fetcher_module, "_RENEW_LEASE_AT", 0.002)
+    monkeypatch.setattr(tickets_module, "_RENEW_LEASE_AT", 0.002)
     chunks = some_chunks(2)
     service.objects = dict(chunks)
     slow = threading.Event()

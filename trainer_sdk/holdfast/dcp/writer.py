@@ -35,7 +35,7 @@ from holdfast.state.tensors import dtype_name, refuse_unsupported
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.shard_writer import ShardWriter
-from holdfast_protocol.checkpoints import Component, HealthVerdict
+from holdfast_protocol.checkpoints import Component, HealthVerdict, IndexOrdinals, ShardSummary
 from holdfast_protocol.index_documents import (
     ITEM_BYTES,
     Layout,
@@ -179,7 +179,7 @@ class HoldfastWriter(StorageWriter):
     def _seal(
         self, writer: ShardWriter, layout_digest: str, layout: Layout | None, replicated_trees: dict[str, Any]
     ) -> None:
-        index = ShardIndex(
+        document = ShardIndex(
             SavedAs(str(self._session.run), self._step, self._session.ranks.world_size),
             rank=self._rank,
             layout_digest=layout_digest,
@@ -187,16 +187,16 @@ class HoldfastWriter(StorageWriter):
             replicated_trees=replicated_trees,
         )
         ordinal = len(writer.digests)
-        documents = [index.encode()] if layout is None else [index.encode(), layout.encode()]
+        documents = [document.encode()] if layout is None else [document.encode(), layout.encode()]
         writer.upload(map(OutgoingChunk.of, documents))
         verdict = self._verdict()
-        view = writer.seal(
-            index=ordinal,
-            layout=None if layout is None else ordinal + 1,
+        summary = ShardSummary(
             components={COMPONENT: Component(kind="extra", logical_bytes=self._stored_bytes)},
             finite=verdict is None,
             verdict=verdict,
         )
+        index = IndexOrdinals(shard=ordinal, layout=None if layout is None else ordinal + 1)
+        view = writer.seal(summary=summary, index=index)
         if view.state is CheckpointState.ABORTED:
             raise CheckpointAborted(view.abort_reason or "It was aborted")
 

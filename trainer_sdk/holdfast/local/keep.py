@@ -42,11 +42,10 @@ def keep_save(
     job: SaveJob,
     chunks: Iterable[OutgoingChunk],
     *,
-    index: int,
+    index: IndexOrdinals,
     workers: TransferWorkers,
 ) -> SpoolRecord:
-    """`index`: the ordinal of this rank's index document; rank 0's layout follows it. Raises as
-    keep_shard does."""
+    """Raises as keep_shard does."""
     rank = session.ranks.rank
 
     def record(kept: list[SpooledChunk]) -> SpoolRecord:
@@ -62,13 +61,8 @@ def keep_save(
             world_size=session.ranks.world_size,
             rank=rank,
             chunks=kept,
-            index=IndexOrdinals(shard=index, layout=index + 1 if rank == 0 else None),
-            components=job.components,
-            finite=job.is_healthy,
-            metrics=job.metrics,
-            verdict=job.verdict,
-            dropped_components=list(job.dropped_components),
-            blocked_seconds=job.standstill.seconds,
+            index=index,
+            **dict(job.told),
             host=socket.gethostname(),
             created_at=datetime.now(UTC),
         )

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from holdfast.distributed.step_agreement import Ask, Outlook, agreement_of
 from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.step_agreement import Ask, Outlook, agreement_of
 from holdfast.preemption.clouds.start import start_poller
 from holdfast.preemption.notice import SIGTERM, Notice
 from holdfast.preemption.signals import SignalWatch

@@ -1,4 +1,4 @@
-"""One save on its way: the job, the thread that takes it, the handle that save() gives back, and `ckpt.stats`."""
+"""One save on its way: its state, the job, the thread that takes it, what save() gives back, and `ckpt.stats`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,63 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from holdfast.errors import CheckpointAborted, SaveDeclined, SaveFailed
 from holdfast.staging import StagedShard
 from holdfast_client.errors import ChunkGone, IncompleteCheckpoint
 from holdfast_client.local.spool import SpoolRecord
-from holdfast_protocol.checkpoints import CheckpointView, Component, HealthVerdict, Metrics
+from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
 from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import AbortCause, CheckpointKind
 
-# What save() gives back: the futures of one save. Background threads resolve them; training asks when it likes.
+# Where one rank's part of a save is. SaveHandle.become() alone changes it, and what people see follows from it.
+#
+#     QUEUED -> STAGED -> UPLOADING -> SEALED -> COMMITTED
+#                  |          ^  ^--------|      LOST from everywhere but COMMITTED
+#                  v          |
+#               HASHING -> SPOOLED               with a local tier; also back from UPLOADING and SEALED
+
+
+class SaveState(StrEnum):
+    QUEUED = "queued"
+    """All ranks have voted for it. Through a window it is staged while it is hashed or uploaded."""
+    STAGED = "staged"
+    """Whole in host memory. It waits for its turn."""
+    HASHING = "hashing"
+    """With a local tier: hashed, and written to this node's disk."""
+    SPOOLED = "spooled"
+    """Durable on this node's disk. It waits for its turn, or for the next launch where this job has stopped trying."""
+    UPLOADING = "uploading"
+    """Begun at the service, hashed and sent. Each further try comes here again."""
+    SEALED = "sealed"
+    """This rank's part is complete. The last rank's seal commits."""
+    COMMITTED = "committed"
+    LOST = "lost"
+    """Declined, superseded, failed, or cut off by the end of the job, and not to be had from this node's disk."""
+
+
+_NEXT: dict[SaveState, frozenset[SaveState]] = {
+    SaveState.QUEUED: frozenset({SaveState.STAGED, SaveState.HASHING, SaveState.UPLOADING, SaveState.LOST}),
+    SaveState.STAGED: frozenset({SaveState.HASHING, SaveState.UPLOADING, SaveState.LOST}),
+    SaveState.HASHING: frozenset({SaveState.SPOOLED, SaveState.UPLOADING, SaveState.LOST}),
+    SaveState.SPOOLED: frozenset({SaveState.SPOOLED, SaveState.UPLOADING, SaveState.LOST}),
+    SaveState.UPLOADING: frozenset({SaveState.UPLOADING, SaveState.SEALED, SaveState.SPOOLED, SaveState.LOST}),
+    SaveState.SEALED: frozenset({SaveState.UPLOADING, SaveState.COMMITTED, SaveState.SPOOLED, SaveState.LOST}),
+    SaveState.COMMITTED: frozenset(),
+    SaveState.LOST: frozenset(),
+}
+
+
+# What save() gives back: the state and the futures of one save. Background threads resolve them; training asks when it
+# likes.
 
 
 @dataclass(eq=False)
 class SaveHandle:
-    """`staged` is done once the state may change again (save() returns no earlier). `local` is done once it is known
+    """`state` says where this rank's part of the save is (SaveState).
+
+    `staged` is done once the state may change again (save() returns no earlier). `local` is done once it is known
     whether this rank's part is durable on this node: False where there is no local tier, or no room in it. `committed`
     is done once the checkpoint can be restored, with the service's view of it, or with the reason why not.
 
@@ -39,6 +81,9 @@ class SaveHandle:
     staged: Future[None] = field(default_factory=Future, repr=False)
     local: Future[bool] = field(default_factory=Future, repr=False)
     committed: Future[CheckpointView] = field(default_factory=Future, repr=False)
+    _state: SaveState = field(default=SaveState.QUEUED, init=False, repr=False)
+    _over: bool = field(default=False, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Running from the start, so that nobody can cancel what other ranks count on.
@@ -51,8 +96,30 @@ class SaveHandle:
         comes when it comes, to each rank by itself: before a collective nothing may hang on that."""
         return self.committed.done() and isinstance(self.committed.exception(), SaveDeclined)
 
+    @property
+    def state(self) -> SaveState:
+        return self._state
+
+    def become(self, state: SaveState, *, over: bool = False) -> bool:
+        """The one place that changes the state; `over`: for good, as COMMITTED and LOST always are. Returns False where
+        the save is over already: the job may have ended while a thread was still at it. Raises ValueError for a state
+        that cannot follow."""
+        with self._lock:
+            if self._over:
+                return False
+            if state not in _NEXT[self._state]:
+                raise ValueError(f"step {self.step} is {self._state}, and cannot become {state}")
+            self._state = state
+            self._over = over or not _NEXT[state]
+        if state is SaveState.STAGED:
+            self.mark_staged()
+        if state is SaveState.SPOOLED:
+            self.mark_local(kept=True)
+        return True
+
     def mark_staged(self) -> None:
-        """Once staging is over; an upload that failed at the same moment may have been first."""
+        """The last byte is staged: training goes on. Through a window the save is on its way by then, and may have
+        failed."""
         with suppress(InvalidStateError):
             self.staged.set_result(None)
 
@@ -61,15 +128,15 @@ class SaveHandle:
             self.local.set_result(kept)
 
     def mark_committed(self, view: CheckpointView) -> None:
-        """The end of the job may have come first, and said that it does not know."""
-        with suppress(InvalidStateError):
+        if self.become(SaveState.COMMITTED):
             self.committed.set_result(view)
 
-    def fail(self, error: BaseException) -> None:
-        """All futures end with `error`, where they have not ended yet."""
-        for future in (self.staged, self.local, self.committed):
-            with suppress(InvalidStateError):
-                future.set_exception(error)
+    def fail(self, error: BaseException, state: SaveState = SaveState.LOST) -> None:
+        """It is over without a commit. All futures end with `error`, where they have not ended yet."""
+        if self.become(state, over=True):
+            for future in (self.staged, self.local, self.committed):
+                with suppress(InvalidStateError):
+                    future.set_exception(error)
 
 
 # What a Checkpointer has done so far; `ckpt.stats`. Written by the save's two halves, read by anyone.
@@ -134,11 +201,8 @@ class SaveJob:
     """Or why this rank could not stage: the others have voted for this save and must hear that it failed."""
     index: ShardIndex
     layout: Layout
-    components: dict[str, Component]
-    verdict: HealthVerdict | None
-    """Of this rank: None where it has found nothing and has no rule to ask."""
-    metrics: Metrics | None
-    dropped_components: tuple[str, ...]
+    summary: ShardSummary
+    """Without what is measured later; `told` has that too."""
     handle: SaveHandle
     standstill: Standstill = field(default_factory=Standstill)
     has_own_memory: bool = False
@@ -148,9 +212,9 @@ class SaveJob:
     begun_at: float = field(default_factory=time.monotonic)
 
     @property
-    def is_healthy(self) -> bool:
-        """As far as this rank can tell; an older service knows no more than that."""
-        return self.verdict is None or self.verdict.healthy
+    def told(self) -> ShardSummary:
+        """What the spool record or the seal says now."""
+        return self.summary.model_copy(update={"blocked_seconds": self.standstill.seconds})
 
     @property
     def total_bytes(self) -> int:

@@ -16,7 +16,7 @@ from holdfast.local.adoption import Verdict, verdict_of
 from holdfast.local.keep import keep_save
 from holdfast.preemption.estimate import SaveRates
 from holdfast.progress import Phase, ProgressBoard
-from holdfast.save.job import BEGINS, SaveJob, SaveStats, SaveThread, worth_another_begin
+from holdfast.save.job import BEGINS, SaveJob, SaveState, SaveStats, SaveThread, worth_another_begin
 from holdfast.save.outcome import CommitWatch, SaveReports
 from holdfast.session.heartbeat import ENDS_THE_JOB
 from holdfast.session.session import Session
@@ -29,7 +29,7 @@ from holdfast_client.local.tier import LocalTier, NoRoom
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_client.transport import Backoff, check_stop
 from holdfast_protocol.base import text_to_keep
-from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView
+from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView, IndexOrdinals
 from holdfast_protocol.index_documents import Layout
 from holdfast_protocol.states import AbortCause, CheckpointState
 
@@ -58,6 +58,11 @@ class ShardChunks:
         if self._encoded_layout is None or self._encoded_layout[0] != layout.digest:
             self._encoded_layout = (layout.digest, layout.encode())
         return self._encoded_layout[1]
+
+    def documents(self, staged: StagedShard) -> IndexOrdinals:
+        """Where the index and the layout are among them."""
+        index = staged.chunk_count
+        return IndexOrdinals(shard=index, layout=index + 1 if self._rank == 0 else None)
 
 
 # The background half of a save: staged -> hashed -> uploaded -> sealed -> committed. HTTP only, no collectives.
@@ -105,7 +110,8 @@ class SavePipeline:
         self._free.set()
         self._writer: ShardWriter | None = None
         self._staged: StagedShard | None = None
-        self._chunks = ShardChunks(self._rank).of
+        shard_chunks = ShardChunks(self._rank)
+        self._chunks, self._documents = shard_chunks.of, shard_chunks.documents
         # Nobody waits for what is staged whole; for the next chunk of a window training does.
         self._retrying_client = session.client.with_retry_deadline(retry_seconds, self._stop)
         self._prompt_client = session.client.with_retry_deadline(session.client.settings.retry_seconds, self._stop)
@@ -182,8 +188,8 @@ class SavePipeline:
         with self._lock:
             cut_off = list(self._in_flight.values())
         for job in cut_off:
-            kind = SaveFailed if job.record is None else SaveSpooled
-            job.handle.fail(kind(f"The job ended before the checkpoint of step {job.step} was committed"))
+            kind, state = (SaveFailed, SaveState.LOST) if job.record is None else (SaveSpooled, SaveState.SPOOLED)
+            job.handle.fail(kind(f"The job ended before the checkpoint of step {job.step} was committed"), state)
         left = [*self._left, *cut_off]
         self._reports.ended_with(
             spooled=[job for job in left if job.record is not None],
@@ -205,7 +211,10 @@ class SavePipeline:
                 self._release(job)
                 job = dataclasses.replace(job, staged=error)
             kept = job
-        job.handle.mark_local(kept=kept.record is not None)
+        if kept.record is None:
+            job.handle.mark_local(kept=False)
+        else:
+            job.handle.become(SaveState.SPOOLED)
         with self._lock:
             self._in_flight[job.number] = kept
         self._uploads.put(kept)
@@ -213,8 +222,9 @@ class SavePipeline:
     def _kept(self, job: SaveJob, tier: LocalTier) -> SaveJob:
         staged = job.staged
         assert isinstance(staged, StagedShard)
-        chunks = self._chunks(job, staged)
-        record = keep_save(self._session, tier.spool, job, chunks, index=staged.chunk_count, workers=self._workers)
+        job.handle.become(SaveState.HASHING)
+        chunks, documents = self._chunks(job, staged), self._documents(staged)
+        record = keep_save(self._session, tier.spool, job, chunks, index=documents, workers=self._workers)
         staged.hashed([chunk.digest for chunk in record.chunks])
         self._reports.kept()
         self._release(job)
@@ -245,7 +255,7 @@ class SavePipeline:
             self.rates.committed(job.total_bytes, time.monotonic() - job.begun_at)
             self._forget(job)
             self._reports.committed(job, committed)
-        failed = None if failure is None else self._failed(job, failure)
+        ended = None if failure is None else self._failed(job, failure)
         # Idle before the handle: who waits for the handle may save again at once.
         with self._lock:
             self._in_flight.pop(job.number)
@@ -253,8 +263,8 @@ class SavePipeline:
                 self._idle.set()
         if committed is not None:
             job.handle.mark_committed(committed)
-        elif failed is not None:
-            job.handle.fail(failed)
+        elif ended is not None:
+            job.handle.fail(*ended)
 
     def _commit(self, job: SaveJob) -> CheckpointView:
         """Tries again as often as that makes sense, while the bytes are here. Every rank that hears of an abort begins
@@ -289,6 +299,7 @@ class SavePipeline:
         staged = job.staged if job.record is None and isinstance(job.staged, StagedShard) else None
         prompt = self._tier is not None or (staged is not None and not staged.can_repeat)
         client = self._prompt_client if prompt else self._retrying_client
+        job.handle.become(SaveState.UPLOADING)
         self._writer = self._session.begin_shard(job.step, job.kind, self._workers, client)
         try:
             if job.number in self._superseded:
@@ -304,6 +315,7 @@ class SavePipeline:
                 self._give_up(job, error)
                 self._writer.fail(error)
             raise
+        job.handle.become(SaveState.SEALED)
         if view.state is CheckpointState.UPLOADING:
             view = self._watch.wait(job.number, self._writer.checkpoint_id)
         if view.state is CheckpointState.ABORTED:
@@ -341,23 +353,15 @@ class SavePipeline:
         writer.upload(self._chunks(job, job.staged), held_bytes=job.staged.room_bytes)
         job.staged.hashed(writer.digests)
         self._reports.sent(writer)
-        index = job.staged.chunk_count
-        return writer.seal(
-            index=index,
-            layout=index + 1 if self._rank == 0 else None,
-            components=job.components,
-            finite=job.is_healthy,
-            metrics=job.metrics,
-            verdict=job.verdict,
-            dropped_components=job.dropped_components,
-            blocked_seconds=job.standstill.seconds,
-        )
+        return writer.seal(summary=job.told, index=self._documents(job.staged))
 
-    def _failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
+    def _failed(self, job: SaveJob, failure: BaseException) -> tuple[SaveFailed, SaveState]:
+        """How it ends: what its handle is told, and whether its bytes are safe."""
+        safe = SaveState.LOST if job.record is None else SaveState.SPOOLED
         if reason := self._superseded.get(job.number):
             if job.record is not None:
                 self._left.append(job)
-            return self._reports.superseded(job, reason)
+            return self._reports.superseded(job, reason), safe
         dropped = verdict_of(failure) is Verdict.DROP
         if dropped or isinstance(job.staged, BaseException):
             # Also after an abort that this rank only heard of, or before it could begin: one that is some saves behind
@@ -366,12 +370,12 @@ class SavePipeline:
         if job.record is None:
             if isinstance(failure, TransferStopped):
                 self._left.append(job)
-            return self._reports.failed(job, failure)
+            return self._reports.failed(job, failure), safe
         if dropped:
             self._forget(job)
-            return self._reports.failed(job, failure)
+            return self._reports.failed(job, failure), SaveState.LOST
         self._left.append(job)
-        return self._reports.left_in_spool(job, failure)
+        return self._reports.left_in_spool(job, failure), safe
 
     def _forget(self, job: SaveJob) -> None:
         """Its chunks may be evicted. If that fails, the next launch finds it committed."""

@@ -20,7 +20,7 @@ from holdfast.errors import ConfigurationError, SaveDeclined
 from holdfast.health.components import Completeness
 from holdfast.health.rule import HealthJudge
 from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
-from holdfast.save.job import SaveHandle, SaveJob, SaveStats, Standstill
+from holdfast.save.job import SaveHandle, SaveJob, SaveState, SaveStats, Standstill
 from holdfast.save.pipeline import SavePipeline
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard, StagingArea, WindowedShard
@@ -29,7 +29,7 @@ from holdfast.state.components import Declarations, capture_rng, path_of
 from holdfast.state.finite import FiniteCheck, Looked
 from holdfast.state.replicas import check_optimizers, first_difference, shared_by
 from holdfast_client.chunks.workers import WorkerThreads
-from holdfast_protocol.checkpoints import MAX_METRICS, Component, HealthVerdict, MetricValue
+from holdfast_protocol.checkpoints import MAX_METRICS, Component, HealthVerdict, MetricValue, ShardSummary
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.states import CheckpointKind
 from holdfast_protocol.text import is_text
@@ -162,7 +162,7 @@ class Saver:
             if agreed is None:
                 raise AssertionError("nobody is busy")
             job = self._job(handle, CheckpointKind.EMERGENCY, *agreed, state, area=area, standstill=standstill)
-            job.handle.mark_staged()
+            job.handle.become(SaveState.STAGED)
             standstill.end()
             self._stats.blocked_seconds += time.monotonic() - began
             return dataclasses.replace(job, has_own_memory=True)
@@ -275,10 +275,14 @@ class Saver:
             kind=kind,
             index=index,
             layout=layout,
-            components=_components(captured.plan, state),
-            verdict=verdict,
-            metrics=captured.metrics,
-            dropped_components=tuple(sorted(self._completeness.dropped)) if first else (),
+            summary=ShardSummary(
+                components=_components(captured.plan, state),
+                # An older service knows no more of the verdict than this.
+                finite=verdict is None or verdict.healthy,
+                metrics=captured.metrics,
+                verdict=verdict,
+                dropped_components=sorted(self._completeness.dropped) if first else [],
+            ),
             handle=handle,
             standstill=standstill,
             staged=staged,
@@ -287,7 +291,7 @@ class Saver:
     def _start(self, job: SaveJob) -> None:
         windowed = job.staged if isinstance(job.staged, WindowedShard) else None
         if isinstance(job.staged, StagedShard) and windowed is None:
-            job.handle.mark_staged()
+            job.handle.become(SaveState.STAGED)
         self._pipeline.start(job)
         if windowed is not None and windowed.fill():
             job.handle.mark_staged()
@@ -312,7 +316,8 @@ class Saver:
 
     def _agree_on_health(self, job: SaveJob) -> None:
         """Every rank learns what any of them has found: going back is something that all do, or none."""
-        own = job.verdict.reason if job.verdict is not None and not job.verdict.healthy else None
+        verdict = job.summary.verdict
+        own = verdict.reason if verdict is not None and not verdict.healthy else None
         ballot = Ballot(job.step, busy=False, failed=False, layout_digest=None, question=Question.IS_DIVERGED)
         if not self._ranks.vote(dataclasses.replace(ballot, yes=own is not None)).yes:
             return

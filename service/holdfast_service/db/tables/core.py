@@ -33,6 +33,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from holdfast_protocol.checkpoints import ShardSummary
 from holdfast_service.db.dialect import Document, Moment, RowId, partial_index
 
 
@@ -311,8 +312,22 @@ class Shard(Table):
     finite: Mapped[bool] = mapped_column(Boolean, default=True)
     verdict: Mapped[dict[str, Any] | None] = mapped_column(Document)  # HealthVerdict; null: the trainer has none
     dropped_components: Mapped[list[str] | None] = mapped_column(Document)  # rank 0's; null: none
+    blocked_seconds: Mapped[float | None] = mapped_column(Float)  # training stood still for it
+    upload_seconds: Mapped[float | None] = mapped_column(Float)  # from its begin until its last chunk was verified
     sealed_at: Mapped[datetime | None] = mapped_column(Moment)
     __table_args__ = (UniqueConstraint("checkpoint_id", "rank"),)
+
+    @property
+    def summary(self) -> ShardSummary:
+        """What its rank said, a column for each field. A column that is null has its field's default: the shard was
+        sealed by an older client, or before the column was there."""
+        said = {name: getattr(self, name) for name in ShardSummary.model_fields}
+        return ShardSummary.model_validate({name: value for name, value in said.items() if value is not None})
+
+    @summary.setter
+    def summary(self, said: ShardSummary) -> None:
+        for name, value in said.model_dump(mode="json").items():
+            setattr(self, name, value)
 
 
 class Chunk(Table):

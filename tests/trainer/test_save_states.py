@@ -1,0 +1,75 @@
+"""The states that real saves go through, and that none of them ever asks for one that cannot follow."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import holdfast
+from holdfast import errors
+from holdfast.layout.plan import ChunkSizes
+from holdfast.save.job import SaveHandle, SaveState
+
+Q, S, H, P, U, D, C, L = SaveState
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Step -> the states of its save, in their order."""
+    states: dict[int, list[SaveState]] = {}
+    become = SaveHandle.become
+
+    def noted(handle, state, *, over=False):
+        changed = become(handle, state, over=over)
+        if changed:
+            states.setdefault(handle.step, [Q]).append(state)
+        return changed
+
+    monkeypatch.setattr(SaveHandle, "become", noted)
+    return states
+
+
+def save(run, step=0, **settings):
+    state = {"model": torch.nn.Linear(64, 64), "notes": {"n": step}}
+    with holdfast.Checkpointer(run, **settings) as ckpt:
+        ckpt.restore(state)
+        handle = ckpt.save(step, state)
+        handle.committed.result(timeout=60)
+    assert handle.state is C
+
+
+@pytest.mark.parametrize(
+    ("local", "window", "expected"),
+    [
+        pytest.param(False, False, [Q, S, U, D, C], id="at once"),
+        pytest.param(True, False, [Q, S, H, P, U, D, C], id="through the spool"),
+        pytest.param(False, True, [Q, U, D, C], id="through a window"),
+        pytest.param(True, True, [Q, H, P, U, D, C], id="through a window and the spool"),
+    ],
+)
+def test_a_save_that_commits(run, tmp_path, seen, local, window, expected):
+    settings = {"chunk_sizes": ChunkSizes(4096, 4096, 4096), "host_memory": 3 * 4096} if window else {}
+    save(run, local=tmp_path / "nvme" if local else None, **settings)
+    assert seen == {0: expected}
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_save_that_the_job_has_no_time_for(run, tmp_path, seen, monkeypatch, local):
+    monkeypatch.setenv("HOLDFAST_DRAIN_SECONDS", "0")
+    reached = threading.Event()
+    with holdfast.Checkpointer(run, local=tmp_path / "nvme" if local else None) as ckpt:
+        ckpt.restore({})
+        stop = ckpt.parts.pipeline._stop
+
+        def held(writer, job):
+            reached.set()
+            stop.wait(60)
+            raise errors.CheckpointAborted("stopped")
+
+        ckpt.parts.pipeline._write = held
+        handle = ckpt.save(0, {})
+        assert reached.wait(60)
+    assert isinstance(handle.committed.exception(timeout=60), errors.SaveFailed)
+    assert seen == {0: [Q, S, H, P, U, P] if local else [Q, S, U, L]}
