@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from alembic import command
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import text, update
+from sqlalchemy import update
 
-from holdfast_service.db.migrate import alembic_config, exclusive_connection, upgrade
 from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.runs import metrics as catalog_numbers
 from tests.support.rank import Job, answer
@@ -95,17 +93,3 @@ def test_prometheus_is_told_the_three_apart(service: RunningService, monkeypatch
     }
     told = [seen[f"holdfast_{name}_bytes"] for name in ("logical", "stored", "deduplicated")]
     assert told == [3 * SAVED, SAVED, 2 * SAVED]
-
-
-def test_checkpoints_of_an_older_catalog_tell_what_they_did_not_send(service: RunningService) -> None:
-    job = Job(service.http())
-    job.save(100, content=CONTENT)
-    job.save(200, content=CONTENT)
-    job.begin(300)
-    database = service.context.database
-    with exclusive_connection(database) as connection:
-        command.downgrade(alembic_config(connection), "0003")
-    upgrade(database)
-    with database.read() as session:
-        told = dict(session.execute(text("SELECT step, deduplicated_bytes FROM checkpoints")).all())
-    assert told == {100: 0, 200: SAVED, 300: 0}

@@ -12,13 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from alembic import command
-from sqlalchemy import text
 
 import holdfast_service.training.begin
-from holdfast_protocol.runs import Latest
-from holdfast_service.db.migrate import alembic_config, exclusive_connection, upgrade
-from holdfast_service.lineage.restore_choice import choose_restore_point
 from holdfast_service.liveness.abandoned_uploads import ReapReport, reconcile
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
@@ -298,24 +293,3 @@ def test_only_its_own_silence_ends_a_late_save(first: Job, service: RunningServi
     clock.advance(IDLE_SECONDS + 1)
     assert reconcile(service.context).aborted == (save.id,)
     assert save.now()["abort_cause"] == "silent"
-
-
-def test_going_back_a_version_takes_no_branch_for_a_step_of_the_line(
-    service: RunningService, first: Job, second: Job
-) -> None:
-    adopted = push(second, first, 200)
-    second.begin(110)
-    branch = push(second, first, 300, allow_detached=True)
-    under_way = begin_late(second, first, 400, allow_detached=True)
-    database = service.context.database
-    with exclusive_connection(database) as connection:
-        command.downgrade(alembic_config(connection), "0002")
-        states = dict(connection.execute(text("SELECT id, state FROM checkpoints")).all())
-    upgrade(database)
-    assert [states[each] for each in (adopted["id"], branch["id"], under_way.id)] == ["committed", "trashed", "aborted"]
-    # Not asked of the service: the older version knew of no history, so it must take this one for lost (rule
-    # database-went-back).
-    with database.read() as session:
-        chosen = choose_restore_point(session, second.opened["run_id"], Latest(), reach=None).restore_point
-    assert chosen is not None
-    assert chosen.step == 200

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService
-
-MIGRATION = Path(__file__).parents[2] / "migrations" / "versions" / "0007_repairs.py"
 
 
 def goodput(job: Job) -> list[dict[str, Any]]:
@@ -102,18 +97,6 @@ def test_a_late_save_proves_what_the_attempt_did_that_staged_it(service: Running
     late = Job(service.http(), after=1).begin(40, origin_attempt=1)
     assert late.view["attempt"] == 1
     assert [each["last_step"] for each in goodput(first)] == [40, None]
-
-
-def test_the_migration_gives_attempts_the_steps_of_their_saves(service: RunningService) -> None:
-    saved, only_told = Job(service.http()), Job(service.http(), "demo/told", create=True)
-    saved.save(20)
-    saved.begin(30)
-    only_told.begin(5)
-    only_told.heartbeat(7)
-    with service.context.database.transaction() as session:
-        session.execute(text("UPDATE attempts SET last_step = NULL WHERE last_step = 30"))
-        session.execute(text(runpy.run_path(str(MIGRATION))["STEPS_OF_SAVES"]))
-    assert (saved.view()["last_step"], only_told.view()["last_step"]) == (30, 7)
 
 
 def test_runs_and_attempts_tell_when_the_job_was_last_heard_of(service: RunningService, clock: Clock) -> None:
