@@ -16,11 +16,13 @@ MINUTES ?= 10
 # make preempt: how many launches are told to leave.
 TIMES ?= 100
 
-.PHONY: help demo test check prove soak chaos jepsen preempt bench run format docs venv
+.PHONY: help demo test test-slow test-all check prove soak chaos jepsen preempt bench run format docs venv
 
 help:
 	@echo 'make demo [STORE=posix|s3] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
-	@echo 'make test [ARGS=...]                                    every test, against real servers'
+	@echo 'make test [ARGS=...]                                    the fast gate: what each part promises, on real servers'
+	@echo 'make test-slow                                          the rest: chaos, frameworks, the second database'
+	@echo 'make test-all                                           both in one run, as CI has it'
 	@echo 'make check                                              ruff, mypy and import-linter'
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
 	@echo 'make soak [MINUTES=10]                                  everything at once, with kill -9: is anything lost?'
@@ -35,11 +37,16 @@ help:
 demo: venv
 	@$(VENV)/bin/python examples/demo/orchestrate.py --store $(STORE) --database $(DATABASE)
 
+test: SELECTED = -m 'not slow'
+test-slow: SELECTED = -m slow
+test-all: SELECTED =
+
 # The exit code is kept for .ci/run: make itself turns every failure into 2. Hundreds of servers and jobs are started,
 # so what was compiled is kept whatever the environment says; files are taken in the order of tests/conftest.py.
-test: venv
+# No test is run twice: one that fails once is a defect of the test or of the product.
+test test-slow test-all: venv
 	@rm -f $(VENV)/.test-exit-code; \
-	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --reruns 1 $(ARGS); code=$$?; \
+	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(SELECTED) $(ARGS); code=$$?; \
 	echo $$code > $(VENV)/.test-exit-code; exit $$code
 
 check: venv

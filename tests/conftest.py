@@ -39,6 +39,59 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _FOLDERS_OF_JOBS = {"chaos", "chaos_run", "e2e", "jepsen", "preemption", "soak", "stateful", "trainer"}
 
 
+# The slow gate (`make test-slow`): files and folders whose tests need minutes of real faults or a whole framework.
+_SLOW = (
+    "chaos",
+    "chaos_run",
+    "e2e/test_bench.py",
+    "e2e/test_demo.py",
+    "e2e/test_elastic.py",
+    "e2e/test_examples.py",
+    "e2e/test_run.py",
+    "e2e/test_verify_resume.py",
+    "jepsen",
+    "preemption",
+    "soak",
+    "stateful",
+    "trainer/test_hf.py",
+    "trainer/test_lightning.py",
+    "trainer/test_torchtitan.py",
+)
+
+# Each test of the service runs on SQLite and on Postgres. In the fast gate Postgres runs what is about locks, races,
+# leases or the dialect; the slow gate has the rest.
+_ABOUT_THE_DATABASE = (
+    "_races",
+    "beside_",
+    "test_abandoned_uploads",
+    "test_collectors",
+    "test_commit_records",
+    "test_controllers",
+    "test_database_",
+    "test_health",
+    "test_operations",
+    "test_protocol_attempts",
+    "test_protocol_chunks",
+    "test_protocol_waiting",
+    "test_start",
+    "test_values_that_cannot_be_kept",
+)
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    path = item.path.relative_to(_TESTS)
+    if any(path.is_relative_to(each) for each in _SLOW):
+        return True
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    second_database = path.parts[0] == "service" and parameters.get("database_url") == "postgres"
+    return second_database and not any(each in path.stem for each in _ABOUT_THE_DATABASE)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if _is_slow(item):
+        item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = _mixed(items)
     rule = config.getoption("--rule")
