@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
+from tests.support.seaweedfs import seaweedfs_server
 from tests.support.serve import holdfast_serve
+from tests.support.store_servers import StoreServer
 
 Place = Literal["files", "holdfast-posix", "s3", "holdfast-s3"]
 
@@ -40,15 +41,15 @@ def servers(place: Place, cores: set[int] | None = None) -> Iterator[Servers]:
                 yield Servers(folder)
             case "s3":
                 with seaweedfs_server() as s3:
-                    yield Servers(folder, s3.endpoint, s3.bucket, _pids(s3=s3), s3.environment)
+                    yield Servers(folder, s3.endpoint, s3.bucket, _pids(s3), s3.environment)
             case _:
                 with holdfast_serve(folder, store="s3" if place == "holdfast-s3" else "posix") as service:
-                    pids = {"service": service.process.pid} | _pids(s3=service.s3)
+                    pids = {"service": service.process.pid} | _pids(service.store)
                     yield Servers(folder, pids=pids, environment=service.environment)
 
 
-def _pids(s3: SeaweedFS | None) -> dict[str, int]:
-    return {} if s3 is None else {"seaweedfs": s3.pid}
+def _pids(store: StoreServer | None) -> dict[str, int]:
+    return {} if store is None else {"seaweedfs": store.pid}
 
 
 @contextmanager

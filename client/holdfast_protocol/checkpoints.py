@@ -86,6 +86,20 @@ class NegotiateChunks(Fence):
     mount_proof: MountProof | None = None
 
 
+class StoreAnswer(StrEnum):
+    """What a store's refusal means to the client."""
+
+    STORED = "stored"
+    """The object is there already: an earlier try has arrived."""
+    MISMATCH = "mismatch"
+    """The bytes that arrived are not those that were announced."""
+    MISSING = "missing"
+    LATER = "later"
+    FULL = "full"
+    EXPIRED = "expired"
+    """This ticket is not accepted any more: ask for another one."""
+
+
 class UploadTicket(Reply):
     """How to send one chunk. `http`: send the body with exactly these headers to `url` (relative: to the service).
     `file`: write `path`, fsync it, then report it in `finished`."""
@@ -96,6 +110,9 @@ class UploadTicket(Reply):
     headers: dict[str, str] = Field(default_factory=dict)
     path: str = ""
     expires_in_seconds: int
+    answers: dict[str, StoreAnswer] = Field(
+        default_factory=dict, description="What this store's own error codes mean, beside those of S3."
+    )
 
 
 class ChunkAnswer(Reply):
@@ -481,6 +498,9 @@ class ReadTicket(Reply):
     headers: dict[str, str] = Field(default_factory=dict)
     path: str = ""
     expires_in_seconds: int
+    answers: dict[str, StoreAnswer] = Field(
+        default_factory=dict, description="What this store's own error codes mean, beside those of S3."
+    )
     store: StoreRole = Field(default=StoreRole.PRIMARY, description="Where it is read from.")
     elsewhere: bool = Field(default=False, description="Another store has it too: ask again with `avoid_stores`.")
 

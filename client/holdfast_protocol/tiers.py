@@ -1,11 +1,10 @@
-"""Tiers: what gets cold when, what a thaw gives and takes, and the facts about storage classes that both stand on.
+"""Tiers: what gets cold when, and what a thaw gives and takes.
 
 `GET  /v1/projects/{project}/runs/{run}/tiers/plan`                     -> TierPlan
 `POST /v1/checkpoints/{id}/thaw`                        RequestThaw     -> ThawView
 `GET  /v1/checkpoints/{id}/thaw`                                        -> ThawView
 
-A policy of kind `tiers` is a TierPolicy. Times and prices are Amazon's list for us-east-1, as documented in 2026:
-https://docs.aws.amazon.com/AmazonS3/latest/userguide/restoring-objects-retrieval-options.html
+A policy of kind `tiers` is a TierPolicy. What a class takes and costs, its store says (stores/<kind>/classes.py).
 """
 
 from __future__ import annotations
@@ -24,18 +23,23 @@ from holdfast_protocol.states import CheckpointKind, Tier
 
 
 class StorageClass(StrEnum):
-    """As S3 names them, from the hottest to the coldest. What is in none of them is in the bucket's default class."""
+    """By how often it is read, from the hottest to the coldest. What is in none of them is in the bucket's default
+    class. Each store knows what its vendor calls them, and has some of them or none."""
 
-    STANDARD_IA = "STANDARD_IA"
-    GLACIER_IR = "GLACIER_IR"
-    GLACIER = "GLACIER"
-    DEEP_ARCHIVE = "DEEP_ARCHIVE"
+    INFREQUENT = "infrequent"
+    """S3: STANDARD_IA. Azure: cool."""
+    RARE = "rare"
+    """Read at once, and dearly. S3: GLACIER_IR. Azure: cold."""
+    ARCHIVE = "archive"
+    """S3: GLACIER. Azure: archive."""
+    DEEP_ARCHIVE = "deep_archive"
+    """S3: DEEP_ARCHIVE."""
 
 
 COLD_STORE = "cold"
 """The target of a rule that moves to the store of role cold (HOLDFAST_COLD_STORE)."""
 
-ARCHIVED = frozenset({StorageClass.GLACIER, StorageClass.DEEP_ARCHIVE})
+ARCHIVED = frozenset({StorageClass.ARCHIVE, StorageClass.DEEP_ARCHIVE})
 """To be thawed before anybody can read them."""
 
 LONGEST_THAW_DAYS = 365
@@ -55,24 +59,6 @@ class ClassTerms:
     minimum_days: int
     thaw_seconds: dict[ThawSpeed, int]
     retrieval_dollars: dict[ThawSpeed | None, float]
-
-
-_HOUR = 3600
-
-TERMS: dict[StorageClass, ClassTerms] = {
-    StorageClass.STANDARD_IA: ClassTerms(30, {}, {None: 0.01}),
-    StorageClass.GLACIER_IR: ClassTerms(90, {}, {None: 0.03}),
-    StorageClass.GLACIER: ClassTerms(
-        90,
-        {ThawSpeed.EXPEDITED: 5 * 60, ThawSpeed.STANDARD: 5 * _HOUR, ThawSpeed.BULK: 12 * _HOUR},
-        {ThawSpeed.EXPEDITED: 0.03, ThawSpeed.STANDARD: 0.01, ThawSpeed.BULK: 0.0},
-    ),
-    StorageClass.DEEP_ARCHIVE: ClassTerms(
-        180,
-        {ThawSpeed.STANDARD: 12 * _HOUR, ThawSpeed.BULK: 48 * _HOUR},
-        {ThawSpeed.STANDARD: 0.02, ThawSpeed.BULK: 0.0025},
-    ),
-}
 
 
 def coldness(target: str | None) -> int:

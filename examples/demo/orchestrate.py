@@ -34,6 +34,7 @@ from launches import Launch, launch_environment, torchrun
 from moments import Catalog, LaunchFailedError, between_saves, wait_for
 from screen import Screen
 from tests.support.serve import ServedHoldfast, holdfast_serve, without_holdfast_settings
+from tests.support.store_servers import STORES
 
 from holdfast_client import Client, ClientSettings
 from holdfast_protocol.checkpoints import CheckpointView
@@ -229,7 +230,7 @@ def _is_uploading(run: Run, seen: list[CheckpointView]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", choices=("posix", "s3"), default="posix")
+    parser.add_argument("--store", choices=STORES, default="posix")
     parser.add_argument("--database", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--quick", action="store_true", help="a smaller model and fewer steps, for the tests")
     options = parser.parse_args()

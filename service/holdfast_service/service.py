@@ -26,11 +26,11 @@ from holdfast_service.insights.save_interval import SaveAdvice
 from holdfast_service.records.history import begin_history, keep_history
 from holdfast_service.records.outbox import due_since_attached
 from holdfast_service.settings import ServiceSettings, SettingsError
-from holdfast_service.stores.base import Store, StoreError, StoreRefused
+from holdfast_service.stores.base import Store, StoreError, StoreRefused, StoreUrlError
 from holdfast_service.stores.posix.files import close_folder
 from holdfast_service.stores.posix.signed_urls import key_of_role
 from holdfast_service.stores.read_rate_limit import ReadRateLimit
-from holdfast_service.stores.registry import StoreUrlError, open_store
+from holdfast_service.stores.registry import open_store
 
 _log = structlog.get_logger("holdfast.start")
 

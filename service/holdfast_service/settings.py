@@ -20,7 +20,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from holdfast_protocol.states import StoreRole
-from holdfast_service.stores.s3.signer import Credentials
+from holdfast_service.stores.base import Credentials
 
 PREFIX = "HOLDFAST_"
 HEARTBEATS_UNTIL_LOST = 10

@@ -15,11 +15,10 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from holdfast_protocol.tiers import StorageClass, ThawSpeed
-from holdfast_service.stores.base import ObjectArchived, ObjectKey, ObjectMissing, StoreRefused
+from holdfast_service.stores.base import Credentials, ObjectArchived, ObjectKey, ObjectMissing, StoreRefused
 from holdfast_service.stores.registry import open_store
 from holdfast_service.stores.s3.classes import restore_state
 from holdfast_service.stores.s3.s3_store import S3Store
-from holdfast_service.stores.s3.signer import Credentials
 from tests.support.s3_fake.server import S3Fake, s3_fake
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.stores import chunk_key, fetch
@@ -75,11 +74,11 @@ class TestTheStore:
     def test_what_is_in_no_class_says_so(self, store: S3Store) -> None:
         assert store.class_facts(stored(store, None)).storage_class is None
 
-    @pytest.mark.parametrize("storage_class", [StorageClass.STANDARD_IA, StorageClass.GLACIER_IR])
+    @pytest.mark.parametrize("storage_class", [StorageClass.INFREQUENT, StorageClass.RARE])
     def test_what_needs_no_thaw_is_read_at_once(self, store: S3Store, storage_class: StorageClass) -> None:
         assert b"".join(store.open_read(stored(store, storage_class))) == BODY
 
-    @pytest.mark.parametrize("storage_class", [StorageClass.GLACIER, StorageClass.DEEP_ARCHIVE])
+    @pytest.mark.parametrize("storage_class", [StorageClass.ARCHIVE, StorageClass.DEEP_ARCHIVE])
     def test_what_is_archived_is_neither_read_nor_copied_nor_taken_for_missing(
         self, store: S3Store, storage_class: StorageClass
     ) -> None:
@@ -87,7 +86,7 @@ class TestTheStore:
         with pytest.raises(ObjectArchived):
             b"".join(store.open_read(key))
         with pytest.raises(ObjectArchived):
-            store.copy_object(key, chunk_key(BODY), StorageClass.STANDARD_IA)
+            store.copy_object(key, chunk_key(BODY), StorageClass.INFREQUENT)
         assert fetch("", store.presign_get(key, expires_in_seconds=60)).status == 403
         with pytest.raises(ObjectMissing):
             store.class_facts(chunk_key(b"other"))
@@ -95,8 +94,8 @@ class TestTheStore:
     @pytest.mark.parametrize(
         ("storage_class", "speed", "hours"),
         [
-            (StorageClass.GLACIER, ThawSpeed.STANDARD, 4),
-            (StorageClass.GLACIER, ThawSpeed.BULK, 9),
+            (StorageClass.ARCHIVE, ThawSpeed.STANDARD, 4),
+            (StorageClass.ARCHIVE, ThawSpeed.BULK, 9),
             (StorageClass.DEEP_ARCHIVE, ThawSpeed.BULK, 40),
         ],
     )
@@ -132,7 +131,7 @@ class TestTheStore:
 
     def test_a_restore_of_what_is_readable_is_refused(self, store: S3Store) -> None:
         with pytest.raises(ObjectArchived):
-            store.restore_object(stored(store, StorageClass.GLACIER_IR), 1, ThawSpeed.BULK)
+            store.restore_object(stored(store, StorageClass.RARE), 1, ThawSpeed.BULK)
 
     @pytest.mark.parametrize("storage_class", StorageClass)
     def test_a_bucket_with_classes_is_known_and_nothing_is_left_behind(
@@ -146,7 +145,7 @@ class TestTheStore:
         opened = open_store(seaweedfs.store_url, b"k" * 32, credentials)
         assert isinstance(opened, S3Store)
         with pytest.raises(StoreRefused, match=r"has no archive|keeps it in"):
-            opened.check_storage_class(StorageClass.GLACIER)
+            opened.check_storage_class(StorageClass.ARCHIVE)
         opened.close()
 
     def test_what_the_restore_header_says(self) -> None:

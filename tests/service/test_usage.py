@@ -61,13 +61,11 @@ def scene(service: RunningService) -> dict[str, Any]:
     underway.upload(0, [b"uploaded" * 60])
     underway.negotiate(0, [b"under way" * 70])
     with service.context.database.transaction() as session:
-        session.execute(
-            update(Copy).where(Copy.stored_digest == digest_of(b"two" * 20)).values(storage_class="GLACIER_IR")
-        )
+        session.execute(update(Copy).where(Copy.stored_digest == digest_of(b"two" * 20)).values(storage_class="rare"))
         session.execute(
             update(Copy)
             .where(Copy.stored_digest == digest_of(b"one" * 10))
-            .values(storage_class="GLACIER", state=CopyState.COLD)
+            .values(storage_class="archive", state=CopyState.COLD)
         )
     return views
 
@@ -146,7 +144,7 @@ def compare_with_a_count_by_hand(service: RunningService, run: str | None) -> No
         assert shown["pending_collection_bytes"] == len(b"nobody's" * 50 + b"index 500")
         assert shown["arriving_bytes"] == len(b"uploaded" * 60 + b"under way" * 70)
         classes = {(one["storage_class"], one["tier"]): one["stored_bytes"] for one in shown["stores"]}
-        assert (classes["GLACIER_IR", "hot"], classes["GLACIER", "cold"]) == (60, 30)
+        assert (classes["rare", "hot"], classes["archive", "cold"]) == (60, 30)
 
 
 @pytest.mark.usefixtures("scene")
@@ -206,10 +204,10 @@ def test_cost_is_bytes_times_prices_and_prices_are_the_administrators(service: R
     job.save(100, content=b"x" * 1000)
     http = service.http()
     with service.context.database.transaction() as session:
-        session.execute(update(Copy).where(Copy.stored_bytes == 1000).values(storage_class="GLACIER", stored_bytes=GIB))
+        session.execute(update(Copy).where(Copy.stored_bytes == 1000).values(storage_class="archive", stored_bytes=GIB))
         session.execute(update(Copy).where(Copy.stored_bytes == 1006).values(stored_bytes=3 * GIB))
     free = answer(http.get("/v1/projects/demo/cost"))
-    assert (free["per_month"], free["unpriced_bytes"]) == (0.0, GIB), "a filesystem has no GLACIER, and no price for it"
+    assert (free["per_month"], free["unpriced_bytes"]) == (0.0, GIB), "a filesystem has no archive, and no price for it"
     shown = answer(http.get("/v1/prices"))
     assert (shown["is_default"], shown["prices"]) == (True, DEFAULT_PRICES.model_dump(mode="json"))
     wanted = {
@@ -218,7 +216,7 @@ def test_cost_is_bytes_times_prices_and_prices_are_the_administrators(service: R
         "currency": "EUR",
         "prices": [
             {"store_kind": "posix", "storage_class": None, "per_gib_month": 0.5},
-            {"store_kind": "posix", "storage_class": "GLACIER", "per_gib_month": 0.25},
+            {"store_kind": "posix", "storage_class": "archive", "per_gib_month": 0.25},
         ],
     }
     assert answer(http.put("/v1/prices", json=wanted))["prices"] == wanted

@@ -97,7 +97,8 @@ class ScriptedServer:
                     self.close_connection = True
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
-                self.send_response(reply.status)
+                # The other one sends the time of this machine by itself.
+                (self.send_response_only if "Date" in reply.headers else self.send_response)(reply.status)
                 if reply.protocol is not None:
                     self.send_header(PROTOCOL_HEADER, reply.protocol)
                 for name, value in reply.headers.items():
@@ -109,7 +110,7 @@ class ScriptedServer:
                 if reply.sent_bytes is not None:
                     self.close_connection = True
 
-            do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = _serve
+            do_HEAD = do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = _serve
 
             def log_message(self, *args) -> None:
                 pass

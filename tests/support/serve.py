@@ -21,7 +21,7 @@ import urllib3
 from tests.support.ports import free_ports
 from tests.support.postgres import postgres_server
 from tests.support.processes import ServerProcess
-from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
+from tests.support.store_servers import SERVERS, StoreServer
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 """The command, as it is installed beside this interpreter."""
@@ -34,26 +34,26 @@ class ServedHoldfast:
     url: str
     environment: dict[str, str]
     process: ServerProcess
-    s3: SeaweedFS | None = None
+    store: StoreServer | None = None
 
 
 @contextmanager
 def holdfast_serve(
     folder: Path,
     *,
-    store: Literal["posix", "s3"] = "posix",
+    store: str = "posix",
     database: Literal["sqlite", "postgres"] = "sqlite",
     other_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[ServedHoldfast]:
-    """A service that is ready, and the servers that it needs; `folder` must exist."""
+    """A service that is ready, and the servers that it needs; `folder` must exist, `store` is one of STORES."""
     data, port = folder / "data", free_ports()
     settings = {**other_settings, "HOLDFAST_DATA_DIR": str(data), "HOLDFAST_PORT": str(port)}
     client = {"HOLDFAST_URL": f"http://127.0.0.1:{port}", "HOLDFAST_DATA_DIR": str(data)}
-    s3: SeaweedFS | None = None
+    server: StoreServer | None = None
     with ExitStack() as servers:
-        if store == "s3":
-            s3 = servers.enter_context(seaweedfs_server())
-            settings |= {"HOLDFAST_STORE": s3.store_url, **s3.environment}
+        if store != "posix":
+            server = servers.enter_context(SERVERS[store]())
+            settings |= {"HOLDFAST_STORE": server.store_url, **server.environment}
         if database == "postgres":
             postgres = servers.enter_context(postgres_server())
             name = f"holdfast_serve_{secrets.token_hex(6)}"
@@ -69,7 +69,7 @@ def holdfast_serve(
             env=without_holdfast_settings() | settings,
         )
         servers.callback(process.stop)
-        yield ServedHoldfast(client["HOLDFAST_URL"], client, process, s3)
+        yield ServedHoldfast(client["HOLDFAST_URL"], client, process, server)
 
 
 def without_holdfast_settings() -> dict[str, str]:

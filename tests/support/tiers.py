@@ -36,7 +36,7 @@ class Cold:
         self.context = service.context
         self.http = service.http()
         self.fake = fake
-        self.rule = {"to": "cold"} if fake is None else {"storage_class": "GLACIER"}
+        self.rule = {"to": "cold"} if fake is None else {"storage_class": "archive"}
         self._move_clock = move_clock
         self._outside = httpx.Client(
             timeout=60, verify=False

@@ -53,9 +53,9 @@ def test_without_a_policy_every_save_stays() -> None:
 def test_each_is_where_the_tiers_want_it_and_the_newest_are_hot() -> None:
     tiers = TierPolicy(
         rules=[
-            TierRule(after="7d", storage_class=StorageClass.GLACIER_IR),
+            TierRule(after="7d", storage_class=StorageClass.RARE),
             TierRule(after="30d", storage_class=StorageClass.DEEP_ARCHIVE),
         ]
     )
     found = steady_state(cadence(24 * HOUR), RetentionPolicy(keep_daily=60), tiers)
-    assert found.by_target == {None: 7, "GLACIER_IR": 23, "DEEP_ARCHIVE": 30}
+    assert found.by_target == {None: 7, "rare": 23, "deep_archive": 30}

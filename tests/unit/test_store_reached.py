@@ -6,9 +6,8 @@ import ssl
 
 import pytest
 
-from holdfast_service.stores.base import StoreRefused, StoreUnavailable
+from holdfast_service.stores.base import Credentials, StoreRefused, StoreUnavailable
 from holdfast_service.stores.registry import open_store
-from holdfast_service.stores.s3.signer import Credentials
 from tests.support.scripted_http import Reply, ScriptedServer, scripted
 from tests.support.tls import self_signed
 

@@ -9,14 +9,15 @@ import pytest
 
 from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
 from holdfast_protocol.states import CheckpointKind, Health
-from holdfast_protocol.tiers import TierPolicy, TierRule
+from holdfast_protocol.tiers import StorageClass, TierPolicy, TierRule
 from holdfast_service.copies.cold import takes_words
+from holdfast_service.stores.s3.classes import TERMS
 from holdfast_service.tiers.rules import Subject, moves_at, next_move, wishes
 
 NOW = datetime(2026, 3, 31, 12, tzinfo=UTC)
 POLICY = TierPolicy.model_validate(
     {
-        "rules": [{"after": "7d", "storage_class": "GLACIER_IR"}, {"after": "3m", "storage_class": "DEEP_ARCHIVE"}],
+        "rules": [{"after": "7d", "storage_class": "rare"}, {"after": "3m", "storage_class": "deep_archive"}],
         "stay_hot": {"labels": ["milestone"], "kinds": ["final"]},
     }
 )
@@ -44,7 +45,7 @@ def old(step: int, days: float, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("days", "target"),
-    [(0, None), (6.99, None), (7, "GLACIER_IR"), (80, "GLACIER_IR"), (91, "DEEP_ARCHIVE"), (4000, "DEEP_ARCHIVE")],
+    [(0, None), (6.99, None), (7, "rare"), (80, "rare"), (91, "deep_archive"), (4000, "deep_archive")],
 )
 def test_age_says_where_a_checkpoint_belongs(days: float, target: str | None) -> None:
     assert old(1, days) == {"target": target, "stays": None}
@@ -74,11 +75,11 @@ def test_the_two_newest_healthy_points_on_the_line_stay_hot() -> None:
     ]
     found = wishes(POLICY, run, NOW)
     assert {each: wish.target for each, wish in found.items()} == {
-        "ck_6": "GLACIER_IR",
-        "ck_5": "GLACIER_IR",
+        "ck_6": "rare",
+        "ck_5": "rare",
         "ck_4": None,
         "ck_3": None,
-        "ck_2": "GLACIER_IR",
+        "ck_2": "rare",
     }
 
 
@@ -105,10 +106,10 @@ def test_the_next_move_is_the_one_that_is_due_and_not_done() -> None:
         move = next_move(POLICY, one, wishes(POLICY, [*newer, one], NOW)[one.id])
         return None if move is None else move[0].target
 
-    assert told(subject(1, 1)) == "GLACIER_IR"
-    assert told(subject(1, 8)) == "GLACIER_IR"
-    assert told(subject(1, 8, wanted="GLACIER_IR", settled=True)) == "DEEP_ARCHIVE"
-    assert told(subject(1, 400, wanted="DEEP_ARCHIVE", settled=True)) is None
+    assert told(subject(1, 1)) == "rare"
+    assert told(subject(1, 8)) == "rare"
+    assert told(subject(1, 8, wanted="rare", settled=True)) == "deep_archive"
+    assert told(subject(1, 400, wanted="deep_archive", settled=True)) is None
     assert told(subject(1, 400, labels=("milestone",))) is None
 
 
@@ -117,22 +118,22 @@ def test_the_next_move_is_the_one_that_is_due_and_not_done() -> None:
     [
         ([], "at least 1"),
         ([{"after": "7d"}], "either storage_class"),
-        ([{"after": "7d", "to": "cold", "storage_class": "GLACIER"}], "either storage_class"),
+        ([{"after": "7d", "to": "cold", "storage_class": "archive"}], "either storage_class"),
         ([{"after": "a week", "to": "cold"}], "not a span"),
-        ([{"after": "7d", "storage_class": "ICE"}], "STANDARD_IA"),
+        ([{"after": "7d", "storage_class": "ICE"}], "infrequent"),
         (
-            [{"after": "7d", "storage_class": "GLACIER"}, {"after": "30d", "storage_class": "DEEP_ARCHIVE"}],
-            "Nothing moves on from GLACIER",
+            [{"after": "7d", "storage_class": "archive"}, {"after": "30d", "storage_class": "deep_archive"}],
+            "Nothing moves on from archive",
         ),
         (
-            [{"after": "7d", "storage_class": "GLACIER_IR"}, {"after": "30d", "storage_class": "STANDARD_IA"}],
+            [{"after": "7d", "storage_class": "rare"}, {"after": "30d", "storage_class": "infrequent"}],
             "not colder",
         ),
         (
-            [{"after": "30d", "storage_class": "STANDARD_IA"}, {"after": "7d", "storage_class": "GLACIER"}],
+            [{"after": "30d", "storage_class": "infrequent"}, {"after": "7d", "storage_class": "archive"}],
             "must come later",
         ),
-        ([{"after": "7d", "to": "cold"}, {"after": "30d", "storage_class": "GLACIER"}], "stands alone"),
+        ([{"after": "7d", "to": "cold"}, {"after": "30d", "storage_class": "archive"}], "stands alone"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_sentence(rules: list[dict[str, str]], says: str) -> None:
@@ -142,6 +143,6 @@ def test_what_makes_no_sense_is_refused_with_a_sentence(rules: list[dict[str, st
 
 
 def test_what_a_thaw_takes_is_told_in_words() -> None:
-    assert takes_words("GLACIER") == "5 hours (standard), 12 hours (bulk) or 5 minutes (expedited)"
-    assert takes_words("DEEP_ARCHIVE") == "12 hours (standard) or 48 hours (bulk)"
-    assert takes_words("cold") == takes_words(None) == ""
+    assert takes_words(TERMS[StorageClass.ARCHIVE]) == "5 hours (standard), 12 hours (bulk) or 5 minutes (expedited)"
+    assert takes_words(TERMS[StorageClass.DEEP_ARCHIVE]) == "12 hours (standard) or 48 hours (bulk)"
+    assert takes_words(TERMS[StorageClass.RARE]) == ""

@@ -35,6 +35,7 @@ from holdfast_client.errors import (
 )
 from holdfast_client.settings import ClientSettings
 from holdfast_client.transport import Backoff, keep_queries_out_of_logs, retry_after_seconds
+from holdfast_protocol.checkpoints import StoreAnswer
 from holdfast_protocol.problems import Problem
 from holdfast_protocol.states import StoreRole
 
@@ -85,7 +86,8 @@ class LiveConnections:
 
 # What a store's refusal means. Pure: status and body in, exception out; upload and download share it.
 #
-# The body is S3's or GCS's XML, or problem+json where the ticket led to the service itself.
+# The body is XML as S3's, or problem+json where the ticket led to the service itself. Codes that are not S3's come with
+# the ticket, so that a store of another vendor needs no newer client.
 
 LONGEST_BODY_BYTES = 64 * 1024
 _CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,100})\s*</Code>")
@@ -111,21 +113,32 @@ _FINAL_SERVER_STATUSES = {501, 505, 511}
 """Of the server's own; each other one may pass, also those that only one vendor's gateway knows (520 to 530)."""
 
 
-def refusal(status: int, body: bytes) -> HoldfastError:
-    """ServiceUnavailable: try the same again. TicketProblem: ask for a new ticket. The others are final."""
+def error_code(body: bytes) -> str:
+    """The code in a store's error document; empty if there is none."""
+    match = _CODE.search(body)
+    return match[1].decode() if match else ""
+
+
+def refusal(status: int, body: bytes, answers: Mapping[str, StoreAnswer]) -> HoldfastError:
+    """ServiceUnavailable: try the same again. TicketProblem: ask for a new ticket. The others are final. `answers` are
+    the ticket's: what this store's own codes mean."""
     try:
         return _of_the_service(from_problem(Problem.model_validate_json(body)))
     except ValidationError:
         pass
-    match = _CODE.search(body)
-    code = match[1].decode() if match else ""
+    code = error_code(body)
+    answer = answers.get(code)
     said = f"{status} {code}".strip()
-    if code in _CHECKSUM_CODES:
+    if answer is StoreAnswer.MISMATCH or code in _CHECKSUM_CODES:
         return ChecksumMismatch(f"The store received other bytes than were announced ({said})")
-    if status == 507 or code in _FULL_CODES:
+    if answer is StoreAnswer.FULL or status == 507 or code in _FULL_CODES:
         return StoreFull(f"The store has no room left ({said})")
-    if code in _EXPIRED_CODES or status in (401, 403):
+    if answer is StoreAnswer.LATER:
+        return StoreUnavailable(f"The store asks to try later ({said})", context={"said": said})
+    if answer is StoreAnswer.EXPIRED or code in _EXPIRED_CODES or status in (401, 403):
         return TicketExpired(f"The store does not accept this ticket ({said})", context={"said": said})
+    if answer is StoreAnswer.MISSING:
+        return ChunkNotFound("The store does not have this chunk")
     if code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES or _may_pass(status):
         return StoreUnavailable(f"The store asks to try later ({said})", context={"said": said})
     if status == 404 and code in ("", "NoSuchKey", "NotFound"):

@@ -64,7 +64,8 @@ def _get_once(
 ) -> tuple[HoldfastError | None, float]:
     with pool.request("GET", ticket.url, ticket.headers, stop=stop, backoff=backoff) as response:
         if response.status != 200:
-            return refusal(response.status, response.read(LONGEST_BODY_BYTES)), retry_after_seconds(response.headers)
+            said = response.read(LONGEST_BODY_BYTES)
+            return refusal(response.status, said, ticket.answers), retry_after_seconds(response.headers)
         announced = response.headers.get("content-length", "")
         if announced.isdecimal():
             receiver.expect(int(announced))

@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Iterator
 
-from holdfast_client.chunks.connections import LONGEST_BODY_BYTES, TransferPool, refusal
+from holdfast_client.chunks.connections import LONGEST_BODY_BYTES, TransferPool, error_code, refusal
 from holdfast_client.chunks.mounted_files import write_incoming
 from holdfast_client.chunks.rate_limit import RateLimit
 from holdfast_client.errors import ChecksumMismatch, HoldfastError, ServiceUnavailable
 from holdfast_client.transport import Backoff, check_stop, retry_after_seconds
-from holdfast_protocol.checkpoints import UploadTicket
+from holdfast_protocol.checkpoints import StoreAnswer, UploadTicket
 
 # Sends one chunk as its ticket says: a PUT with exactly the ticket's headers, or a file. `uploader` decides which.
 
@@ -73,7 +73,9 @@ def _put_once(
         # 412: an earlier try has arrived after all (If-None-Match). The seal decides whether it is the right one.
         if 200 <= response.status < 300 or response.status == 412:
             return None, 0.0
-        return refusal(response.status, answer), retry_after_seconds(response.headers)
+        if ticket.answers.get(error_code(answer)) is StoreAnswer.STORED:
+            return None, 0.0
+        return refusal(response.status, answer, ticket.answers), retry_after_seconds(response.headers)
 
 
 def _slices(body: memoryview, rate_limit: RateLimit, stop: threading.Event | None) -> Iterator[memoryview]:

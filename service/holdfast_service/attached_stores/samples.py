@@ -37,7 +37,12 @@ def make_sample(context: ServiceContext, request: MakeSample) -> SampleOffer:
         expires_in_seconds=_TICKET_SECONDS,
     )
     ticket = UploadTicket(
-        kind="http", method=put.method, url=put.url, headers=put.headers, expires_in_seconds=put.expires_in_seconds
+        kind="http",
+        method=put.method,
+        url=put.url,
+        headers=put.headers,
+        expires_in_seconds=put.expires_in_seconds,
+        answers=put.answers,
     )
     return SampleOffer(id=f"{key.digest}-{key.generation}", ticket=ticket)
 
@@ -57,6 +62,7 @@ def check_sample(context: ServiceContext, sample_id: str) -> SampleChecked:
         url=get.url,
         headers=get.headers,
         expires_in_seconds=get.expires_in_seconds,
+        answers=get.answers,
     )
     return SampleChecked(hashed_by_store=facts.sha256 is not None, ticket=ticket)
 

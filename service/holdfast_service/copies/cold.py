@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CopyState, Proof, Tier
-from holdfast_protocol.tiers import ARCHIVED, TERMS, StorageClass, ThawSpeed
+from holdfast_protocol.tiers import ARCHIVED, ClassTerms, ThawSpeed
 from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.corruption import lock_users, mark_cold
@@ -24,20 +24,17 @@ from holdfast_service.stores.base import ClassedStore, ClassFacts, ObjectMismatc
 # What is said of a checkpoint that must be thawed before it can be read: how long that takes, and the command.
 
 
-def how_to_thaw(tier: Tier, place: str | None, selector: str, expected_at: datetime | None) -> str:
-    """A sentence or two. Pure. `place`: the coldest one that its chunks are in."""
+def how_to_thaw(tier: Tier, selector: str, expected_at: datetime | None) -> str:
+    """A sentence or two. Pure."""
     if tier is Tier.THAWING:
         when = "" if expected_at is None else f", expected by {expected_at:%Y-%m-%d %H:%M} UTC"
         return f"It is being thawed{when}; `holdfast thaw {selector} --status` tells how far that is."
-    takes = takes_words(place)
-    return f"`holdfast thaw {selector}` makes it readable{f' within {takes}' if takes else ''}."
+    return f"`holdfast thaw {selector}` makes it readable; with --status it tells first what that takes."
 
 
-def takes_words(place: str | None) -> str:
-    """Such as `5 hours (standard), 12 hours (bulk) or 5 minutes (expedited)`; empty where nobody has promised it."""
-    if place not in {each.value for each in StorageClass}:
-        return ""
-    seconds = TERMS[StorageClass(place)].thaw_seconds
+def takes_words(terms: ClassTerms) -> str:
+    """Such as `5 hours (standard), 12 hours (bulk) or 5 minutes (expedited)`; empty where none is needed."""
+    seconds = terms.thaw_seconds
     speeds = [each for each in (ThawSpeed.STANDARD, ThawSpeed.BULK, ThawSpeed.EXPEDITED) if each in seconds]
     told = [f"{_readable(seconds[speed])} ({speed})" for speed in speeds]
     return " or ".join(filter(None, [", ".join(told[:-1]), told[-1]])) if told else ""
@@ -48,7 +45,7 @@ def cold_problem(session: Session, checkpoint: Checkpoint) -> ProblemError:
     selector = selector_of(session, checkpoint)
     # What cannot be read is not hot, whatever the row still says.
     tier = Tier.THAWING if checkpoint.thawed_until is not None and checkpoint.tier != Tier.HOT else Tier.COLD
-    said = how_to_thaw(tier, checkpoint.cold_class, selector, checkpoint.thaw_expected_at)
+    said = how_to_thaw(tier, selector, checkpoint.thaw_expected_at)
     return ProblemError(
         ProblemCode.CHECKPOINT_COLD,
         f"Step {checkpoint.step} is {tier}: it was moved to where it cannot be read at once. {said}",

@@ -408,7 +408,7 @@ def _thaw(session: Session, row: Checkpoint) -> str:
     tier = _tier(session, row)
     if tier is Tier.HOT or row.state != CheckpointState.COMMITTED:
         return ""
-    return how_to_thaw(tier, row.cold_class, selector_of(session, row), row.thaw_expected_at)
+    return how_to_thaw(tier, selector_of(session, row), row.thaw_expected_at)
 
 
 def _away(session: Session, row: Checkpoint, reach: Reach | None) -> str | None:

@@ -111,8 +111,14 @@ def _refuse_unfit_target(context: ServiceContext, target: str) -> None:
             f"The store is {context.store.kind}, which has no storage class {target}. Set HOLDFAST_COLD_STORE to a "
             "second place, and use `to: cold`."
         )
+    wanted = StorageClass(target)
+    if wanted not in store.class_terms:
+        raise _unfit(
+            f"The store is {context.store.kind}, which has no storage class {target}. It has "
+            f"{', '.join(store.class_terms)}."
+        )
     try:
-        store.check_storage_class(StorageClass(target))
+        store.check_storage_class(wanted)
     except StoreRefused as error:
         raise _unfit(
             f"The store cannot keep anything in {target}: {error}. Use a class that it has, or set HOLDFAST_COLD_STORE "

@@ -19,8 +19,8 @@ from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.run import rebuild
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings, SettingsError
-from holdfast_service.stores.base import Store, StoreRefused
-from holdfast_service.stores.registry import StoreUrlError, open_store
+from holdfast_service.stores.base import Store, StoreRefused, StoreUrlError
+from holdfast_service.stores.registry import open_store
 
 _SAID_EVERY_SECONDS = 2.0
 # Tickets are never made with it: a rebuild only reads.

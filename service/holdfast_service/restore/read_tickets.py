@@ -197,7 +197,13 @@ def _of_one_store(
         if mounted is not None:
             return known.model_copy(update={"path": str(mounted.object_path(key))})
         get = store.presign_get(key, expires_in_seconds=seconds)
-        signed = {"kind": "http", "url": get.url, "headers": get.headers, "expires_in_seconds": get.expires_in_seconds}
+        signed = {
+            "kind": "http",
+            "url": get.url,
+            "headers": get.headers,
+            "expires_in_seconds": get.expires_in_seconds,
+            "answers": get.answers,
+        }
         return known.model_copy(update=signed)
 
     return make_tickets(store, ticket, wanted)

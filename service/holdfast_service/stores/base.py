@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
-from holdfast_protocol.tiers import StorageClass, ThawSpeed
+from holdfast_protocol.checkpoints import StoreAnswer
+from holdfast_protocol.tiers import ClassTerms, StorageClass, ThawSpeed
 
 # The Store contract: what the service needs of the place where chunks live, whatever that place is.
 #
@@ -32,6 +33,14 @@ _GENERATION = re.compile(r"[0-9a-f]{8,64}")
 _NAME = re.compile(r"(?:[0-9a-zA-Z_][0-9a-zA-Z_.-]{0,127}/){0,7}[0-9a-zA-Z_][0-9a-zA-Z_.-]{0,127}")
 
 CHUNKS = "chunks"
+
+
+class StoreUrlError(ValueError):
+    """A store URL that cannot be used, and how one looks that can."""
+
+    def __init__(self, url: str, wrong: str, example: str) -> None:
+        shown = url.partition("?")[0].rpartition("@")[2]
+        super().__init__(f"the store URL {shown!r} cannot be used: {wrong}. Example: {example}")
 
 
 class StoreError(Exception):
@@ -122,22 +131,34 @@ def validated_name(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Credentials:
+    """A key and its secret, as the store's vendor gives them out."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class PutTicket:
-    """Send the body with exactly these headers. A `url` that begins with / is relative to the service."""
+    """Send the body with exactly these headers. A `url` that begins with / is relative to the service. `answers`: what
+    the store's own error codes mean, where they are not S3's."""
 
     method: str
     url: str = field(repr=False)
     headers: dict[str, str] = field(repr=False)
     expires_in_seconds: int
+    answers: dict[str, StoreAnswer] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class GetTicket:
-    """Read with these headers, and a Range if wanted. `url` as in PutTicket."""
+    """Read with these headers, and a Range if wanted. `url` and `answers` as in PutTicket."""
 
     url: str = field(repr=False)
     headers: dict[str, str] = field(repr=False)
     expires_in_seconds: int
+    answers: dict[str, StoreAnswer] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +172,8 @@ class ObjectFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One line of a listing. `storage_class` is None for the store's default one, and where there are none."""
+    """One line of a listing. `storage_class` is None for the store's default one, and where there are none; the store's
+    own name for one that has no neutral name."""
 
     key: ObjectKey
     bytes: int
@@ -204,6 +226,18 @@ class Capabilities:
         return self.sha256_enforced or self.conditional_put
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the service gives a store beside its URL. `signing_key` (32 bytes or more) signs the service's own URLs.
+    `credentials` are the settings' own; None: the store finds them as its vendor's tools do. `group` shares the folder
+    of a posix store. `capabilities` is what an earlier probe found."""
+
+    signing_key: bytes = field(repr=False)
+    credentials: Credentials | None = None
+    group: int | None = None
+    capabilities: Capabilities | None = None
+
+
 class Store(Protocol):
     """Synchronous, safe to use from several threads. Every method raises StoreError and nothing else of its own."""
 
@@ -228,8 +262,8 @@ class Store(Protocol):
         """The object's bytes in pieces of at most 1 MiB; a short read raises, it never just ends."""
 
     def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
-        """Writes an object that the service itself holds; an object that is there is left as it is. `storage_class` as
-        the store names it, None for its default; StoreRefused where the store has none."""
+        """Writes an object that the service itself holds; an object that is there is left as it is. `storage_class`
+        by its neutral name or the store's own, None for its default; StoreRefused where the store has none."""
 
     def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
         """Exactly this copy, all its versions or the one named. Its absence is fine."""
@@ -302,7 +336,7 @@ class RemotelySignedStore(Protocol):
 #
 #     copy_object (server-side, into a class) -> class_facts ... restore_object -> class_facts until it is readable
 #
-# GLACIER and DEEP_ARCHIVE have to be thawed before anybody can read them; the other classes are readable at once.
+# What is archived has to be thawed before anybody can read it; the other classes are readable at once.
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +357,9 @@ class ClassFacts:
 class ClassedStore(Protocol):
     """A store whose objects have storage classes. Raises StoreError as a Store does."""
 
+    class_terms: Mapping[StorageClass, ClassTerms]
+    """The classes that it has, and what its vendor documents of them."""
+
     def check_storage_class(self, storage_class: StorageClass) -> None:
         """Finds out by trying, with a small object that is gone afterwards. StoreRefused if the store does not keep it
         in that class, or would let everybody read at once what it calls archived."""
@@ -336,7 +373,8 @@ class ClassedStore(Protocol):
 
     def restore_object(self, key: ObjectKey, days: int, speed: ThawSpeed) -> None:
         """Asks for a readable copy for `days` days from its completion, or from now on if there is one. One that is on
-        its way is fine."""
+        its way is fine. A store without temporary copies moves the object to its default class, which `class_facts`
+        says then: its days have no end."""
 
 
 # What a store offers that can hold objects by itself (S3 Object Lock): a legal hold, put on and taken off at any time.

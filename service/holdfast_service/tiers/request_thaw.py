@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState, CopyState, Health, Tier
-from holdfast_protocol.tiers import TERMS, RequestThaw, StorageClass, ThawSpeed, ThawState, ThawView
+from holdfast_protocol.tiers import ClassTerms, RequestThaw, StorageClass, ThawSpeed, ThawState, ThawView
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -21,6 +21,7 @@ from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Pr
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import refuse_unless_whole
 from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint
+from holdfast_service.stores.base import ClassedStore
 
 # How a checkpoint can be read now, and what a thaw would take: looked up in its chunks' copies, not remembered.
 
@@ -29,20 +30,22 @@ _GIB = 1024**3
 
 @dataclass
 class Standing:
-    """Of a checkpoint's distinct chunks. `classes`: by the archive class of what cannot be read, its stored bytes."""
+    """Of a checkpoint's distinct chunks. `classes`: by the archive class of what cannot be read, its stored bytes.
+    `terms`: what its store documents of that class."""
 
     chunks: int = 0
     readable: int = 0
     thawing: int = 0
     cold_bytes: int = 0
     classes: dict[StorageClass, int] = field(default_factory=dict)
+    terms: dict[StorageClass, ClassTerms] = field(default_factory=dict)
 
     def takes_seconds(self) -> dict[ThawSpeed, int]:
         """By speed that every class has; the slowest counts."""
-        speeds = [set(TERMS[each].thaw_seconds) for each in self.classes]
+        speeds = [set(self.terms[each].thaw_seconds) for each in self.classes]
         common = set(ThawSpeed).intersection(*speeds) if speeds else set()
         return {
-            speed: max(TERMS[each].thaw_seconds[speed] for each in self.classes)
+            speed: max(self.terms[each].thaw_seconds[speed] for each in self.classes)
             for speed in ThawSpeed
             if speed in common
         }
@@ -50,7 +53,7 @@ class Standing:
     def costs_dollars(self) -> dict[ThawSpeed, float]:
         return {
             speed: round(
-                sum(TERMS[each].retrieval_dollars[speed] * size / _GIB for each, size in self.classes.items()), 4
+                sum(self.terms[each].retrieval_dollars[speed] * size / _GIB for each, size in self.classes.items()), 4
             )
             for speed in self.takes_seconds()
         }
@@ -64,6 +67,7 @@ def standing_of(session: Session, context: ServiceContext, checkpoint: Checkpoin
         select(
             needed.c.chunk_id,
             Copy.state,
+            Copy.store_id,
             Copy.storage_class,
             Copy.stored_bytes,
             Copy.readable_until,
@@ -76,7 +80,7 @@ def standing_of(session: Session, context: ServiceContext, checkpoint: Checkpoin
     until = database_now(session) + timedelta(seconds=context.settings.ticket_seconds)
     standing = Standing()
     readable: set[int] = set()
-    cold: dict[int, tuple[str, str | None, int]] = {}
+    cold: dict[int, tuple[str, int, str | None, int]] = {}
     seen: set[int] = set()
     for row in rows:
         seen.add(row.chunk_id)
@@ -86,15 +90,17 @@ def standing_of(session: Session, context: ServiceContext, checkpoint: Checkpoin
         if row.state in {CopyState.VERIFIED, CopyState.SUSPECT} or thawed:
             readable.add(row.chunk_id)
         elif row.state in KEPT:
-            cold[row.chunk_id] = (row.state, row.storage_class, row.stored_bytes)
+            cold[row.chunk_id] = (row.state, row.store_id, row.storage_class, row.stored_bytes)
     standing.chunks, standing.readable = len(seen), len(readable)
-    for chunk_id, (state, storage_class, stored_bytes) in cold.items():
+    for chunk_id, (state, store_id, storage_class, stored_bytes) in cold.items():
         if chunk_id in readable:
             continue
         standing.cold_bytes += stored_bytes
         standing.thawing += state == CopyState.THAWING
-        if storage_class is not None:
+        store: object = context.store_of(store_id)
+        if storage_class is not None and isinstance(store, ClassedStore):
             place = StorageClass(storage_class)
+            standing.terms[place] = store.class_terms[place]
             standing.classes[place] = standing.classes.get(place, 0) + stored_bytes
     return standing
 
@@ -194,7 +200,8 @@ def _refuse_speed(standing: Standing, speed: ThawSpeed) -> None:
     slowest = max(standing.classes, key=list(StorageClass).index)
     raise ProblemError(
         ProblemCode.INVALID_REQUEST,
-        f"Nothing in {slowest.value} is thawed at the speed {speed.value}. Take another one: {takes_words(slowest)}.",
+        f"Nothing in {slowest.value} is thawed at the speed {speed.value}. Take another one: "
+        f"{takes_words(standing.terms[slowest])}.",
         speeds=[each.value for each in takes],
     )
 

@@ -7,7 +7,7 @@ another. A copy that is there already is not counted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -15,13 +15,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState, CopyState
-from holdfast_protocol.tiers import TERMS, StorageClass, TierPlan, TierPlanRow, TierPlanTotal, TierPolicy, coldness
+from holdfast_protocol.tiers import ClassTerms, TierPlan, TierPlanRow, TierPlanTotal, TierPolicy, coldness
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Run, Shard
 from holdfast_service.runs.find import run_named
+from holdfast_service.stores.base import ClassedStore
 from holdfast_service.tiers.rules import Subject, Wish, moves_at, next_move, policy_of, subjects_of, wishes
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -79,7 +80,7 @@ def plan_run(context: ServiceContext, caller: Principal, project: str, run: str)
         policy_level=None if stored is None else stored.level,
         policy_version=None if stored is None else stored.version,
         rows=rows,
-        totals=_totals(rows, now),
+        totals=_totals(rows, now, _terms(context)),
         kept_hot_by_others_bytes=moving.kept_by_others,
     )
 
@@ -201,13 +202,19 @@ def _portions(ids: list[int]) -> Iterable[list[int]]:
     return (ids[first : first + 500] for first in range(0, len(ids), 500))
 
 
-def _totals(rows: list[TierPlanRow], now: datetime) -> list[TierPlanTotal]:
+def _terms(context: ServiceContext) -> Mapping[str, ClassTerms]:
+    """What the primary store documents of its classes, by their names."""
+    store: object = context.store
+    return {each.value: terms for each, terms in store.class_terms.items()} if isinstance(store, ClassedStore) else {}
+
+
+def _totals(rows: list[TierPlanRow], now: datetime, known: Mapping[str, ClassTerms]) -> list[TierPlanTotal]:
     totals = []
     for target in sorted({row.target for row in rows if row.target is not None}, key=coldness):
         moving = [row for row in rows if row.target == target]
         due = sum(row.moves_bytes for row in moving if row.moves_at is not None and row.moves_at <= now)
         everything = sum(row.moves_bytes for row in moving)
-        terms = TERMS[StorageClass(target)] if target in {each.value for each in StorageClass} else None
+        terms = known.get(target)
         cheapest = min(terms.retrieval_dollars.values()) if terms is not None else 0.0
         totals.append(
             TierPlanTotal(

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, exists, func, select, text, update
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointState, CopyState, StoreRole, Tier
-from holdfast_protocol.tiers import ARCHIVED, TERMS, StorageClass, ThawSpeed
+from holdfast_protocol.tiers import ARCHIVED, StorageClass, ThawSpeed
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.copy_chunk import (
     CopyTask,
@@ -196,8 +196,8 @@ def _long_enough(told: ClassFacts, asked: ChunkThaw) -> bool:
 
 
 def _takes(work: _Claim, asked: ChunkThaw) -> timedelta:
-    seconds = TERMS[work.storage_class].thaw_seconds
-    return timedelta(seconds=seconds.get(asked.speed, seconds[ThawSpeed.BULK]))
+    seconds = work.store.class_terms[work.storage_class].thaw_seconds
+    return timedelta(seconds=seconds.get(asked.speed, max(seconds.values())))
 
 
 # Keeps what a person wants readable so, until its end (rows: `thawed_until` of a checkpoint is not null).

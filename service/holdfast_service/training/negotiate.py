@@ -347,6 +347,7 @@ class TicketOffice:
             url=put.url,
             headers=put.headers,
             expires_in_seconds=put.expires_in_seconds,
+            answers=put.answers,
         )
 
 

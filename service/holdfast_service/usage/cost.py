@@ -29,12 +29,11 @@ from holdfast_service.usage.show_usage import show_usage
 
 def price_of(prices: PriceList, store_kind: str, storage_class: str | None) -> float | None:
     """For a GiB and a month; None where the list has none, and nothing is guessed."""
-    wanted = None if storage_class == "STANDARD" else storage_class  # S3's name for its default class
     return next(
         (
             price.per_gib_month
             for price in prices.prices
-            if (price.store_kind, price.storage_class) in ((store_kind, storage_class), (store_kind, wanted))
+            if (price.store_kind, price.storage_class) == (store_kind, storage_class)
         ),
         None,
     )

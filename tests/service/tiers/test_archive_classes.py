@@ -22,7 +22,7 @@ from tests.support.tiers import DAY, HOUR, IN_A_BUCKET, Cold, weights
 
 @IN_A_BUCKET
 def test_deep_archive_has_no_expedited_thaw_and_says_what_each_speed_takes(cold: Cold) -> None:
-    cold.rule = {"storage_class": "DEEP_ARCHIVE"}
+    cold.rule = {"storage_class": "deep_archive"}
     cold.cooled()
     with refused("invalid_request") as found:
         cold.thaw(1, speed="expedited")
@@ -37,21 +37,21 @@ def test_classes_that_are_read_at_once_keep_a_checkpoint_hot_and_reach_the_archi
     job = Job(cold.http)
     for step in (1, 2, 3):
         job.save(step)
-    cold.policy({"after": "7d", "storage_class": "GLACIER_IR"}, {"after": "90d", "storage_class": "DEEP_ARCHIVE"})
+    cold.policy({"after": "7d", "storage_class": "rare"}, {"after": "90d", "storage_class": "deep_archive"})
     cold.advance(8 * DAY)
     cold.until_idle()
-    assert cold.copies(weights(1)) == [("deleting", "primary"), ("verified", "GLACIER_IR")]
+    assert cold.copies(weights(1)) == [("deleting", "primary"), ("verified", "rare")]
     assert cold.tier(1) == "hot"
     assert cold.content(1, weights(1)) == weights(1)
     cold.collect()
-    assert cold.copies(weights(1)) == [("verified", "GLACIER_IR")]
+    assert cold.copies(weights(1)) == [("verified", "rare")]
     (told,) = job.begin(4).negotiate(0, [weights(1)])["chunks"]
     assert told["status"] == "present"
     with cold.context.database.transaction() as session:
         session.execute(update(Checkpoint).where(Checkpoint.step == 4).values(state="aborted"))
     cold.advance(90 * DAY)
     cold.until_idle()
-    assert cold.copies(weights(1))[-1] == ("cold", "DEEP_ARCHIVE")
+    assert cold.copies(weights(1))[-1] == ("cold", "deep_archive")
     assert cold.tier(1) == "cold"
 
 
@@ -96,12 +96,12 @@ def test_the_plan_and_a_thaw_in_words(cold: Cold, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOLDFAST_URL", cold.service.url)
     monkeypatch.setenv("HOLDFAST_TOKEN", cold.service.token())
     monkeypatch.setenv("COLUMNS", "120")
-    cold.rule = {"storage_class": "GLACIER"}
+    cold.rule = {"storage_class": "archive"}
     job = cold.cooled()
     job.save(4)
     plan = run("tiers", "plan", "demo/gpt")
     assert "one of the two newest healthy points" in plan
-    assert "to GLACIER: " in plan
+    assert "to archive: " in plan
     assert "paid for at least 90 days; to be thawed first (5 min expedited, 5 h standard, 12 h bulk)" in plan
     assert json.loads(run("tiers", "plan", "demo/gpt", "--json"))["policy_level"] == "run"
     assert "thaw           needed" in run("thaw", "demo/gpt@1", "--dry-run")
@@ -117,7 +117,7 @@ def test_the_plan_and_a_thaw_in_words(cold: Cold, monkeypatch: pytest.MonkeyPatc
 def test_what_the_stores_cannot_do_is_refused_with_what_they_can(service: RunningService) -> None:
     service.make_project("demo")
     for rule, says in (
-        ({"after": "7d", "storage_class": "GLACIER"}, "HOLDFAST_COLD_STORE"),
+        ({"after": "7d", "storage_class": "archive"}, "HOLDFAST_COLD_STORE"),
         ({"after": "7d", "to": "cold"}, "Set HOLDFAST_COLD_STORE"),
     ):
         with refused("invalid_request") as found:
@@ -128,7 +128,7 @@ def test_what_the_stores_cannot_do_is_refused_with_what_they_can(service: Runnin
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_bucket_without_archives_is_found_out(s3_service: RunningService) -> None:
     s3_service.make_project("demo")
-    document = {"rules": [{"after": "7d", "storage_class": "GLACIER"}]}
+    document = {"rules": [{"after": "7d", "storage_class": "archive"}]}
     with refused("invalid_request") as found:
         answer(s3_service.http().put("/v1/projects/demo/policies/tiers", json={"document": document}))
-    assert "GLACIER" in found.value.detail
+    assert "archive" in found.value.detail

@@ -17,7 +17,7 @@ from tests.support.tiers import DAY, HOUR, READ_LEASE_SECONDS, Cold, weights
 def test_hot_cold_thawed_cold_again_and_purged(cold: Cold) -> None:
     job = cold.cooled()
     assert [cold.tier(step) for step in (1, 2, 3)] == ["cold", "hot", "hot"]
-    place = "cold" if cold.fake is None else "GLACIER"
+    place = "cold" if cold.fake is None else "archive"
     assert cold.copies(weights(1)) == [("deleting", "primary"), ("cold", place)]
     cold.collect()
     assert cold.copies(weights(1)) == [("cold", place)]
@@ -86,7 +86,7 @@ def test_the_restore_point_is_what_can_be_read_now_and_a_thaw_is_told(cold: Cold
     (two,) = [each for each in decision["skipped"] if each["reason"] == "cold"]
     assert two["step"] == 2
     assert "`holdfast thaw demo/gpt@2#1`" in two["detail"]
-    assert ("5 hours (standard), 12 hours (bulk) or 5 minutes (expedited)" in two["detail"]) is bool(cold.fake)
+    assert "--status" in two["detail"]
 
 
 def test_a_thaw_is_prolonged_never_shortened_and_a_hot_one_can_be_kept(cold: Cold) -> None:

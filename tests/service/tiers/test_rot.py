@@ -133,7 +133,7 @@ def test_a_hot_copy_does_not_go_in_favour_of_one_that_the_bucket_has_lost_or_mov
     sent_again(cold)
     cold.until_idle()
     cold.collect()
-    assert cold.copies(weights(1)) == [("bad", "GLACIER"), ("cold", "GLACIER")]
+    assert cold.copies(weights(1)) == [("bad", "archive"), ("cold", "archive")]
     assert len([name for name in cold.fake.objects.names("") if digest_of(weights(1)) in name]) == 1
 
 
@@ -158,7 +158,7 @@ def test_with_a_second_store_a_copy_repaired_into_an_archive_is_cold_and_counts_
     assert prove.reconcile(cold.context).bad == 1
     report = repair.reconcile(cold.context)
     assert (report.repaired_copies, report.failed) == (1, 0)
-    assert cold.copies(weights(1)) == [("verified", "second"), ("bad", "GLACIER"), ("cold", "GLACIER")]
+    assert cold.copies(weights(1)) == [("verified", "second"), ("bad", "archive"), ("cold", "archive")]
     assert repair.reconcile(cold.context).idle
     assert cold.content(1, weights(1)) == weights(1)
     negotiated = Job(cold.http, run=OTHER).begin(1).negotiate(0, [weights(1)])["chunks"]
@@ -177,7 +177,7 @@ def test_what_was_moved_to_another_archive_is_thawed_from_there(cold: Cold) -> N
             everything[name] = replace(found, storage_class="DEEP_ARCHIVE")
     cold.thaw(1, days=2)
     cold.round()
-    assert cold.copies(weights(1)) == [("cold", "DEEP_ARCHIVE")]
+    assert cold.copies(weights(1)) == [("cold", "deep_archive")]
     assert cold.tier(1) == "thawing"
     cold.thawed(1, days=2)
     assert cold.content(1, weights(1)) == weights(1)
@@ -193,13 +193,13 @@ def test_a_suspect_copy_in_an_archive_is_not_readable_and_holds_up_nobody(cold: 
         cold.tickets(1, weights(1))
     report = prove.reconcile(cold.context)
     assert (report.failed, report.done) == (0, 0)
-    assert cold.copies(weights(1)) == [("cold", "GLACIER")]
+    assert cold.copies(weights(1)) == [("cold", "archive")]
     # What is thawed is read, and is still for readers only.
     cold.thawed(1, days=2)
     set_state(cold, only_copy(cold).id, CopyState.SUSPECT)
     assert cold.content(1, weights(1)) == weights(1)
     assert prove.reconcile(cold.context).good == 1
-    assert cold.copies(weights(1)) == [("cold", "GLACIER")]
+    assert cold.copies(weights(1)) == [("cold", "archive")]
     assert cold.tier(1) == "hot"
     cold.advance(10 * DAY)
     cold.until_idle()
@@ -217,7 +217,7 @@ def test_what_a_lifecycle_rule_has_archived_is_written_down_as_cold_and_the_othe
     cold.advance(31 * DAY)
     report = rescrub.reconcile(cold.context)
     assert (report.failed, report.good) == (0, 1)
-    assert cold.copies(weights(1)) == [("cold", "GLACIER")]
+    assert cold.copies(weights(1)) == [("cold", "archive")]
     assert (cold.tier(1), cold.view(1)["health"]) == ("cold", "ok")
     cold.thawed(1, days=2)
     assert cold.content(1, weights(1)) == weights(1)

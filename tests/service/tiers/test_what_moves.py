@@ -120,7 +120,7 @@ def test_the_next_save_sends_a_cold_chunk_again_and_the_chunk_gets_cold_anew(col
     cold.until_idle()
     assert cold.tier(4) == "cold"
     assert [state for state, _ in cold.copies(weights(1))][-1] == "deleting"
-    assert ("cold", "cold" if cold.fake is None else "GLACIER") in cold.copies(weights(1))
+    assert ("cold", "cold" if cold.fake is None else "archive") in cold.copies(weights(1))
 
 
 def test_what_another_store_has_not_got_yet_stays_hot_so_that_it_can(cold: Cold) -> None:

@@ -1,5 +1,5 @@
 """Sends a bucket what it ought to refuse, by presigned URLs, as a client would. What is enforced is decided by
-stores/s3/probe.py and stores/gcs/probe.py.
+the probe.py of each store.
 
 Ceph before 18 and rclone accept a signed SHA-256 and ignore it; others answer a conditional PUT with 501. What a store
 accepts and ignores must not be relied on (rules reuse-only-hashed and store-outage-degrades).
@@ -16,19 +16,28 @@ from typing import Protocol
 
 import urllib3
 
-from holdfast_service.stores.base import ObjectFacts, ObjectKey, ObjectMissing, StoreUnavailable
-from holdfast_service.stores.bucket.wire import BucketWire, error_code
+from holdfast_service.stores.base import ObjectFacts, ObjectKey, ObjectMissing, StoreError, StoreUnavailable
+from holdfast_service.stores.bucket.wire import error_code
 
 _PROBE_PROJECT = "probe"
 _TICKET_SECONDS = 60
-_FIRST_DIGIT = re.compile(r"(-Signature=)([0-9a-f])", re.IGNORECASE)
+_FIRST_DIGIT = re.compile(r"(-Signature=|[?&]sig=)(.)", re.IGNORECASE)
+
+
+class PresignedWire(Protocol):
+    """Sends what carries its signature in the URL, and says what stands in the way."""
+
+    @property
+    def pool(self) -> urllib3.PoolManager: ...
+
+    def unreachable(self, error: Exception) -> StoreError: ...
 
 
 class PresigningStore(Protocol):
     """What the probe needs of a store."""
 
     @property
-    def wire(self) -> BucketWire: ...
+    def wire(self) -> PresignedWire: ...
 
     def presign(
         self, method: str, key: ObjectKey, headers: Mapping[str, str], expires_in_seconds: int, *, public: bool = True

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import ssl
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +29,7 @@ from holdfast_service.stores.base import (
     StoreUnavailable,
 )
 from holdfast_service.stores.bucket.canonical_request import encoded_query
+from holdfast_service.stores.retry import TRIES, with_retries
 
 # Connections to buckets, with the authorities and the proxies that the environment names, as for the vendors' tools.
 #
@@ -53,7 +52,7 @@ class StorePool(urllib3.PoolManager):
             "maxsize": _CONNECTIONS,
             "timeout": urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
             "retries": False,
-            **_authorities(),
+            **authorities(),
         }
         super().__init__(**options)
         self._proxies = getproxies_environment()
@@ -84,7 +83,8 @@ class StorePool(urllib3.PoolManager):
         return self._proxies.get(parts.scheme) or self._proxies.get("all") or None
 
 
-def _authorities() -> dict[str, str]:
+def authorities() -> dict[str, str]:
+    """urllib3's name for a file or a folder of certificates, and where that is; empty: those of the system."""
     for variable in _CA_VARIABLES:
         path = os.environ.get(variable)
         if path:
@@ -113,8 +113,6 @@ def _proxy_manager(proxy: str, options: dict[str, Any]) -> urllib3.ProxyManager:
 
 _READ_BYTES = 1024 * 1024
 _SEND_BYTES = 256 * 1024
-_TRIES = 4
-_FIRST_PAUSE_SECONDS = 0.2
 _NO_BUCKET = {"NoSuchBucket", "notFound"}  # the latter is Google's JSON, in which only the bucket is asked for
 _LACKING = {"NotImplemented", "MethodNotAllowed"}
 _OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
@@ -150,28 +148,25 @@ class BucketWire(ABC):
         body: bytes = b"",
         accept: Collection[int] = (200, 204, 206),
         stream: bool = False,
-        tries: int = _TRIES,
+        tries: int = TRIES,
     ) -> urllib3.BaseHTTPResponse:
         """The answer if its status is accepted, with its body read unless `stream`; else a StoreError."""
         if method not in _READING:
             self.guard()
-        for tried in range(1, tries + 1):
+
+        def once() -> urllib3.BaseHTTPResponse:
             # Signed anew each time: a signature and a token have an end.
             signed = self._signed(method, path, query=query, headers=headers or {}, body=body)
             url = f"{self._origin}{path}" + (f"?{encoded_query(query)}" if query else "")
             try:
                 answer = self._send(method, url, signed, body, stream)
             except urllib3.exceptions.HTTPError as error:
-                failure = self.unreachable(error)
-            else:
-                if answer.status in accept:
-                    return answer
-                failure = self._failure(answer, " ".join([method, *(name for name, _ in query)]))
-            if not failure.retryable or tried == tries:
-                break
-            # Full jitter: many service processes must not come back to a throttling store in step.
-            time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2**tried))  # noqa: S311
-        raise failure
+                raise self.unreachable(error) from error
+            if answer.status not in accept:
+                raise self._failure(answer, " ".join([method, *(name for name, _ in query)]))
+            return answer
+
+        return with_retries(once, tries=tries)
 
     def read(self, path: str, query: Sequence[tuple[str, str]] = ()) -> Iterator[bytes]:
         """An object's bytes in pieces of at most 1 MiB. The request is made now; a short read raises."""

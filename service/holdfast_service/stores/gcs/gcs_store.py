@@ -24,16 +24,18 @@ from holdfast_service.stores.base import (
     ObjectFacts,
     ObjectKey,
     ObjectMissing,
+    Opening,
     PutTicket,
     StoredObject,
     StoreUnavailable,
+    StoreUrlError,
     validated_name,
     validated_project_id,
 )
 from holdfast_service.stores.bucket.presigned_probe import base64_md5
-from holdfast_service.stores.bucket.wire import date_of
-from holdfast_service.stores.gcs.gcs_url import GcsLocation
-from holdfast_service.stores.gcs.identity import GcsWire, RsaSigner, presign
+from holdfast_service.stores.bucket.wire import StorePool, date_of
+from holdfast_service.stores.gcs.gcs_url import EXAMPLE, GcsLocation, parse_gcs_url
+from holdfast_service.stores.gcs.identity import GcsWire, RsaSigner, default_identity, presign, signer_for
 from holdfast_service.stores.gcs.probe import probe_gcs
 
 _ONLY_NEW = {"x-goog-if-generation-match": "0"}
@@ -219,3 +221,15 @@ def _field(entry: Mapping[str, Any], name: str) -> str:
     except KeyError:
         # A listing that leaves something out must not pass for a short one: what is not listed looks deletable.
         raise StoreUnavailable(f"the store's listing lacks {name}; try again") from None
+
+
+def open_store(url: str, opening: Opening) -> GcsStore:
+    """Raises StoreUrlError, and StoreRefused if there are no credentials. Google's come from the environment only."""
+    try:
+        location = parse_gcs_url(url)
+    except ValueError as error:
+        raise StoreUrlError(url, str(error), EXAMPLE) from error
+    pool = StorePool()
+    identity = default_identity(pool)
+    wire = GcsWire(location, identity, pool)
+    return GcsStore(location, wire, signer_for(location, identity, pool), capabilities=opening.capabilities)

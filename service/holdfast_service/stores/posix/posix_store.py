@@ -28,6 +28,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from holdfast_service.stores.base import (
     CHUNKS,
@@ -37,9 +38,12 @@ from holdfast_service.stores.base import (
     ObjectKey,
     ObjectMismatch,
     ObjectMissing,
+    Opening,
     PutTicket,
     StoredObject,
     StoreRefused,
+    StoreUnavailable,
+    StoreUrlError,
     validated_name,
     validated_project_id,
 )
@@ -61,6 +65,7 @@ from holdfast_service.stores.posix.files import (
 from holdfast_service.stores.posix.mount import probe_posix
 from holdfast_service.stores.posix.signed_urls import Grant, UrlSigner
 
+_EXAMPLE = "posix:///var/lib/holdfast/store"
 _PROOF_SUFFIX = ".sha256"
 _READ_BYTES = 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -346,3 +351,22 @@ class PosixStore:
 
 def _folder_of(name: str) -> str:
     return name.rpartition("/")[0]
+
+
+def open_store(url: str, opening: Opening) -> PosixStore:
+    """A folder that does not exist is made. In one that exists nothing is made until `probe()`, because it may be a
+    mount point without its mount. Raises StoreUrlError, and StoreRefused for a folder that is open to others."""
+    signer = UrlSigner(opening.signing_key)
+    parts = urlsplit(url)
+    if parts.netloc:
+        raise StoreUrlError(url, f"{parts.netloc!r} stands where the path begins; use three slashes", _EXAMPLE)
+    root = Path(unquote(parts.path))
+    if not root.is_absolute() or root == Path("/") or parts.query:
+        raise StoreUrlError(url, "it must be the absolute path of one folder and nothing more", _EXAMPLE)
+    store = PosixStore(root, signer, group=opening.group, capabilities=opening.capabilities)
+    with suppress(StoreUnavailable):
+        if root.exists():
+            store.close_to_others()
+        else:
+            store.prepare()
+    return store

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from holdfast_protocol.tiers import ARCHIVED, StorageClass, ThawSpeed
+from holdfast_protocol.tiers import ARCHIVED, ClassTerms, StorageClass, ThawSpeed
 from holdfast_service.stores.base import (
     ClassFacts,
     ObjectArchived,
@@ -58,11 +58,46 @@ def _hex_sha256(header: str | None) -> str | None:
 
 _RESTORE = re.compile(r'ongoing-request="(?P<ongoing>true|false)"(?:, *expiry-date="(?P<until>[^"]+)")?')
 _PROBE_PROJECT = "probe"
+_NAMES = {
+    StorageClass.INFREQUENT: "STANDARD_IA",
+    StorageClass.RARE: "GLACIER_IR",
+    StorageClass.ARCHIVE: "GLACIER",
+    StorageClass.DEEP_ARCHIVE: "DEEP_ARCHIVE",
+}
+_CLASSES = {name: storage_class.value for storage_class, name in _NAMES.items()}
+_HOUR = 3600
+# Amazon's list for us-east-1, as documented in 2026:
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/restoring-objects-retrieval-options.html
+TERMS = {
+    StorageClass.INFREQUENT: ClassTerms(30, {}, {None: 0.01}),
+    StorageClass.RARE: ClassTerms(90, {}, {None: 0.03}),
+    StorageClass.ARCHIVE: ClassTerms(
+        90,
+        {ThawSpeed.EXPEDITED: 5 * 60, ThawSpeed.STANDARD: 5 * _HOUR, ThawSpeed.BULK: 12 * _HOUR},
+        {ThawSpeed.EXPEDITED: 0.03, ThawSpeed.STANDARD: 0.01, ThawSpeed.BULK: 0.0},
+    ),
+    StorageClass.DEEP_ARCHIVE: ClassTerms(
+        180,
+        {ThawSpeed.STANDARD: 12 * _HOUR, ThawSpeed.BULK: 48 * _HOUR},
+        {ThawSpeed.STANDARD: 0.02, ThawSpeed.BULK: 0.0025},
+    ),
+}
+
+
+def name_of(storage_class: str) -> str:
+    """As S3 calls it; its own name where it has no neutral one."""
+    return {each.value: name for each, name in _NAMES.items()}.get(storage_class, storage_class)
+
+
+def class_of(name: str | None) -> str | None:
+    """The inverse of `name_of`. None for S3's default class."""
+    return None if name in {None, "STANDARD"} else _CLASSES.get(str(name), name)
 
 
 class S3StorageClasses:
     """A ClassedStore."""
 
+    class_terms = TERMS
     location: S3Location
     wire: BucketWire
 
@@ -73,7 +108,7 @@ class S3StorageClasses:
         path = self.location.path_of(key.path)
         headers = {
             "x-amz-checksum-sha256": base64.b64encode(digest.digest()).decode(),
-            "x-amz-storage-class": storage_class.value,
+            "x-amz-storage-class": name_of(storage_class),
         }
         version = self.wire.request("PUT", path, headers=headers, body=body).headers.get("x-amz-version-id")
         try:
@@ -95,7 +130,7 @@ class S3StorageClasses:
         headers = {
             "x-amz-copy-source": self.location.copy_source(source.path)
             + (f"?versionId={quote(source.version_id)}" if source.version_id else ""),
-            "x-amz-storage-class": storage_class.value,
+            "x-amz-storage-class": name_of(storage_class),
             "x-amz-checksum-algorithm": "SHA256",
         }
         answer = self.wire.request("PUT", self.location.path_of(target.path), headers=headers)
@@ -114,7 +149,8 @@ class S3StorageClasses:
             self.wire.request("GET", path, query=query, headers=headers, stream=True).close()
             raise StoreUnavailable("the object appeared while the store was asked for it; ask again")
         thawing, readable_until = restore_state(answer.headers.get("x-amz-restore"))
-        return ClassFacts(facts_of(answer.headers), answer.headers.get("x-amz-storage-class"), thawing, readable_until)
+        told = class_of(answer.headers.get("x-amz-storage-class"))
+        return ClassFacts(facts_of(answer.headers), told, thawing, readable_until)
 
     def restore_object(self, key: ObjectKey, days: int, speed: ThawSpeed) -> None:
         body = (

@@ -14,16 +14,32 @@ from holdfast_service.stores.base import (
     GetTicket,
     ObjectFacts,
     ObjectKey,
+    Opening,
     PutTicket,
     StoredObject,
     StoreUnavailable,
+    StoreUrlError,
     validated_name,
     validated_project_id,
 )
 from holdfast_service.stores.bucket.wire import BucketWire, date_of
-from holdfast_service.stores.s3.classes import S3ObjectLock, S3StorageClasses, facts_of, version_query
+from holdfast_service.stores.s3.classes import (
+    S3ObjectLock,
+    S3StorageClasses,
+    class_of,
+    facts_of,
+    name_of,
+    version_query,
+)
 from holdfast_service.stores.s3.probe import probe_s3
-from holdfast_service.stores.s3.s3_url import CredentialSource, S3Location
+from holdfast_service.stores.s3.s3_url import (
+    EXAMPLE,
+    CredentialSource,
+    DefaultChainCredentials,
+    FixedCredentials,
+    S3Location,
+    parse_s3_url,
+)
 from holdfast_service.stores.s3.signer import EMPTY_SHA256, LONGEST_URL_SECONDS, SigV4Signer
 
 # How the service's own requests to S3 are signed. The rest of a request is stores/bucket/wire.py's.
@@ -142,7 +158,7 @@ class S3Store(S3StorageClasses, S3ObjectLock):
     def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
         headers = {"x-amz-checksum-sha256": _base64(hashlib.sha256(data).hexdigest())}
         if storage_class is not None:
-            headers["x-amz-storage-class"] = storage_class
+            headers["x-amz-storage-class"] = name_of(storage_class)
         if self.capabilities is not None and self.capabilities.conditional_put:
             headers["if-none-match"] = "*"
         self.wire.request("PUT", self.location.path_of(key.path), headers=headers, body=data, accept=(200, 412))
@@ -185,12 +201,11 @@ class S3Store(S3StorageClasses, S3ObjectLock):
             key = ObjectKey.from_path(_text(entry, "Key").removeprefix(self.location.key_prefix))
         except ValueError:
             return
-        storage_class = entry.findtext("{*}StorageClass")
         yield StoredObject(
             key,
             int(_text(entry, "Size")),
             datetime.fromisoformat(_text(entry, "LastModified")),
-            None if storage_class in {None, "STANDARD"} else storage_class,
+            class_of(entry.findtext("{*}StorageClass")),
         )
 
     def _listing(self, query: list[tuple[str, str]], *, tries: int = 4) -> ElementTree.Element:
@@ -244,3 +259,14 @@ def _text(element: ElementTree.Element, name: str) -> str:
 
 def _base64(hex_digest: str) -> str:
     return base64.b64encode(bytes.fromhex(hex_digest)).decode()
+
+
+def open_store(url: str, opening: Opening) -> S3Store:
+    """Raises StoreUrlError, and StoreRefused if there are no credentials."""
+    try:
+        location = parse_s3_url(url)
+    except ValueError as error:
+        raise StoreUrlError(url, str(error), EXAMPLE) from error
+    given = opening.credentials
+    source = FixedCredentials(given) if given is not None else DefaultChainCredentials(location.profile)
+    return S3Store(location, source, capabilities=opening.capabilities)

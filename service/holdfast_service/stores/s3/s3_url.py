@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from typing import Protocol
 from urllib.parse import quote
 
-from holdfast_service.stores.base import StoreRefused, StoreUnavailable
+from holdfast_service.stores.base import Credentials, StoreRefused, StoreUnavailable
 from holdfast_service.stores.bucket.location import BucketLocation, origin_option, split_bucket_url
-from holdfast_service.stores.s3.signer import Credentials
 
 # `s3://bucket/prefix?endpoint=...&public_endpoint=...&region=...&path_style=...&profile=...` -> where requests go, and
 # whose keys they are signed with. Pure.

@@ -10,21 +10,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 
+from holdfast_service.stores.base import Credentials
 from holdfast_service.stores.bucket.canonical_request import canonical_headers, joined, quoted_pairs
 
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 LONGEST_URL_SECONDS = 7 * 24 * 3600
 _ALGORITHM = "AWS4-HMAC-SHA256"
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    access_key: str
-    secret_key: str = field(repr=False)
-    session_token: str | None = field(default=None, repr=False)
 
 
 class SigV4Signer:
