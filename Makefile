@@ -19,7 +19,7 @@ TIMES ?= 100
 .PHONY: help demo test test-slow test-all check prove soak chaos jepsen preempt bench run format docs venv
 
 help:
-	@echo 'make demo [STORE=posix|s3] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
+	@echo 'make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
 	@echo 'make test [ARGS=...]                                    the fast gate: what each part promises, on real servers'
 	@echo 'make test-slow                                          the rest: chaos, frameworks, the second database'
 	@echo 'make test-all                                           both in one run, as CI has it'

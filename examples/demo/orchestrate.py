@@ -1,6 +1,6 @@
 """The demo: train, be killed twice, resume, and compare bit for bit with a run that nobody interrupted.
 
-    make demo [STORE=posix|s3] [DATABASE=sqlite|postgres]
+    make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres]
 
 The plan, in order; each line is a function below:
     1. a service starts, with a store and a catalog of its own

@@ -32,7 +32,11 @@ Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a fre
 DataDir = Annotated[Path | None, typer.Option(help="Folder for catalog, store and token.")]
 DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///path or postgresql://…")]
 StoreUrl = Annotated[
-    str | None, typer.Option("--store", help="posix:///path, s3://bucket/prefix?endpoint=… or gs://bucket/prefix")
+    str | None,
+    typer.Option(
+        "--store",
+        help="posix:///path, s3://bucket/prefix?endpoint=…, gs://bucket/prefix or az://container/prefix?account=…",
+    ),
 ]
 
 

@@ -59,8 +59,9 @@ class ServiceSettings(BaseSettings):
     )
     store: str | None = Field(
         default=None,
-        description="Where chunks live: `posix:///path`, `s3://bucket/prefix?endpoint=…&region=…` or "
-        "`gs://bucket/prefix`, without credentials. Default: a folder in the data folder.",
+        description="Where chunks live: `posix:///path`, `s3://bucket/prefix?endpoint=…&region=…`, "
+        "`gs://bucket/prefix` or `az://container/prefix?account=…`, without credentials. Default: a folder in the "
+        "data folder.",
     )
     store_group: str | None = Field(
         default=None,
@@ -75,10 +76,11 @@ class ServiceSettings(BaseSettings):
     second_store_access_key_id: str | None = Field(
         default=None,
         description="The second store's own S3 key, where it is not the one that the environment gives (AWS_…). Or "
-        "name a profile of the AWS configuration in the URL: `?profile=…`.",
+        "name a profile of the AWS configuration in the URL: `?profile=…`. For Azure the name of the account.",
     )
     second_store_secret_access_key: SecretStr | None = Field(
-        default=None, description="The secret that belongs to HOLDFAST_SECOND_STORE_ACCESS_KEY_ID."
+        default=None,
+        description="The secret that belongs to HOLDFAST_SECOND_STORE_ACCESS_KEY_ID. For Azure the account's key.",
     )
     cold_store: str | None = Field(
         default=None,

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Protocol
 
+from tests.support.azurite import azurite_server
 from tests.support.seaweedfs import seaweedfs_server
 
 
@@ -24,6 +25,6 @@ class StoreServer(Protocol):
 
 
 SERVERS: MappingProxyType[str, Callable[[], AbstractContextManager[StoreServer]]] = MappingProxyType(
-    {"s3": seaweedfs_server}
+    {"s3": seaweedfs_server, "azure": azurite_server}
 )
 STORES = ("posix", *SERVERS)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from holdfast_service.stores.azure.azure_url import parse_azure_url
 from holdfast_service.stores.base import Credentials, StoreRefused, StoreUrlError
 from holdfast_service.stores.gcs.gcs_url import parse_gcs_url
 from holdfast_service.stores.posix.posix_store import PosixStore
@@ -64,10 +65,18 @@ def test_where_a_key_goes(url, expected):
         ("gs://bucket?endpoint=localhost:4443", "endpoint"),
         ("gs://bucket?service_account=somebody", "somebody"),
         ("gs://me:hidden@bucket", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("azure://container", "az://"),
+        ("az://container", "AZURE_STORAGE_ACCOUNT"),
+        ("az://Container?account=myaccount", "Container"),
+        ("az://con--tainer?account=myaccount", "con--tainer"),
+        ("az://container?account=My_Account", "My_Account"),
+        ("az://container?account=myaccount&path_style=yes", "yes"),
+        ("az://container?account=myaccount&region=westeurope", "region"),
+        ("az://me:hidden@container?account=myaccount", "AZURE_STORAGE_KEY"),
     ],
 )
 def test_a_wrong_url_is_told_what_is_wrong_and_how_one_looks(url, names, monkeypatch):
-    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION", "AZURE_STORAGE_ACCOUNT"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(StoreUrlError) as wrong:
         open_store(url, _KEY, Credentials("a", "b"))
@@ -105,6 +114,56 @@ def test_without_google_auth_the_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.auth", None)
     with pytest.raises(StoreRefused, match=r"holdfast\[gcs\]"):
         open_store("gs://bucket", _KEY)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("az://container/p?account=acme", "https://acme.blob.core.windows.net/container/p/key"),
+        (
+            "az://container?account=acme&endpoint=https://acme.blob.core.chinacloudapi.cn",
+            "https://acme.blob.core.chinacloudapi.cn/container/key",
+        ),
+        ("az://container?account=acme&endpoint=http://127.0.0.1:10000", "http://127.0.0.1:10000/acme/container/key"),
+        (
+            "az://container?account=acme&endpoint=https://blobs.example.org&path_style=false",
+            "https://blobs.example.org/container/key",
+        ),
+    ],
+)
+def test_where_a_key_goes_at_azure(url, expected):
+    location = parse_azure_url(url)
+    assert location.public_origin + location.path_of("key") == expected
+    assert expected.startswith(location.account_url)
+
+
+def test_the_account_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acme")
+    assert parse_azure_url("az://container").account == "acme"
+
+
+def test_without_azure_storage_blob_the_message_names_the_extra(monkeypatch):
+    for name in [each for each in sys.modules if each.startswith("holdfast_service.stores.azure.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "azure.storage.blob", None)
+    with pytest.raises(StoreRefused, match=r"azure\.storage\.blob; install holdfast\[azure\]"):
+        open_store("az://container?account=acme", _KEY, Credentials("acme", "a2V5"))
+
+
+@pytest.mark.parametrize(
+    ("credentials", "names"),
+    [
+        (None, "pip install azure-identity"),
+        (Credentials("other", "a2V5"), "account other"),
+        (Credentials("acme", "no base64!"), "no key of a storage account"),
+    ],
+)
+def test_without_a_key_for_azure_the_message_says_what_to_set(credentials, names, monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_KEY", raising=False)
+    monkeypatch.setitem(sys.modules, "azure.identity", None)
+    with pytest.raises(StoreRefused, match=names) as refused:
+        open_store("az://container?account=acme", _KEY, credentials)
+    assert "no base64!" not in str(refused.value)
 
 
 def test_the_region_may_come_from_the_environment(monkeypatch):

@@ -6,6 +6,7 @@ retry.py     the one retry of calls to a store
 posix/       a folder, local or mounted, and HTTP for those who do not see the mount
 s3/          a bucket of S3
 gcs/         a bucket of Google Cloud Storage
+azure/       a container of Azure Blob Storage
 bucket/      what the buckets have in common
 
 In each folder: `<kind>_store.py` keeps the contract and has `open_store`, `<kind>_url.py` reads the URL, `probe.py`

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from holdfast_service.stores.base import Capabilities, Credentials, Opening, Store, StoreRefused, StoreUrlError
 
 # The scheme of a store's URL -> the module that opens it. Only that one is imported: vendors' libraries are large.
-MODULES = {"posix": "posix.posix_store", "s3": "s3.s3_store", "gs": "gcs.gcs_store"}
-_MEANT = {"gcs": "gs"}
+MODULES = {"posix": "posix.posix_store", "s3": "s3.s3_store", "gs": "gcs.gcs_store", "az": "azure.azure_store"}
+_MEANT = {"gcs": "gs", "azure": "az"}
 _EXAMPLE = "posix:///var/lib/holdfast/store"
 
 

@@ -1,0 +1,1 @@
+"""Chunks in a container of Azure Blob Storage."""

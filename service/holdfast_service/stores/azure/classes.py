@@ -1,0 +1,192 @@
+"""Azure's access tiers as storage classes, and its legal holds.
+
+Azure hashes nothing by SHA-256, so a copy into a class goes through the service, which hashes what it reads and sends.
+Azure compares the MD5 of what arrives. A thaw makes no temporary copy. It moves the blob to the hot tier, where it
+stays until a policy cools it again. Sources: https://learn.microsoft.com/azure/storage/blobs/access-tiers-overview and
+https://learn.microsoft.com/azure/storage/blobs/immutable-storage-overview
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from contextlib import suppress
+from typing import Any
+
+from azure.storage.blob import BlobClient, BlobProperties, ContainerProperties, RehydratePriority, StandardBlobTier
+
+from holdfast_protocol.tiers import ARCHIVED, ClassTerms, StorageClass, ThawSpeed
+from holdfast_service.stores.azure.azure_url import AzureLocation
+from holdfast_service.stores.azure.calls import AlreadyThere, AzureCalls
+from holdfast_service.stores.base import (
+    ClassFacts,
+    ObjectArchived,
+    ObjectFacts,
+    ObjectKey,
+    StoreRefused,
+    StoreUnavailable,
+)
+
+_PROBE_PROJECT = "probe"
+_HOUR = 3600
+_TIERS = {
+    StorageClass.INFREQUENT: StandardBlobTier.COOL,
+    StorageClass.RARE: StandardBlobTier.COLD,
+    StorageClass.ARCHIVE: StandardBlobTier.ARCHIVE,
+}
+_CLASSES = {tier.value: storage_class.value for storage_class, tier in _TIERS.items()}
+# As documented in 2026; dollars are list prices for East US, locally redundant:
+# https://learn.microsoft.com/azure/storage/blobs/archive-rehydrate-overview and
+# https://azure.microsoft.com/pricing/details/storage/blobs/
+TERMS = {
+    StorageClass.INFREQUENT: ClassTerms(30, {}, {None: 0.01}),
+    StorageClass.RARE: ClassTerms(90, {}, {None: 0.03}),
+    StorageClass.ARCHIVE: ClassTerms(
+        180,
+        {ThawSpeed.EXPEDITED: _HOUR, ThawSpeed.STANDARD: 15 * _HOUR},
+        {ThawSpeed.EXPEDITED: 0.1, ThawSpeed.STANDARD: 0.02},
+    ),
+}
+
+
+def tier_of(storage_class: str) -> StandardBlobTier:
+    """StoreRefused for a class that Azure does not have."""
+    try:
+        return _TIERS[StorageClass(storage_class)]
+    except (KeyError, ValueError):
+        raise StoreRefused(f"Azure has no storage class {storage_class}; it has {', '.join(_TIERS)}") from None
+
+
+def class_of(properties: BlobProperties) -> str | None:
+    """None for hot, and for the account's default tier, whichever that is."""
+    tier: Any = properties.blob_tier
+    if tier is None or properties.blob_tier_inferred or tier == StandardBlobTier.HOT:
+        return None
+    return _CLASSES.get(str(getattr(tier, "value", tier)), str(tier))
+
+
+def facts_of(properties: BlobProperties) -> ObjectFacts:
+    """Azure reports no SHA-256. Its MD5 may be the client's word, so it is left out."""
+    if properties.size is None:
+        raise StoreUnavailable("the store does not say how large the object is; try again")
+    return ObjectFacts(properties.size, None, _version(properties.version_id))
+
+
+def _version(told: str | None) -> str | None:
+    return told or None
+
+
+class AzureClasses:
+    """A ClassedStore and a LockingStore."""
+
+    class_terms = TERMS
+    location: AzureLocation
+    calls: AzureCalls
+
+    def blob(self, relative_key: str) -> BlobClient:
+        """The library's client of one blob."""
+        return self.calls.container.get_blob_client(self.location.key_prefix + relative_key)
+
+    def read_whole(self, relative_key: str, version_id: str | None = None) -> bytes:
+        return self.calls.read(lambda: self.blob(relative_key).download_blob(version_id=version_id).readall())
+
+    def write(self, relative_key: str, data: bytes, *, overwrite: bool, storage_class: str | None = None) -> str | None:
+        """The version that it became, if the account keeps versions. Raises AlreadyThere where nothing is to be
+        overwritten."""
+        tier = None if storage_class is None else tier_of(storage_class)
+        written = self.calls.change(
+            lambda: self.blob(relative_key).upload_blob(
+                data, length=len(data), overwrite=overwrite, validate_content=True, standard_blob_tier=tier
+            )
+        )
+        return _version(written.get("version_id"))
+
+    def check_storage_class(self, storage_class: StorageClass) -> None:
+        body = secrets.token_bytes(32)
+        key = ObjectKey(_PROBE_PROJECT, hashlib.sha256(body).hexdigest(), secrets.token_hex(16))
+        try:
+            self.write(key.path, body, overwrite=False, storage_class=storage_class.value)
+            told = self.class_facts(key).storage_class
+            if told != storage_class:
+                raise StoreRefused(f"the store takes an object for {storage_class.value} and keeps it in {told}")
+            if storage_class in ARCHIVED:
+                with suppress(ObjectArchived):
+                    self.read_whole(key.path)
+                    raise StoreRefused(
+                        f"the store lets anybody read what it says is in {storage_class.value}: it has no archive"
+                    )
+        finally:
+            self.delete(key)
+
+    def copy_object(self, source: ObjectKey, target: ObjectKey, storage_class: StorageClass) -> ClassFacts:
+        data = self.read_whole(source.path, source.version_id)
+        try:
+            self.write(target.path, data, overwrite=False, storage_class=storage_class.value)
+        except (AlreadyThere, ObjectArchived):
+            # An earlier try. What is archived can be neither read nor overwritten, so it goes first.
+            self.delete(target)
+            self.write(target.path, data, overwrite=False, storage_class=storage_class.value)
+        told = self.class_facts(target)
+        # The service has hashed these very bytes, and Azure has compared their MD5 with what arrived.
+        facts = ObjectFacts(told.facts.bytes, hashlib.sha256(data).hexdigest(), told.facts.version_id)
+        return ClassFacts(facts, told.storage_class, told.thawing, told.readable_until)
+
+    def class_facts(self, key: ObjectKey) -> ClassFacts:
+        properties = self.properties(key)
+        thawing = str(properties.archive_status or "").startswith("rehydrate-pending")
+        return ClassFacts(facts_of(properties), class_of(properties), thawing, None)
+
+    def properties(self, key: ObjectKey) -> BlobProperties:
+        return self.calls.read(lambda: self.blob(key.path).get_blob_properties(version_id=key.version_id))
+
+    def restore_object(self, key: ObjectKey, days: int, speed: ThawSpeed) -> None:
+        """`days` have no meaning here: what was moved to the hot tier stays there until it is cooled again."""
+        del days
+        priority = RehydratePriority("High" if speed is ThawSpeed.EXPEDITED else "Standard")
+        with suppress(ObjectArchived):  # BlobBeingRehydrated: it is on its way
+            self.calls.change(
+                lambda: self.blob(key.path).set_standard_blob_tier(
+                    StandardBlobTier.HOT, rehydrate_priority=priority, version_id=key.version_id
+                )
+            )
+
+    def has_object_lock(self) -> bool:
+        return _yes(self.container_properties().immutable_storage_with_versioning_enabled)
+
+    def set_legal_hold(self, key: ObjectKey, version_id: str | None, *, on: bool) -> None:
+        self.calls.change(lambda: self.blob(key.path).set_legal_hold(on, version_id=version_id))
+
+    def refuse_retention(self) -> None:
+        """Raises StoreRefused: such a container locks every upload, and nothing could be deleted (rule
+        holds-outrank)."""
+        properties = self.container_properties()
+        if _yes(properties.has_immutability_policy) or _yes(properties.has_legal_hold):
+            raise StoreRefused(
+                f"the container {self.location.bucket} has a retention policy or a legal hold of its own, which locks "
+                "every upload, so that nothing could be deleted; take that off the container (immutability with "
+                "versions itself may stay), or use another one"
+            )
+
+    def refuse_folders(self) -> None:
+        """Raises StoreRefused for Data Lake Storage: its listings have folders among the objects, and these would pass
+        for empty records."""
+        try:
+            told = self.calls.read(self.calls.container.get_account_information)
+        except StoreRefused:
+            return  # this identity may not ask; operating.md tells its operator
+        if _yes(told.get("is_hns_enabled")):
+            raise StoreRefused(
+                f"the account {self.location.account} has a hierarchical namespace (Data Lake Storage), whose listings "
+                "have folders in them; use an account without one"
+            )
+
+    def container_properties(self) -> ContainerProperties:
+        return self.calls.read(self.calls.container.get_container_properties)
+
+    def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
+        raise NotImplementedError
+
+
+def _yes(told: Any) -> bool:
+    """What is a header in one answer of Azure is a truth value in another."""
+    return str(told).lower() == "true"

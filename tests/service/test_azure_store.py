@@ -1,0 +1,77 @@
+"""The service on an azure store: what no signature binds is unproven until the service has read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import select
+
+import holdfast_service.scrub.verify
+from holdfast_client import Client, ClientSettings
+from holdfast_protocol.states import StoreRole
+from holdfast_service.db.tables.core import Copy
+from holdfast_service.settings import ServiceSettings
+from tests.support.azurite import Azurite, NoNodeError, azurite_server
+from tests.support.little_checkpoints import save_little_checkpoint
+from tests.support.rank import Job
+from tests.support.service import RunningService, running_service
+
+
+@pytest.fixture(scope="module")
+def azurite() -> Iterator[Azurite]:
+    try:
+        with azurite_server() as server:
+            yield server
+    except NoNodeError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def service(azurite, tmp_path, monkeypatch) -> Iterator[RunningService]:
+    for name, value in azurite.environment.items():
+        monkeypatch.setenv(name, value)
+    settings = ServiceSettings(data_dir=tmp_path / "data", port=0, store=azurite.store_url_for(tmp_path.name[-40:]))
+    with running_service(settings) as running:
+        yield running
+
+
+def _proofs(service: RunningService) -> set[str]:
+    with service.context.database.read() as session:
+        return set(session.scalars(select(Copy.proof)))
+
+
+@pytest.mark.rule("reuse-only-hashed")
+def test_a_client_is_asked_for_md5_and_its_checkpoint_comes_back(service):
+    with Client(ClientSettings(url=service.url, token=service.token())) as client:
+        info = client.server.info()
+        assert (info.store_kind, info.store_asks_md5) == ("azure", True)
+        save_little_checkpoint(client, "demo")
+    assert _proofs(service) == {"unproven"}
+    report = holdfast_service.scrub.verify.reconcile(service.context)
+    assert report.bad == 0
+    assert _proofs(service) == {"read"}
+    probed = service.context.store.capabilities
+    assert (probed.sha256_enforced, probed.md5_enforced, probed.conditional_put) == (False, True, True)
+    assert probed.weaknesses == []
+
+
+@pytest.mark.rule("reuse-only-hashed")
+def test_another_attempt_reuses_a_chunk_only_after_the_service_has_read_it(service):
+    Job(service.http(), "demo/first").save(1, content=b"frozen")
+    others = Job(service.http(), "demo/second").begin(1)
+    assert others.negotiate(0, [b"frozen"])["chunks"][0]["status"] == "upload"
+    report = holdfast_service.scrub.verify.reconcile(service.context)
+    assert (report.good, report.bad) == (2, 0)
+    third = Job(service.http(), "demo/third").begin(1)
+    assert third.negotiate(0, [b"frozen"])["chunks"][0]["status"] == "present"
+
+
+def test_the_second_stores_own_key_may_be_an_account_and_its_key(azurite):
+    settings = ServiceSettings(
+        second_store=azurite.store_url_for("second"),
+        second_store_access_key_id=azurite.account,
+        second_store_secret_access_key=azurite.key,
+    )
+    found = settings.store_credentials(StoreRole.SECOND)
+    assert (found.access_key, found.secret_key) == (azurite.account, azurite.key)
