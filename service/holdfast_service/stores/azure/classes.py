@@ -140,14 +140,13 @@ class AzureClasses:
         return self.calls.read(lambda: self.blob(key.path).get_blob_properties(version_id=key.version_id))
 
     def restore_object(self, key: ObjectKey, days: int, speed: ThawSpeed) -> None:
-        """`days` have no meaning here: what was moved to the hot tier stays there until it is cooled again."""
+        """`days` have no meaning here: what was moved to the hot tier stays there until it is cooled again. It is asked
+        for without its version: Azure rehydrates the newest one only, and nothing overwrites ours."""
         del days
         priority = RehydratePriority("High" if speed is ThawSpeed.EXPEDITED else "Standard")
         with suppress(ObjectArchived):  # BlobBeingRehydrated: it is on its way
             self.calls.change(
-                lambda: self.blob(key.path).set_standard_blob_tier(
-                    StandardBlobTier.HOT, rehydrate_priority=priority, version_id=key.version_id
-                )
+                lambda: self.blob(key.path).set_standard_blob_tier(StandardBlobTier.HOT, rehydrate_priority=priority)
             )
 
     def has_object_lock(self) -> bool:
