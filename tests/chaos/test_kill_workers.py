@@ -220,7 +220,7 @@ def test_the_load_is_shared_and_what_killed_workers_had_in_hand_is_finished_by_o
         assert row.worker_id != victim
         assert row.tries > 1
         assert (row.result["bad"], row.result["missing"], row.result["lost"]) == (0, 0, 0)
-    asked = cluster.clients[0].controllers.run("heal")
+    asked = cluster.clients[0].controllers.run("repair")
     answered = cluster.clients[1].controllers.wait(asked, timeout_seconds=PATIENCE_SECONDS)
     assert answered.run_answered_at == asked.run_requested_at
 

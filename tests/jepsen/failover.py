@@ -124,7 +124,7 @@ def bring_back(place: Place, journal: Journal) -> str:
     place.start_members()
     place.holdfast("catalog", "check")
     # A record that was begun and not ended cannot be rebuilt. The judge knows which commits that may concern.
-    _must(place, "store", "adopt", "--accept-loss")
+    _must(place, "store", "claim", "--accept-loss")
     return f"{len(missing)} commits missing, {len(missing) - len(unnamed)} named; rebuilt"
 
 

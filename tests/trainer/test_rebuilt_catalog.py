@@ -115,12 +115,12 @@ def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served
             assert values(resumed.state) == saved
             resumed.step(2)
             ckpt.save(2, resumed.state).committed.result(timeout=60)
-        assert json.loads(served.run("store", "list", "--json").stdout)[0]["adopted"] is False
+        assert json.loads(served.run("store", "list", "--json").stdout)[0]["claimed"] is False
         # The job has saved into a store that is not adopted: only this database knows that, and adopting fixes it.
         (checked,) = json.loads(served.run("catalog", "check", "--json", code=1).stdout)["stores"]
         told = {(each["kind"], each["blocks"]) for each in checked["findings"]}
         assert told == {("unrecorded", False), ("outdated_records", False)}
-        assert json.loads(served.run("store", "adopt", "--json").stdout)[0]["adopted"] is True
+        assert json.loads(served.run("store", "claim", "--json").stdout)[0]["claimed"] is True
         _wait_until_recorded()
         served.run("catalog", "check", "--deep", "--json")
     finally:

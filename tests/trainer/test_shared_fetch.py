@@ -90,7 +90,7 @@ def restore(rank, run, build=model):
 
 def test_two_ranks_with_the_same_state_fetch_each_chunk_once(proxy, cache, run):
     saved = run_ranks(save, 2, run)
-    proxy.repair()
+    proxy.heal()
     assert run_ranks(restore, 2, run) == [(1, saved[0])] * 2
     assert len(fetches(proxy)) > 6
     assert set(fetches(proxy).values()) == {1}
@@ -99,7 +99,7 @@ def test_two_ranks_with_the_same_state_fetch_each_chunk_once(proxy, cache, run):
 
 def test_a_chunk_that_resharding_cuts_is_fetched_once_for_all_who_want_a_part(proxy, cache, run):
     saved = run_ranks(save, 2, run, 1, sharded)
-    proxy.repair()
+    proxy.heal()
     assert run_ranks(restore, 3, run, sharded) == [(1, saved[0])] * 3
     assert set(fetches(proxy).values()) == {1}
     assert left_in(cache) == []
@@ -108,7 +108,7 @@ def test_a_chunk_that_resharding_cuts_is_fetched_once_for_all_who_want_a_part(pr
 def test_switched_off_each_rank_fetches_for_itself(proxy, cache, run, monkeypatch):
     saved = run_ranks(save, 2, run)
     monkeypatch.setenv("HOLDFAST_CACHE_BYTES", "0")
-    proxy.repair()
+    proxy.heal()
     assert run_ranks(restore, 2, run) == [(1, saved[0])] * 2
     assert Counter(fetches(proxy).values())[2] > 4
     assert not cache.exists()
@@ -137,7 +137,7 @@ def restore_elsewhere(rank, run):
 
 def test_a_rank_that_does_not_see_the_hosts_folder_fetches_for_itself(proxy, cache, run):
     saved = run_ranks(save, 2, run)
-    proxy.repair()
+    proxy.heal()
     assert run_ranks(restore_elsewhere, 2, run) == [(1, saved[0])] * 2
     assert Counter(fetches(proxy).values())[2] > 4
     assert left_in(cache) == []
@@ -234,7 +234,7 @@ def weights(rank, run):
 
 def test_weights_of_another_run_are_fetched_once_too(proxy, cache, run):
     saved = run_ranks(save, 2, run)
-    proxy.repair()
+    proxy.heal()
     assert run_ranks(weights, 2, run) == [saved[0]] * 2
     assert set(fetches(proxy).values()) == {1}
     assert left_in(cache) == []
@@ -243,7 +243,7 @@ def test_weights_of_another_run_are_fetched_once_too(proxy, cache, run):
 def test_a_relaunch_on_the_same_node_reads_every_byte_from_its_local_tier(proxy, cache, run, tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_LOCAL_DIR", str(tmp_path / "local"))
     saved = run_ranks(save, 2, run)
-    proxy.repair()
+    proxy.heal()
     assert run_ranks(restore, 2, run) == [(1, saved[0])] * 2
     assert fetches(proxy) == {}
     assert not cache.exists()
