@@ -16,7 +16,7 @@ MINUTES ?= 10
 # make preempt: how many launches are told to leave.
 TIMES ?= 100
 
-.PHONY: help demo test test-slow test-all check prove soak chaos jepsen preempt bench run format docs venv
+.PHONY: help demo test test-slow test-all check prove soak chaos jepsen preempt bench run format docs site venv
 
 help:
 	@echo 'make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
@@ -33,6 +33,7 @@ help:
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff fix and format the code'
 	@echo 'make docs                                               write docs/settings.md anew'
+	@echo 'make site                                               the documentation as a site, in site/'
 
 demo: venv
 	@$(VENV)/bin/python examples/demo/orchestrate.py --store $(STORE) --database $(DATABASE)
@@ -88,6 +89,10 @@ format: venv
 
 docs: venv
 	$(VENV)/bin/python scripts/write_settings_page.py
+
+# Strict: a link or an anchor that leads nowhere fails the build. Open site/index.html, from the disk too.
+site: venv
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 venv:
 	@scripts/prepare-venv $(VENV)

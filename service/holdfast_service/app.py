@@ -109,19 +109,28 @@ class _Application(FastAPI):
         return finished(super().openapi())
 
 
+def _application(routes: list[BaseRoute]) -> _Application:
+    return _Application(
+        title="Holdfast",
+        version=VERSION,
+        summary="Checkpoint storage for GPU training: what was called committed can be restored, bit for bit.",
+        redoc_url=None,
+        routes=routes,
+    )
+
+
+def openapi_document() -> dict[str, Any]:
+    """The OpenAPI document without a running service: every route but those of a mounted store."""
+    return _application(list(_ROUTES)).openapi()
+
+
 def create_app(context: ServiceContext) -> FastAPI:
     mounted = [
         SignedStore(attached.store, key_of_role(context.signing_key, attached.role))
         for attached in context.stores
         if isinstance(attached.store, PosixStore)
     ]
-    app = _Application(
-        title="Holdfast",
-        version=VERSION,
-        summary="Checkpoint storage for GPU training: what was called committed can be restored, bit for bit.",
-        redoc_url=None,
-        routes=[*_ROUTES, *(_routes_of([object_router(mounted)]) if mounted else [])],
-    )
+    app = _application([*_ROUTES, *(_routes_of([object_router(mounted)]) if mounted else [])])
     app.state.context = context
     app.state.loops = loops_of(context.settings)
     app.state.failed_calls = FailedCalls()

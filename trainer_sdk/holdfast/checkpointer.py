@@ -44,35 +44,40 @@ _DRAIN_AFTER_ERROR_SECONDS = 30.0
 class Checkpointer:
     """Saves and restores one run. Make it on every rank, after torch.distributed is initialised (if it is used).
 
-    run: `project/run`; without it HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
-    save: when step() saves: Every(steps=500), Every(minutes=10), Auto(), Best("val_loss"), OnPreemption(), or several
-        joined by `|`. Without it Auto(), as often as loses the least. A save that is due while an earlier one is in
-        flight is done at the first step after that one.
-    strict: a save that fails raises SaveFailed at the next call. Without it, it is logged and counted in `stats`, and
-        training goes on. A stale attempt and a refused token raise either way.
-    replicated, per_rank: keys of the state whose values are the same on all ranks, or each rank's own, where the
-        default (models, optimizers and schedulers are shared, all else is each rank's own) does not fit.
-    create: make project and run (True), refuse to (False), or make the run unless its name looks mistyped (None).
-    frozen: shell patterns over tensor names (`["model/base.*"]`): your word that these tensors do not change while this
-        job runs. They are staged and hashed at the first save only. A change that is seen is an error in the log, and
-        the tensor is staged at every save from then on; one that is not seen (a write through `.data`) may put its
-        older bytes into checkpoints until its turn to be compared comes. restore() is no such change.
-    stage_every: stage the state after every so many steps, in place of what was staged before, and send nothing. If the
-        job is told to leave and no step ends in time, that is what is saved. Costs as much host memory again as a save.
-    host_memory: the most bytes of host memory that this rank stages into (HOLDFAST_HOST_MEMORY_BYTES). A larger state
-        goes through it as through a window: save() then returns only when the last byte is staged, which is nearly as
-        long as the upload takes, and `frozen` saves nothing. By default a save takes as much memory as the state.
-    local: a folder on this node's own disk (HOLDFAST_LOCAL_DIR). A save is durable there first and goes up behind, in
-        order, while the next ones are staged. While service or store are away, saves collect there; this job commits
-        them as soon as both are back, or the next launch with this folder before it restores.
-    compress: `"zstd"` compresses chunks before they are sent, without loss, where that saves 5% or more
-        (HOLDFAST_COMPRESS). It takes CPU time: worth it where the store is far or dear (docs/performance.md).
-    check_finite: look for NaN and infinity in models and optimizers at each save (state/finite.py says what counts):
-        True everywhere, None only in what is on GPUs. Such a checkpoint is kept as diverged, and not resumed from.
-    healthy: your own rule on what is diverged, asked on rank 0 at each save: `(step, metrics) -> True`, or False, or a
-        text that says why (health/rule.py), or `LossSpike()`. Without it: a metric that is called loss is not finite.
-    drop: components that the run's first checkpoint has and this job leaves out on purpose. What is missing without
-        that is said loudly, and with `strict` refused (MissingComponent).
+    Args:
+        run: `project/run`; without it HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
+        save: when step() saves: Every(steps=500), Every(minutes=10), Auto(), Best("val_loss"), OnPreemption(), or
+            several joined by `|`. Without it Auto(), as often as loses the least. A save that is due while an earlier
+            one is in flight is done at the first step after that one.
+        strict: a save that fails raises SaveFailed at the next call. Without it, it is logged and counted in `stats`,
+            and training goes on. A stale attempt and a refused token raise either way.
+        replicated, per_rank: keys of the state whose values are the same on all ranks, or each rank's own, where the
+            default (models, optimizers and schedulers are shared, all else is each rank's own) does not fit.
+        create: make project and run (True), refuse to (False), or make the run unless its name looks mistyped (None).
+        frozen: shell patterns over tensor names (`["model/base.*"]`): your word that these tensors do not change while
+            this job runs. They are staged and hashed at the first save only. A change that is seen is an error in the
+            log, and the tensor is staged at every save from then on; one that is not seen (a write through `.data`) may
+            put its older bytes into checkpoints until its turn to be compared comes. restore() is no such change.
+        stage_every: stage the state after every so many steps, in place of what was staged before, and send nothing. If
+            the job is told to leave and no step ends in time, that is what is saved. Costs as much host memory again as
+            a save.
+        host_memory: the most bytes of host memory that this rank stages into (HOLDFAST_HOST_MEMORY_BYTES). A larger
+            state goes through it as through a window: save() then returns only when the last byte is staged, which is
+            nearly as long as the upload takes, and `frozen` saves nothing. By default a save takes as much memory as
+            the state.
+        local: a folder on this node's own disk (HOLDFAST_LOCAL_DIR). A save is durable there first and goes up behind,
+            in order, while the next ones are staged. While service or store are away, saves collect there; this job
+            commits them as soon as both are back, or the next launch with this folder before it restores.
+        compress: `"zstd"` compresses chunks before they are sent, without loss, where that saves 5% or more
+            (HOLDFAST_COMPRESS). It takes CPU time: worth it where the store is far or dear (docs/performance.md).
+        check_finite: look for NaN and infinity in models and optimizers at each save (state/finite.py says what
+            counts): True everywhere, None only in what is on GPUs. Such a checkpoint is kept as diverged, and not
+            resumed from.
+        healthy: your own rule on what is diverged, asked on rank 0 at each save: `(step, metrics) -> True`, or False,
+            or a text that says why (health/rule.py), or `LossSpike()`. Without it: a metric that is called loss is not
+            finite.
+        drop: components that the run's first checkpoint has and this job leaves out on purpose. What is missing without
+            that is said loudly, and with `strict` refused (MissingComponent).
     """
 
     def __init__(
