@@ -31,8 +31,8 @@ _TAIL = """## Credentials
 The `s3` store finds its credentials as every AWS tool does: `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` in the
 environment of the service, a profile, or the instance's role. The `gcs` store finds its own as every Google tool does:
 the key file that `GOOGLE_APPLICATION_CREDENTIALS` names, or the machine's service account
-([operating.md](operating.md#a-bucket-at-google)). The `azure` store takes the account's key from
-`AZURE_STORAGE_KEY`, or a managed identity ([operating.md](operating.md#a-container-at-azure)). They never stand in a
+([set up](operating/set-up.md#a-bucket-at-google)). The `azure` store takes the account's key from
+`AZURE_STORAGE_KEY`, or a managed identity ([set up](operating/set-up.md#a-container-at-azure)). They never stand in a
 setting, in the catalog or in a ticket. Trainers need none.
 
 Rank and world size are those of torch.distributed; `LOCAL_RANK` is read as torchrun sets it.

@@ -9,7 +9,7 @@ runner.py     one run under a launcher: started again whenever it ends, paused, 
 database.py   a Postgres with an older copy of itself, or an asynchronous standby, that it fails over to
 place.py      two services, a worker, two stores, the proxies between them, and the clocks
 faults.py     what can happen, a kind each
-failover.py   the database goes back; and what an operator does then, as docs/operating.md says
+failover.py   the database goes back; and what an operator does then, as docs/operating/disaster.md says
 keeper.py     people who prune, take back, collect, sweep and scrub meanwhile
 model.py      what must still be there, by the journal alone
 judge.py      what is there: the catalog, every byte, and what has leaked; and what came of the two together

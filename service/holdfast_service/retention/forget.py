@@ -227,7 +227,8 @@ def _free_names(session: Session, kind: RecordKind, table: type[_Deleted]) -> No
         found.name = gone_name(found)
 
 
-# Rows that are over and that nothing asks about any more go after a documented time (docs/operating.md has the table).
+# Rows that are over and that nothing asks about any more go after a documented time: the table is in
+# docs/operating/day-to-day.md.
 #
 # A batch is a transaction, and says in the audit log how many rows went. What a decision still rests on stays, however
 # old: see each `_old_…`. Attempts and audit events stay for ever.
