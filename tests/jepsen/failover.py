@@ -1,6 +1,6 @@
 """The database goes back to an older state beneath running services; and what an operator does, as
-docs/operating/disaster.md says. Before the failover jobs are launched anew, so that the older state does not know their attempts; after it others
-are, beside them: with the same number, if nothing tells the two apart."""
+docs/operating/disaster.md says. Before the failover jobs are launched anew, so that the older state does not know their
+attempts; after it others are, beside them: with the same number, if nothing tells the two apart."""
 
 from __future__ import annotations
 
