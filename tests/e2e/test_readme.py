@@ -15,6 +15,7 @@ from tests.support.serve import HOLDFAST, holdfast_serve, without_holdfast_setti
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 PAGES = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "deploy/**/*.md", "benchmarks/**/*.md")
@@ -52,6 +53,28 @@ def test_the_example_runs_as_pasted_and_resumes(tmp_path: Path) -> None:
             assert client.restores.restore_point("demo", "readme").restore_point is not None
             attempts = [attempt.number for attempt in client.attempts.all("demo", "readme")]
             assert sorted(attempts) == [1, 2]
+
+
+def test_plain_values_are_read_back_as_the_quickstart_says(tmp_path: Path) -> None:
+    """The block that says so runs as it stands, and prints what the page promises for each launch."""
+    (block,) = re.findall(
+        r"^<!-- tests/e2e/test_readme.py .*?-->\n```python\n(.*?)^```$", QUICKSTART, flags=re.MULTILINE | re.DOTALL
+    )
+    promised = re.findall(r"`(from step [^`]+)`", QUICKSTART)
+    assert len(promised) == 2
+    with holdfast_serve(tmp_path) as service:
+        for line in promised:
+            done = subprocess.run(
+                [sys.executable, "-c", block],
+                env=without_holdfast_settings() | service.environment,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.splitlines() == [line]
 
 
 def test_the_commands_of_the_table_are_those_of_the_program() -> None:
