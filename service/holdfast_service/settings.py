@@ -66,7 +66,7 @@ class ServiceSettings(BaseSettings):
     store_group: str | None = Field(
         default=None,
         description="The group (a name or a number) that shares a posix store with the service: its members read "
-        "chunks from the mount and hand files over. Default: nobody but the service's own user can enter the folder.",
+        "chunks from the mount and hand files over. Default: only the service's own user can enter the folder.",
     )
     second_store: str | None = Field(
         default=None,
@@ -126,7 +126,7 @@ class ServiceSettings(BaseSettings):
     longest_upload_seconds: int = Field(
         default=3600,
         ge=1,
-        description="No upload that has begun takes longer; what nobody references is kept so long after its ticket.",
+        description="No upload that has begun takes longer; an unreferenced chunk is kept so long after its ticket.",
     )
     upload_idle_seconds: int = Field(
         default=1800, ge=5, description="A checkpoint that no rank has touched for so long is aborted."

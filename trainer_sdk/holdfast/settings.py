@@ -31,8 +31,8 @@ class TrainerSettings(BaseSettings):
     save_retry_seconds: float = Field(
         default=900.0,
         ge=0,
-        description="How long a staged save is tried again in the background while service or store are away. A save "
-        "through a window (HOLDFAST_HOST_MEMORY_BYTES) holds training up, and has HOLDFAST_RETRY_SECONDS.",
+        description="How long a staged save is retried in the background while service or store are unavailable. A "
+        "save through a window (HOLDFAST_HOST_MEMORY_BYTES) holds training up, and has HOLDFAST_RETRY_SECONDS.",
     )
     transfers: int = Field(default=8, ge=1, le=64, description="Chunks that one rank sends or fetches at once.")
     host_memory_bytes: int | None = Field(
