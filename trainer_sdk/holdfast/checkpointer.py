@@ -48,36 +48,41 @@ class Checkpointer:
         run: `project/run`; without it HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
         save: when step() saves: Every(steps=500), Every(minutes=10), Auto(), Best("val_loss"), OnPreemption(), or
             several joined by `|`. Without it Auto(), as often as loses the least. A save that is due while an earlier
-            one is in flight is done at the first step after that one.
-        strict: a save that fails raises SaveFailed at the next call. Without it, it is logged and counted in `stats`,
-            and training goes on. A stale attempt and a refused token raise either way.
-        replicated, per_rank: keys of the state whose values are the same on all ranks, or each rank's own, where the
-            default (models, optimizers and schedulers are shared, all else is each rank's own) does not fit.
-        create: make project and run (True), refuse to (False), or make the run unless its name looks mistyped (None).
+            one is in flight is deferred to the first step after that one.
+        strict: a save that fails raises SaveFailed at the next call. Without it, the failure is logged and counted in
+            `stats`, and training goes on. A stale attempt and a refused token raise either way.
+        replicated, per_rank: keys of the state whose values are the same on all ranks, or each rank's own, if the
+            default does not fit. By default models, optimizers and schedulers are shared, and all else is each rank's
+            own.
         frozen: shell patterns over tensor names (`["model/base.*"]`): your word that these tensors do not change while
-            this job runs. They are staged and hashed at the first save only. A change that is seen is an error in the
-            log, and the tensor is staged at every save from then on; one that is not seen (a write through `.data`) may
-            put its older bytes into checkpoints until its turn to be compared comes. restore() is no such change.
-        stage_every: stage the state after every so many steps, in place of what was staged before, and send nothing. If
-            the job is told to leave and no step ends in time, that is what is saved. Costs as much host memory again as
-            a save.
-        host_memory: the most bytes of host memory that this rank stages into (HOLDFAST_HOST_MEMORY_BYTES). A larger
-            state goes through it as through a window: save() then returns only when the last byte is staged, which is
-            nearly as long as the upload takes, and `frozen` saves nothing. By default a save takes as much memory as
-            the state.
-        local: a folder on this node's own disk (HOLDFAST_LOCAL_DIR). A save is durable there first and goes up behind,
-            in order, while the next ones are staged. While service or store are away, saves collect there; this job
-            commits them as soon as both are back, or the next launch with this folder before it restores.
-        compress: `"zstd"` compresses chunks before they are sent, without loss, where that saves 5% or more
-            (HOLDFAST_COMPRESS). It takes CPU time: worth it where the store is far or dear (docs/performance.md).
+            this job runs. The first save stages and hashes them, later ones do not. A change that is seen is an error
+            in the log, and every save from then on stages the tensor. A change that is not seen (a write through
+            `.data`) can put its older bytes into checkpoints until its turn to be compared comes. restore() is no such
+            change.
+        create: make project and run (True), refuse to (False), or make the run unless its name looks mistyped (None).
         check_finite: look for NaN and infinity in models and optimizers at each save (state/finite.py says what
-            counts): True everywhere, None only in what is on GPUs. Such a checkpoint is kept as diverged, and not
-            resumed from.
+            counts): True everywhere, None only in what is on GPUs. A checkpoint that has them is kept as diverged, and
+            not resumed from.
         healthy: your own rule on what is diverged, asked on rank 0 at each save: `(step, metrics) -> True`, or False,
             or a text that says why (health/rule.py), or `LossSpike()`. Without it: a metric that is called loss is not
             finite.
-        drop: components that the run's first checkpoint has and this job leaves out on purpose. What is missing without
-            that is said loudly, and with `strict` refused (MissingComponent).
+        drop: components that the run's first checkpoint has and this job leaves out on purpose. Without that, the log
+            names a missing component, and `strict` refuses it (MissingComponent).
+        stage_every: stage the state after every so many steps, in place of what was staged before, and send nothing. If
+            the job must leave and no step ends in time, it saves this standby snapshot. It costs as much host memory
+            again as a save.
+        host_memory: the most bytes of host memory that this rank stages into (HOLDFAST_HOST_MEMORY_BYTES). A larger
+            state goes through it as through a ring: save() then returns only when the last byte is staged, which is
+            nearly as long as the upload takes, and `frozen` saves nothing. By default a save takes as much memory as
+            the state.
+        local: a folder on this node's own disk (HOLDFAST_LOCAL_DIR). A save is durable there first and is uploaded
+            behind, in order, while the next ones are staged. While service or store are unavailable, saves collect
+            there. This job commits them as soon as both are back, or the next launch with this folder does before it
+            restores.
+        compress: `"zstd"` compresses chunks before they are sent, without loss, if that saves 5% or more
+            (HOLDFAST_COMPRESS). It takes CPU time: worth it if the store is far or dear (docs/performance.md).
+        chunk_sizes: how tensors are cut and packed, in bytes. Keep them for the life of a run.
+        settings, client_settings: in place of the environment.
     """
 
     def __init__(
@@ -139,21 +144,24 @@ class Checkpointer:
 
     @property
     def progress(self) -> Progress | None:
-        """How far this process's restore is, or the upload of its save in flight; None while there is neither. To be
-        asked from any thread, as often as one likes."""
+        """How far this process's restore is, or the upload of its save in flight; None while there is neither. Any
+        thread can ask, as often as it likes."""
         return self.parts.progress.read()
 
     def restore(self, state: dict[str, Any], at: str | None = None, *, skip_diverged: bool = True) -> int:
         """Loads the newest restore point into `state`, and returns the next step to run. Call it on every rank.
 
-        0, with nothing touched, only where the service says that nothing was ever committed in this run. A checkpoint
-        that cannot be read whole is reported, and all ranks take the one before it. With `at` (`"1200"`, `"best:loss"`,
-        a checkpoint's id) exactly that one is loaded or it raises; the run goes on from there, and what came after is
-        never its latest again. With `skip_diverged=False` a checkpoint that has diverged will do as well.
+        It returns 0, and touches nothing, only if the service says that nothing was ever committed in this run. A
+        checkpoint that cannot be read whole is reported, and all ranks take the one before. Modules and optimizers are
+        loaded in place, and so are dicts and lists. Other plain values are new objects: read them from `state`
+        afterwards.
+
+        With `at` (`"1200"`, `"best:loss"`, a checkpoint's id) it loads exactly that one or raises. The run goes on from
+        there, and what came after is never its latest again. With `skip_diverged=False` a diverged checkpoint will do.
 
         Raises on every rank or on none: NoRestorePoint, IntegrityError, StateMismatchError, ServiceUnavailable, ….
-        Bytes arrive in the tensors while they are hashed. So where it raises, the state may hold parts of a checkpoint;
-        the exception says so, and nothing is saved until a restore has ended well.
+        Bytes arrive in the tensors while they are hashed: if it raises, the state may hold parts of a checkpoint. The
+        exception says so, and nothing is saved until a restore has ended well.
         """
         return self._loading.restore(state, at, skip_diverged=skip_diverged)
 
@@ -172,21 +180,27 @@ class Checkpointer:
         `steps`: at least so many steps back from the last one that was run. `before`: to a step below this one. Without
         them, to the newest that has not diverged.
         `skip_data`: data loaders and samplers (keys of any rank's state with `loader` or `sampler` in them) are not
-        loaded: they stay where they are now, behind the data that poisoned the training. Else they go back too, and the
-        same batches come again. `keep`: further components, of any rank, that stay as they are.
+        loaded: they stay behind the data that poisoned the training. Otherwise they go back too, and the same batches
+        come again. `keep`: further components, of any rank, that stay as they are.
 
-        A save in flight is finished, or given up after half a minute, and what `stage_every` has staged is dropped.
-        Then the job goes on as a new attempt of the run, and what it has saved since the checkpoint is never the run's
-        latest again. Raises NoRestorePoint where there is no such checkpoint: the state is what it was, and the attempt
-        goes on. StaleAttempt where another launch has taken over; and what restore() raises.
+        It finishes a save in flight, or gives it up after half a minute, and drops what `stage_every` has staged. Then
+        the job goes on as a new attempt of the run, and what it has saved since the checkpoint is never the run's
+        latest again.
+
+        Raises NoRestorePoint if there is no such checkpoint: the state is what it was, and the attempt goes on.
+        StaleAttempt if another launch has taken over; and what restore() raises.
         """
         return self._loading.rollback(state, steps=steps, before=before, skip_data=skip_data, keep=keep)
 
     def step(self, step: int, state: dict[str, Any], metrics: Metrics | None = None) -> SaveHandle | None:
-        """Call it after each step, on every rank. Saves when it is due; else costs about a microsecond.
+        """Call it after each step, on every rank. Saves when a save is due, and returns its handle. Otherwise it
+        returns None and costs about a microsecond.
 
-        Where an earlier save is still in flight on any rank, all ranks put this one off, to the first step after that
-        one. A save for Best waits for it: a later step is not the one that was measured.
+        While an earlier save is in flight on any rank, all ranks defer this one to the first step after that one. A
+        save for Best waits for it, because a later step is not the one that was measured.
+
+        Raises Preempted on every rank once the emergency save after a preemption notice is over; StaleAttempt if
+        another launch has taken over; with `strict`, SaveFailed.
         """
         self.parts.session.progress.ran(step)
         if not self.parts.session.may_save:
@@ -211,11 +225,13 @@ class Checkpointer:
         metrics: Metrics | None = None,
         kind: CheckpointKind | str = CheckpointKind.PERIODIC,
     ) -> SaveHandle:
-        """Saves now; call it on every rank. Waits for an earlier save (with a local tier until that one is on the
-        node's disk), then blocks for staging only; with `host_memory`
-        and a larger state, that is until the last byte is staged, while the first ones go up.
+        """Saves now, and returns the handle. Call it on every rank.
 
-        Raises on every rank where one rank's state cannot be saved (UnsupportedStateError names the key).
+        It waits for an earlier save (with a local tier until that one is on the node's disk), then blocks for staging
+        only. With `host_memory` and a larger state, that is until the last byte is staged, while the first ones are
+        uploaded.
+
+        Raises on every rank if one rank's state cannot be saved (UnsupportedStateError names the key).
         """
         self.parts.session.progress.reached(step)
         handle = self._save(step, state, metrics, CheckpointKind(kind))
@@ -227,33 +243,35 @@ class Checkpointer:
     def reader(self, at: str | None = None) -> HoldfastReader:
         """A storage reader for your own `torch.distributed.checkpoint.load`; without `at` of the newest restore point.
 
-        Call it on every rank. Raises NoRestorePoint where there is none: ask for `reader.step` to go on from there.
+        Call it on every rank. Raises NoRestorePoint if there is none: ask for `reader.step` to go on from there.
         """
         return self._loading.reader(at)
 
     def writer(self, step: int, *, kind: CheckpointKind | str = CheckpointKind.PERIODIC) -> HoldfastWriter:
         """A storage writer for your own `torch.distributed.checkpoint.save`: one checkpoint of this run. A loop that
-        saves by nothing else hears of a notice to leave by step_with().
+        saves by nothing else needs step_with() to hear of a preemption notice.
 
-        `check_finite` holds here too: what has NaN in any of its tensors is kept as diverged, and not resumed from.
-        Infinity is not looked for, as names alone do not say what is trained. `healthy` is not asked: there are no
-        metrics.
+        `check_finite` holds here too: a save with NaN in any of its tensors is kept as diverged, and not resumed from.
+        It does not look for infinity, because names alone do not say what is trained. `healthy` is not asked, because
+        there are no metrics.
         """
         return self._own_saves.writer(step, CheckpointKind(kind))
 
     def step_with(self, step: int, save: Callable[[], object]) -> bool:
         """step() for a loop that saves by its own dcp.save: call it after each step, on every rank.
 
-        `save` is called where a save is due (`save=` of the Checkpointer; never for Best, as there are no metrics), and
-        where the job is told to leave: once it is committed, Preempted is raised on every rank. It saves this step with
-        `writer(step)`, and raises what dcp.save raises. A step that the loop has saved itself is not saved again.
-        Returns whether `save` was called; else it costs about a microsecond.
+        Returns whether it called `save`. If it did not, it costs about a microsecond. It calls `save` if a save is due
+        (`save=` of the Checkpointer; never for Best, because there are no metrics), or if the job must leave. `save`
+        saves this step with `writer(step)`. A step that the loop has saved itself is not saved again.
+
+        Raises Preempted on every rank once the save of a job that must leave is committed; and what dcp.save raises.
         """
         return self._own_saves.step_with(step, save)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Waits until no save is in flight, with a local tier none in the spool. False if it takes longer. Not a
-        collective."""
+        """Waits until no save is in flight, with a local tier none in the spool. Returns False if that takes longer
+        than `timeout_seconds`. Not a collective. Raises StaleAttempt if another launch has taken over; with `strict`,
+        SaveFailed."""
         over = self._wait_idle(timeout_seconds)
         self._raise_pending()
         return over
@@ -265,7 +283,8 @@ class Checkpointer:
         return self.parts.pipeline.wait_idle(left) and own_are_over
 
     def close(self, outcome: AttemptOutcome = AttemptOutcome.FINISHED, detail: str = "") -> None:
-        """Waits for the save in flight, within bounds, and ends the attempt. Twice is fine. Not a collective."""
+        """Waits for the save in flight, within bounds, and ends the attempt. A second call does nothing. Not a
+        collective."""
         # A forked child has none of the threads, and its end is not the job's.
         if self._closed or os.getpid() != self._process_id:
             return
