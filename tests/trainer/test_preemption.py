@@ -266,7 +266,7 @@ def test_a_process_that_got_no_turn_for_long_does_not_take_the_others_for_dead(m
         Ranks(timeout_seconds=1), settings, wants=lambda: False, has_work=lambda: True, end=lambda *_: None
     )
     watch.agreement = SimpleNamespace(outlook=Outlook.OPEN, request=lambda *_: None, close=lambda **_: None)
-    watch.cover = SimpleNamespace(look=lambda *_: looks.append(True))
+    watch.standby = SimpleNamespace(look=lambda *_: looks.append(True))
     watch.give_notice(Notice("SIGTERM", "a signal", None))
     now = time.monotonic
     monkeypatch.setattr("holdfast.preemption.watch.time", SimpleNamespace(monotonic=lambda: now() + 3600))

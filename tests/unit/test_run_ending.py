@@ -116,10 +116,11 @@ def test_ranks_that_could_leave_no_note_are_known_by_their_launch():
             items=[SimpleNamespace(number=9 - at, launch_id=launch_id) for at, launch_id in enumerate(ids)]
         )
 
-    notes = notes_from_catalog(SimpleNamespace(attempts=attempts), RUN, "mine")
+    client = SimpleNamespace(attempts=SimpleNamespace(list=attempts))
+    notes = notes_from_catalog(client, RUN, "mine")
     assert outcome_of_launch(notes, lambda *_: (PREEMPTED, ""), 0) == Outcome(RUN, 8, PREEMPTED)
     assert outcome_of_launch(notes, lambda *_: None, 0) == Outcome(RUN, 8, None)
-    assert notes_from_catalog(SimpleNamespace(attempts=attempts), RUN, "min") == []
+    assert notes_from_catalog(client, RUN, "min") == []
 
 
 def test_of_several_runs_the_gravest_is_told():
