@@ -79,6 +79,15 @@ class Kill(pl.Callback):
             raise Killed
 
 
+class KillAfter(pl.Callback):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self._step:
+            raise Killed
+
+
 def loader() -> Any:
     data = torch.utils.data.TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)))
     return torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
@@ -141,6 +150,22 @@ def test_a_killed_fit_goes_on_bit_for_bit(run: str, service: Service, tmp_path: 
     trainer.test(again, loader(), ckpt_path="best", verbose=False)
     [attempt] = {each.latest_attempt for each in service.client.runs.all(project) if each.name == name}
     assert attempt == 3
+
+
+@pytest.mark.rule("sharded-hooks")
+def test_a_save_after_an_epochs_last_batch_is_resumed_and_so_are_those_after_it(run: str, tmp_path: Path) -> None:
+    """Epochs have four steps. The second launch goes on from step 4, the third from step 6."""
+
+    def launch(*callbacks: pl.Callback) -> Regression:
+        io = HoldfastCheckpointIO(run)
+        saving = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, save_top_k=-1)
+        trainer = trainer_of(tmp_path, *callbacks, saving=saving, plugins=[io], max_epochs=3)
+        return fitted(trainer, ckpt_path=io.last())
+
+    for killed_after in (5, 7):
+        with pytest.raises(Killed):
+            launch(KillAfter(killed_after))
+    assert len(launch().seen) == 12 - 6, "no step is run again"
 
 
 @pytest.mark.rule("sharded-hooks")

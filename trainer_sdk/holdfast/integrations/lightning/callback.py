@@ -45,6 +45,11 @@ class HoldfastCallback(Callback):
         if trainer.fit_loop.restarted_mid_epoch:
             # The loader's iterator was made by now. Between two epochs it is the next thing to be made.
             self._fit.restore_rng()
+            if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+                # The checkpoint was saved after an epoch's last batch. Lightning has counted that epoch as done by now,
+                # and in its middle-of-an-epoch stage would not count the next one as begun: what is saved in that
+                # epoch would not be resumed where it was saved.
+                trainer.fit_loop.reset_restart_stage()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step != self._stepped:
