@@ -162,7 +162,7 @@ GUARDS = (
     Guard(
         "fencing-token",
         "a sweep does not ask whether the store has newer records than the catalog",
-        "service/holdfast_service/collect/sweep.py",
+        "service/holdfast_service/collect/orphans.py",
         "        findings.stopped = _why_older(attached, findings) or findings.stopped\n",
         "",
         ("tests/service/test_restored_in_place.py",),

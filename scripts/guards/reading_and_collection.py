@@ -64,7 +64,7 @@ GUARDS = (
     Guard(
         "mark-before-delete",
         "the collector does not lock the chunks that it asks about",
-        "service/holdfast_service/collect/mark.py",
+        "service/holdfast_service/collect/mark_and_delete.py",
         "order_by(Chunk.digest).with_for_update(skip_locked=True)",
         "order_by(Chunk.digest)",
         ("tests/service/collect/test_collect.py",),
@@ -96,7 +96,7 @@ GUARDS = (
     Guard(
         "mark-before-delete",
         "what may go is not asked again behind the lock",
-        "service/holdfast_service/collect/mark.py",
+        "service/holdfast_service/collect/mark_and_delete.py",
         "Copy.chunk_id.in_(locked) & question.may_go()",
         'Copy.chunk_id.in_(locked) & Copy.state.in_(["verified"])',
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_beside_writers.py"),
@@ -104,7 +104,7 @@ GUARDS = (
     Guard(
         "mark-before-delete",
         "the marks that a dead collector left are forgotten",
-        "service/holdfast_service/collect/mark.py",
+        "service/holdfast_service/collect/mark_and_delete.py",
         "over = is_free(Copy.leased_until, question.now)",
         "over = Copy.leased_until.is_(None)",
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_collectors.py"),
@@ -120,7 +120,7 @@ GUARDS = (
     Guard(
         "late-put-window",
         "an orphan is deleted however young it is",
-        "service/holdfast_service/collect/sweep.py",
+        "service/holdfast_service/collect/orphans.py",
         "if each.modified_at < oldest",
         "if True",
         ("tests/service/collect/test_sweep.py",),
@@ -128,7 +128,7 @@ GUARDS = (
     Guard(
         "late-put-window",
         "a sweep does not ask the catalog again before it deletes",
-        "service/holdfast_service/collect/sweep.py",
+        "service/holdfast_service/collect/orphans.py",
         "unknown = unknown_of(context, attached.store_id, batch)",
         "unknown = list(batch)",
         ("tests/service/collect/test_sweep.py",),
@@ -136,7 +136,7 @@ GUARDS = (
     Guard(
         "late-put-window",
         "a sweep deletes however much it is",
-        "service/holdfast_service/collect/sweep.py",
+        "service/holdfast_service/collect/orphans.py",
         "    if not many and not large:",
         "    if True:",
         ("tests/service/collect/test_sweep.py", "tests/unit/test_breaker.py"),

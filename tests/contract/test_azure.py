@@ -13,8 +13,8 @@ import pytest
 from azure.core.credentials import AccessToken
 
 from holdfast_protocol.tiers import StorageClass, ThawSpeed
+from holdfast_service.stores.azure.azure_location import parse_azure_url
 from holdfast_service.stores.azure.azure_store import AzureStore, delegated_store
-from holdfast_service.stores.azure.azure_url import parse_azure_url
 from holdfast_service.stores.azure.classes import TERMS
 from holdfast_service.stores.base import Credentials, ObjectArchived, StoreRefused, StoreUnavailable
 from holdfast_service.stores.registry import open_store

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast_service.stores.base import Credentials, StoreRefused, StoreUnavailable
 from holdfast_service.stores.registry import open_store
+from holdfast_service.stores.s3.s3_location import FixedCredentials, parse_s3_url
 from holdfast_service.stores.s3.s3_store import S3Store
-from holdfast_service.stores.s3.s3_url import FixedCredentials, parse_s3_url
 from tests.contract.backends import Backend
 from tests.contract.suite import StoreContract, TicketContract
 from tests.support.stores import chunk_key, fetch, put_ticket, send

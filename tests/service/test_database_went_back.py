@@ -15,7 +15,7 @@ from holdfast_protocol.stores import FindingKind
 from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
 from holdfast_service.audit.record import Actor
 from holdfast_service.collect.controller import reconcile as collect
-from holdfast_service.collect.sweep import sweep_store
+from holdfast_service.collect.orphans import sweep_store
 from holdfast_service.db.engine import lossy_settings
 from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.errors import ProblemError, WentBackError

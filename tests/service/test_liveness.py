@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import event, select
 
 import holdfast_service.liveness.abandoned_uploads as reap
-import holdfast_service.liveness.silent_attempts as liveness
+import holdfast_service.liveness.stalled_attempts as liveness
 import holdfast_service.webhooks.controller as webhooks
 from holdfast_service.db.tables.operations import AuditEvent
-from holdfast_service.liveness.silent_attempts import LivenessReport, reconcile
+from holdfast_service.liveness.stalled_attempts import LivenessReport, reconcile
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.work.processes import attached_here, say_alive
 from tests.service.conftest import Clock

@@ -12,7 +12,7 @@ from sqlalchemy import delete, select, update
 
 import holdfast_service
 import holdfast_service.collect.controller
-import holdfast_service.collect.mark
+import holdfast_service.collect.mark_and_delete
 import holdfast_service.holds.holds
 import holdfast_service.retention.purge
 import holdfast_service.retention.trash
@@ -34,10 +34,13 @@ TAKES_AWAY = {
     ("rebuild/finish.py", "CheckpointState.TRASHED"): "only of deleted runs, and one with a held checkpoint lives on",
     ("retention/purge.py", "CheckpointState.DELETING"): "asks for holds under the checkpoint's lock",
     ("retention/purge.py", "CheckpointState.DELETED"): "only after deleting, which cannot be held",
-    ("collect/mark.py", "CopyState.DELETING"): "only of chunks that nothing committed, trashed or held needs",
-    ("collect/mark.py", "CopyState.GONE"): "only what was marked",
-    ("collect/mark.py", "store.delete"): "only what was marked",
-    ("collect/sweep.py", "store.delete"): "only objects that no row of the catalog knows",
+    (
+        "collect/mark_and_delete.py",
+        "CopyState.DELETING",
+    ): "only of chunks that nothing committed, trashed or held needs",
+    ("collect/mark_and_delete.py", "CopyState.GONE"): "only what was marked",
+    ("collect/mark_and_delete.py", "store.delete"): "only what was marked",
+    ("collect/orphans.py", "store.delete"): "only objects that no row of the catalog knows",
     ("tiers/cool.py", "CopyState.DELETING"): "only beside a colder copy, and never what the store was told to hold",
     ("records/writing.py", "store.delete_named"): "the record of a checkpoint that is deleting; an older version",
     ("records/history.py", "store.delete_named"): "what an earlier process remembered, and no data",
@@ -253,7 +256,7 @@ def test_a_hold_that_comes_while_the_collector_looks_keeps_every_chunk(
 ) -> None:
     prune(service, saved["id"])
     clock.advance(service.context.settings.ticket_seconds + service.context.settings.longest_upload_seconds + 1)
-    gate = hold_after(monkeypatch, holdfast_service.collect.mark, "_due_candidates")
+    gate = hold_after(monkeypatch, holdfast_service.collect.mark_and_delete, "_due_candidates")
     collecting, placing = overlap(
         service,
         gate,

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast_service.liveness.abandoned_uploads as reap
-import holdfast_service.liveness.silent_attempts as liveness
+import holdfast_service.liveness.stalled_attempts as liveness
 from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope
 from holdfast_service.insights import metrics as run_numbers

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-import holdfast_service.liveness.silent_attempts as liveness
+import holdfast_service.liveness.stalled_attempts as liveness
 import holdfast_service.webhooks.controller as webhooks
 from holdfast_client.cli.main import app
 from holdfast_protocol.states import Scope

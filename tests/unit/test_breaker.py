@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_service.collect.sweep import Amount, why_stop
+from holdfast_service.collect.orphans import Amount, why_stop
 
 GIB = 1024**3
 

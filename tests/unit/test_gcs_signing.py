@@ -13,9 +13,9 @@ from google.cloud.storage._signing import generate_signed_url_v4
 from google.oauth2 import service_account
 
 from holdfast_service.stores.base import ObjectKey, StoreRefused, make_tickets
+from holdfast_service.stores.gcs.gcs_location import parse_gcs_url
 from holdfast_service.stores.gcs.gcs_store import GcsStore
-from holdfast_service.stores.gcs.gcs_url import parse_gcs_url
-from holdfast_service.stores.gcs.identity import IamSigner, KeySigner, presign
+from holdfast_service.stores.gcs.signer import IamSigner, KeySigner, presign
 
 _EMAIL = "holdfast+odd@tests.iam.gserviceaccount.com"
 _AT = datetime(2026, 3, 1, 23, 59, 59, tzinfo=UTC)

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast_service.stores.bucket.canonical_request import encoded_query
+from holdfast_service.stores.s3.s3_location import FixedCredentials, parse_s3_url
 from holdfast_service.stores.s3.s3_store import S3Store
-from holdfast_service.stores.s3.s3_url import FixedCredentials, parse_s3_url
 from holdfast_service.stores.s3.signer import EMPTY_SHA256, Credentials, SigV4Signer
 from tests.support.stores import chunk_key
 

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from holdfast_service.stores.azure.azure_url import parse_azure_url
+from holdfast_service.stores.azure.azure_location import parse_azure_url
 from holdfast_service.stores.base import Credentials, StoreRefused, StoreUrlError
-from holdfast_service.stores.gcs.gcs_url import parse_gcs_url
+from holdfast_service.stores.gcs.gcs_location import parse_gcs_url
 from holdfast_service.stores.posix.posix_store import PosixStore
 from holdfast_service.stores.registry import open_store
+from holdfast_service.stores.s3.s3_location import parse_s3_url
 from holdfast_service.stores.s3.s3_store import S3Store
-from holdfast_service.stores.s3.s3_url import parse_s3_url
 
 _KEY = b"k" * 32
 

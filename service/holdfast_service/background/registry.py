@@ -26,7 +26,7 @@ from holdfast_service.collect import sweep_controller as sweep
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.holds import controller as holds
-from holdfast_service.liveness import abandoned_uploads, silent_attempts
+from holdfast_service.liveness import abandoned_uploads, stalled_attempts
 from holdfast_service.records import controller as records
 from holdfast_service.records.history import HistoryKeeper, settle_history
 from holdfast_service.replicate import controller as replicate
@@ -56,7 +56,7 @@ def loops_of(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
     interval = settings.controller_interval_seconds
     return (
         _controller("reap", interval, abandoned_uploads),
-        _controller("liveness", interval, silent_attempts),
+        _controller("liveness", interval, stalled_attempts),
         ControllerLoop("stores", interval, _watch_stores, own=True),
         ControllerLoop("records", interval, records.reconcile, records.backlog),
         _controller("prove", interval, verify),

@@ -2,11 +2,11 @@
 
 controller.py        one pass
 references.py        drops what checkpoints refer to that are over, and leaves their chunks as candidates
-full_scan.py         all copies, a portion in each pass: finds what nobody left
+scan_copies.py       the full scan of the catalog's copies, a portion in each pass: finds what nobody left
 garbage.py           which copies may go, and from which stores (queries)
-mark.py              the transaction: locks, asks again, marks, drops what is gone; then the bytes go
+mark_and_delete.py   the transaction: locks, asks again, marks, drops what is gone; then the bytes go
 plan.py              what would go now, and what waits for what: for people
-sweep.py             objects that no row knows, and when a sweep must stop
+orphans.py           the sweep of a store: objects that no row knows, and when a sweep must stop
 sweep_controller.py  sweeps each store once in a while
-on_demand.py        passes and sweeps that a person asks for
+on_demand.py         passes and sweeps that a person asks for
 """

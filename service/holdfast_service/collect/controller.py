@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
 from holdfast_service.attached_stores.attached import AttachedStore
-from holdfast_service.collect.full_scan import look_at_all, look_on
 from holdfast_service.collect.garbage import ready_stores
-from holdfast_service.collect.mark import Deleted, delete_marked, mark
+from holdfast_service.collect.mark_and_delete import Deleted, delete_marked, mark
 from holdfast_service.collect.references import drop_past_references
+from holdfast_service.collect.scan_copies import look_at_all, look_on
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.lease import is_free

@@ -14,7 +14,7 @@ from holdfast_protocol.stores import CollectionPass, StartSweep, StoreSweep, Swe
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.auth.principal import Principal
 from holdfast_service.collect.controller import collect
-from holdfast_service.collect.sweep import sweep_store
+from holdfast_service.collect.orphans import sweep_store
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.errors import ProblemError

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.audit.record import Actor
-from holdfast_service.collect.sweep import sweep_store
+from holdfast_service.collect.orphans import sweep_store
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.operations import StoreMaintenance

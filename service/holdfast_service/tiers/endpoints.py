@@ -11,8 +11,8 @@ from holdfast_protocol.tiers import RequestThaw, ThawView, TierPlan
 from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import Context
-from holdfast_service.tiers.request_thaw import request_thaw, show_thaw
 from holdfast_service.tiers.show_plan import plan_run
+from holdfast_service.tiers.thaw_requests import request_thaw, show_thaw
 from holdfast_service.web.guarded_route import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute, tags=["tiers"])

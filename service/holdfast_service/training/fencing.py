@@ -86,7 +86,7 @@ def is_of_launch(attempt: Attempt, fence: Fence) -> bool:
 # Fenced attempts that may have been dead before, and until when one that lives could have said so.
 #
 # training/attempts.py fences  ->  liveness/abandoned_uploads.py excuses what could not be heard  ->
-# liveness/silent_attempts.py settles
+# liveness/stalled_attempts.py settles
 
 REAPER = "reap"
 _FORGOTTEN_AFTER = timedelta(days=1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-import holdfast_service.collect.mark
+import holdfast_service.collect.mark_and_delete
 import holdfast_service.training.negotiate
 from holdfast_service.attached_stores.ownership import Marker, write_marker
 from holdfast_service.collect.controller import CollectReport, collect, reconcile
@@ -89,7 +89,7 @@ def test_a_writer_that_comes_while_a_copy_is_marked_is_told_to_send_it(
     clock.let_tickets_expire(service.context.settings)
     save = job.begin(1)
     save.negotiate(0)
-    gate = hold_after(monkeypatch, holdfast_service.collect.mark, "_claim")
+    gate = hold_after(monkeypatch, holdfast_service.collect.mark_and_delete, "_claim")
     # The copy is marked in a transaction that has not ended.
     _, writing = overlap(
         service, gate, lambda: reconcile(service.context), lambda: save.negotiate(0, [b"wanted again"])

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import event, func, select, update
 
 import holdfast_service.collect.controller
-import holdfast_service.collect.full_scan
-import holdfast_service.collect.mark
+import holdfast_service.collect.mark_and_delete
 import holdfast_service.collect.references
+import holdfast_service.collect.scan_copies
 from holdfast_service.collect.controller import collect, reconcile
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkList, ChunkListEntry, Copy, ShardChunk
@@ -35,8 +35,8 @@ STEPS: dict[str, tuple[ModuleType, str, int]] = {
     ),
     "lists were dropped, nothing is marked yet": (holdfast_service.collect.controller, "mark", 1),
     "copies are marked, no bytes were deleted": (holdfast_service.collect.controller, "delete_marked", 1),
-    "a part of the bytes is deleted": (holdfast_service.collect.mark, "_delete", 2),
-    "bytes are deleted, nothing is settled": (holdfast_service.collect.mark, "_settle", 1),
+    "a part of the bytes is deleted": (holdfast_service.collect.mark_and_delete, "_delete", 2),
+    "bytes are deleted, nothing is settled": (holdfast_service.collect.mark_and_delete, "_settle", 1),
 }
 
 
@@ -47,7 +47,7 @@ def test_two_collectors_at_once_share_the_work_and_do_nothing_twice(
     for data in (b"one", b"two", b"three"):
         given_up(job, data)
     clock.let_tickets_expire(service.context.settings)
-    gate = hold_after(monkeypatch, holdfast_service.collect.mark, "_claim")
+    gate = hold_after(monkeypatch, holdfast_service.collect.mark_and_delete, "_claim")
     first, second = overlap(service, gate, lambda: reconcile(service.context), lambda: reconcile(service.context))
     reports = [first.result(), second.result()]
     assert sum(report.done for report in reports) == 3
@@ -114,7 +114,7 @@ def test_a_quiet_round_reads_no_table_of_copies_or_chunks_whole(
 def test_what_nobody_left_as_a_candidate_is_found_by_the_full_scan(
     job: Job, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdfast_service.collect.full_scan, "ROWS", 1)
+    monkeypatch.setattr(holdfast_service.collect.scan_copies, "ROWS", 1)
     given_up(job, b"forgotten")
     job.save(1, content=b"weights")
     clock.let_tickets_expire(service.context.settings)

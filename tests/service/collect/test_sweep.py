@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-import holdfast_service.collect.sweep
+import holdfast_service.collect.orphans
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import StoreSweep
@@ -20,7 +20,7 @@ from holdfast_service.attached_stores.ownership import Marker, write_marker
 from holdfast_service.audit.record import Actor
 from holdfast_service.collect import sweep_controller as sweep_tick
 from holdfast_service.collect.controller import reconcile as collect_tick
-from holdfast_service.collect.sweep import sweep_store
+from holdfast_service.collect.orphans import sweep_store
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Chunk, Copy
@@ -114,7 +114,7 @@ def stored_everywhere(listing: Callable[[str], Iterator[StoredObject]], projects
 def test_a_sweep_that_would_delete_more_than_its_share_deletes_nothing_unless_it_is_forced(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdfast_service.collect.sweep, "_FLOOR_OBJECTS", 2)
+    monkeypatch.setattr(holdfast_service.collect.orphans, "_FLOOR_OBJECTS", 2)
     keys = {orphan(service, project_id) for _ in range(3)}
     assert "3 of 5 objects" in str(sweep_tick.reconcile(service.context).error)
     assert keys <= listed(service, project_id)
@@ -135,7 +135,7 @@ def test_the_share_is_that_of_each_project_too(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A project whose rows were lost must not hide behind a large store."""
-    monkeypatch.setattr(holdfast_service.collect.sweep, "_FLOOR_OBJECTS", 1)
+    monkeypatch.setattr(holdfast_service.collect.orphans, "_FLOOR_OBJECTS", 1)
     Job(service.http(), "big/run").begin(1).write(0, [bytes([number]) * 30 for number in range(40)])
     keys = {orphan(service, project_id) for _ in range(2)}
     swept = sweep(service)
@@ -151,7 +151,7 @@ def test_a_row_that_comes_between_listing_and_deleting_keeps_its_object(
     service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = orphan(service, project_id)
-    gate = hold_before(monkeypatch, holdfast_service.collect.sweep, "_delete")
+    gate = hold_before(monkeypatch, holdfast_service.collect.orphans, "_delete")
     with in_background(gate) as threads:
         sweeping = threads.submit(sweep, service)
         gate.wait_until_reached()
@@ -212,7 +212,7 @@ def test_a_store_that_does_not_say_that_it_is_ours_is_not_swept(
     key = orphan(service, project_id)
     context = service.context
     foreign = replace(Marker(context.catalog_id, context.epoch, context.store_id), epoch=context.epoch + 1)
-    gate = hold_before(monkeypatch, holdfast_service.collect.sweep, "_delete")
+    gate = hold_before(monkeypatch, holdfast_service.collect.orphans, "_delete")
     with in_background(gate) as threads:
         if when == "before":
             write_marker(context.store, foreign)
@@ -291,7 +291,7 @@ def test_the_controller_sweeps_each_store_once_in_its_interval(
 def test_of_two_sweeps_of_a_store_at_once_one_is_told_so_and_a_killed_ones_lease_ends(
     service: RunningService, project_id: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = hold_before(monkeypatch, holdfast_service.collect.sweep, "_look")
+    gate = hold_before(monkeypatch, holdfast_service.collect.orphans, "_look")
     with in_background(gate) as threads:
         first = threads.submit(sweep, service)
         gate.wait_until_reached()

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_service.collect.sweep import make_suspect
+from holdfast_service.collect.orphans import make_suspect
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.scrub import controller as rescrub

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from holdfast_protocol.checkpoints import StoreAnswer
-from holdfast_service.stores.azure.azure_url import EXAMPLE, AzureLocation, parse_azure_url
+from holdfast_service.stores.azure.azure_location import EXAMPLE, AzureLocation, parse_azure_url
 from holdfast_service.stores.azure.calls import (
     ARCHIVED,
     LARGEST_PUT_BYTES,
@@ -28,7 +28,8 @@ from holdfast_service.stores.azure.calls import (
     AzureCalls,
 )
 from holdfast_service.stores.azure.classes import AzureClasses, class_of, facts_of
-from holdfast_service.stores.azure.identity import (
+from holdfast_service.stores.azure.probe import probe_azure
+from holdfast_service.stores.azure.signer import (
     LONGEST_URL_SECONDS,
     Account,
     DelegatedAccount,
@@ -37,7 +38,6 @@ from holdfast_service.stores.azure.identity import (
     account_key,
     default_credential,
 )
-from holdfast_service.stores.azure.probe import probe_azure
 from holdfast_service.stores.base import (
     CHUNKS,
     Capabilities,

@@ -26,7 +26,7 @@ from azure.core.pipeline.transport import RequestsTransport
 from azure.storage.blob import BlobServiceClient, ContainerClient
 from requests.adapters import HTTPAdapter
 
-from holdfast_service.stores.azure.azure_url import AzureLocation
+from holdfast_service.stores.azure.azure_location import AzureLocation
 from holdfast_service.stores.base import (
     ObjectArchived,
     ObjectMismatch,

@@ -16,7 +16,7 @@ from typing import Any
 from azure.storage.blob import BlobClient, BlobProperties, ContainerProperties, RehydratePriority, StandardBlobTier
 
 from holdfast_protocol.tiers import ARCHIVED, ClassTerms, StorageClass, ThawSpeed
-from holdfast_service.stores.azure.azure_url import AzureLocation
+from holdfast_service.stores.azure.azure_location import AzureLocation
 from holdfast_service.stores.azure.calls import AlreadyThere, AzureCalls
 from holdfast_service.stores.base import (
     ClassFacts,

@@ -1,6 +1,6 @@
 """The parts of a request in the order and spelling that a V4 signature covers. Pure.
 
-Amazon's SigV4 (s3/signer.py) and Google's GOOG4 (gcs/identity.py) agree about them, and differ in names and the key.
+Amazon's SigV4 (s3/signer.py) and Google's GOOG4 (gcs/signer.py) agree about them, and differ in names and the key.
 """
 
 from __future__ import annotations

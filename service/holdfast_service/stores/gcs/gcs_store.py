@@ -34,9 +34,10 @@ from holdfast_service.stores.base import (
 )
 from holdfast_service.stores.bucket.presigned_probe import base64_md5
 from holdfast_service.stores.bucket.wire import StorePool, date_of
-from holdfast_service.stores.gcs.gcs_url import EXAMPLE, GcsLocation, parse_gcs_url
-from holdfast_service.stores.gcs.identity import GcsWire, RsaSigner, default_identity, presign, signer_for
+from holdfast_service.stores.gcs.gcs_location import EXAMPLE, GcsLocation, parse_gcs_url
+from holdfast_service.stores.gcs.identity import GcsWire, default_identity
 from holdfast_service.stores.gcs.probe import probe_gcs
+from holdfast_service.stores.gcs.signer import RsaSigner, presign, signer_for
 
 _ONLY_NEW = {"x-goog-if-generation-match": "0"}
 

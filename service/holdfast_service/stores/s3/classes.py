@@ -27,7 +27,7 @@ from holdfast_service.stores.base import (
 )
 from holdfast_service.stores.bucket.presigned_probe import base64_md5
 from holdfast_service.stores.bucket.wire import BucketWire, error_code
-from holdfast_service.stores.s3.s3_url import S3Location
+from holdfast_service.stores.s3.s3_location import S3Location
 
 # What the headers of S3's answers say of an object. Pure.
 

@@ -32,7 +32,7 @@ from holdfast_service.stores.s3.classes import (
     version_query,
 )
 from holdfast_service.stores.s3.probe import probe_s3
-from holdfast_service.stores.s3.s3_url import (
+from holdfast_service.stores.s3.s3_location import (
     EXAMPLE,
     CredentialSource,
     DefaultChainCredentials,
