@@ -55,7 +55,7 @@ def configure_logging(settings: ServiceSettings) -> None:
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
     logging.getLogger("uvicorn.access").disabled = True  # web/frame.py logs requests, without query strings
-    for noisy in ("botocore", "urllib3", "alembic"):
+    for noisy in ("azure", "botocore", "urllib3", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

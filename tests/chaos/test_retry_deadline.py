@@ -38,7 +38,7 @@ def test_a_staged_save_outlives_an_outage_that_a_restore_would_not(
         assert gone.wait(60)
         # What training itself asks for gives up meanwhile, as it always did.
         with Client(ClientSettings()) as own, pytest.raises(errors.ServiceUnavailable):
-            own.restore_point("tests", "outage")
+            own.restores.restore_point("tests", "outage")
         assert not handle.committed.done()
         service.start()
         assert handle.committed.result(timeout=120).step == 0

@@ -76,7 +76,7 @@ def test_what_rest_says_otherwise_and_what_a_job_that_was_told_to_leave_lost_is_
     happened = [Happened(PREEMPTS, "", 16.1, 16.5, {"plain": 28}, {"plain": 21.0})]
     if down:
         happened.insert(0, Happened("SIGKILL of the service", "", 15.0, 17.0, {"plain": 23}, {"plain": 21.0}))
-    client = SimpleNamespace(goodput=lambda _project, _run: account)
+    client = SimpleNamespace(insights=SimpleNamespace(goodput=lambda _project, _run: account))
     verdict = Verdict()
     judge_account(SimpleNamespace(place=SimpleNamespace(client=client)), job, happened, verdict)  # type: ignore[arg-type]
     texts = [one.text for one in verdict.findings]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import secrets
 import time
@@ -11,12 +12,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from azure.core.credentials import AccessToken
+from azure.storage.blob import UserDelegationKey
 
 from holdfast_protocol.tiers import StorageClass, ThawSpeed
 from holdfast_service.stores.azure.azure_location import parse_azure_url
 from holdfast_service.stores.azure.azure_store import AzureStore, delegated_store
 from holdfast_service.stores.azure.classes import TERMS
-from holdfast_service.stores.base import Credentials, ObjectArchived, StoreRefused, StoreUnavailable
+from holdfast_service.stores.azure.signer import DelegatedAccount
+from holdfast_service.stores.base import Credentials, ObjectArchived, ObjectMismatch, StoreRefused, StoreUnavailable
 from holdfast_service.stores.registry import open_store
 from tests.contract.backends import Backend
 from tests.contract.suite import StoreContract, TicketContract
@@ -90,6 +93,37 @@ class TestTickets(TicketContract):
         assert backend.store.head(key).sha256 is None
         assert send("", ticket, data, headers=bare).status in _TAKEN
         assert b"".join(backend.store.open_read(key)) == other
+
+
+def test_what_an_uploader_calls_encoded_is_read_as_it_lies_there_and_is_no_chunk(azurite):
+    """A SAS binds no header. What decodes to the announced chunk would be proven, and readers would get other bytes."""
+    store = _opened(azurite)
+    chunk = secrets.token_bytes(1000)
+    sent = gzip.compress(chunk)
+    key = chunk_key(chunk)
+    ticket = put_ticket(store, key, sent)
+    assert send("", ticket, sent, headers={**ticket.headers, "x-ms-blob-content-encoding": "gzip"}).status == 201
+    with pytest.raises(ObjectMismatch):
+        store.head(key)
+    assert b"".join(store.open_read(key)) == sent
+
+
+def test_while_azure_lends_no_key_the_one_that_is_there_signs_for_as_long_as_it_covers():
+    borrowed = []
+
+    def borrow(_since, until):
+        if borrowed:
+            raise StoreUnavailable("Entra ID does not answer")
+        borrowed.append(until)
+        return UserDelegationKey()
+
+    account = DelegatedAccount("holdfast", object(), borrow)
+    now = datetime.now(UTC)
+    account._renew(now, until=now)
+    later = borrowed[0] - timedelta(hours=20)
+    account._renew(later, until=later + timedelta(hours=1))
+    with pytest.raises(StoreUnavailable):
+        account._renew(later, until=borrowed[0] + timedelta(hours=1))
 
 
 def test_a_missing_container_is_not_taken_for_missing_objects(azurite):

@@ -220,11 +220,13 @@ def test_the_database_that_is_replaced_is_never_written(
     def rebuild(older_url: str) -> RebuildReport:
         return rebuild_catalog(into, settings.store_url, catalog_id=None, older_url=older_url, dry_run=True, json=False)
 
+    seen = _bytes_of(url)
     older = Database(url, reads_only=True)
     with pytest.raises(DBAPIError, match=r"read-?only"), older.engine.begin() as connection:
         connection.execute(text("UPDATE catalog_identity SET epoch = epoch + 1"))
     older.dispose()
     assert rebuild(url).checkpoints == {"committed": 1}
+    assert _bytes_of(url) == seen
 
     with service.context.database.engine.begin() as connection:
         head = connection.scalar(text("SELECT version_num FROM alembic_version"))
@@ -237,6 +239,27 @@ def test_the_database_that_is_replaced_is_never_written(
     assert there == "0006", "it is left as it is"
 
 
+def _bytes_of(url: str) -> bytes | None:
+    """Of a SQLite file."""
+    return Path(url.removeprefix("sqlite:///")).read_bytes() if url.startswith("sqlite") else None
+
+
+def test_a_copy_of_the_database_in_another_journal_mode_is_read_and_stays_as_it_is(
+    service: RunningService, settings: ServiceSettings, sqlite_catalogs: SqliteCatalogs, tmp_path: Path
+) -> None:
+    """As `VACUUM INTO` or a backup leaves it."""
+    copied = tmp_path / "copied.db"
+    source = sqlite3.connect(sqlite_catalogs.new(tmp_path).removeprefix("sqlite:///"))
+    source.execute("VACUUM INTO ?", (str(copied),))
+    source.close()
+    before = copied.read_bytes()
+    older = Database(f"sqlite:///{copied}", reads_only=True)
+    with older.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM runs")) == 0
+    older.dispose()
+    assert copied.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -244,6 +267,7 @@ def test_the_database_that_is_replaced_is_never_written(
         ("sqlite:///{folder}/other.db", "without a catalog"),
         ("mysql://host/name", "use sqlite"),
         ("catalog.db", "sqlite:///path"),
+        ("postgresql://u:p@host:port/name", "cannot be opened"),
     ],
 )
 def test_a_mistyped_database_is_refused_and_makes_no_file(

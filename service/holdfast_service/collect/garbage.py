@@ -170,7 +170,7 @@ def why_not(context: ServiceContext, attached: AttachedStore) -> str | None:
         return f"it does not answer ({error})."
     if allowed:
         return None
-    return "it does not say that it belongs to this catalog in this epoch. Adopt it, if it is to be this catalog's."
+    return "it does not say that it belongs to this catalog in this epoch. Claim it, if it is to be this catalog's."
 
 
 def _why_older(attached: AttachedStore) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import structlog
 from sqlalchemy import Engine, create_engine, event, make_url, text, update
@@ -164,6 +165,7 @@ class Database:
         return engine
 
     def _sqlite(self) -> Engine:
+        url = self.url
         if self.url.database not in (None, "", ":memory:"):
             path = Path(str(self.url.database))
             _refuse_network_filesystem(path)
@@ -171,14 +173,17 @@ class Database:
                 _for_the_owner_alone(path)
             elif not path.is_file():
                 raise DatabaseConfigurationError(f"there is no file {path}")
-        engine = create_engine(self.url, connect_args={"timeout": 30, "check_same_thread": False}, pool_size=20)
+            else:
+                url = url.set(database=f"file:{quote(str(path.absolute()))}", query={"mode": "ro", "uri": "true"})
+        engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False}, pool_size=20)
 
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: Any) -> None:
             connection.isolation_level = None  # pysqlite must not begin by itself; _begin does
+            if self._reads_only:
+                return  # to set the journal's mode would write
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 connection.execute(f"PRAGMA {pragma}")
-            connection.execute(f"PRAGMA query_only={'ON' if self._reads_only else 'OFF'}")
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Any) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import SecretStr
 from sqlalchemy.exc import ArgumentError
 
-from holdfast_service.db.engine import Database, DatabaseConfigurationError
+from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import revisions
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.run import rebuild
@@ -99,7 +99,7 @@ def _older(settings: ServiceSettings, url: str | None) -> Iterator[Database | No
         return
     try:
         database = Database(url, statement_seconds=settings.database_statement_seconds, reads_only=True)
-    except (DatabaseConfigurationError, ArgumentError, ImportError) as error:
+    except (ValueError, ArgumentError, ImportError) as error:
         raise SettingsError(
             f"--with-database cannot be opened ({error}). Name the database that is replaced as sqlite:///path or "
             "postgresql://user@host/name, or leave the option out."

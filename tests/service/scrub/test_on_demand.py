@@ -144,8 +144,8 @@ def test_a_bad_chunk_names_what_it_concerns_and_the_nearest_good_steps(service: 
     assert marked == ["demo/gpt@20#1", "demo/gpt@40#1", "demo/side@1#1"], "whoever needs the chunk, by name"
     scoped = ClientSettings(url=service.url, token=service.token(Scope.READ, project="demo"))
     with Client(scoped) as reader:
-        impact = reader.impact_of_chunk(digest_of(SHARED))
-        bad = list(reader.all_bad_copies("demo"))
+        impact = reader.scrub.impact_of_chunk(digest_of(SHARED))
+        bad = list(reader.scrub.all_bad_copies("demo"))
     assert impact.lost
     (chunk,) = impact.chunks
     assert (chunk.project, chunk.lost, [copy.finding for copy in chunk.copies]) == (

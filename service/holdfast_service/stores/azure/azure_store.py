@@ -134,7 +134,9 @@ class AzureStore(AzureClasses):
         return facts_of(self.properties(key))
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
-        download = self.calls.read(lambda: self.blob(key.path).download_blob(version_id=key.version_id))
+        # As it lies there: the library would decode what an uploader has called encoded.
+        blob = self.blob(key.path)
+        download = self.calls.read(lambda: blob.download_blob(version_id=key.version_id, decompress=False))
         return self._pieces(download.chunks())
 
     def _pieces(self, ranges: Iterator[bytes]) -> Iterator[bytes]:

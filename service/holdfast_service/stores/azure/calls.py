@@ -52,7 +52,7 @@ TAKEN = {"BlobAlreadyExists", "UnauthorizedBlobOverwrite"}
 ARCHIVED = {"BlobArchived", "BlobBeingRehydrated"}
 MISMATCH = {"Md5Mismatch", "InvalidMd5", "Crc64Mismatch"}
 _HELD = {"BlobImmutableDueToLegalHold", "BlobImmutableDueToPolicy"}
-_MISSING = {"", "BlobNotFound", "ResourceNotFound"}
+_MISSING = {"BlobNotFound", "ResourceNotFound"}
 _LACKING = {"NotImplemented", "FeatureNotSupportedForAccount", "APINotImplemented"}
 
 _Result = TypeVar("_Result")

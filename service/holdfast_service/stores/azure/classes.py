@@ -23,6 +23,7 @@ from holdfast_service.stores.base import (
     ObjectArchived,
     ObjectFacts,
     ObjectKey,
+    ObjectMismatch,
     StoreRefused,
     StoreUnavailable,
 )
@@ -66,7 +67,11 @@ def class_of(properties: BlobProperties) -> str | None:
 
 
 def facts_of(properties: BlobProperties) -> ObjectFacts:
-    """Azure reports no SHA-256. Its MD5 may be the client's word, so it is left out."""
+    """Azure reports no SHA-256. Its MD5 may be the client's word, so it is left out. Raises ObjectMismatch for
+    an object that is said to be encoded: a SAS binds no header, and readers would get other bytes than were announced.
+    """
+    if properties.content_settings.content_encoding:
+        raise ObjectMismatch("the object has a Content-Encoding, and no chunk has one")
     if properties.size is None:
         raise StoreUnavailable("the store does not say how large the object is; try again")
     return ObjectFacts(properties.size, None, _version(properties.version_id))
@@ -88,7 +93,9 @@ class AzureClasses:
         return self.calls.container.get_blob_client(self.location.key_prefix + relative_key)
 
     def read_whole(self, relative_key: str, version_id: str | None = None) -> bytes:
-        return self.calls.read(lambda: self.blob(relative_key).download_blob(version_id=version_id).readall())
+        # As they lie there: the library would decode what an uploader has called encoded.
+        blob = self.blob(relative_key)
+        return self.calls.read(lambda: blob.download_blob(version_id=version_id, decompress=False).readall())
 
     def write(self, relative_key: str, data: bytes, *, overwrite: bool, storage_class: str | None = None) -> str | None:
         """The version that it became, if the account keeps versions. Raises AlreadyThere where nothing is to be

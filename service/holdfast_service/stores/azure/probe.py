@@ -21,12 +21,14 @@ def probe_azure(store: PresigningStore) -> Capabilities:
         accepted, reason = probe.put(plain, body, right)
         if not accepted:
             raise StoreRefused(f"the store refuses a PUT by a SAS ({reason}); check permissions and the key")
+        overwritten = probe.put(plain, other, _BLOCK_BLOB)[0]
+        unchanged = probe.get_range(plain, 0, len(body) - 1) == body
         return Capabilities(
             sha256_enforced=False,  # Azure compares MD5 and CRC64, and nothing else
             sha256_reported=False,
             content_length_enforced=probe.refuses(probe.fresh_key(body), body, right, signed_bytes=len(body) - 1),
             # Without If-None-Match: the permission alone must keep what is there.
-            conditional_put=not probe.put(plain, other, _BLOCK_BLOB)[0] and store.head(plain).bytes == len(body),
+            conditional_put=not overwritten and unchanged,
             md5_enforced=probe.refuses(probe.fresh_key(body), body, {**_BLOCK_BLOB, "content-md5": base64_md5(other)}),
             range_get=probe.get_range(plain, 3, 9) == body[3:10],
             versioned=store.head(plain).version_id is not None,

@@ -14,10 +14,10 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast_service.stores.base import Credentials, StoreRefused
+from holdfast_service.stores.base import Credentials, StoreError, StoreRefused
 
 if TYPE_CHECKING:
     from azure.core.credentials import AzureNamedKeyCredential, TokenCredential
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LONGEST_URL_SECONDS = 7 * 24 * 3600
 _KEY_LIVES = timedelta(days=7)
 _KEY_IS_RENEWED_BEFORE = timedelta(days=1)
+_TRY_AGAIN_AFTER = timedelta(minutes=1)
 # A key that begins in the future by Azure's clock signs nothing yet.
 _SKEW = timedelta(minutes=15)
 
@@ -82,15 +83,26 @@ class DelegatedAccount:
         self._borrow = borrow
         self._lock = threading.Lock()
         self._key: tuple[UserDelegationKey, datetime] | None = None
+        self._try_again_at = datetime.min.replace(tzinfo=UTC)
 
     def sign(self, grant: Grant, now: datetime) -> tuple[str, datetime]:
         with self._lock:
             # One request a week, under the lock: the tickets of a batch wait for one key and not for as many.
-            if self._key is None or self._key[1] - now < _KEY_IS_RENEWED_BEFORE:
-                ends_at = now + _KEY_LIVES - _SKEW
-                self._key = self._borrow(now - _SKEW, ends_at), ends_at
+            if self._key is None or (self._key[1] - now < _KEY_IS_RENEWED_BEFORE and now >= self._try_again_at):
+                self._renew(now, until=grant.expires_at)
+            assert self._key is not None
             key, ends_at = self._key
         return _signed(self.name, grant, delegation_key=key), min(grant.expires_at, ends_at)
+
+    def _renew(self, now: datetime, *, until: datetime) -> None:
+        """Raises StoreError. While Azure does not answer, the key that is there signs for as long as it covers."""
+        ends_at = now + _KEY_LIVES - _SKEW
+        try:
+            self._key = self._borrow(now - _SKEW, ends_at), ends_at
+        except StoreError:
+            if self._key is None or self._key[1] < until:
+                raise
+            self._try_again_at = now + _TRY_AGAIN_AFTER
 
 
 def account_key(credentials: Credentials | None, account: str) -> str | None:
@@ -98,8 +110,8 @@ def account_key(credentials: Credentials | None, account: str) -> str | None:
     another account."""
     if credentials is not None and credentials.access_key != account:
         raise StoreRefused(
-            f"the key that the settings give is for the account {credentials.access_key}, and the store's URL names "
-            f"{account}; write the account's name as the access key's id"
+            f"the access key's id in the settings is not {account}, the account that the store's URL names; write the "
+            "account's name there, and its key as the secret"
         )
     key = credentials.secret_key if credentials is not None else os.environ.get("AZURE_STORAGE_KEY")
     if key is None:

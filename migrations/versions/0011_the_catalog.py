@@ -1,6 +1,7 @@
 """The catalog
 
-Revision: 0001, the first. The same statements on SQLite and on Postgres; `db/tables/` says what they mean.
+Revision: 0011, the first that counts: those before it were never released. The same statements on SQLite and on Postgres;
+`db/tables/` says what they mean.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-revision = "0001"
+revision = "0011"
 down_revision = None
 branch_labels = None
 depends_on = None
