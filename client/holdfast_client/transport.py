@@ -53,7 +53,8 @@ def jittered_seconds(failures: int) -> float:
 
 
 class Backoff:
-    """One call's patience. `sleep` may be an Event's `wait`, so that a stopped transfer does not sit out its pause.
+    """One call's retry deadline. `sleep` may be an Event's `wait`, so that a stopped transfer does not sit out its
+    pause.
 
     `from_failure`: the total time begins with the first failure. For what nobody waits for, and for transfers: a slow
     one may take longer than that.
@@ -261,7 +262,7 @@ class Transport:
         retry_deadline_seconds = self.settings.retry_seconds if call.retry_seconds is None else call.retry_seconds
         if retry_deadline_seconds:
             # What the service may take for its answer is not lost yet: else a long wait that was cut off, or swallowed
-            # by a network, had used the patience up with its first try.
+            # by a network, had used the time up with its first try.
             retry_deadline_seconds += call.waits_seconds
         backoff = Backoff(
             retry_deadline_seconds,

@@ -1,7 +1,7 @@
 """The catalog
 
-Revision: 0011, the first that counts: those before it were never released. The same statements on SQLite and on Postgres;
-`db/tables/` says what they mean.
+Revision: 0011, the first that counts: those before it were never released. The same statements on SQLite and on
+Postgres; `db/tables/` says what they mean.
 """
 
 from collections.abc import Sequence

@@ -219,9 +219,9 @@ class TransferPool:
         stop: threading.Event | None = None,
         backoff: Backoff | None = None,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """One try, when its turn has come (`pace`). The response's body is not read yet. The connection is kept if the
-        body was read to its end. Raises StoreUnavailable for whatever happens to the connection, here or while the body
-        is read; TransferStopped while it waits for its permit."""
+        """One try, when it has a permit (`rate_limit`). The response's body is not read yet. The connection is kept if
+        the body was read to its end. Raises StoreUnavailable for whatever happens to the connection, here or while the
+        body is read; TransferStopped while it waits for its permit."""
         with (
             self.rate_limit.permit(stop, backoff) as permit,
             self._send(method, url, headers, body, permit) as response,

@@ -29,7 +29,7 @@ def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int, *, newes
     `catalog_went_back`.
 
     SHARE, not KEY SHARE: opening an attempt takes the row FOR UPDATE, and nothing of an older attempt may commit
-    after the new one was told where to resume. `newest=False` is for a branch detached, which can change nothing
+    after the new one was told where to resume. `newest=False` is for a detached branch, which can change nothing
     that an attempt was told: any attempt of this epoch passes, and one that is not there is `attempt_not_found`.
     """
     refuse_if_went_back(session)

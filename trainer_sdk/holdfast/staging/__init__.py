@@ -2,10 +2,9 @@
 
 Flow: capture -> plan -> **stage** -> hash -> upload.
 
-    shard.py     which memory a save gets, kept from save to save
-    shard.py    the whole shard at once, or a window of bounded size, whose room is reused while the shard goes up
-    copy.py     the memory, and the copies into it
-    copy.py   what need not be copied again
+    shard.py    which memory a save gets, kept from save to save: for the whole shard at once, or a window of bounded
+                size, whose room is reused while the shard goes up
+    copy.py     the copies into it, and what need not be copied again
 """
 
 from holdfast.staging.shard import StagedShard, StagingArea, StagingBusyError, WindowedShard

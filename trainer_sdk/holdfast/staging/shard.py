@@ -30,10 +30,6 @@ from holdfast.state.tensors import TensorPiece, torch_dtype
 from holdfast_client.chunks.workers import WorkerThreads
 from holdfast_client.transport import check_stop
 
-# One staged save: the whole shard at once, or through a window where memory is short.
-
-# One staged save, as the background half of a save reads it.
-
 
 class StagedShard(ABC):
     """The bytes of each chunk. Chunks have the ordinals 0 to chunk_count - 1 and are taken in this order."""

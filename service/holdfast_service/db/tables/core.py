@@ -251,7 +251,7 @@ class Checkpoint(Table):
     recorded_version: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     forgotten_at: Mapped[datetime | None] = mapped_column(Moment)  # the collector has dropped its references
     __table_args__ = (
-        # Identity (rule one-checkpoint-per-step): after an abort the same step can be begun anew. A branch detached
+        # Identity (rule one-checkpoint-per-step): after an abort the same step can be begun anew. A detached branch
         # stands beside the line's own, or pushing it would keep the newest attempt from adopting the step.
         partial_index(
             "uq_checkpoints_live_step",
