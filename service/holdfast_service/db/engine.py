@@ -154,7 +154,8 @@ class Database:
         @event.listens_for(engine, "do_connect")
         def _connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
             connection = postgres_limits.connect(self._statement_seconds, *arguments, **options)
-            connection.read_only = self._reads_only
+            if self._reads_only:  # else the database's own default counts
+                connection.read_only = True
             return connection
 
         def do_ping(connection: Any) -> bool:
