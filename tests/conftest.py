@@ -14,6 +14,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.support.azurite import Azurite, NoNodeError, azurite_server
 from tests.support.databases import PostgresCatalogs, SqliteCatalogs
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
@@ -124,6 +125,16 @@ def postgres() -> Iterator[PostgresServer]:
 def seaweedfs() -> Iterator[SeaweedFS]:
     with seaweedfs_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Azurite]:
+    """Skips only where there is no Node.js: pip cannot install it, and no other part of Holdfast needs it."""
+    try:
+        with azurite_server() as server:
+            yield server
+    except NoNodeError as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """The catalog
 
 Revision: 0011, the first that counts: those before it were never released. The same statements on SQLite and on
-Postgres; `db/tables/` says what they mean.
+Postgres; `db/tables/` says what they mean. One file: a revision is applied as a whole, and its tables stand in the
+order of their keys.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.azurite import NoNodeError, azurite_server
 from tests.support.gcs_fake.process import gcs_fake
 from tests.support.seaweedfs import seaweedfs_server
 
@@ -21,12 +20,3 @@ def seaweedfs():
 def gcs():
     with gcs_fake() as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def azurite():
-    try:
-        with azurite_server() as server:
-            yield server
-    except NoNodeError as reason:
-        pytest.skip(str(reason))

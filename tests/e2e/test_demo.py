@@ -64,6 +64,7 @@ def left_behind(folder: Path) -> list[str]:
 @pytest.mark.parametrize(("store", "database"), [("posix", "sqlite"), ("s3", "postgres"), ("azure", "postgres")])
 def test_the_demo_passes(folder: Path, store: str, database: str) -> None:
     if store == "azure" and not (shutil.which("node") and shutil.which("npm")):
+        # As the fixture `azurite` does: pip cannot install Node.js, and no other part of Holdfast needs it.
         pytest.skip("Azurite needs Node.js, and this machine has none")
     demo = start(folder, "--store", store, "--database", database)
     output, _ = demo.communicate(timeout=280)

@@ -12,19 +12,9 @@ from holdfast_client import Client, ClientSettings
 from holdfast_protocol.states import StoreRole
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.settings import ServiceSettings
-from tests.support.azurite import Azurite, NoNodeError, azurite_server
 from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.rank import Job
 from tests.support.service import RunningService, running_service
-
-
-@pytest.fixture(scope="module")
-def azurite() -> Iterator[Azurite]:
-    try:
-        with azurite_server() as server:
-            yield server
-    except NoNodeError as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.fixture

@@ -261,7 +261,7 @@ _log = structlog.get_logger("holdfast.scrub")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HealReport(ReconcileReport):
+class RepairReport(ReconcileReport):
     """`lost_copies`: no store has a good one to repair them from now."""
 
     repaired_copies: int = 0
@@ -284,7 +284,7 @@ class _Pass:
         _log.warning("not_repaired", reason=str(error))
 
 
-def reconcile(context: ServiceContext) -> HealReport:
+def reconcile(context: ServiceContext) -> RepairReport:
     """Repairs for about the interval of its passes, or until nothing is due."""
     doing = _Pass()
     repaired: list[str] = []
@@ -295,7 +295,7 @@ def reconcile(context: ServiceContext) -> HealReport:
     finally:
         keep_totals(context.database, doing.by_store)
     total = total_of(doing.by_store)
-    return HealReport(
+    return RepairReport(
         done=total.repaired + len(repaired),
         failed=doing.failed,
         error=doing.error,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Any
 
@@ -81,7 +82,7 @@ def _version(told: str | None) -> str | None:
     return told or None
 
 
-class AzureClasses:
+class AzureClasses(ABC):
     """A ClassedStore and a LockingStore."""
 
     class_terms = TERMS
@@ -179,7 +180,7 @@ class AzureClasses:
         try:
             told = self.calls.read(self.calls.container.get_account_information)
         except StoreRefused:
-            return  # this identity may not ask; operating.md tells its operator
+            return  # this identity may not ask; docs/operating/set-up.md tells its operator
         if _yes(told.get("is_hns_enabled")):
             raise StoreRefused(
                 f"the account {self.location.account} has a hierarchical namespace (Data Lake Storage), whose listings "
@@ -189,8 +190,9 @@ class AzureClasses:
     def container_properties(self) -> ContainerProperties:
         return self.calls.read(self.calls.container.get_container_properties)
 
+    @abstractmethod
     def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
-        raise NotImplementedError
+        """As the contract has it. The store that builds on this class has it; copies and the probe need it here."""
 
 
 def _yes(told: Any) -> bool:
