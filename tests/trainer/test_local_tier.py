@@ -11,14 +11,18 @@ from gloo import run_ranks
 from tests.support.training import Job, values
 
 import holdfast
+import holdfast.checkpointer
+import holdfast.save.pipeline
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
+from holdfast.save.job import SaveState
+from holdfast.save.outcome import SaveReports
 from holdfast_client.client import Client
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.tier import LocalTier
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import AbortCheckpoint
-from holdfast_protocol.states import CheckpointKind
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 
 FRESH = 300_000
 """Elements of a state: 1.2 MB, in chunks of its own."""
@@ -333,3 +337,25 @@ def test_close_leaves_neither_threads_nor_files_behind(run, folder):
 
 def _is_open(descriptor):
     return os.path.lexists(f"/proc/self/fd/{descriptor}")
+
+
+@pytest.mark.rule("late-save-adoption")
+def test_a_job_that_ends_just_after_a_save_is_on_the_disk_does_not_call_it_lost(run, folder, monkeypatch):
+    on_disk, ended = threading.Event(), threading.Event()
+
+    def held(self):
+        on_disk.set()
+        ended.wait(60)
+
+    monkeypatch.setattr(SaveReports, "kept", held)
+    monkeypatch.setattr(holdfast.save.pipeline, "_STOP_SECONDS", 0.1)
+    monkeypatch.setattr(holdfast.checkpointer, "_DRAIN_AFTER_ERROR_SECONDS", 0.1)
+    ckpt = holdfast.Checkpointer(run, local=folder)
+    ckpt.restore(state_at(0))
+    handle = ckpt.save(0, state_at(0))
+    assert on_disk.wait(60)
+    ckpt.close(AttemptOutcome.FAILED)
+    ended.set()
+    assert handle.state is SaveState.SPOOLED
+    assert isinstance(handle.committed.exception(timeout=60), errors.SaveSpooled)
+    assert spooled(folder)[0] == [0]

@@ -131,6 +131,29 @@ def test_a_version_is_read_and_signed_as_that_version():
     assert "sr=bv" in url
 
 
+def test_a_copy_whose_second_write_loses_its_reply_is_there_and_no_failure():
+    source, target = chunk_key(b"warm"), chunk_key(b"cold copy")
+    answers = [_error(409, "BlobAlreadyExists"), _error(500, "OperationTimedOut"), _error(409, "BlobAlreadyExists")]
+    done = []
+
+    def reply(seen: Seen) -> Reply:
+        done.append(seen.method)
+        if seen.method == "PUT":
+            return answers.pop(0)
+        if seen.method == "DELETE":
+            return Reply(202)
+        if seen.method == "HEAD":
+            return _blob(**{"Content-Length": "5", "x-ms-access-tier": "Cool"})
+        if seen.query.get("comp") == "list":
+            return Reply(200, b"<EnumerationResults><Blobs/></EnumerationResults>", {"Content-Type": "application/xml"})
+        return Reply(206, b"bytes", {"Content-Range": "bytes 0-4/5", "Content-Type": "application/octet-stream"})
+
+    with _answering(reply) as store:
+        told = store.copy_object(source, target, StorageClass.INFREQUENT)
+    assert (told.facts.bytes, told.storage_class, answers) == (5, StorageClass.INFREQUENT, [])
+    assert done.index("DELETE") < done.index("HEAD")
+
+
 @pytest.mark.parametrize(("speed", "priority"), [(ThawSpeed.EXPEDITED, "High"), (ThawSpeed.STANDARD, "Standard")])
 def test_a_thaw_moves_to_the_hot_tier_and_is_under_way_until_it_is_there(speed, priority):
     asked = []

@@ -211,12 +211,12 @@ class SavePipeline:
                 self._release(job)
                 job = dataclasses.replace(job, staged=error)
             kept = job
+        with self._lock:
+            self._in_flight[job.number] = kept
         if kept.record is None:
             job.handle.mark_local(kept=False)
         else:
             job.handle.become(SaveState.SPOOLED)
-        with self._lock:
-            self._in_flight[job.number] = kept
         self._uploads.put(kept)
 
     def _kept(self, job: SaveJob, tier: LocalTier) -> SaveJob:
@@ -225,10 +225,13 @@ class SavePipeline:
         job.handle.become(SaveState.HASHING)
         chunks, documents = self._chunks(job, staged), self._documents(staged)
         record = keep_save(self._session, tier.spool, job, chunks, index=documents, workers=self._workers)
+        kept = dataclasses.replace(job, record=record)
+        with self._lock:  # at once: what close() finds here without a record, it calls lost
+            self._in_flight[job.number] = kept
         staged.hashed([chunk.digest for chunk in record.chunks])
         self._reports.kept()
         self._release(job)
-        return dataclasses.replace(job, record=record)
+        return kept
 
     def _release(self, job: SaveJob) -> None:
         if isinstance(job.staged, StagedShard):

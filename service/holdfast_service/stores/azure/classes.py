@@ -133,7 +133,9 @@ class AzureClasses(ABC):
         except (AlreadyThere, ObjectArchived):
             # An earlier try. What is archived can be neither read nor overwritten, so it goes first.
             self.delete(target)
-            self.write(target.path, data, overwrite=False, storage_class=storage_class.value)
+            # Nothing else writes this name, so what is there now is this write, whose reply was lost.
+            with suppress(AlreadyThere, ObjectArchived):
+                self.write(target.path, data, overwrite=False, storage_class=storage_class.value)
         told = self.class_facts(target)
         # The service has hashed these very bytes, and Azure has compared their MD5 with what arrived.
         facts = ObjectFacts(told.facts.bytes, hashlib.sha256(data).hexdigest(), told.facts.version_id)
