@@ -1,7 +1,7 @@
 """A fresh catalog and a running service for each test, on both databases.
 
 database_url   parametrised: sqlite, postgres
-service        the application with a posix store, behind a real uvicorn (tests/support/service.py)
+service        the application with a posix store, called in this process (tests/support/service.py)
 s3_service     the same with SeaweedFS
 clock          moves the catalog's clock: clock.advance(seconds)
 cold           a service with something cold (tests/support/tiers.py): a second folder beside SQLite, a bucket with
@@ -112,9 +112,7 @@ def cold(
         else:
             changes["cold_store"] = f"posix://{tmp_path / 'cold'}"
         service = stack.enter_context(running_service(settings.model_copy(update=changes)))
-        world = Cold(service, clock.advance, fake)
-        stack.callback(world.close)
-        yield world
+        yield Cold(service, clock.advance, fake)
 
 
 @pytest.fixture

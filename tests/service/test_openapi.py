@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import httpx
 import pytest
 
 from holdfast_service.web.openapi import EXAMPLES
@@ -14,7 +13,7 @@ from tests.support.service import RunningService
 
 @pytest.fixture
 def schema(service: RunningService) -> dict[str, Any]:
-    reply = httpx.get(f"{service.url}/openapi.json", timeout=60)
+    reply = service.http(token=None).get("/openapi.json")
     assert reply.status_code == 200
     document: dict[str, Any] = reply.json()
     return document

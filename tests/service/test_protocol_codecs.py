@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import zstandard
 from sqlalchemy import func, select
@@ -21,7 +20,7 @@ from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, ShardChunk
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.support.interleave import refused
-from tests.support.rank import Job, Save, answer, digest_of
+from tests.support.rank import Job, Save, answer, digest_of, redeem
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.service import RunningService, running_service
 
@@ -278,8 +277,7 @@ def test_a_ticket_to_read_says_how_the_bytes_are_encoded(any_service: RunningSer
     commit(save)
     (ticket,) = reads(any_service, save.id)["chunks"]
     assert (ticket["codec"], ticket["bytes"], ticket["stored_bytes"]) == ("zstd-shuffle4", len(RAW), len(STORED))
-    with httpx.Client(base_url=any_service.url) as without_token:
-        assert without_token.get(ticket["url"], headers=ticket["headers"]).content == STORED
+    assert redeem(any_service.http(), ticket).content == STORED
 
 
 def test_a_path_to_read_says_how_its_bytes_are_encoded(service: RunningService, job: Job) -> None:

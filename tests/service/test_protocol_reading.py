@@ -28,7 +28,7 @@ from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, ReadLease
 from holdfast_service.stores.base import StoreUnavailable
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
-from tests.support.rank import Job, Refused, Save, answer, digest_of
+from tests.support.rank import Job, Refused, Save, answer, digest_of, redeem
 from tests.support.service import RunningService
 
 CONTENT = b"weights of rank 0" * 1000
@@ -94,8 +94,7 @@ def test_a_ticket_gives_the_bytes_under_a_lease(service: RunningService, saved: 
     given = reads(service, saved["id"], CONTENT)
     (ticket,) = given["chunks"]
     assert (ticket["kind"], ticket["bytes"], ticket["stored_bytes"]) == ("http", len(CONTENT), len(CONTENT))
-    with httpx.Client(base_url=service.url) as without_token:
-        assert without_token.get(ticket["url"], headers=ticket["headers"]).content == CONTENT
+    assert redeem(service.http(), ticket).content == CONTENT
     with service.context.database.read() as session:
         lease = session.get_one(ReadLease, given["lease_id"])
         assert lease.expires_at > database_now(session) + timedelta(seconds=ticket["expires_in_seconds"])

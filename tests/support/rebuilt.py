@@ -22,7 +22,7 @@ from holdfast_service.rebuild.run import rebuild
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import Store
 from holdfast_service.stores.registry import open_store
-from tests.support.rank import digest_of
+from tests.support.rank import digest_of, redeem
 from tests.support.service import RunningService, running_service
 
 SIGNING_KEY = b"k" * 32
@@ -71,11 +71,7 @@ def read_all(http: httpx.Client, checkpoint_id: str, chunks: Sequence[bytes]) ->
 def _bytes_of(http: httpx.Client, ticket: dict[str, Any]) -> bytes:
     if ticket["kind"] == "file":
         return Path(ticket["path"]).read_bytes()
-    url = httpx.URL(str(http.base_url)).join(ticket["url"])
-    with httpx.Client(timeout=60) as plain:
-        reply = plain.get(url, headers=ticket["headers"])
-    reply.raise_for_status()
-    return reply.content
+    return redeem(http, ticket).raise_for_status().content
 
 
 def check_all(context: ServiceContext, *, deep: bool = False, confirm_missing: bool = False) -> CatalogCheck:

@@ -1,14 +1,16 @@
-"""A running service: the real application behind a real uvicorn on loopback, in a thread of the test's process.
+"""A running service: the real application in the test's process.
 
 `context` is the very object that its operations use, so that a test can look into the catalog and call an operation or
-a controller's reconcile directly; `http` is for what crosses the wire. Background work does not run by itself here.
+a controller's reconcile directly. `http` calls the application without a socket (tests/support/in_process.py). `url` is
+for what needs one, a client or a command: a real uvicorn on loopback, started when a test first asks for it. Background
+work does not run by itself here.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 
 import httpx
@@ -27,18 +29,29 @@ from holdfast_service.db.tables.core import Project
 from holdfast_service.serve import http_config
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
+from tests.support.in_process import InProcessTransport, in_process
 from tests.support.ports import free_ports
 
 ALL_SCOPES = tuple(Scope)
 
 
 class RunningService:
-    def __init__(self, context: ServiceContext, app: FastAPI, url: str) -> None:
+    def __init__(self, context: ServiceContext, app: FastAPI, transport: InProcessTransport) -> None:
         self.context = context
         self.app = app
-        self.url = url
-        self._clients: list[httpx.Client] = []
+        self._transport = transport
+        self._served = ExitStack()
+        self._url: str | None = None
+        self._starting = threading.Lock()
         self._all_scopes = self.token()
+
+    @property
+    def url(self) -> str:
+        """Where a real server listens; it is started at the first call."""
+        with self._starting:
+            if self._url is None:
+                self._url = self._served.enter_context(_uvicorn(self.app, self.context.settings))
+            return self._url
 
     def token(
         self,
@@ -72,13 +85,11 @@ class RunningService:
         )
 
     def http(self, *, token: str | None = "", headers: Iterable[tuple[str, str]] = ()) -> httpx.Client:
-        """A client for this service. The default token has all scopes; None sends none."""
+        """A client that calls the application without a socket. The default token has all scopes; None sends none."""
         sent = {PROTOCOL_HEADER: PROTOCOL_VERSION, **dict(headers)}
         if token is not None:
             sent["Authorization"] = f"Bearer {token or self._all_scopes}"
-        client = httpx.Client(base_url=self.url, headers=sent, timeout=60)
-        self._clients.append(client)
-        return client
+        return httpx.Client(base_url="http://127.0.0.1", headers=sent, timeout=60, transport=self._transport)
 
     def make_project(self, name: str, *, quota_bytes: int | None = None) -> str:
         """Its id."""
@@ -87,8 +98,7 @@ class RunningService:
         return str(reply.json()["id"])
 
     def close(self) -> None:
-        for client in self._clients:
-            client.close()
+        self._served.close()
 
 
 @contextmanager
@@ -96,22 +106,31 @@ def running_service(settings: ServiceSettings) -> Iterator[RunningService]:
     context = open_service(settings)
     try:
         app = create_app(context)
-        port = free_ports()
-        config = http_config(app, settings)
-        config.host, config.port = "127.0.0.1", port
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, name="uvicorn", daemon=True)
-        thread.start()
-        while not server.started:
-            thread.join(0.005)
-            if not thread.is_alive():
-                raise RuntimeError("uvicorn did not start")
-        running = RunningService(context, app, f"http://127.0.0.1:{port}")
-        try:
-            yield running
-        finally:
-            running.close()
-            server.should_exit = True
-            thread.join(30)
+        with in_process(app) as transport:
+            running = RunningService(context, app, transport)
+            try:
+                yield running
+            finally:
+                running.close()
     finally:
         close_service(context)
+
+
+@contextmanager
+def _uvicorn(app: FastAPI, settings: ServiceSettings) -> Iterator[str]:
+    """Its URL."""
+    port = free_ports()
+    config = http_config(app, settings)
+    config.host, config.port = "127.0.0.1", port
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="uvicorn", daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.005)
+        if not thread.is_alive():
+            raise RuntimeError("uvicorn did not start")
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)

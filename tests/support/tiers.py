@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import select
 
@@ -15,7 +14,7 @@ from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.stores.base import ObjectKey
 from holdfast_service.tiers.controller import TiersReport, reconcile
-from tests.support.rank import Job, answer, digest_of
+from tests.support.rank import Job, answer, digest_of, redeem
 from tests.support.s3_fake.server import S3Fake
 from tests.support.service import RunningService
 
@@ -38,12 +37,6 @@ class Cold:
         self.fake = fake
         self.rule = {"to": "cold"} if fake is None else {"storage_class": "archive"}
         self._move_clock = move_clock
-        self._outside = httpx.Client(
-            timeout=60, verify=False
-        )  # a client of its own: the token must not go to the store
-
-    def close(self) -> None:
-        self._outside.close()
 
     def advance(self, seconds: float) -> None:
         self._move_clock(seconds)
@@ -121,8 +114,7 @@ class Cold:
         return found
 
     def read(self, ticket: dict[str, Any]) -> bytes:
-        url = httpx.URL(str(self.http.base_url)).join(ticket["url"])
-        return self._outside.get(url, headers=ticket["headers"]).raise_for_status().content
+        return redeem(self.http, ticket).raise_for_status().content
 
     def content(self, step: int, data: bytes) -> bytes:
         """What a reader gets of the chunk now."""

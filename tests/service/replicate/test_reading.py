@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import update
 
@@ -15,7 +14,7 @@ from holdfast_service.background.operation_kinds import OPERATION_KINDS
 from holdfast_service.background.operations_controller import reconcile
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Copy
-from tests.support.rank import Job, answer, digest_of
+from tests.support.rank import Job, answer, digest_of, redeem
 from tests.support.replicated import CONTENT, SECOND, file_of, replicate
 from tests.support.rot import attached, copies_of, flip, overwrite, states_of
 from tests.support.service import RunningService
@@ -29,8 +28,7 @@ def _read(service: RunningService, checkpoint_id: str, **body: Any) -> dict[str,
 
 
 def _bytes_of(service: RunningService, ticket: dict[str, Any]) -> bytes:
-    with httpx.Client(base_url=service.url) as without_token:
-        return without_token.get(ticket["url"], headers=ticket["headers"]).content
+    return redeem(service.http(), ticket).content
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -83,7 +83,6 @@ def test_a_catalog_that_is_rebuilt_from_the_bucket_knows_what_is_cold(
         claim_all(service.context)
         assert again.thawed(1)["state"] == "thawed"
         assert again.content(1, weights(1)) == weights(1)
-        again.close()
 
 
 @IN_A_BUCKET
