@@ -15,7 +15,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.support.azurite import Azurite, NoNodeError, azurite_server
-from tests.support.databases import PostgresCatalogs, SqliteCatalogs
+from tests.support.databases import PostgresCatalogs, SqliteCatalogs, statements_compiled_once
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 
@@ -157,6 +157,12 @@ def _certificates_read_once() -> Iterator[None]:
     read_once = functools.cache(read)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", lambda *to, **of: (read_once if of else read)(*to, **of))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _statements_compiled_once() -> Iterator[None]:
+    with statements_compiled_once():
         yield
 
 
