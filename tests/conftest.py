@@ -60,7 +60,8 @@ _SLOW = (
 )
 
 # Each test of the service runs on SQLite and on Postgres. In the fast gate Postgres runs what is about locks, races,
-# leases or the dialect; the slow gate has the rest.
+# leases or the dialect: these files, the tests elsewhere that are marked `races`, and those that have no other
+# database. The slow gate has the rest.
 _ABOUT_THE_DATABASE = (
     "_races",
     "beside_",
@@ -79,13 +80,30 @@ _ABOUT_THE_DATABASE = (
 )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The fast gate does not even import the slow files: each test process would load every framework."""
+    return True if config.option.markexpr == "not slow" and _all_of_it_is_slow(collection_path) else None
+
+
+def _all_of_it_is_slow(path: Path) -> bool:
+    return any(path.is_relative_to(_TESTS / each) for each in _SLOW)
+
+
 def _is_slow(item: pytest.Item) -> bool:
-    path = item.path.relative_to(_TESTS)
-    if any(path.is_relative_to(each) for each in _SLOW):
+    if _all_of_it_is_slow(item.path):
         return True
+    path = item.path.relative_to(_TESTS)
     parameters = getattr(getattr(item, "callspec", None), "params", {})
-    second_database = path.parts[0] == "service" and parameters.get("database_url") == "postgres"
-    return second_database and not any(each in path.stem for each in _ABOUT_THE_DATABASE)
+    if path.parts[0] != "service" or parameters.get("database_url") != "postgres":
+        return False
+    if item.get_closest_marker("races") is not None or _has_no_other_database(item):
+        return False
+    return not any(each in path.stem for each in _ABOUT_THE_DATABASE)
+
+
+def _has_no_other_database(item: pytest.Item) -> bool:
+    parametrized = [mark.args for mark in item.iter_markers("parametrize")]
+    return any(names == "database_url" and list(values) == ["postgres"] for names, values, *_ in parametrized)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -114,6 +114,7 @@ def test_the_last_healthy_checkpoint_is_offered_however_often_it_crashes(service
     assert "no other healthy checkpoint is left" in job.opened["note"]
 
 
+@pytest.mark.races
 def test_of_two_launches_at_once_one_quarantines_and_the_other_is_refused(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def test_the_first_word_counts_and_later_ones_tell_only_how_far_it_came(service:
     assert (view["first_step"], view["last_step"], view["steps_run"]) == (0, 43, 44)
 
 
+@pytest.mark.races
 def test_of_two_words_at_once_one_counts(service: RunningService) -> None:
     job = Job(service.http(), world_size=8)
 

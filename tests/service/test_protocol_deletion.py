@@ -185,6 +185,7 @@ def test_scopes_and_other_projects_are_refused(service: RunningService) -> None:
     assert reply.json()["code"] == "forbidden", "a project's own token does not delete it"
 
 
+@pytest.mark.races
 def test_of_two_at_once_one_deletes(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(service)
     gate = hold_after(monkeypatch, holdfast_service.retention.delete, "mark_deleted")

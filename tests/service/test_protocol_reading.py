@@ -240,6 +240,7 @@ def test_a_wrong_report_stops_nobody_who_relies_on_the_chunk_meanwhile(
     assert met == ["present", "committed"]
 
 
+@pytest.mark.races
 @pytest.mark.rule("report-is-suspicion")
 def test_two_reports_at_once_read_once(service: RunningService, saved: dict[str, Any]) -> None:
     with service.context.database.transaction() as session:
@@ -371,6 +372,7 @@ def test_reading_works_the_same_from_s3(s3_service: RunningService) -> None:
     assert (verdict["readable"], verdict["corrupt_checkpoints"]) == (False, [saved["id"]])
 
 
+@pytest.mark.races
 @pytest.mark.rule("report-is-suspicion")
 def test_a_checkpoint_that_commits_while_its_chunk_is_found_lost_is_marked_too(service: RunningService) -> None:
     """The commit has looked at the copies and not yet ended; whoever marks must wait for it, or it is missed."""

@@ -120,6 +120,7 @@ def test_a_chunk_that_a_writer_is_just_referring_to_is_left_alone(
     assert is_stored(service, b"wanted again")
 
 
+@pytest.mark.races
 @pytest.mark.rule("mark-before-delete")
 def test_a_reference_that_commits_between_looking_and_locking_is_seen(
     job: Job, service: RunningService, clock: Clock

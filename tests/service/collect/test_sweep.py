@@ -288,6 +288,7 @@ def test_the_controller_sweeps_each_store_once_in_its_interval(
     assert sweep_tick.reconcile(service.context).done == 2
 
 
+@pytest.mark.races
 def test_of_two_sweeps_of_a_store_at_once_one_is_told_so_and_a_killed_ones_lease_ends(
     service: RunningService, project_id: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
