@@ -145,12 +145,12 @@ class TokenProblem(HoldfastError):
 
 class Unauthenticated(TokenProblem):
     code = ProblemCode.UNAUTHENTICATED
-    remedy = "Set HOLDFAST_TOKEN to a valid token; `holdfast token create` makes one."
+    remedy = "Set HOLDFAST_TOKEN to a valid token; `holdfast tokens create` makes one."
 
 
 class Forbidden(TokenProblem):
     code = ProblemCode.FORBIDDEN
-    remedy = "Use a token with the scope and the project that this needs; `holdfast token create` makes one."
+    remedy = "Use a token with the scope and the project that this needs; `holdfast tokens create` makes one."
 
 
 class NotFound(HoldfastError):
@@ -328,7 +328,7 @@ class ChunkLost(IntegrityError):
     """No copy of a chunk gave the right bytes. `corrupt_checkpoints` are those that the service marked for it."""
 
     code = "chunk_lost"
-    remedy = "Restore an earlier checkpoint; `holdfast restore-point` names it."
+    remedy = "Restore an earlier checkpoint; `holdfast runs restore-point` names it."
 
     def __init__(self, digest: str, verdict: str, corrupt_checkpoints: list[str]) -> None:
         self.digest = digest

@@ -1,4 +1,4 @@
-"""A launch of a job: it opens its attempt, and leaves notes of how it ended for `holdfast run`."""
+"""A launch of a job: it opens its attempt, and leaves notes of how it ended for `holdfast launch`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _newest_attempt(client: Client, run_name: RunName) -> int:
     return newest_first[0].number if newest_first else 0
 
 
-# What a job leaves for `holdfast run` in HOLDFAST_OUTCOME_DIR: which attempt each rank had, and how it ended.
+# What a job leaves for `holdfast launch` in HOLDFAST_OUTCOME_DIR: which attempt each rank had, and how it ended.
 #
 # One file per attempt and rank, written by the SDK (holdfast.session.heartbeat) and read by the command around it
 # (cli/run/). The catalog knows the outcome too; the files tell it when the service is away, and which attempts are

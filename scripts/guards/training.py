@@ -168,7 +168,7 @@ GUARDS = (
     Guard(
         "told-outcome",
         "a preempted job ends with its launcher's own code",
-        "client/holdfast_client/cli/run.py",
+        "client/holdfast_client/cli/launch.py",
         "if outcome is AttemptOutcome.PREEMPTED:",
         "if False:",
         ("tests/unit/test_run_ending.py",),
@@ -184,7 +184,7 @@ GUARDS = (
     Guard(
         "told-outcome",
         "SIGUSR1 reaches torchrun's agent as it came",
-        "client/holdfast_client/cli/run.py",
+        "client/holdfast_client/cli/launch.py",
         "if not torchrun or number in",
         "if number or number in",
         ("tests/unit/test_run_ending.py",),
@@ -208,7 +208,7 @@ GUARDS = (
     Guard(
         "no-agent-store",
         "restarted ranks share the store of torchrun's agent",
-        "client/holdfast_client/cli/run.py",
+        "client/holdfast_client/cli/launch.py",
         '        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",\n',
         "",
         ("tests/unit/test_run_ending.py",),

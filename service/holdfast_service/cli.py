@@ -1,4 +1,4 @@
-"""The service's commands: `holdfast serve`, `holdfast worker`, and `holdfast admin …`, which works on the database.
+"""The service's commands: `serve`, `workers run`, `catalog rebuild`, and `admin …`, which works on the database.
 
 The client's CLI finds them as a plug-in (see pyproject.toml) and never imports the service.
 """
@@ -41,28 +41,19 @@ StoreUrl = Annotated[
 
 
 def register(app: typer.Typer) -> None:
+    """Each is found by the entry point of its name: `serve`, `workers.run`, `admin.create-token`, …"""
     app.command("serve", help="Run the service. Without options: for this machine, in ~/.holdfast.")(serve_command)
-    app.command("worker", help="Do background work for a service on Postgres; any number of processes share it.")(
+    app.command("run", help="Do background work for a service on Postgres; any number of processes share it.")(
         worker_command
     )
-    admin = typer.Typer(
-        help="Work on the catalog's database itself, with HOLDFAST_DATABASE_URL.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
+    app.command("create-token", help="Make a token without asking the service: the first one.")(create_token_command)
+    app.command("raise-epoch", help="After a restore or a clone of the database: trust nothing from before.")(
+        raise_epoch_command
     )
-    admin.command("token", help="Make a token without asking the service: the first one.")(token_command)
-    admin.command("new-epoch", help="After a restore or a clone of the database: trust nothing from before.")(
-        new_epoch_command
-    )
-    admin.command("confirm-move", help="The database was moved here as a whole, and the old one is gone.")(
+    app.command("confirm-move", help="The database was moved here as a whole, and the old one is gone.")(
         confirm_move_command
     )
-    app.add_typer(admin, name="admin")
-    catalog = typer.Typer(rich_markup_mode=None)
-    # One command alone would take the group's place.
-    catalog.callback()(lambda: None)
-    catalog.command("rebuild", help="Get the catalog back from a store alone, into an empty database.")(rebuild_command)
-    app.add_typer(catalog, name="catalog")
+    app.command("rebuild", help="Get the catalog back from a store alone, into an empty database.")(rebuild_command)
 
 
 def serve_command(  # noqa: PLR0917 (typer calls it by keyword)
@@ -94,7 +85,7 @@ def worker_command(database_url: DatabaseUrl = None, store: StoreUrl = None) -> 
         work(settings, _say_who)
 
 
-def token_command(  # noqa: PLR0917 (typer calls it by keyword)
+def create_token_command(  # noqa: PLR0917 (typer calls it by keyword)
     name: Annotated[str, typer.Option(help="What it is for.")] = "bootstrap",
     scope: Annotated[list[Scope] | None, typer.Option(help="May be repeated; without it: every scope.")] = None,
     project: Annotated[str | None, typer.Option(help="Only for this project; it is made if need be.")] = None,
@@ -126,7 +117,7 @@ def token_command(  # noqa: PLR0917 (typer calls it by keyword)
     sys.stdout.write(f"{text}\n")
 
 
-def new_epoch_command(
+def raise_epoch_command(
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Of a clone for tests: what it lacks of the original is given up.")
     ] = False,
@@ -145,7 +136,7 @@ def new_epoch_command(
             database.dispose()
     sys.stdout.write(
         f"The catalog is at epoch {epoch}. Start the service again: it reads every copy anew, and changes nothing in "
-        "the stores until `holdfast catalog check` and `holdfast store claim`.\n"
+        "the stores until `holdfast catalog check` and `holdfast stores claim`.\n"
     )
 
 
@@ -219,7 +210,7 @@ def _say_where(context: ServiceContext, url: str) -> None:
     elif settings.bootstrap_token is not None:
         lines.append("  token    the one in HOLDFAST_BOOTSTRAP_TOKEN")
     else:
-        lines.append("  token    make the first one with `holdfast admin token`")
+        lines.append("  token    make the first one with `holdfast admin create-token`")
     lines += [f"  warning  {told}" for told in weaknesses_of(context)]
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

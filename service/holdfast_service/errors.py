@@ -34,8 +34,8 @@ class WentBackError(ProblemError):
             ProblemCode.CATALOG_WENT_BACK,
             "The service's database went back to an older state and has lost changes that it had acknowledged. Nothing "
             "of a job is written, no restore point is chosen and nothing is deleted until an operator has looked: "
-            "stop the service, run `holdfast admin new-epoch`, start it, run `holdfast catalog check`, and then either "
-            "`holdfast catalog rebuild` into an empty database or `holdfast store claim --accept-loss`.",
+            "stop the service, run `holdfast admin raise-epoch`, start it, run `holdfast catalog check`, and then "
+            "either `holdfast catalog rebuild` into an empty database or `holdfast stores claim --accept-loss`.",
         )
         self.lost = tuple(lost)
         self.noticed = noticed

@@ -153,7 +153,7 @@ class ServiceSettings(BaseSettings):
         default=600.0,
         gt=0,
         description="The recommended time between two saves until a run's own saves are measured; then it is what "
-        "loses the least (`holdfast advise`).",
+        "loses the least (`holdfast runs advise`).",
     )
     shortest_save_interval_seconds: float = Field(
         default=60.0, gt=0, description="No shorter time between two saves is recommended, however cheap saves are."
@@ -172,7 +172,8 @@ class ServiceSettings(BaseSettings):
     )
     serve_controllers: bool = Field(
         default=True,
-        description="`holdfast serve` does background work too; `false` leaves it to `holdfast worker` (on Postgres).",
+        description="`holdfast serve` does background work too; `false` leaves it to `holdfast workers run` "
+        "(on Postgres).",
     )
     lease_seconds: int = Field(
         default=120,

@@ -21,7 +21,7 @@ def work(settings: ServiceSettings, on_ready: Callable[[ServiceContext], None]) 
 
     Raises SettingsError and ProblemError(`database_unavailable`).
     """
-    refuse_sqlite(settings, "`holdfast worker` is one process of several")
+    refuse_sqlite(settings, "`holdfast workers run` is one process of several")
     context = open_service(settings)
     try:
         # Blocked in every thread and waited for in this one: a handler could run in the middle of anything.

@@ -47,8 +47,8 @@ def test_all_ranks_killed_between_two_saves_resume_from_the_last_one(client):
 def test_a_job_killed_before_its_first_heartbeat_has_the_steps_that_its_commit_proves(client):
     """Heartbeats would come once an hour."""
 
-    def told(command: str):
-        return json.loads(CliRunner().invoke(app, [command, "tests/early", "--json"]).stdout)
+    def told(*command: str):
+        return json.loads(CliRunner().invoke(app, [*command, "tests/early", "--json"]).stdout)
 
     with launched(TRAINER, "tests/early", *NOBODY_IS_HELD) as [job]:
         read_until(job, "saved 20")
@@ -60,14 +60,14 @@ def test_a_job_killed_before_its_first_heartbeat_has_the_steps_that_its_commit_p
         read_until(job, f"saved {committed + 1}")
         job.kill()
         job.wait()
-    second, first = told("attempts")
+    second, first = told("attempts", "list")
     assert first["steps_run"] is second["steps_run"] is None, "no heartbeat has come"
     # The job may have begun one save more in the moment until the signal came.
     assert first["last_step"] in (committed, committed + 1)
-    spent = told("goodput")["attempts"][0]
+    spent = told("runs", "goodput")["attempts"][0]
     assert (spent["last_step"], spent["steps_kept"]) == (first["last_step"], committed)
     assert spent["steps_run"] == first["last_step"]
-    assert told("advise")["run_interruptions"] == 1
-    [shown] = json.loads(CliRunner().invoke(app, ["runs", "tests", "--json"]).stdout)
+    assert told("runs", "advise")["run_interruptions"] == 1
+    [shown] = json.loads(CliRunner().invoke(app, ["runs", "list", "tests", "--json"]).stdout)
     assert shown["last_heard_at"] == second["heartbeat_at"]
     assert shown["last_step"] == second["last_step"]

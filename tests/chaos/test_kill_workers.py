@@ -94,7 +94,7 @@ class Cluster:
     def _work(self, started: ExitStack, number: int) -> ServerProcess:
         log = self._folder / f"worker-{number}.log"
         process = ServerProcess(
-            [HOLDFAST, "worker"],
+            [HOLDFAST, "workers", "run"],
             log=log,
             ready=lambda: log.exists() and "works as" in log.read_text(),
             env=self._settings,

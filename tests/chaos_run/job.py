@@ -125,7 +125,7 @@ class Job:
             return len(pids)
 
     def terminate(self, by: str) -> None:
-        """SIGTERM to `holdfast run`, which passes it on; SIGKILL to whatever is left after the deadline."""
+        """SIGTERM to `holdfast launch`, which passes it on; SIGKILL to whatever is left after the deadline."""
         with self._lock:
             launch = self._launch
             if launch is None or launch.exit_code is not None:
@@ -181,7 +181,7 @@ class Job:
 
     def command(self) -> list[str]:
         return [
-            *(HOLDFAST, "run", f"--grace={GRACE_SECONDS}", "--"),
+            *(HOLDFAST, "launch", f"--grace={GRACE_SECONDS}", "--"),
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"),
             *("-m", "tests.chaos_run.trainer", self.run, str(self.folder), str(self._number), f"--seed={self.seed}"),
             *([f"--tier={self.local}"] if self.local else []),

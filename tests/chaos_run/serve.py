@@ -1,4 +1,4 @@
-"""`holdfast serve` or `holdfast worker` with a wall clock that can be made to jump: python -m tests.chaos_run.serve
+"""`holdfast serve` or `holdfast workers run` with a wall clock that can jump: python -m tests.chaos_run.serve
 [worker]"""
 
 from __future__ import annotations

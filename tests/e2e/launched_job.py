@@ -1,4 +1,4 @@
-"""A job for the tests of `holdfast run`, under torchrun: it tells where each launch began and its processes' numbers.
+"""A job for the tests of `holdfast launch`, under torchrun: it tells where each launch began and its processes.
 
 launched_job.py RUN FOLDER STEPS [CRASH_AT]: rank 1 dies at step CRASH_AT, the first time.
 """

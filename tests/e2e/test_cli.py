@@ -69,14 +69,14 @@ def read(*arguments: str):
 
 
 def test_doctor_finds_a_sound_service_sound_and_leaves_nothing_behind(client):
-    before = [read("project", "list"), read("runs")]
+    before = [read("projects", "list"), read("runs", "list")]
     findings = {one["check"]: one for one in read("doctor")}
     assert {one["verdict"] for one in findings.values()} == {"ok"}, findings
     asked = {"url", "service", "protocol", "token", "clock", "database", "migrations", "store"}
     assert set(findings) >= asked | {"store clock", "round trip"}
     assert "this machine sees the store's mount" in findings["round trip"]["detail"]
     assert re.search(r"^round trip +ok", run("doctor").stdout, re.MULTILINE)
-    assert [read("project", "list"), read("runs")] == before
+    assert [read("projects", "list"), read("runs", "list")] == before
 
 
 def test_doctor_without_the_mount_goes_over_http(monkeypatch):
@@ -112,89 +112,94 @@ def test_doctor_says_what_to_mend(monkeypatch):
 
 def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
     name = save_samples(client, project, 3)
-    assert [(one["name"], one["latest_attempt"]) for one in read("runs", project)] == [("doctor", 3)]
-    assert str(name) in run("runs").stdout
-    assert [one["number"] for one in read("attempts", str(name))] == [3, 2, 1]
-    assert "finished" in run("attempts", str(name)).stdout
-    assert [one["step"] for one in read("checkpoints", str(name))] == [3, 2, 1]
-    assert [one["step"] for one in read("checkpoints", str(name), "--min-step", "2", "--max-step", "2")] == [2]
-    shown = read("show", f"{name}@2")
+    assert [(one["name"], one["latest_attempt"]) for one in read("runs", "list", project)] == [("doctor", 3)]
+    assert str(name) in run("runs", "list").stdout
+    assert [one["number"] for one in read("attempts", "list", str(name))] == [3, 2, 1]
+    assert "finished" in run("attempts", "list", str(name)).stdout
+    assert [one["step"] for one in read("checkpoints", "list", str(name))] == [3, 2, 1]
+    assert [one["step"] for one in read("checkpoints", "list", str(name), "--min-step", "2", "--max-step", "2")] == [2]
+    shown = read("checkpoints", "show", f"{name}@2")
     client.checkpoints.edit(shown["id"], EditCheckpoint(labels=["keep"]), shown["etag"])
-    assert [one["step"] for one in read("checkpoints", str(name), "--label", "keep")] == [2]
-    assert read("checkpoints", str(name), "--state", "aborted") == []
-    assert "no such checkpoints" in run("checkpoints", str(name), "--health", "corrupt").stderr
-    text = run("show", f"{name}@2#2").stdout
+    assert [one["step"] for one in read("checkpoints", "list", str(name), "--label", "keep")] == [2]
+    assert read("checkpoints", "list", str(name), "--state", "aborted") == []
+    assert "no such checkpoints" in run("checkpoints", "list", str(name), "--health", "corrupt").stderr
+    text = run("checkpoints", "show", f"{name}@2#2").stdout
     assert re.search(r"^step +2$", text, re.MULTILINE)
     assert re.search(r"^labels +keep$", text, re.MULTILINE)
-    assert read("show", f"{name}@{shown['id']}")["step"] == 2
-    assert read("show", str(name))["step"] == 3
+    assert read("checkpoints", "show", f"{name}@{shown['id']}")["step"] == 2
+    assert read("checkpoints", "show", str(name))["step"] == 3
 
 
 def test_the_restore_point_tells_why_newer_ones_are_skipped(client, project):
     name = save_samples(client, project, 2)
-    assert read("health", f"{name}@2", "quarantined", "--reason", "loss looks [odd]")["health"] == "quarantined"
-    decision = read("restore-point", str(name))
+    assert (
+        read("checkpoints", "edit", f"{name}@2", "--health", "quarantined", "--reason", "loss looks [odd]")["health"]
+        == "quarantined"
+    )
+    decision = read("runs", "restore-point", str(name))
     assert decision["restore_point"]["step"] == 1
     assert [(one["step"], one["reason"]) for one in decision["skipped"]] == [(2, "quarantined")]
-    text = run("restore-point", str(name)).stdout
+    text = run("runs", "restore-point", str(name)).stdout
     assert f"{name}@1#1" in text
     assert re.search(r"2 +2 +quarantined .*\[odd\]", text, re.DOTALL)
-    assert "is ok, and was quarantined" in run("health", f"{name}@2", "ok").stdout.replace("\n", " ")
-    assert read("restore-point", str(name))["restore_point"]["step"] == 2
+    assert "is ok, and was quarantined" in run("checkpoints", "edit", f"{name}@2", "--health", "ok").stdout.replace(
+        "\n", " "
+    )
+    assert read("runs", "restore-point", str(name))["restore_point"]["step"] == 2
 
 
 @pytest.mark.rule("no-silent-fresh-start")
 def test_no_restore_point_is_exit_code_3_with_the_reason(client, project):
     client.runs.create(project, "fresh")
-    empty = run("restore-point", f"{project}/fresh", exit_code=3)
+    empty = run("runs", "restore-point", f"{project}/fresh", exit_code=3)
     assert "nothing was ever committed" in empty.stderr
     name = save_samples(client, project, 1)
     only = client.checkpoints.select(name.project, name.run, "1")
     client.checkpoints.edit(only.id, EditCheckpoint(health=Health.QUARANTINED, health_reason="no"), only.etag)
-    none = run("restore-point", str(name), exit_code=3)
+    none = run("runs", "restore-point", str(name), exit_code=3)
     assert "none of its checkpoints can be restored" in none.stderr
     assert "quarantined" in none.stdout
-    assert json.loads(CliRunner().invoke(app, ["restore-point", str(name), "--json"]).stdout)["ever_committed"]
-    assert run("restore-point", f"{project}/mistyped", exit_code=3).stderr
+    assert json.loads(CliRunner().invoke(app, ["runs", "restore-point", str(name), "--json"]).stdout)["ever_committed"]
+    assert run("runs", "restore-point", f"{project}/mistyped", exit_code=3).stderr
 
 
 def test_projects_are_made_listed_and_limited(project):
     name = f"{project}-2"
-    assert "quota 93.1 GiB" in run("project", "create", name, "--quota", "100GB").stdout
-    assert {one["name"]: one["quota_bytes"] for one in read("project", "list")}[name] == 100 * 10**9
-    assert read("project", "set-quota", name, "none")["quota_bytes"] is None
-    assert {one["name"]: one["quota_bytes"] for one in read("project", "list")}[name] is None
-    run("project", "set-quota", "mistyped", "1GB", exit_code=3)
-    assert "mistyped" not in run("project", "list").stdout
+    assert re.search(r"^quota +93.1 GiB$", run("projects", "create", name, "--quota", "100GB").stdout, re.MULTILINE)
+    assert {one["name"]: one["quota_bytes"] for one in read("projects", "list")}[name] == 100 * 10**9
+    assert read("projects", "edit", name, "--quota", "none")["quota_bytes"] is None
+    assert {one["name"]: one["quota_bytes"] for one in read("projects", "list")}[name] is None
+    run("projects", "edit", "mistyped", "--quota", "1GB", exit_code=3)
+    assert "mistyped" not in run("projects", "list").stdout
 
 
 def test_a_token_is_shown_once_works_and_ends_when_it_is_revoked(monkeypatch, project):
-    made = run("token", "create", "ci", "--scope", "read", "--scope", "train", "--project", project)
+    made = run("tokens", "create", "ci", "--scope", "read", "--scope", "train", "--project", project)
     token = made.stdout.strip()
     assert token.startswith("hold_")
     assert token not in made.stderr
-    (listed,) = [one for one in read("token", "list") if one["id"] == token.split("_")[1]]
+    (listed,) = [one for one in read("tokens", "list") if one["id"] == token.split("_")[1]]
     assert (listed["scopes"], listed["project"]) == (["read", "train"], project)
-    assert token.split("_")[2] not in run("token", "list").stdout
+    assert token.split("_")[2] not in run("tokens", "list").stdout
     with Client(ClientSettings(token=token)) as ours:
         assert ours.server.info().token_name == "ci"
-        assert read("token", "revoke", listed["id"])["revoked_at"]
+        assert read("tokens", "revoke", listed["id"])["revoked_at"]
         with pytest.raises(errors.Unauthenticated, match="revoked"):
             ours.server.info()
-    run("token", "revoke", "0123456789abcdef", exit_code=3)
+    run("tokens", "revoke", "0123456789abcdef", exit_code=3)
 
 
 def test_a_token_without_the_scope_is_exit_code_4_and_names_it(client, monkeypatch):
     made = client.tokens.create(CreateToken(name="trainer", scopes=[Scope.TRAIN]))
     monkeypatch.setenv("HOLDFAST_TOKEN", made.token)
-    refused = run("token", "list", exit_code=4)
+    refused = run("tokens", "list", exit_code=4)
     assert "'admin'" in refused.stderr
 
 
 def test_a_closed_pipe_is_no_error(client, project):
     save_samples(client, project, 1)
     done = subprocess.run(
-        f"{HOLDFAST} checkpoints {project}/doctor --json | head -c 1",
+        f"{HOLDFAST} checkpoints list {project}/doctor --json | head -c 1",
         shell=True,
         capture_output=True,
         text=True,
@@ -229,10 +234,10 @@ def test_doctor_and_a_little_checkpoint_go_straight_to_s3(tmp_path: Path, monkey
 
 
 def test_background_work_is_shown_paused_and_done_now():
-    assert {"reap", "collect", "operations"} <= {one["name"] for one in read("controllers")}
-    assert re.search(r"^collect +active", run("controllers").stdout, re.MULTILINE)
+    assert {"reap", "collect", "operations"} <= {one["name"] for one in read("controllers", "list")}
+    assert re.search(r"^collect +active", run("controllers", "list").stdout, re.MULTILINE)
     run("controllers", "pause", "collect", "--reason", "the store moves")
-    assert re.search(r"^collect +paused", run("controllers").stdout, re.MULTILINE)
+    assert re.search(r"^collect +paused", run("controllers", "list").stdout, re.MULTILINE)
     assert "the store moves" in run("controllers", "show", "collect").stdout
     refused = run("controllers", "run", "collect", exit_code=7)
     assert "holdfast controllers resume collect" in refused.stderr
@@ -242,8 +247,8 @@ def test_background_work_is_shown_paused_and_done_now():
     assert done["run_answered_at"] <= done["last_pass_at"]
     assert "is asked for" in run("controllers", "run", "repair").stdout
     assert "collect" in run("controllers", "show", "no-such", exit_code=3).stderr
-    assert {(one["kind"], one["silent"]) for one in read("workers")} == {("serve", False)}
-    assert " alive " in run("workers").stdout
+    assert {(one["kind"], one["silent"]) for one in read("workers", "list")} == {("serve", False)}
+    assert " alive " in run("workers", "list").stdout
 
 
 def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
@@ -251,7 +256,7 @@ def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
     started = client.scrub.run(name.project, name.run)
     waited = read("operations", "wait", started.id)
     assert (waited["state"], waited["result"]["bad"]) == ("done", 0)
-    assert [one["id"] for one in read("operations", "list", "--project", project)] == [started.id]
+    assert [one["id"] for one in read("operations", "list", project)] == [started.id]
     assert re.search(rf"^{started.id} +scrub +{project}/doctor +done", run("operations", "list").stdout, re.MULTILINE)
     shown = run("operations", "show", started.id).stdout
     assert re.search(r"^state +done", shown, re.MULTILINE)
@@ -272,14 +277,15 @@ def test_garbage_is_shown_collected_and_swept(client, project, served):
     fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
     begun = client.checkpoints.begin(project, "given-up", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
     ShardUploader(client, begun.id, 0, fence).upload([OutgoingChunk.of(b"given up")])
-    assert "waits for upload" in run("collect", "--dry-run", "--project", project).stdout
+    assert "waits for upload" in run("collections", "plan", project).stdout
     client.checkpoints.abort(begun.id, AbortCheckpoint(**fence.model_dump(), reason="enough"))
-    (store,) = read("collect", "--dry-run", "--project", project)["stores"]
+    (store,) = read("collections", "plan", project)["stores"]
     assert (store["copies"], [one["waits_for"] for one in store["waiting"]]) == (0, ["ticket"])
-    assert "--dry-run" in run("collect", "--project", project, exit_code=2).stderr
-    assert re.search(r"^deleted +0 copies", run("collect").stdout, re.MULTILINE)
-    assert read("collect")["problems"] == []
-    assert re.search(r"^primary +\d+ +0 ", run("sweep", "--dry-run").stdout, re.MULTILINE)
-    (swept,) = read("sweep", "--store", "primary", "--force", "--yes")["stores"]
+    assert re.search(r"^deleted +0 copies", run("collections", "start").stdout, re.MULTILINE)
+    assert read("collections", "start")["result"]["problems"] == []
+    assert re.search(r"^primary +\d+ +0 ", run("sweeps", "start", "--dry-run").stdout, re.MULTILINE)
+    asked = run("sweeps", "start", "--force", exit_code=2)
+    assert "Nothing was deleted. Say --yes if you mean it." in asked.stderr
+    (swept,) = read("sweeps", "start", "--store", "primary", "--force", "--yes")["result"]["stores"]
     assert (swept["deleted"], swept["stopped"], swept["dry_run"]) == (0, None, False)
-    assert "has no second store" in run("sweep", "--store", "second", exit_code=2).stderr
+    assert "has no second store" in run("sweeps", "start", "--store", "second", exit_code=2).stderr

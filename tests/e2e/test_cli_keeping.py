@@ -1,4 +1,4 @@
-"""`holdfast hold`, `events`, `usage`, `cost` and `prices` against a real `holdfast serve`."""
+"""`holdfast holds`, `events`, `usage`, `costs` and `prices` against a real `holdfast serve`."""
 
 from __future__ import annotations
 
@@ -59,63 +59,63 @@ def test_a_hold_from_its_placing_to_its_release(client: Client, saved: str, monk
     # Two administrators, before anything is held: a token that the placer's line makes afterwards releases nothing.
     alice, bob = (client.tokens.create(CreateToken(name=name, scopes=list(Scope))).token for name in ("alice", "bob"))
     monkeypatch.setenv("HOLDFAST_TOKEN", alice)
-    placed = json.loads(run("hold", "place", f"{saved}@latest", "--reason", "audit of 2026", "--json").stdout)
-    until = run("hold", "place", saved, "--reason", "for a while", "--until", "30d").stdout
+    placed = json.loads(run("holds", "create", f"{saved}@latest", "--reason", "audit of 2026", "--json").stdout)
+    until = run("holds", "create", saved, "--reason", "for a while", "--until", "30d").stdout
     assert "is held until 20" in until
-    listed = json.loads(run("hold", "list", saved, "--json").stdout)
+    listed = json.loads(run("holds", "list", saved, "--json").stdout)
     assert [one["reason"] for one in listed] == ["for a while", "audit of 2026"]
-    assert placed["id"] in run("hold", "list", "demo").stdout
-    assert len(json.loads(run("hold", "list", f"{saved}@latest", "--json").stdout)) == 2
-    assert "by alice until it is released: audit of 2026" in run("show", saved).stdout
-    extended = run("hold", "extend", listed[0]["id"], "--until", "2126-01-31").stdout
+    assert placed["id"] in run("holds", "list", "demo").stdout
+    assert len(json.loads(run("holds", "list", f"{saved}@latest", "--json").stdout)) == 2
+    assert "by alice until it is released: audit of 2026" in run("checkpoints", "show", saved).stdout
+    extended = run("holds", "extend", listed[0]["id"], "--until", "2126-01-31").stdout
     assert "until 2126-01-31 00:00" in extended
-    refused = run("hold", "extend", listed[0]["id"], "--until", "7d", exit_code=2)
+    refused = run("holds", "extend", listed[0]["id"], "--until", "7d", exit_code=2)
     assert "never shortened" in refused.stderr
-    refused = run("hold", "release", placed["id"], "--reason", "mine", exit_code=4)
+    refused = run("holds", "release", placed["id"], "--reason", "mine", exit_code=4)
     assert "only another person's can release it" in refused.stderr
-    refused = run("hold", "place", saved, "--reason", "in the store too", "--mirror", exit_code=2)
+    refused = run("holds", "create", saved, "--reason", "in the store too", "--mirror", exit_code=2)
     assert "Object Lock" in refused.stderr
     monkeypatch.setenv("HOLDFAST_TOKEN", bob)
-    assert "is released" in run("hold", "release", placed["id"], "--reason", "closed").stdout
-    shown = json.loads(run("hold", "list", "--all", "--json").stdout)
+    assert "is released" in run("holds", "release", placed["id"], "--reason", "closed").stdout
+    shown = json.loads(run("holds", "list", "--all", "--json").stdout)
     assert [(one["in_force"], one["released_by"]) for one in shown] == [(True, None), (False, "bob")]
 
 
 def test_events_are_shown_filtered_and_followed(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold = json.loads(run("hold", "place", saved, "--reason", "seen in events", "--json").stdout)
-    told = json.loads(run("events", f"{saved}@latest", "--action", "hold.", "--json", "-n", "1").stdout)
+    hold = json.loads(run("holds", "create", saved, "--reason", "seen in events", "--json").stdout)
+    told = json.loads(run("events", "list", f"{saved}@latest", "--action", "hold.", "--json", "-n", "1").stdout)
     assert [(one["action"], one["reason"], one["after"]["hold"]) for one in told] == [
         ("hold.place", "seen in events", hold["id"])
     ]
-    by_id = run("events", f"{saved}@{hold['checkpoint_id']}", "--action", "hold.", "--json", "-n", "1").stdout
+    by_id = run("events", "list", f"{saved}@{hold['checkpoint_id']}", "--action", "hold.", "--json", "-n", "1").stdout
     assert json.loads(by_id) == told
-    refused = run("events", f"{saved}~{'0' * 32}", exit_code=3)
+    refused = run("events", "list", f"{saved}~{'0' * 32}", exit_code=3)
     assert f"There is no run {saved}~" in refused.stderr, "what a purged run is called is asked for"
     monkeypatch.setenv("COLUMNS", "200")
-    text = run("events", "demo", "--people", "--since", "1h").stdout
+    text = run("events", "list", "demo", "--people", "--since", "1h").stdout
     assert all(word in text for word in ("project.create", "hold.place"))
-    assert "no such events" in run("events", saved, "--action", "nothing.").stderr
-    assert "no such events" in run("events", saved, "--until", "2026-01-01").stderr
+    assert "no such events" in run("events", "list", saved, "--action", "nothing.").stderr
+    assert "no such events" in run("events", "list", saved, "--until", "2026-01-01").stderr
 
     polls = itertools.count()
 
     def poll(_: float) -> None:
         """Stands for the two seconds between two looks: something happens, and then the user has enough."""
         if next(polls) == 0:
-            run("hold", "place", saved, "--reason", "while looking")
+            run("holds", "create", saved, "--reason", "while looking")
         else:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(events_command.time, "sleep", poll)
-    seen = CliRunner().invoke(app, ["events", saved, "--follow", "--json", "-n", "1"]).stdout
+    seen = CliRunner().invoke(app, ["events", "follow", saved, "--json", "-n", "1"]).stdout
     assert [json.loads(line)["reason"] for line in seen.splitlines()] == ["seen in events", "while looking"]
 
 
 def test_usage_cost_and_prices(saved: str, tmp_path: Path) -> None:
-    usage = json.loads(run("usage", "demo", "--json").stdout)
+    usage = json.loads(run("usage", "show", "demo", "--json").stdout)
     parts = ("committed_bytes", "arriving_bytes", "trashed_bytes", "pending_collection_bytes")
     assert usage["stored_bytes"] == sum(usage[part] for part in parts) > 0
-    for arguments in (["usage"], ["usage", "demo"], ["usage", saved]):
+    for arguments in (["usage", "list"], ["usage", "show", "demo"], ["usage", "show", saved]):
         text = run(*arguments).stdout
         assert "trashed" in text
     assert "costs nothing" in run("prices", "show").stdout.replace("\n", " ")
@@ -124,13 +124,17 @@ def test_usage_cost_and_prices(saved: str, tmp_path: Path) -> None:
     shown["prices"]["prices"][-1]["per_gib_month"] = 100.0
     shown["prices"]["source"] = "the bill of our own disks"
     (tmp_path / "prices.json").write_text(json.dumps(shown), encoding="utf-8")
-    assert "the bill of our own disks" in run("prices", "set", str(tmp_path / "prices.json")).stdout.replace("\n", " ")
-    cost = json.loads(run("cost", saved, "--json").stdout)
+    assert "the bill of our own disks" in run("prices", "put", "--file", str(tmp_path / "prices.json")).stdout.replace(
+        "\n", " "
+    )
+    cost = json.loads(run("costs", "show", saved, "--json").stdout)
     assert cost["per_month"] > 0
-    assert "USD a month, for storing alone" in run("cost", "demo").stdout
-    forecast = json.loads(run("cost", saved, "--retention", "ring-buffer", "--json").stdout)
+    assert "USD a month, for storing alone" in run("costs", "show", "demo").stdout
+    forecast = json.loads(run("costs", "forecast", saved, "--retention", "ring-buffer", "--json").stdout)
     assert forecast["kept_checkpoints"] == 5
-    assert "By its last 3 saves" in run("cost", saved, "--retention", "tiered").stdout
-    assert "name it as project/run" in run("cost", "demo", "--retention", "tiered", exit_code=2).stderr
+    assert "By its last 3 saves" in run("costs", "forecast", saved, "--retention", "tiered").stdout
+    run("costs", "forecast", "demo", exit_code=2)
     (tmp_path / "wrong.json").write_text('{"keep_lots": 3}', encoding="utf-8")
-    assert "keep_lots" in run("cost", saved, "--retention", str(tmp_path / "wrong.json"), exit_code=2).stderr
+    assert (
+        "keep_lots" in run("costs", "forecast", saved, "--retention", str(tmp_path / "wrong.json"), exit_code=2).stderr
+    )

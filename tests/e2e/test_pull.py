@@ -1,4 +1,5 @@
-"""`holdfast pull`: what it writes, stock torch, safetensors and DCP open with equal tensors; or nothing is written."""
+"""`holdfast checkpoints pull`: stock torch, safetensors and DCP open what it writes, with equal tensors; or it writes
+nothing."""
 
 from __future__ import annotations
 
@@ -248,7 +249,7 @@ def test_a_corrupt_checkpoint_leaves_nothing_behind_and_the_one_before_is_pulled
         byte = file.read(1)
         file.seek(1000)
         file.write(bytes([byte[0] ^ 1]))
-    result = holdfast_command("pull", str(run), str(tmp_path / "out"))
+    result = holdfast_command("checkpoints", "pull", str(run), str(tmp_path / "out"))
     assert result.returncode == 6, result.stderr
     assert largest[:12] in result.stderr
     assert "Traceback" not in result.stderr
@@ -318,16 +319,16 @@ def test_progress_is_told_up_to_the_total(run, client, tmp_path):
 
 
 def test_the_command_says_what_it_did_or_what_to_do(run, client, tmp_path):
-    nothing = holdfast_command("pull", str(run), str(tmp_path / "out"))
+    nothing = holdfast_command("checkpoints", "pull", str(run), str(tmp_path / "out"))
     assert (nothing.returncode, nothing.stdout) == (3, "")
     assert "nothing was ever committed" in nothing.stderr
     save(run, {"model": Tied()})
-    done = holdfast_command("pull", f"{run}@latest", str(tmp_path / "out"), "--format", "safetensors")
+    done = holdfast_command("checkpoints", "pull", f"{run}@latest", str(tmp_path / "out"), "--format", "safetensors")
     assert done.returncode == 0, done.stderr
     assert f"{run}@1#" in done.stdout
-    again = holdfast_command("pull", str(run), str(tmp_path / "out"))
+    again = holdfast_command("checkpoints", "pull", str(run), str(tmp_path / "out"))
     assert (again.returncode, "--force" in again.stderr) == (2, True)
-    as_json = holdfast_command("pull", str(run), str(tmp_path / "out"), "--force", "--json")
+    as_json = holdfast_command("checkpoints", "pull", str(run), str(tmp_path / "out"), "--force", "--json")
     assert json.loads(as_json.stdout)["step"] == 1
 
 

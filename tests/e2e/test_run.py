@@ -1,4 +1,4 @@
-"""`holdfast run` around real processes: what the child gets, what it is sent, and the exit code at the end."""
+"""`holdfast launch` around real processes: what the child gets, what it is sent, and the exit code at the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def launched(
 ) -> Iterator[subprocess.Popen[str]]:
     with log.open("w") if log else nullcontext(subprocess.PIPE) as output:
         process = subprocess.Popen(
-            [HOLDFAST, "run", f"--grace={grace}", "--", *command],
+            [HOLDFAST, "launch", f"--grace={grace}", "--", *command],
             env=without_holdfast_settings() | environment,
             stdin=subprocess.DEVNULL,
             stdout=output,

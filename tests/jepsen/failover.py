@@ -110,7 +110,7 @@ def bring_back(place: Place, journal: Journal) -> str:
     """A new epoch, and what the check says; then the catalog from the bucket, in an empty database, with what only the
     database that went back knows."""
     place.stop_members()
-    _must(place, "admin", "new-epoch")
+    _must(place, "admin", "raise-epoch")
     place.start_members()
     missing = _missing(place)
     said = place.holdfast("catalog", "check", "--json").stdout
@@ -124,7 +124,7 @@ def bring_back(place: Place, journal: Journal) -> str:
     place.start_members()
     place.holdfast("catalog", "check")
     # A record that was begun and not ended cannot be rebuilt. The judge knows which commits that may concern.
-    _must(place, "store", "claim", "--accept-loss")
+    _must(place, "stores", "claim", "--accept-loss")
     return f"{len(missing)} commits missing, {len(missing) - len(unnamed)} named; rebuilt"
 
 

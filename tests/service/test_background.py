@@ -114,7 +114,7 @@ def test_a_round_under_way_may_end_before_its_process_does(context: ServiceConte
 
 def test_a_second_process_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOLDFAST_DATA_DIR", str(tmp_path / "data"))
-    refused = CliRunner().invoke(app, ["worker"])
+    refused = CliRunner().invoke(app, ["workers", "run"])
     assert refused.exit_code == 2
     assert "HOLDFAST_DATABASE_URL names SQLite" in refused.stderr
     assert "one `holdfast serve` does everything" in refused.stderr

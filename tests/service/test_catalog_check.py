@@ -177,7 +177,7 @@ def cloned(
 
 
 @pytest.mark.rule("fencing-token")
-@pytest.mark.parametrize("said", ["nothing was said", "new-epoch"])
+@pytest.mark.parametrize("said", ["nothing was said", "raise-epoch"])
 def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
     settings: ServiceSettings, request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, said: str
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
     roots = (tmp_path / "store", tmp_path / "second")
     before = tree(*roots)
     with cloned(settings, request, tmp_path) as theirs:
-        if said == "new-epoch":
+        if said == "raise-epoch":
             database = open_database(theirs)
             raise_epoch(database, Actor.at_the_database())
             database.dispose()
@@ -212,7 +212,7 @@ def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
                     attached.store.write_named("records/demo/project/1.json", b"{}")
                 with pytest.raises(StoreNotOurs):
                     attached.store.delete_named("holdfast-store.json")
-                if said == "new-epoch":
+                if said == "raise-epoch":
                     with pytest.raises(NotCheckedError):
                         claim_store(clone.context, attached, Actor.at_the_database())
             for _ in range(4):

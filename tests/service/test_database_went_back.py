@@ -95,7 +95,7 @@ def test_a_failover_that_loses_a_commit_stops_jobs_until_an_operator_has_accepte
     with running_service(settings) as service:
         assert readyz(service)[0] == 503, "it stands in the catalog, and outlives the process"
         check_all(service.context)
-        with pytest.raises(NotCheckedError, match="new-epoch"):
+        with pytest.raises(NotCheckedError, match="raise-epoch"):
             claim_all(service.context, accept_loss=True)
     database = open_database(settings)
     raise_epoch(database, Actor.at_the_database())

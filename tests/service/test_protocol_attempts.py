@@ -163,8 +163,8 @@ def test_opening_says_why_newer_checkpoints_were_skipped(service: RunningService
     assert [each["detail"] for each in second.opened["skipped"]] == [
         "Step 600 of attempt 1 was never complete: fenced by attempt 2.",
         "Step 500 of attempt 1 was never complete: disk full.",
-        "Step 400 of attempt 1 is cold. `holdfast thaw demo/gpt@400#1` makes it readable; with --status it tells first "
-        "what that takes.",
+        "Step 400 of attempt 1 is cold. `holdfast checkpoints thaw demo/gpt@400#1` makes it readable; with --status it "
+        "tells first what that takes.",
         "Step 300 of attempt 1 cannot be read whole: a hole.",
         "Step 200 of attempt 1 diverged: the metric loss is inf.",
     ]

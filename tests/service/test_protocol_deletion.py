@@ -99,7 +99,7 @@ def test_a_deleted_run_is_in_no_list_and_begins_nothing_and_comes_back_as_it_was
     assert (listed(service), listed(service, deleted=True)) == ([], ["gpt"])
     with refused("run_not_found") as why:
         answer(service.http().get(RUN))
-    assert "holdfast trash restore demo/gpt" in str(why.value)
+    assert "holdfast runs undelete demo/gpt" in str(why.value)
     for create in (None, True, False):
         with refused("run_not_found"):
             Job(service.http(), after=2, create=create)

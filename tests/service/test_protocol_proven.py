@@ -118,11 +118,11 @@ def test_what_nobody_has_read_is_shown_as_unproven(
     save(job, 2)
     job.begin(3)
     assert listed() == {1: False, 2: True, 3: False}
-    assert [word for word in said("checkpoints", "demo/gpt").splitlines() if "unproven" in word] == [
-        line for line in said("checkpoints", "demo/gpt").splitlines() if line.lstrip().startswith("2 ")
+    assert [word for word in said("checkpoints", "list", "demo/gpt").splitlines() if "unproven" in word] == [
+        line for line in said("checkpoints", "list", "demo/gpt").splitlines() if line.startswith("demo/gpt@2#")
     ]
-    assert "proven" not in said("show", "demo/gpt@1")
-    assert "not yet: the service has still to read back" in said("show", "demo/gpt@2")
+    assert "proven" not in said("checkpoints", "show", "demo/gpt@1")
+    assert "not yet: the service has still to read back" in said("checkpoints", "show", "demo/gpt@2")
     assert answer(service.http().get(f"{RUN}/checkpoints/2"))["unproven"]
     prove(service.context)
     assert listed() == {1: False, 2: False, 3: False}

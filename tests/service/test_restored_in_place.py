@@ -57,11 +57,11 @@ def test_a_database_put_back_in_place_deletes_nothing_of_what_it_does_not_know(
         age_everything(service)
         collected = collect(context)
         assert collected.done == 0
-        assert "holdfast admin new-epoch" in collected.skipped_stores[0]
-        assert "new-epoch" in answer(service.http().get("/v1/collection"))["stores"][0]["problem"]
+        assert "holdfast admin raise-epoch" in collected.skipped_stores[0]
+        assert "raise-epoch" in answer(service.http().get("/v1/collection"))["stores"][0]["problem"]
         swept = sweep(context)
         assert swept.deleted == 0
-        assert "holdfast admin new-epoch" in str(swept.error)
+        assert "holdfast admin raise-epoch" in str(swept.error)
         (primary,) = context.stores
         with pytest.raises(ProblemError, match="went back to an older state"):
             sweep_store(context, primary, dry_run=False, force=True, actor=Actor.at_the_database())

@@ -62,17 +62,19 @@ def test_how_runs_fare(service: RunningService, clock: Clock, monkeypatch: pytes
         assert f'holdfast_attempts_ended{{outcome="{outcome}",project="demo"}} 1.0' in metrics
     monkeypatch.setenv("HOLDFAST_URL", service.url)
     monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.READ))
-    shown = CliRunner().invoke(app, ["runs", "demo", "--status", "stalled", "--json"])
+    shown = CliRunner().invoke(app, ["runs", "list", "demo", "--status", "stalled", "--json"])
     assert [run["name"] for run in json.loads(shown.stdout)] == ["stalled"]
     clock.advance(86_400)
     with service.context.database.read() as session:
         a_day_later = run_numbers._read(session).runs
     # Who was given up needs nobody any more; who is still alive as far as anybody knows does.
     assert {status for (_, status), count in a_day_later.items() if count} == {"training", "stalled", "idle"}
-    listed = CliRunner().invoke(app, ["runs", "demo"], env={"COLUMNS": "200"}).stdout
+    listed = CliRunner().invoke(app, ["runs", "list", "demo"], env={"COLUMNS": "200"}).stdout
     assert "last heard (UTC)" in listed
     assert runs["lost"]["last_heard_at"][:19].replace("T", " ") in listed
-    assert "rank 3: E: no" in CliRunner().invoke(app, ["attempts", "demo/failed"], env={"COLUMNS": "200"}).stdout
+    assert (
+        "rank 3: E: no" in CliRunner().invoke(app, ["attempts", "list", "demo/failed"], env={"COLUMNS": "200"}).stdout
+    )
 
 
 def test_goodput_of_a_run_that_crashed_once(
@@ -100,8 +102,8 @@ def test_goodput_of_a_run_that_crashed_once(
     assert 'holdfast_steps_lost{project="demo"} 40.0' in http.get("/metrics").text
     monkeypatch.setenv("HOLDFAST_URL", service.url)
     monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.READ))
-    assert json.loads(CliRunner().invoke(app, ["goodput", "demo/gpt", "--json"]).stdout)["steps_lost"] == 40
-    assert "Goodput: " in CliRunner().invoke(app, ["goodput", "demo/gpt"]).stdout
+    assert json.loads(CliRunner().invoke(app, ["runs", "goodput", "demo/gpt", "--json"]).stdout)["steps_lost"] == 40
+    assert "Goodput: " in CliRunner().invoke(app, ["runs", "goodput", "demo/gpt"]).stdout
     # Of another project's run a token sees nothing.
     service.make_project("other")
     stranger = service.http(token=service.token(Scope.READ, project="other"))

@@ -85,14 +85,14 @@ def test_a_wrong_setting_stops_the_start_with_one_line(tmp_path: Path, settings:
 
 def test_the_first_token_for_others_is_made_on_the_database(tmp_path: Path) -> None:
     data = {"HOLDFAST_DATA_DIR": str(tmp_path / "data")}
-    made = run("admin", "token", "--name", "ops", "--scope", "read", "--project", "demo", **data)
+    made = run("admin", "create-token", "--name", "ops", "--scope", "read", "--project", "demo", **data)
     assert made.returncode == 0, made.stderr
     with holdfast_serve(tmp_path) as served:
         info = httpx.get(
             f"{served.url}/v1/server", timeout=60, headers={"Authorization": f"Bearer {made.stdout.strip()}"}
         ).json()
     assert (info["token_name"], info["token_project"], info["token_scopes"]) == ("ops", "demo", ["read"])
-    raised = run("admin", "new-epoch", **data)
+    raised = run("admin", "raise-epoch", **data)
     assert "epoch 2" in raised.stdout
     assert run("admin", "confirm-move", **data).returncode == 0
 

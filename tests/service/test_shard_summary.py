@@ -1,5 +1,5 @@
 """What a rank says of its shard arrives as it was said: in the row, over REST, in the record beside the data, in a
-catalog that was rebuilt from it, and in `holdfast show`. Every field of a ShardSummary, also a later one."""
+catalog that was rebuilt from it, and in `holdfast checkpoints show`. Every field of a ShardSummary, later ones too."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def save(client: Client, said: ShardSummary, *, step: int = 5) -> str:
 
 def shown(service: RunningService, *arguments: str) -> str:
     environment = {"HOLDFAST_URL": service.url, "HOLDFAST_TOKEN": service.token(), "COLUMNS": "80"}
-    result = CliRunner().invoke(app, ["show", "demo/gpt@5", "--shards", *arguments], env=environment)
+    result = CliRunner().invoke(app, ["checkpoints", "show", "demo/gpt@5", "--shards", *arguments], env=environment)
     assert result.exit_code == 0, result.stderr + result.stdout
     return result.stdout
 
@@ -141,7 +141,7 @@ def test_people_read_every_field(service: RunningService) -> None:
         not in CliRunner()
         .invoke(
             app,
-            ["show", "demo/gpt@6", "--shards"],
+            ["checkpoints", "show", "demo/gpt@6", "--shards"],
             env={"HOLDFAST_URL": service.url, "HOLDFAST_TOKEN": service.token()},
         )
         .stdout.splitlines()[0]

@@ -121,5 +121,5 @@ def test_doctor_names_the_command_that_shows_what_it_warns_of(
     monkeypatch.setattr("holdfast_service.web.health.what_differs", lambda *_: ["Another process has another store."])
     with Client(ClientSettings(url=service.url, token=service.token(Scope.READ), retry_seconds=0)) as client:
         warned = {found.detail: found.remedy for found in check_ready(client) if found.verdict is Verdict.WARNING}
-    assert "`holdfast store list`" in warned["HOLDFAST_STORE: It compares none."]
-    assert "`holdfast workers`" in warned["Another process has another store."]
+    assert "`holdfast stores list`" in warned["HOLDFAST_STORE: It compares none."]
+    assert "`holdfast workers list`" in warned["Another process has another store."]

@@ -282,15 +282,15 @@ def test_only_a_projects_administrators_see_and_change_its_webhooks(
     monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.ADMIN, project="demo"))
     run = CliRunner().invoke
     events = ["--events", "run.stalled, attempt.lost"]
-    added = json.loads(run(app, ["webhook", "add", "demo", "--url", receiver.url, *events, "--json"]).stdout)
+    added = json.loads(run(app, ["webhooks", "create", "demo", "--url", receiver.url, *events, "--json"]).stdout)
     assert added["events"] == ["attempt.lost", "run.stalled"]
     answer(http.post(f"/v1/projects/demo/webhooks/{added['id']}/test"))
     reconcile(service.context)
     assert receiver.seen[-1].json["type"] == "webhook.test"
-    assert "delivered" in run(app, ["webhook", "deliveries", "demo", added["id"]], env={"COLUMNS": "200"}).stdout
-    assert added["id"] in run(app, ["webhook", "list", "demo"], env={"COLUMNS": "200"}).stdout
+    assert "delivered" in run(app, ["webhooks", "deliveries", "demo", added["id"]], env={"COLUMNS": "200"}).stdout
+    assert added["id"] in run(app, ["webhooks", "list", "demo"], env={"COLUMNS": "200"}).stdout
     answer(http.post(f"/v1/projects/demo/webhooks/{added['id']}/test"))
-    assert json.loads(run(app, ["webhook", "delete", "demo", added["id"], "--json"]).stdout)["deleted_at"]
+    assert json.loads(run(app, ["webhooks", "delete", "demo", added["id"], "--yes", "--json"]).stdout)["deleted_at"]
     assert reconcile(service.context) == WebhooksReport()
     with service.context.database.read() as session:
         last = session.scalars(select(WebhookDelivery).order_by(WebhookDelivery.id.desc())).first()

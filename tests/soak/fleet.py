@@ -85,7 +85,7 @@ class Fleet:
 
     def add_worker(self, number: int) -> None:
         # A worker says nothing when it is ready; whether it works is seen by what it does.
-        self._add(f"worker {number}", [HOLDFAST, "worker"], self.settings, lambda: True)
+        self._add(f"worker {number}", [HOLDFAST, "workers", "run"], self.settings, lambda: True)
 
     def add_writer(self, run: str) -> None:
         self._add_client(f"writer {run}", "tests.soak.writer", f"{self.project}/{run}")

@@ -241,7 +241,7 @@ def test_what_the_limit_means_is_said_once_with_commands_that_work(
         trainer_of(checkpointer, tmp_path, save_total_limit=3)
     [said] = [each.getMessage() for each in caplog.records if "save_total_limit" in each.getMessage()]
     commands = re.findall(r"`holdfast ([^`]+)`", said)
-    assert commands == [f"retention plan {run}", f"retention policy {run} --keep-last 3"]
+    assert commands == [f"retention plan {run}", f"policies put retention {run} --keep-last 3"]
     for command in commands:
         subprocess.run([HOLDFAST, *command.split()], check=True, capture_output=True)
 

@@ -1,4 +1,4 @@
-"""What a job tells the `holdfast run` around it: which attempt it is, and how that ended."""
+"""What a job tells the `holdfast launch` around it: which attempt it is, and how that ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.training import Job
 
 import holdfast
-from holdfast_client.cli.run import catalog_of, outcome_of_launch
+from holdfast_client.cli.launch import catalog_of, outcome_of_launch
 from holdfast_client.errors import ServiceUnavailable
 from holdfast_client.launch import open_attempt, read_notes
 from holdfast_protocol.attempts import EndAttempt

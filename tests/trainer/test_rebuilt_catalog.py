@@ -105,7 +105,7 @@ def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served
     assert (shown["whole"], shown["checkpoints"], shown["orphans"]) == (True, {"committed": 2}, 0)
     assert not list((served.folder / "data").glob("catalog.db*")), "a dry run writes nothing"
     told = served.run("catalog", "rebuild", "--from", served.store).stdout
-    assert "holdfast store claim" in told
+    assert "holdfast stores claim" in told
 
     service = served.start()
     try:
@@ -115,12 +115,12 @@ def test_a_job_is_resumed_bit_for_bit_after_the_database_was_lost(served: Served
             assert values(resumed.state) == saved
             resumed.step(2)
             ckpt.save(2, resumed.state).committed.result(timeout=60)
-        assert json.loads(served.run("store", "list", "--json").stdout)[0]["claimed"] is False
+        assert json.loads(served.run("stores", "list", "--json").stdout)[0]["claimed"] is False
         # The job has saved into a store that is not adopted: only this database knows that, and adopting fixes it.
-        (checked,) = json.loads(served.run("catalog", "check", "--json", code=1).stdout)["stores"]
+        (checked,) = json.loads(served.run("catalog", "check", "--json", code=1).stdout)["result"]["stores"]
         told = {(each["kind"], each["blocks"]) for each in checked["findings"]}
         assert told == {("unrecorded", False), ("outdated_records", False)}
-        assert json.loads(served.run("store", "claim", "--json").stdout)[0]["claimed"] is True
+        assert json.loads(served.run("stores", "claim", "--json").stdout)[0]["claimed"] is True
         _wait_until_recorded()
         served.run("catalog", "check", "--deep", "--json")
     finally:
@@ -167,6 +167,6 @@ def test_a_run_whose_records_are_lost_does_not_begin_from_nothing_before_a_perso
         with holdfast.Checkpointer(_RUN, create=True) as ckpt:
             assert ckpt.restore(Job(seed=6).state) == 0
         served.run("catalog", "confirm", "tests")
-        assert "nothing is in doubt" in served.run("catalog", "doubts").stdout
+        assert "Nothing is in doubt" in served.run("catalog", "doubts").stdout
     finally:
         service.stop()

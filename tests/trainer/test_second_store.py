@@ -123,7 +123,11 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_a
     stores.start_again()
 
     drill = subprocess.run(
-        [HOLDFAST, "drill", _RUN, "--json"], env=stores.environment, capture_output=True, text=True, timeout=60
+        [HOLDFAST, "drills", "start", _RUN, "--json"],
+        env=stores.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert drill.returncode == 0, drill.stderr
     result = json.loads(drill.stdout)["result"]
@@ -132,14 +136,14 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_a
     assert result["bytes"] > 0
     assert [(each["step"], each["reason"]) for each in result["skipped"]] == [(1, "away")]
     shown = subprocess.run(
-        [HOLDFAST, "copies", _RUN], env=stores.environment, capture_output=True, text=True, timeout=60
+        [HOLDFAST, "copies", "list", _RUN], env=stores.environment, capture_output=True, text=True, timeout=60
     )
     assert shown.returncode == 0
     assert "tests/gpt" in shown.stdout
 
     pulled = tmp_path / "pulled"
     pull = subprocess.run(
-        [HOLDFAST, "pull", f"{_RUN}@latest", str(pulled), "--only", "model"],
+        [HOLDFAST, "checkpoints", "pull", f"{_RUN}@latest", str(pulled), "--only", "model"],
         env=stores.environment,
         capture_output=True,
         text=True,

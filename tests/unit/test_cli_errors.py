@@ -51,7 +51,7 @@ def _settings(monkeypatch, tmp_path):
 def test_the_exit_code_tells_the_kind_of_the_failure(monkeypatch, code, exit_code):
     with scripted(in_turn(problem(code, "It is so. Do this."))) as server:
         monkeypatch.setenv("HOLDFAST_URL", server.url)
-        result = run("show", "demo/gpt")
+        result = run("checkpoints", "show", "demo/gpt")
     assert result.exit_code == exit_code
     assert result.stdout == ""
     assert "It is so. Do this." in result.stderr
@@ -66,14 +66,14 @@ def test_every_exit_code_is_documented():
 
 def test_an_absent_service_is_said_with_what_to_do(monkeypatch):
     monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:9")
-    result = run("runs")
+    result = run("runs", "list")
     assert result.exit_code == ExitCode.UNAVAILABLE
     assert "holdfast serve" in result.stderr
 
 
 def test_a_wrong_setting_is_named(monkeypatch):
     monkeypatch.setenv("HOLDFAST_URL", "localhost:8400")
-    result = run("runs")
+    result = run("runs", "list")
     assert result.exit_code == ExitCode.USAGE
     assert "HOLDFAST_URL" in result.stderr
 
@@ -81,16 +81,17 @@ def test_a_wrong_setting_is_named(monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("show", "gpt"),
-        ("show", "demo/gpt@yesterday"),
-        ("restore-point", "demo/gpt@best"),
-        ("checkpoints", "demo/gpt", "--state", "nice"),
-        ("checkpoints", "demo/gpt", "--min-step", "-1"),
+        ("checkpoints", "show", "gpt"),
+        ("checkpoints", "show", "demo/gpt@yesterday"),
+        ("runs", "restore-point", "demo/gpt@best"),
+        ("checkpoints", "list", "demo/gpt", "--state", "nice"),
+        ("checkpoints", "list", "demo/gpt", "--min-step", "-1"),
         ("attempts",),
-        ("token", "create", "me", "--scope", "everything"),
-        ("token", "create", "me", "--scope", "read", "--expires", "soon"),
-        ("token", "create", "me", "--scope", "read", "--project", "two words"),
-        ("project", "create", "demo", "--quota", "much"),
+        ("attempts", "list"),
+        ("tokens", "create", "me", "--scope", "everything"),
+        ("tokens", "create", "me", "--scope", "read", "--expires", "soon"),
+        ("tokens", "create", "me", "--scope", "read", "--project", "two words"),
+        ("projects", "create", "demo", "--quota", "much"),
         ("nonsense",),
     ],
 )
@@ -104,9 +105,9 @@ def test_a_bug_is_one_line_that_says_how_to_see_it(monkeypatch):
     broken = {"items": [{"id": "x"}], "next_cursor": None}
     with scripted(in_turn(as_json(broken))) as server:
         monkeypatch.setenv("HOLDFAST_URL", server.url)
-        assert run("runs").exit_code == ExitCode.FAILED
+        assert run("runs", "list").exit_code == ExitCode.FAILED
     monkeypatch.setattr("holdfast_client.cli.runs.connect", lambda: 1 / 0)
-    result = run("runs")
+    result = run("runs", "list")
     assert result.exit_code == ExitCode.FAILED
     assert "HOLDFAST_DEBUG=1" in result.stderr
 
@@ -114,7 +115,7 @@ def test_a_bug_is_one_line_that_says_how_to_see_it(monkeypatch):
 def test_another_program_at_the_url_is_named(monkeypatch):
     with scripted(in_turn(Reply(200, b"<html>", protocol=None))) as server:
         monkeypatch.setenv("HOLDFAST_URL", server.url)
-        result = run("runs")
+        result = run("runs", "list")
     assert result.exit_code == ExitCode.FAILED
     assert "not a Holdfast service" in result.stderr
 
@@ -154,16 +155,31 @@ def test_the_help_lists_all_commands_and_plug_ins_within_80_columns():
         "attempts",
         "checkpoints",
         "doctor",
-        "project",
-        "pull",
-        "restore-point",
+        "launch",
+        "projects",
         "runs",
         "serve",
-        "show",
-        "token",
+        "tokens",
     ):
         assert re.search(rf"^  {command} ", text, re.MULTILINE), command
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("runz",), "Did you mean `holdfast runs`"),
+        (("show",), "`holdfast checkpoints show`"),
+        (("nonsense",), "There are: admin, attempts, catalog"),
+        (("runs", "ls"), "`holdfast runs` has: list, show, delete, undelete, restore-point"),
+        (("runs",), "restore-point"),
+        (("admin",), "create-token"),
+    ],
+)
+def test_a_mistyped_command_or_a_noun_alone_shows_what_there_is(arguments, said):
+    result = run(*arguments)
+    assert result.exit_code == ExitCode.USAGE
+    assert said in result.stderr + result.stdout
 
 
 def test_the_help_needs_neither_the_http_stack_nor_the_service():
@@ -181,7 +197,7 @@ def test_a_service_that_is_down_is_said_once_and_at_once(monkeypatch):
     monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "60")
     with scripted(in_turn(busy, busy, runs)) as server:
         monkeypatch.setenv("HOLDFAST_URL", server.url)
-        result = run("runs", "demo")
+        result = run("runs", "list", "demo")
     assert result.exit_code == 0
     assert result.stderr.count("It is so. Do this. Retrying for 5 seconds...") == 1
 
@@ -196,7 +212,9 @@ def test_what_waits_is_told_before_the_pause():
 
 
 def test_listing_runs_never_loads_torch():
-    code = "import sys; from holdfast_client.cli.main import app; app(['runs', '--help'], standalone_mode=False)"
+    code = (
+        "import sys; from holdfast_client.cli.main import app; app(['runs', 'list', '--help'], standalone_mode=False)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code + "; sys.exit('torch' in sys.modules)"],
         capture_output=True,
@@ -228,8 +246,8 @@ def test_json_is_all_that_is_printed_and_a_row_is_one_line(monkeypatch):
     }
     with scripted(in_turn(as_json({"items": [run_view], "next_cursor": None}))) as server:
         monkeypatch.setenv("HOLDFAST_URL", server.url)
-        table = run("runs", "demo")
-        document = run("runs", "demo", "--json")
+        table = run("runs", "list", "demo")
+        document = run("runs", "list", "demo", "--json")
     assert table.exit_code == 0
     (_, row) = table.stdout.splitlines()
     assert f"{long}/{long} " in row

@@ -13,7 +13,7 @@ from typer.main import get_command
 from holdfast_client.cli import output as show
 from holdfast_client.cli.arguments import first, read_duration
 from holdfast_client.cli.checkpoints import lateness
-from holdfast_client.cli.main import ENTRIES, app
+from holdfast_client.cli.main import ENTRIES, SUBJECTS, app
 from holdfast_client.cli.output import as_bytes, as_metric, as_time, show_facts, show_table
 from holdfast_client.cli.projects import read_size
 from holdfast_client.cli.say import show_line, show_note
@@ -96,27 +96,45 @@ def _has(command, name):
 
 def test_every_command_of_the_client_prints_json_for_programs():
     without = {words for words, command in _commands() if not _has(command, "json")}
-    # `run` hands its job's own output on, and these are the service's own.
-    assert without == {"run", "serve", "worker", "admin token", "admin new-epoch", "admin confirm-move"}
+    # `launch` hands its job's own output on, and these are the service's own.
+    admin = {"admin create-token", "admin raise-epoch", "admin confirm-move"}
+    assert without == {"launch", "serve", "workers run", *admin}
 
 
-def test_every_list_can_be_limited():
-    lists = {
-        *(
-            "runs",
-            "attempts",
-            "checkpoints",
-            "copies",
-            "usage",
-            "events",
-            "bad-copies",
-            "workers",
-            "webhook deliveries",
-        ),
-        *(words for words, _ in _commands() if words.endswith(" list")),
+_NEEDED = {
+    "list": {"limit", "json"},
+    "delete": {"yes", "dry_run", "json"},
+    "start": {"wait", "json"},
+}
+
+
+def test_a_verb_has_its_options_with_every_noun():
+    lacking = {
+        words: missing
+        for words, command in _commands()
+        for verb, needed in _NEEDED.items()
+        if words.split()[-1].partition("-")[0] == verb
+        and (missing := {name for name in needed if not _has(command, name)})
     }
-    without = {words for words, command in _commands() if words in lists and not _has(command, "limit")}
-    assert not without
+    assert not lacking
+
+
+def test_an_option_means_the_same_wherever_it_stands():
+    helps = {}
+    for words, command in _commands():
+        for option in command.params:
+            if (
+                option.name in ("json", "limit", "yes", "dry_run", "reason", "wait", "deleted")
+                and "--status" not in option.opts
+            ):
+                helps.setdefault(option.name, {}).setdefault(option.help, []).append(words)
+    # The service's own commands cannot use the client's: `catalog rebuild` says the same in its own words.
+    differing = {
+        name: texts
+        for name, found in helps.items()
+        if len(texts := {text: words for text, words in found.items() if words != ["catalog rebuild"]}) > 1
+    }
+    assert not differing
 
 
 def test_a_limit_asks_for_no_page_behind_the_last_item():
@@ -134,9 +152,24 @@ def test_a_limit_asks_for_no_page_behind_the_last_item():
 
 def test_the_table_of_commands_is_what_its_modules_bring():
     group = get_command(app)
-    assert all(group.get_command(None, name) is not None for name in ENTRIES)
-    brought = {name for name in group.commands if name not in ENTRIES}
-    assert not brought, "cli/main.py lists every command"
+    for name, entry in ENTRIES.items():
+        command = group.get_command(None, name)
+        assert command is not None, name
+        brought = sorted(command.commands) if isinstance(command, typer.core.TyperGroup) else []
+        for verb in entry.verbs.split():
+            assert command.get_command(None, verb) is not None, f"{name} {verb}"
+        assert set(brought) <= set(entry.verbs.split()), "cli/main.py lists every verb"
+
+
+def test_the_page_has_the_table_of_nouns_and_verbs():
+    rows = [
+        f"| {subject} | `{entry.name}` | {', '.join(entry.verbs.split())} | {entry.help.removesuffix('.')} |"
+        for subject, entries in SUBJECTS.items()
+        for entry in entries
+    ]
+    table = "\n".join(["| subject | noun | verbs | what it is |", "| --- | --- | --- | --- |", *rows])
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert table in page, f"docs/cli.md must hold:\n{table}"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from holdfast_client.cli.launch import is_torchrun
 from holdfast_client.cli.main import app
 from holdfast_client.cli.output import ExitCode
-from holdfast_client.cli.run import is_torchrun
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SBATCH = EXAMPLES / "slurm" / "train.sbatch"
@@ -38,7 +38,7 @@ def test_the_kubernetes_job_restarts_what_is_preempted_and_never_what_is_fenced(
     assert pod["restartPolicy"] == "Never"
     assert job["spec"]["backoffLimit"] > 0
     command = container["command"] + container["args"]
-    assert command[:2] == ["holdfast", "run"]
+    assert command[:2] == ["holdfast", "launch"]
     assert int(command[command.index("--grace") + 1]) < pod["terminationGracePeriodSeconds"]
     assert is_torchrun(command[command.index("--") + 1 :])
 
@@ -82,7 +82,7 @@ def test_the_slurm_script_hands_its_signal_on_and_requeues_what_may_be_launched_
     )
     assert ended.returncode == code, ended.stderr
     assert slurm.requeued.exists() is again
-    assert "holdfast run --grace 110 -- torchrun" in slurm.arguments.read_text()
+    assert "holdfast launch --grace 110 -- torchrun" in slurm.arguments.read_text()
 
 
 def test_the_slurm_script_leaves_the_job_less_than_slurm_does():
@@ -92,7 +92,7 @@ def test_the_slurm_script_leaves_the_job_less_than_slurm_does():
     assert int(grace) < int(seconds)
 
 
-def test_the_help_of_holdfast_run_names_its_codes():
-    shown = CliRunner().invoke(app, ["run", "--help"]).stdout
+def test_the_help_of_holdfast_launch_names_its_codes():
+    shown = CliRunner().invoke(app, ["launch", "--help"]).stdout
     for code in (ExitCode.PREEMPTED, ExitCode.UNKNOWN, ExitCode.FENCED):
         assert f"{int(code)}:" in shown

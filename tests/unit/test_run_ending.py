@@ -1,4 +1,4 @@
-"""`holdfast run`: what the child's end and the job's outcome come to, and what a launcher is told. Pure."""
+"""`holdfast launch`: what the child's end and the job's outcome come to, and what a launcher is told. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast_client.cli.run import (
+from holdfast_client.cli.launch import (
     Outcome,
     ending_of,
     environment_of_child,

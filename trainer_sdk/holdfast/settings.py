@@ -85,10 +85,10 @@ class TrainerSettings(BaseSettings):
     launch: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9._:-]{1,90}$",
-        description="Set by `holdfast run` for its job: the first part of the launch id of its attempts.",
+        description="Set by `holdfast launch` for its job: the first part of the launch id of its attempts.",
     )
     outcome_dir: Path | None = Field(
-        default=None, description="Set by `holdfast run` for its job: the folder where each rank tells how it ended."
+        default=None, description="Set by `holdfast launch` for its job: the folder where each rank tells how it ended."
     )
     verify_dir: Path | None = Field(
         default=None,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, TypeVar
 
 import typer
 
+from holdfast_client.cli.output import ExitCode
 from holdfast_client.cli.say import show_note
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.runs import Point, RunName, SelectorError, parse_run, parse_selector
+from holdfast_protocol.states import StoreRole
 from holdfast_protocol.text import counted
 
 # The client of a command. A person waits for it: it gives up sooner than a trainer, and says at once that it waits.
@@ -42,15 +45,19 @@ class _SayOnce:
             show_note(f"holdfast: {failure} Retrying for {counted(round(self._seconds), 'second')}...")
 
 
-# The arguments that several commands share, and how their text is read.
+# The arguments that several commands share. Each means the same wherever it stands.
 
+ProjectArgument = Annotated[str, typer.Argument(metavar="PROJECT", help="For example demo.")]
 RunArgument = Annotated[str, typer.Argument(metavar="PROJECT/RUN", help="For example demo/gpt.")]
-SelectorArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="PROJECT/RUN[@WHICH]",
-        help="WHICH is latest, a step (1200), a step of an attempt (1200#3), best:METRIC[:max], or an id (ck_...).",
-    ),
+TargetArgument = Annotated[
+    str, typer.Argument(metavar="PROJECT[/RUN]", help="A run, or a project for all of its runs: demo/gpt, demo.")
+]
+WHICH = "WHICH is latest, a step (1200), a step of an attempt (1200#3), best:METRIC[:max], or an id (ck_...)."
+SelectorArgument = Annotated[str, typer.Argument(metavar="PROJECT/RUN[@WHICH]", help=f"{WHICH} Without it: latest.")]
+OnlyProject = Annotated[str | None, typer.Argument(metavar="[PROJECT]", help="Only this project's.")]
+OnlyOf = Annotated[
+    str | None,
+    typer.Argument(metavar="[PROJECT[/RUN[@WHICH]]]", help="Only of this project, run or checkpoint."),
 ]
 _Item = TypeVar("_Item")
 
@@ -59,6 +66,24 @@ LimitOption = Annotated[int | None, _AT_MOST]
 LimitedOption = Annotated[int, _AT_MOST]
 """For a list that would be endless without one."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the people who look for it later.")]
+DeletedOption = Annotated[bool, typer.Option("--deleted", help="Only those in the trash.")]
+StoreOption = Annotated[
+    StoreRole | None, typer.Option("--store", help="Only the store of this role; without it: every one.")
+]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result, with progress on stderr.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would happen.")]
+
+
+def exit_unless_meant(what: str, *, yes: bool, dry_run: bool) -> None:
+    """`what` was not done for want of `--yes`: exit code 2, unless the user has only asked what would happen."""
+    if not (yes or dry_run):
+        show_note(f"Nothing was {what}. Say --yes if you mean it.")
+        raise typer.Exit(ExitCode.USAGE)
+
+
+# How the text of an argument is read.
 
 
 def first(items: Iterable[_Item], limit: int | None) -> list[_Item]:
@@ -71,6 +96,14 @@ def read_run(text: str) -> RunName:
         return parse_run(text)
     except SelectorError as error:
         raise typer.BadParameter(f"{error}.") from None
+
+
+def read_target(text: str) -> tuple[str, str | None]:
+    """`demo` -> ("demo", None); `demo/gpt` -> ("demo", "gpt")."""
+    if "/" not in text:
+        return text, None
+    name = read_run(text)
+    return name.project, name.run
 
 
 def read_selector(text: str) -> tuple[RunName, Point]:
@@ -91,3 +124,15 @@ def read_duration(text: str) -> int | None:
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a time; write for example 30m, 12h, 90d, 4w or never.")
     return int(match[1]) * _UNIT_SECONDS[match[2]]
+
+
+def read_moment(text: str, *, ago: bool = False) -> datetime:
+    """`2027-01-31`, `2027-01-31T12:00` (UTC unless it says otherwise), or `90d` from now or ago."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        seconds = read_duration(text)
+        if seconds is None:
+            raise typer.BadParameter(f"{text!r} is no time; leave the option out for no end.") from None
+        return datetime.now(UTC) + timedelta(seconds=-seconds if ago else seconds)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Checkpoints: `holdfast checkpoints`, `show`, `health`."""
+"""`holdfast checkpoints list | show | edit | pin | unpin`; `copies`, `tiers` and `trash` have its other verbs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from holdfast_client.cli.arguments import (
+    DeletedOption,
     JsonOption,
     LimitOption,
-    RunArgument,
+    ReasonOption,
     SelectorArgument,
+    TargetArgument,
     connect,
     first,
-    read_run,
+    read_duration,
     read_selector,
+    read_target,
 )
+from holdfast_client.cli.holds import hold_in_words
+from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, as_bytes, as_metric, as_time, show_facts, show_json, show_table
-from holdfast_client.cli.policies import hold_in_words
+from holdfast_client.cli.runs import taken_by
 from holdfast_client.cli.say import show_line
 from holdfast_protocol.checkpoints import (
     CheckpointView,
@@ -29,55 +34,59 @@ from holdfast_protocol.checkpoints import (
     ShardSummary,
     ShardView,
 )
-from holdfast_protocol.runs import RunView
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_protocol.text import counted
 
-
-def register(app: typer.Typer) -> None:
-    app.command("checkpoints")(checkpoints)
-    app.command("show")(show)
-    app.command("health")(health)
+checkpoints = noun("checkpoints")
 
 
-# `holdfast checkpoints PROJECT/RUN` lists, `holdfast show PROJECT/RUN@WHICH` tells everything about one.
+# `holdfast checkpoints list PROJECT[/RUN]`, and `show`, which tells everything about one.
 
 
-def checkpoints(
-    run: RunArgument,
+@checkpoints.command("list")
+def list_checkpoints(
+    target: TargetArgument,
     *,
     state: Annotated[CheckpointState | None, typer.Option(help="Only in this state.")] = None,
     health: Annotated[Health | None, typer.Option(help="Only of this health.")] = None,
     min_step: Annotated[int | None, typer.Option(min=0, help="From this step on.")] = None,
     max_step: Annotated[int | None, typer.Option(min=0, help="Up to this step.")] = None,
     label: Annotated[str | None, typer.Option(help="Only with this label.")] = None,
+    deleted: DeletedOption = False,
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of a run, the largest step first."""
-    name = read_run(run)
+    """List the checkpoints of a run, the largest step first, or of all runs of a project."""
+    if deleted and state is not None:
+        raise typer.BadParameter("--deleted is --state trashed: give one of them.")
+    state = CheckpointState.TRASHED if deleted else state
+    project, run = read_target(target)
     with connect() as client:
+        runs = iter([run]) if run is not None else (one.name for one in client.runs.all(project))
         found = first(
-            client.checkpoints.all(
-                name.project,
-                name.run,
-                state=state,
-                health=health,
-                min_step=min_step,
-                max_step=max_step,
-                label=label,
+            (
+                one
+                for name in runs
+                for one in client.checkpoints.all(
+                    project, name, state=state, health=health, min_step=min_step, max_step=max_step, label=label
+                )
             ),
             limit,
         )
     if json:
         show_json(found)
-        return
+    elif state is CheckpointState.TRASHED:
+        _show_trashed(target, found)
+    else:
+        _show_list(target, found)
+
+
+def _show_list(target: str, found: list[CheckpointView]) -> None:
     show_table(
-        [">step", ">attempt", "state", "health", ">size", "committed (UTC)", "labels"],
+        ["checkpoint", "state", "health", ">size", "committed (UTC)", "labels"],
         (
             (
-                str(one.step),
-                str(one.attempt),
+                _name(one),
                 ", ".join(
                     word for word in (one.state.value, lateness(one), "unproven" if one.unproven else "") if word
                 ),
@@ -88,10 +97,33 @@ def checkpoints(
             )
             for one in found
         ),
-        nothing=f"{name} has no such checkpoints.",
+        nothing=f"{target} has no such checkpoints. `holdfast runs list` shows which runs have any.",
     )
 
 
+def _show_trashed(target: str, found: list[CheckpointView]) -> None:
+    show_table(
+        ["checkpoint", ">size", "until (UTC)", "by", "why"],
+        (
+            (
+                _name(one),
+                as_bytes(one.logical_bytes),
+                as_time(one.purge_at),
+                one.trashed_by or NOTHING,
+                one.trash_reason or NOTHING,
+            )
+            for one in found
+        ),
+        nothing=f"The trash is empty: {target} has no deleted checkpoints to take back.",
+    )
+
+
+def _name(one: CheckpointView) -> str:
+    """As every other command takes it."""
+    return f"{one.project}/{one.run}@{one.step}#{one.attempt}"
+
+
+@checkpoints.command()
 def show(
     selector: SelectorArgument,
     *,
@@ -112,13 +144,7 @@ def show(
         show_json(found)
         return
     facts = [*_facts(found), ("made with", _made_with(environment)), *(("held", hold_in_words(one)) for one in holds)]
-    show_facts([*((name, value) for name, value in facts if value), ("whole run", _taken_by(of_run))])
-
-
-def _taken_by(run: RunView) -> str:
-    """Of its committed checkpoints together. What they take in the store may serve other runs too."""
-    figures = {"logical": run.logical_bytes, "stored": run.stored_bytes, "deduplicated": run.deduplicated_bytes}
-    return ", ".join(f"{name} {as_bytes(count)}" for name, count in figures.items() if count is not None)
+    show_facts([*((name, value) for name, value in facts if value), ("whole run", taken_by(of_run))])
 
 
 def _made_with(environment: dict[str, str]) -> str:
@@ -147,8 +173,7 @@ def _pushed(one: CheckpointView) -> str:
 def _pin(one: CheckpointView) -> str:
     if one.pinned_at is None:
         return ""
-    until = "" if one.pinned_until is None else f" until {as_time(one.pinned_until)} UTC"
-    return f"by {one.pinned_by}{until}: {one.pin_reason}"
+    return f"by {one.pinned_by}{pinned_until(one)}: {one.pin_reason}"
 
 
 def _trash(one: CheckpointView) -> str:
@@ -241,7 +266,7 @@ def _in_words(name: str, value: Any) -> str:
     return as_bytes(value) if name.endswith("_bytes") else f"{value:.2f} s" if name.endswith("_seconds") else str(value)
 
 
-# `holdfast health PROJECT/RUN@WHICH ok`, or `diverged`, `quarantined`: a person says whether to resume from it.
+# `holdfast checkpoints edit PROJECT/RUN@WHICH --health …`: a person says whether to resume from it; `pin` keeps it.
 
 
 class Said(StrEnum):
@@ -252,21 +277,58 @@ class Said(StrEnum):
     QUARANTINED = "quarantined"
 
 
-def health(
+@checkpoints.command()
+def edit(
     selector: SelectorArgument,
-    said: Annotated[Said, typer.Argument(metavar="ok|diverged|quarantined", help="What it is.", show_default=False)],
     *,
-    reason: Annotated[str | None, typer.Option(help="Others read it; needed for all but ok.")] = None,
+    health: Annotated[Said, typer.Option(help="Whether jobs may resume from it; ok releases it from quarantine.")],
+    reason: ReasonOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Say whether a checkpoint may be resumed from; `ok` releases one from quarantine."""
+    """Quarantine a checkpoint, or release it. All but ok needs a reason."""
     name, point = read_selector(selector)
     with connect() as client:
         found = client.checkpoints.select(name.project, name.run, str(point))
-        request = EditCheckpoint.model_validate({"health": said.value, "health_reason": reason})
+        request = EditCheckpoint.model_validate({"health": health.value, "health_reason": reason or None})
         edited = client.checkpoints.edit(found.id, request, found.etag)
     if json:
         show_json(edited)
         return
     before = "" if found.health == edited.health else f", and was {found.health}"
-    show_line(f"{name}@{edited.step}#{edited.attempt} is {edited.health}{before}.")
+    show_line(f"{_name(edited)} is {edited.health}{before}.")
+
+
+@checkpoints.command()
+def pin(
+    selector: SelectorArgument,
+    *,
+    reason: ReasonOption,
+    until: Annotated[str, typer.Option(help="For so long, such as 30d, or never to end.")] = "never",
+    json: JsonOption = False,
+) -> None:
+    """Keep a checkpoint from every policy and from prune."""
+    name, point = read_selector(selector)
+    with connect() as client:
+        found = client.checkpoints.select(name.project, name.run, str(point))
+        view = client.checkpoints.pin(found.id, reason, expires_in_seconds=read_duration(until))
+    if json:
+        show_json(view)
+        return
+    show_line(f"{_name(view)} is pinned{pinned_until(view)}.")
+
+
+@checkpoints.command()
+def unpin(selector: SelectorArgument, json: JsonOption = False) -> None:
+    """Take a checkpoint's pin away."""
+    name, point = read_selector(selector)
+    with connect() as client:
+        found = client.checkpoints.select(name.project, name.run, str(point))
+        view = client.checkpoints.unpin(found.id)
+    if json:
+        show_json(view)
+        return
+    show_line(f"{_name(view)} is not pinned.")
+
+
+def pinned_until(view: CheckpointView) -> str:
+    return "" if view.pinned_until is None else f" until {as_time(view.pinned_until)} UTC"

@@ -1,4 +1,4 @@
-"""Copies and their proof: `holdfast copies`, `drill`, `scrub`, `impact`, `bad-copies`."""
+"""`holdfast copies`, `drills`, `scrubs`, `chunks`, and `checkpoints impact`: copies, and which of them are good."""
 
 from __future__ import annotations
 
@@ -7,9 +7,25 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, LimitOption, connect, first, read_run, read_selector
-from holdfast_client.cli.operations import exit_unless_done, follow
+from holdfast_client.cli.arguments import (
+    WHICH,
+    JsonOption,
+    LimitOption,
+    ProjectArgument,
+    SelectorArgument,
+    TargetArgument,
+    WaitOption,
+    connect,
+    first,
+    read_run,
+    read_selector,
+    read_target,
+)
+from holdfast_client.cli.checkpoints import checkpoints
+from holdfast_client.cli.main import noun
+from holdfast_client.cli.operations import run_to_end
 from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_facts, show_json, show_table
+from holdfast_client.cli.runs import show_skipped
 from holdfast_client.cli.say import show_line
 from holdfast_client.client import Client
 from holdfast_protocol.copies import CopyView, DrillResult, GoodStep, Impact, RunCopies, ScrubMode, ScrubResult
@@ -17,32 +33,28 @@ from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.text import counted
 
-
-def register(app: typer.Typer) -> None:
-    app.command("copies")(copies)
-    app.command("drill")(drill)
-    app.command("scrub")(scrub)
-    app.command("impact")(impact)
-    app.command("bad-copies")(bad_copies)
+copies = noun("copies")
+drills = noun("drills")
+scrubs = noun("scrubs")
+chunks = noun("chunks")
 
 
-# `holdfast copies` tells how far the second store is behind; `holdfast drill` restores from it alone.
+# `holdfast copies list` tells how far the second store is behind; `holdfast drills start` restores from it alone.
 
 
-def copies(
-    which: Annotated[str, typer.Argument(metavar="PROJECT[/RUN]", help="A project, or one run of it.")],
+@copies.command("list")
+def list_copies(
+    target: TargetArgument,
+    *,
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
     """Tell how far the second store is behind: what would be lost with the first."""
     with connect() as client:
-        if "/" in which:
-            name = read_run(which)
-            found = [client.copies.of_run(name.project, name.run)]
-        else:
-            found = first(client.copies.all(which), limit)
+        project, run = read_target(target)
+        found = first(client.copies.all(project) if run is None else [client.copies.of_run(project, run)], limit)
     if json:
-        show_json(found[0] if "/" in which else found)
+        show_json(found)
         return
     show_table(
         ["run", "policy", ">newest", ">copied", ">behind", ">steps", ">to copy", ">waiting", "last problem"],
@@ -60,21 +72,16 @@ def copies(
             )
             for one in found
         ),
-        nothing=f"{which} has no runs.",
+        nothing=f"{target} has no runs yet. A training job makes one when it starts.",
     )
 
 
-def drill(
-    selector: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROJECT/RUN[@WHICH]",
-            help="latest (the default), a step (1200), a step of an attempt (1200#3), best:METRIC[:max], or an id.",
-        ),
-    ],
+@drills.command("start")
+def start_drill(
+    selector: SelectorArgument,
     *,
     store: Annotated[StoreRole, typer.Option(help="The only store that is read.")] = StoreRole.SECOND,
-    wait: Annotated[bool, typer.Option(help="Wait for the result, with progress on stderr.")] = True,
+    wait: WaitOption = True,
     json: JsonOption = False,
 ) -> None:
     """Restore a checkpoint from one store alone and verify every byte: says how long that takes (RTO), and how far
@@ -85,17 +92,8 @@ def drill(
     name, point = read_selector(selector)
     with connect() as client:
         started = client.copies.drill(name.project, name.run, str(point), store)
-        if not wait:
-            if json:
-                show_json(started)
-            else:
-                show_line(f"{started.id} is under way. `holdfast operations wait {started.id}` waits for it.")
-            return
-        ended = follow(client, started)
-    if json:
-        show_json(ended)
-    exit_unless_done(ended)
-    if not json:
+        ended = run_to_end(client, started, wait=wait, json=json)
+    if ended is not None and not json:
         _show(DrillResult.model_validate(ended.result))
 
 
@@ -116,13 +114,7 @@ def _show(result: DrillResult) -> None:
             ("RPO", _behind(result)),
         ]
     )
-    if result.skipped:
-        show_line("\npassed over:")
-        show_table(
-            [">step", ">attempt", "reason", "detail"],
-            ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in result.skipped),
-            nothing="",
-        )
+    show_skipped(result.skipped)
 
 
 def _behind(result: DrillResult) -> str:
@@ -148,25 +140,21 @@ def _duration(seconds: float) -> str:
     return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
 
 
-# `holdfast scrub` reads stored bytes again; `holdfast impact` and `holdfast bad-copies` tell what is bad, for whom.
+# `holdfast scrubs start` reads stored bytes again; `impact` and `copies list-bad` tell what is bad, for whom.
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def scrub(
+@scrubs.command("start")
+def start_scrub(
     selector: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROJECT/RUN[@WHICH]",
-            help="A whole run; with @ one checkpoint of it: latest, a step (1200), a step of an attempt (1200#3), "
-            "best:METRIC[:max], or an id (ck_...).",
-        ),
+        str, typer.Argument(metavar="PROJECT/RUN[@WHICH]", help=f"A whole run; with @ one checkpoint: {WHICH}")
     ],
     *,
     metadata: Annotated[
         bool, typer.Option("--metadata", help="Only compare sizes and checksums that the stores report: cheap.")
     ] = False,
-    wait: Annotated[bool, typer.Option(help="Wait for the result, with progress on stderr.")] = True,
+    wait: WaitOption = True,
     json: JsonOption = False,
 ) -> None:
     """Read stored bytes again, in every store, repair what is bad, and tell what is lost.
@@ -175,13 +163,9 @@ def scrub(
     """
     with connect() as client:
         started = _start(client, selector, ScrubMode.METADATA if metadata else ScrubMode.READ)
-        if not wait:
-            _show_started(started, json=json)
-            return
-        ended = follow(client, started)
-    if json:
-        show_json(ended)
-    exit_unless_done(ended)
+        ended = run_to_end(client, started, wait=wait, json=json)
+    if ended is None:
+        return
     result = ScrubResult.model_validate(ended.result)
     if not json:
         show_facts(_facts(result))
@@ -189,30 +173,32 @@ def scrub(
         raise typer.Exit(ExitCode.INTEGRITY)
 
 
-def impact(
-    what: Annotated[
-        str, typer.Argument(metavar="DIGEST|PROJECT/RUN[@WHICH]", help="A chunk's SHA-256, or a checkpoint.")
-    ],
+@chunks.command("impact")
+def impact_of_chunk(
+    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="The chunk's SHA-256.")],
     json: JsonOption = False,
 ) -> None:
     """Tell what a bad chunk means: its copies, who needs it, what is lost, and the nearest good steps."""
+    if not _DIGEST.fullmatch(digest):
+        raise typer.BadParameter(
+            "A digest has 64 hexadecimal digits. For a checkpoint there is `holdfast checkpoints impact`."
+        )
     with connect() as client:
-        if _DIGEST.fullmatch(what):
-            found = client.scrub.impact_of_chunk(what)
-        else:
-            name, point = read_selector(what)
-            chosen = client.checkpoints.select(name.project, name.run, str(point))
-            found = client.scrub.impact_of_checkpoint(chosen.id)
-    if json:
-        show_json(found)
-    elif not found.chunks:
-        show_line("Nothing is known to be bad: every chunk of it has a good copy and no bad one.")
-    else:
-        _show_impact(found)
+        _show_impact(client.scrub.impact_of_chunk(digest), json=json)
 
 
-def bad_copies(
-    project: Annotated[str, typer.Argument(metavar="PROJECT")],
+@checkpoints.command("impact")
+def impact_of_checkpoint(selector: SelectorArgument, json: JsonOption = False) -> None:
+    """Tell what a checkpoint's bad chunks mean: who else needs them, what is lost, and the nearest good steps."""
+    name, point = read_selector(selector)
+    with connect() as client:
+        chosen = client.checkpoints.select(name.project, name.run, str(point))
+        _show_impact(client.scrub.impact_of_checkpoint(chosen.id), json=json)
+
+
+@copies.command("list-bad")
+def list_bad_copies(
+    project: ProjectArgument,
     *,
     limit: LimitOption = None,
     json: JsonOption = False,
@@ -237,7 +223,7 @@ def bad_copies(
             )
             for one in found
         ),
-        nothing=f"Nothing in {project} is known to be bad.",
+        nothing=f"Nothing in {project} is known to be bad. `holdfast scrubs start {project}/RUN` reads a run again.",
     )
 
 
@@ -247,13 +233,6 @@ def _start(client: Client, selector: str, mode: ScrubMode) -> OperationView:
         return client.scrub.run(run.project, run.run, mode)
     name, point = read_selector(selector)
     return client.scrub.checkpoint(client.checkpoints.select(name.project, name.run, str(point)).id, mode)
-
-
-def _show_started(started: OperationView, *, json: bool) -> None:
-    if json:
-        show_json(started)
-    else:
-        show_facts([("operation", started.id), ("to wait", f"holdfast operations wait {started.id}")])
 
 
 def _facts(result: ScrubResult) -> list[tuple[str, str]]:
@@ -273,7 +252,13 @@ def _facts(result: ScrubResult) -> list[tuple[str, str]]:
     return [*facts, *(("corrupt", name) for name in result.marked)]
 
 
-def _show_impact(found: Impact) -> None:
+def _show_impact(found: Impact, *, json: bool) -> None:
+    if json:
+        show_json(found)
+        return
+    if not found.chunks:
+        show_line("Nothing is known to be bad: every chunk of it has a good copy and no bad one.")
+        return
     show_table(
         ["chunk", ">size", "store", "state", "found", "last proven (UTC)"],
         (

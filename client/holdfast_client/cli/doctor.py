@@ -23,9 +23,7 @@ from holdfast_protocol.service import ServerInfo
 from holdfast_protocol.states import Scope
 from holdfast_protocol.stores import MakeSample, StoreClock
 
-
-def register(app: typer.Typer) -> None:
-    app.command("doctor")(doctor)
+doctor = typer.Typer(rich_markup_mode=None)
 
 
 # `holdfast doctor`: `command` shows, `checks` asks the service, `round_trip` sends a sample to the store and back.
@@ -99,8 +97,8 @@ MOST_STORE_SKEW_SECONDS = 60.0
 """NTP keeps clocks within a second; a minute apart they are on their way to where the store refuses signed URLs."""
 
 
-_SHOWN_BY_WORKERS = "`holdfast workers` shows which process has which store."
-_SHOWN_BY_LIST = "`holdfast store list` shows what each store does not enforce, and when it was last tried."
+_SHOWN_BY_WORKERS = "`holdfast workers list` shows which process has which store."
+_SHOWN_BY_LIST = "`holdfast stores list` shows what each store does not enforce, and when it was last tried."
 
 
 def check_all(client: Client) -> Iterator[Finding]:
@@ -217,7 +215,8 @@ def check_round_trip(client: Client, info: ServerInfo) -> Finding:
 # `holdfast doctor`: shows each check's finding and what to fix; the exit code is the first failure's.
 
 
-def doctor(json: JsonOption = False) -> None:
+@doctor.command("doctor")
+def check(json: JsonOption = False) -> None:
     """Check the way to the service and its store, and say what to fix. A sample goes there and back; nothing stays."""
     findings: list[Finding] = []
     with connect() as client:

@@ -1,88 +1,73 @@
-"""`holdfast events` tells who changed what; `holdfast webhook` has a URL called when something happens."""
+"""`holdfast events` tells who changed what; `holdfast webhooks` has a URL called when something happens."""
 
 from __future__ import annotations
 
 import json as json_lines
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from holdfast_client.cli.arguments import (
+    DryRunOption,
     JsonOption,
     LimitedOption,
     LimitOption,
+    OnlyOf,
+    ProjectArgument,
+    YesOption,
     connect,
+    exit_unless_meant,
     first,
-    read_duration,
+    read_moment,
     read_selector,
 )
+from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, ExitCode, as_time, show_json, show_table
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.client import Client
+from holdfast_client.errors import WebhookNotFound
 from holdfast_client.resources.base import all_items
 from holdfast_protocol.base import Page
 from holdfast_protocol.runs import ById
 from holdfast_protocol.service import ActorKind, EventView
-from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookEvent
+from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookEvent, WebhookView
+
+events = noun("events")
+webhooks = noun("webhooks")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("events")(events)
-    group = typer.Typer(help="Make, list, try and delete webhooks.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("add")(add)
-    group.command("list")(list_webhooks)
-    group.command("delete")(delete)
-    group.command("test")(have_tested)
-    group.command("deliveries")(deliveries)
-    app.add_typer(group, name="webhook")
-
-
-# `holdfast events [PROJECT[/RUN[@WHICH]]]`: who changed what, and why.
+# `holdfast events list | follow [PROJECT[/RUN[@WHICH]]]`: who changed what, and why.
 
 _FOLLOW_SECONDS = 2.0
 # A transaction may commit after one that was begun later, so what is new is told by id, and not by "after the last".
 _REMEMBERED = 5000
 
 
-def events(
-    what: Annotated[
-        str | None, typer.Argument(metavar="[PROJECT[/RUN[@WHICH]]]", help="Only of this project, run or checkpoint.")
-    ] = None,
+ActorOption = Annotated[str | None, typer.Option(help="Only by this token's name or controller.")]
+PeopleOption = Annotated[bool, typer.Option("--people", help="Only what people did, no controllers.")]
+ActionOption = Annotated[str | None, typer.Option(help="Only what begins so: hold., checkpoint.trash.")]
+SinceOption = Annotated[str | None, typer.Option(help="From then on: 2h, 7d, 2026-11-01 (UTC).")]
+_ReadPage = Callable[[str | None], Page[EventView]]
+
+
+@events.command("list")
+def list_events(
+    what: OnlyOf = None,
     *,
-    actor: Annotated[str | None, typer.Option(help="Only by this token's name or controller.")] = None,
-    people: Annotated[bool, typer.Option("--people", help="Only what people did, no controllers.")] = False,
-    action: Annotated[str | None, typer.Option(help="Only what begins so: hold., checkpoint.trash.")] = None,
-    since: Annotated[str | None, typer.Option(help="From then on: 2h, 7d, 2026-11-01 (UTC).")] = None,
+    actor: ActorOption = None,
+    people: PeopleOption = False,
+    action: ActionOption = None,
+    since: SinceOption = None,
     until: Annotated[str | None, typer.Option(help="Before then, likewise.")] = None,
     limit: LimitedOption = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as events come, the oldest first.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show who changed what and why, the newest first."""
+    """List who changed what and why, the newest first."""
     with connect() as client:
-        chosen = _chosen(client, what)
-        kind: ActorKind | None = "person" if people else None
-        begins, ends = _moment(since), _moment(until)
-
-        def page(cursor: str | None) -> Page[EventView]:
-            return client.events.list(
-                **chosen,
-                actor=actor,
-                actor_kind=kind,
-                action=action,
-                since=begins,
-                until=ends,
-                cursor=cursor,
-                limit=min(limit, 500),
-            )
-
-        if follow:
-            for event in _followed(page, limit):
-                show_line(json_lines.dumps(event.model_dump(mode="json")) if json else _line(event))
-            return
+        page = _pages(client, what, actor=actor, people=people, action=action, since=since, until=until, limit=limit)
         found = first(all_items(page), limit)
     if json:
         show_json(found)
@@ -93,8 +78,56 @@ def events(
             (as_time(one.at), one.actor, one.action, _of(one) or NOTHING, one.reason or NOTHING, _changed(one))
             for one in found
         ),
-        nothing="There are no such events.",
+        nothing="There are no such events. With fewer conditions there may be some.",
     )
+
+
+@events.command()
+def follow(
+    what: OnlyOf = None,
+    *,
+    actor: ActorOption = None,
+    people: PeopleOption = False,
+    action: ActionOption = None,
+    since: SinceOption = None,
+    limit: LimitedOption = 50,
+    json: JsonOption = False,
+) -> None:
+    """Show the newest events, the oldest of them first, and go on as events come. With --json one a line."""
+    with connect() as client:
+        page = _pages(client, what, actor=actor, people=people, action=action, since=since, until=None, limit=limit)
+        for event in _followed(page, limit):
+            show_line(json_lines.dumps(event.model_dump(mode="json")) if json else _line(event))
+
+
+def _pages(
+    client: Client,
+    what: str | None,
+    *,
+    actor: str | None,
+    people: bool,
+    action: str | None,
+    since: str | None,
+    until: str | None,
+    limit: int,
+) -> _ReadPage:
+    chosen = _chosen(client, what)
+    kind: ActorKind | None = "person" if people else None
+    begins, ends = _moment(since), _moment(until)
+
+    def page(cursor: str | None) -> Page[EventView]:
+        return client.events.list(
+            **chosen,
+            actor=actor,
+            actor_kind=kind,
+            action=action,
+            since=begins,
+            until=ends,
+            cursor=cursor,
+            limit=min(limit, 500),
+        )
+
+    return page
 
 
 def _chosen(client: Client, what: str | None) -> dict[str, Any]:
@@ -112,7 +145,7 @@ def _chosen(client: Client, what: str | None) -> dict[str, Any]:
     return {"checkpoint": client.checkpoints.select(name.project, name.run, str(point)).id}
 
 
-def _followed(read_page: Callable[[str | None], Page[EventView]], limit: int) -> Iterator[EventView]:
+def _followed(read_page: _ReadPage, limit: int) -> Iterator[EventView]:
     """First the newest ones, then each that is new, the oldest first; until the user has enough."""
     newest = first(all_items(read_page), limit)
     seen = dict.fromkeys(event.id for event in reversed(newest))
@@ -138,14 +171,7 @@ def _followed(read_page: Callable[[str | None], Page[EventView]], limit: int) ->
 
 
 def _moment(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        seconds = read_duration(text)
-        return None if seconds is None else datetime.now(UTC) - timedelta(seconds=seconds)
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return None if text is None else read_moment(text, ago=True)
 
 
 def _of(event: EventView) -> str:
@@ -172,17 +198,18 @@ def _line(event: EventView) -> str:
     return "  ".join(part for part in parts if part and part != NOTHING)
 
 
-# `holdfast webhook add | list | delete | test | deliveries`: whom a project wants to be called.
+# `holdfast webhooks list | create | delete | test | deliveries`: which URLs a project wants called.
 
 _WAITS_SECONDS = 30.0
 _ASKS_EVERY_SECONDS = 0.5
 
-ProjectArgument = Annotated[str, typer.Argument(metavar="PROJECT")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `holdfast webhook list` shows it.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `holdfast webhooks list` shows it.")]
 
 
-def add(
+@webhooks.command()
+def create(
     project: ProjectArgument,
+    *,
     url: Annotated[str, typer.Option(help="Where to call: https://…")],
     events: Annotated[str, typer.Option(help="What for, with commas: attempt.lost,attempt.failed,run.stalled,…")],
     json: JsonOption = False,
@@ -198,6 +225,7 @@ def add(
     show_note(f"Webhook {made.id} calls {made.url}. Its secret is not shown again.")
 
 
+@webhooks.command("list")
 def list_webhooks(project: ProjectArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List a project's webhooks, with the calls that wait or were given up."""
     with connect() as client:
@@ -208,20 +236,38 @@ def list_webhooks(project: ProjectArgument, *, limit: LimitOption = None, json: 
     show_table(
         ["id", "url", "events", ">waiting", ">given up"],
         ((one.id, one.url, " ".join(one.events), str(one.waiting), str(one.given_up)) for one in found),
-        nothing=f"{project} has no webhooks.",
+        nothing=f"{project} has no webhooks. `holdfast webhooks create {project}` makes one.",
     )
 
 
-def delete(project: ProjectArgument, webhook: IdArgument, json: JsonOption = False) -> None:
-    """Delete a webhook: nothing is called any more."""
+@webhooks.command()
+def delete(
+    project: ProjectArgument,
+    webhook: IdArgument,
+    *,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete a webhook: its URL is not called any more."""
+    done = yes and not dry_run
     with connect() as client:
-        view = client.webhooks.delete(project, webhook)
+        view = client.webhooks.delete(project, webhook) if done else _find(client, project, webhook)
     if json:
         show_json(view)
     else:
-        show_line(f"{view.id} is deleted.")
+        show_line(f"{view.id}, which calls {view.url}, {'is' if done else 'would be'} deleted.")
+    exit_unless_meant("deleted", yes=yes, dry_run=dry_run)
 
 
+def _find(client: Client, project: str, webhook: str) -> WebhookView:
+    for one in client.webhooks.list(project).items:
+        if one.id == webhook:
+            return one
+    raise WebhookNotFound(f"{project} has no webhook {webhook}. `holdfast webhooks list {project}` shows its own.")
+
+
+@webhooks.command("test")
 def have_tested(project: ProjectArgument, webhook: IdArgument, json: JsonOption = False) -> None:
     """Have a call made, and tell what the receiver answers."""
     with connect() as client:
@@ -241,6 +287,7 @@ def have_tested(project: ProjectArgument, webhook: IdArgument, json: JsonOption 
         raise typer.Exit(ExitCode.FAILED)
 
 
+@webhooks.command()
 def deliveries(
     project: ProjectArgument,
     webhook: IdArgument,
@@ -260,7 +307,7 @@ def deliveries(
             (one.id, one.event.value, as_time(one.created_at), str(one.tries), _state(one), _answer(one))
             for one in found
         ),
-        nothing=f"{webhook} was not called yet.",
+        nothing=f"{webhook} was not called yet. `holdfast webhooks test {project} {webhook}` calls it now.",
     )
 
 

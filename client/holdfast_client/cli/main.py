@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from importlib import import_module
@@ -13,93 +14,100 @@ import typer.core
 
 from holdfast_client.cli.say import show_line, show_note
 
-# Which commands there are: by subject, each with its line in `holdfast --help` and the module that brings it.
+# Which commands there are: nouns with their verbs, by subject.
 #
-# The help is written from this table alone. A module is imported when one of its commands runs, so that a prompt or a
-# script does not wait for forty modules that it does not need.
+# The help is written from this table alone. The modules of a noun are imported when one of its verbs runs, so that a
+# prompt or a script does not wait for modules that it does not need.
 
 
 class Entry(NamedTuple):
-    """`module` is below `holdfast_client.cli`; or `plugin` is an entry point that another package brings."""
+    """A noun and its verbs in the order of the help, or a command without verbs.
+
+    `modules` are below `holdfast_client.cli`: the first has the app, by its name, and the others add verbs to it. What
+    no module brings is a plug-in of another package.
+    """
 
     name: str
     help: str
-    module: str = ""
-    plugin: str = ""
+    verbs: str = ""
+    modules: str = ""
 
 
 SUBJECTS: dict[str, tuple[Entry, ...]] = {
     "Start here": (
-        Entry("serve", "Run the service; without options for this machine.", plugin="serve"),
-        Entry("doctor", "Check the way to the service and its store.", "doctor"),
-    ),
-    "Runs": (
-        Entry("runs", "List runs, how they fare, and their restore points.", "runs"),
-        Entry("attempts", "List the launches of a run, and why each ended.", "runs"),
-        Entry("restore-point", "Tell what a relaunch would resume from, and why.", "runs"),
-        Entry("goodput", "Show where a run's time and steps went.", "runs"),
-        Entry("advise", "Say how often a run should save, and why.", "runs"),
+        Entry("serve", "Run the service; without options for this machine."),
+        Entry("doctor", "Check the way to the service and its store.", modules="doctor"),
     ),
     "Training jobs": (
-        Entry("run", "Start a job; the exit code says how it ended.", "run"),
-        Entry("spool", "Saves on this machine's disk that are not committed.", "spool"),
-        Entry("verify-resume", "Does this script resume exactly?", plugin="verify-resume"),
+        Entry("launch", "Start a job; the exit code says how it ended.", modules="launch"),
+        Entry("verify-resume", "Does this script resume exactly?"),
+        Entry("spool", "Saves on this machine's disk that are not committed", "list push drop", "spool"),
+    ),
+    "Runs": (
+        Entry("projects", "Projects and quotas", "list show create edit delete undelete", "projects trash"),
+        Entry(
+            "runs",
+            "Runs, and what they would resume from",
+            "list show delete undelete restore-point goodput advise",
+            "runs trash",
+        ),
+        Entry("attempts", "The launches of a run, and why each ended", "list", "runs"),
     ),
     "Checkpoints": (
-        Entry("checkpoints", "List the checkpoints of a run.", "checkpoints"),
-        Entry("show", "Show one checkpoint, whatever its state.", "checkpoints"),
-        Entry("pull", "Fetch, verify, and write files for other tools.", plugin="pull"),
-        Entry("health", "Quarantine a checkpoint, or release it.", "checkpoints"),
-        Entry("pin", "Keep a checkpoint from policies and from prune.", "trash"),
-        Entry("unpin", "Take a pin away.", "trash"),
-        Entry("hold", "Keep a checkpoint from everybody.", "policies"),
+        Entry(
+            "checkpoints",
+            "Saved states of a run",
+            "list show edit prune undelete pin unpin pull thaw impact",
+            "checkpoints copies tiers trash",
+        ),
+        Entry("holds", "What no policy and no person may delete", "list create extend release", "holds"),
     ),
     "What stays, and what goes": (
-        Entry("retention", "What stays of a run and why: plan, apply, policies.", "retention"),
-        Entry("prune", "Delete one checkpoint, or those that fit conditions.", "trash"),
-        Entry("delete", "Delete a whole run, or a project with its runs.", "projects"),
-        Entry("trash", "What was deleted and can be taken back.", "trash"),
-        Entry("collect", "Delete what nothing needs any more, now.", "tiers"),
-        Entry("sweep", "Find objects in a store that no row knows.", "tiers"),
-        Entry("policy", "Policies of every kind: show, put, delete.", "policies"),
+        Entry("policies", "What a project or a run wants", "show put delete list-presets", "policies"),
+        Entry("retention", "What stays of a run, and why", "plan apply", "policies"),
+        Entry("collections", "Deleting what nothing needs any more", "plan start", "stores"),
+        Entry("sweeps", "Objects in a store that no row knows", "list start", "stores"),
     ),
     "Proof and copies": (
-        Entry("scrub", "Read stored bytes again, and repair what is bad.", "copies"),
-        Entry("bad-copies", "List the copies that are bad or suspect.", "copies"),
-        Entry("impact", "Tell what a bad chunk means, and for whom.", "copies"),
-        Entry("copies", "Tell how far the second store is behind.", "copies"),
-        Entry("drill", "Restore from one store alone, to prove it.", "copies"),
+        Entry("scrubs", "Reading stored bytes again, and repairing them", "start", "copies"),
+        Entry("copies", "How far the second store is behind, and bad copies", "list list-bad", "copies"),
+        Entry("drills", "Restoring from one store alone, to prove it", "start", "copies"),
+        Entry("chunks", "What a bad chunk means, and for whom", "impact", "copies"),
     ),
-    "Where the bytes are, and what they cost": (
-        Entry("usage", "Show what checkpoints take up, figure by figure.", "usage"),
-        Entry("cost", "Show what storing costs a month.", "usage"),
-        Entry("prices", "The prices that costs are counted with.", "usage"),
-        Entry("tiers", "What gets cold when.", "tiers"),
-        Entry("thaw", "Make a cold checkpoint readable for some days.", "tiers"),
+    "Bytes and costs": (
+        Entry("usage", "What checkpoints take up, figure by figure", "list show", "usage"),
+        Entry("costs", "What storing costs a month", "show forecast", "usage"),
+        Entry("prices", "What costs are counted with", "show put", "usage"),
+        Entry("tiers", "What gets cold when", "plan", "tiers"),
     ),
     "Operating the service": (
-        Entry("project", "Projects and their quotas.", "projects"),
-        Entry("token", "Tokens: create, list, revoke.", "projects"),
-        Entry("webhook", "Have a URL called when something happens.", "events"),
-        Entry("events", "Who changed what, and why.", "events"),
-        Entry("operations", "Long work that somebody started.", "operations"),
-        Entry("controllers", "Background work: what is due, its lag, its errors.", "operations"),
-        Entry("worker", "Do background work, beside a service on Postgres.", plugin="serve"),
-        Entry("workers", "List the processes that serve or do background work.", "operations"),
-        Entry("store", "The stores, and whose they are.", "catalog"),
-        Entry("catalog", "Compare the catalog with its stores, or rebuild it.", "catalog"),
-        Entry("admin", "Work on the catalog's database itself.", plugin="serve"),
+        Entry("tokens", "Who may do what", "list create revoke", "projects"),
+        Entry("webhooks", "URLs that are called on events", "list create delete test deliveries", "events"),
+        Entry("events", "Who changed what, and why", "list follow", "events"),
+        Entry("operations", "Long work that a command has started", "list show wait cancel", "operations"),
+        Entry("controllers", "Background work", "list show pause resume run", "operations"),
+        Entry("workers", "Processes that serve or do background work", "list run", "operations"),
+        Entry("stores", "The stores, and whose they are", "list claim", "stores"),
+        Entry("catalog", "The catalog against its stores", "check rebuild doubts confirm", "stores"),
+        Entry("admin", "Work on the database itself", "create-token raise-epoch confirm-move"),
     ),
 }
 
 ENTRIES = {entry.name: entry for entries in SUBJECTS.values() for entry in entries}
 
 
+def noun(name: str) -> typer.Typer:
+    """The app of a noun of the table; its module hangs the verbs into it."""
+    return typer.Typer(
+        cls=NounGroup, name=name, help=f"{ENTRIES[name].help}.", no_args_is_help=True, rich_markup_mode=None
+    )
+
+
 # Commands that other packages hang into this CLI: entry points of the group `holdfast.commands`.
 #
-# Each names a function `register(app: typer.Typer)`. One is loaded when a command of its name is asked for: loading
-# torch to list runs would take seconds. One whose packages are not installed stays in the list and says which extra to
-# install.
+# Each is called as its command is, `serve` or `checkpoints.pull`, and names a function `register(app: typer.Typer)`
+# that adds a command of this name or verb. It is loaded when the command is asked for: loading torch to list runs would
+# take seconds. One whose packages are not installed stays in the list and says which extra to install.
 
 GROUP = "holdfast.commands"
 _DISTRIBUTION = "holdfast"
@@ -110,8 +118,8 @@ def plugin_names() -> list[str]:
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
-def load_plugin(name: str) -> typer.Typer:
-    """An app that holds the plug-in's commands, or one of its name that says what is missing."""
+def load_plugin(name: str) -> Any:
+    """The plug-in's command, or one that says what is missing."""
     (point, *_) = entry_points(group=GROUP, name=name)
     app = typer.Typer(rich_markup_mode=None)
     try:
@@ -119,7 +127,11 @@ def load_plugin(name: str) -> typer.Typer:
     except ImportError as error:
         app = typer.Typer(rich_markup_mode=None)
         _register_absent(app, point, error)
-    return app
+    return typer.main.get_group(app).commands.get(_verb(name))
+
+
+def _verb(plugin: str) -> str:
+    return plugin.rpartition(".")[2]
 
 
 def _register_absent(app: typer.Typer, point: EntryPoint, error: ImportError) -> None:
@@ -128,15 +140,16 @@ def _register_absent(app: typer.Typer, point: EntryPoint, error: ImportError) ->
     remedy = f'Install it with: pip install "{_DISTRIBUTION}[{extra}]"' if extra else "Install that package."
 
     @app.command(
-        name=point.name,
+        name=_verb(point.name),
         help=f"(Not installed: needs {module or 'a package that is not there'}.)",
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
     )
     def absent() -> None:
         from holdfast_client.errors import ConfigurationError
 
+        words = point.name.replace(".", " ")
         raise ConfigurationError(
-            f"`holdfast {point.name}` needs {module or point.value}, which is not installed here. {remedy}"
+            f"`holdfast {words}` needs {module or point.value}, which is not installed here. {remedy}"
         )
 
 
@@ -172,43 +185,66 @@ _ENDINGS: tuple[type[BaseException], ...] = (
 )
 
 
-class HoldfastGroup(typer.core.TyperGroup):
-    """Loads a command when it is asked for, and is the one place where errors end."""
+class _Group(typer.core.TyperGroup):
+    """A mistyped command is answered with what there is."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            ctx.fail(f"There is no `{ctx.command_path} {args[0]}`. {self.remedy(args[0])}")
+        return super().resolve_command(ctx, args)
+
+    def remedy(self, word: str) -> str:
+        raise NotImplementedError
+
+
+class NounGroup(_Group):
+    """A noun: its verbs in the order of the table, and those that plug-ins add."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        entry = ENTRIES.get(cmd_name)
-        if cmd_name in self.commands:
-            pass
-        elif entry is not None and entry.module:
-            app = typer.Typer(rich_markup_mode=None)
-            # One command alone would take the group's place.
-            app.callback()(lambda: None)
-            import_module(f"holdfast_client.cli.{entry.module}").register(app)
-            self._add(app)
-        elif entry is not None and entry.plugin in plugin_names():
-            self._add(load_plugin(entry.plugin), entry.plugin)
-        elif entry is None and cmd_name in plugin_names():
-            self._add(load_plugin(cmd_name), cmd_name)
+        plugin = f"{self.name}.{cmd_name}"
+        if cmd_name not in self.commands and plugin in plugin_names():
+            self.commands[cmd_name] = load_plugin(plugin)
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted({*ENTRIES, *plugin_names()})
+        theirs = [_verb(name) for name in plugin_names() if name.startswith(f"{self.name}.")]
+        return list(dict.fromkeys([*ENTRIES[str(self.name)].verbs.split(), *theirs]))
+
+    def remedy(self, word: str) -> str:
+        return f"`holdfast {self.name}` has: {', '.join(self.list_commands(None))}."
+
+
+class HoldfastGroup(_Group):
+    """Loads a command when it is asked for, and is the one place where errors end."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            entry = ENTRIES.get(cmd_name)
+            if entry is not None and (entry.modules or entry.verbs):
+                self.commands[cmd_name] = _load(entry)
+            elif cmd_name in plugin_names():
+                self.commands[cmd_name] = load_plugin(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted({*ENTRIES, *(name for name in plugin_names() if "." not in name)})
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """By subject, from the table: nothing is imported for the help but other people's plug-ins."""
-        sections = {subject: [(entry.name, entry.help) for entry in entries] for subject, entries in SUBJECTS.items()}
-        theirs = [name for name in plugin_names() if name not in ENTRIES]
+        sections = {subject: [(entry.name, _line(entry)) for entry in entries] for subject, entries in SUBJECTS.items()}
+        theirs = [name for name in self.list_commands(ctx) if name not in ENTRIES]
         sections["More"] = [(name, self.get_command(ctx, name).get_short_help_str()) for name in theirs]
         for subject, rows in sections.items():
             if rows:
                 with formatter.section(subject):
                     formatter.write_dl(rows)
 
-    def _add(self, app: typer.Typer, plugin: str = "") -> None:
-        """What a plug-in adds to a command of the client (`catalog rebuild`), that command takes in itself."""
-        for name, command in typer.main.get_group(app).commands.items():
-            if name not in ENTRIES or ENTRIES[name].plugin == plugin:
-                self.commands.setdefault(name, command)
+    def remedy(self, word: str) -> str:
+        names = self.list_commands(None)
+        having = [entry.name for entry in ENTRIES.values() if word in entry.verbs.split()]
+        near = [f"{name} {word}" for name in having] or difflib.get_close_matches(word, names, n=3)
+        guess = f"Did you mean {' or '.join(f'`holdfast {one}`' for one in near)}? " if near else ""
+        return f"{guess}There are: {', '.join(names)}."
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -217,6 +253,16 @@ class HoldfastGroup(typer.core.TyperGroup):
             if isinstance(error, _ENDINGS) or os.environ.get(DEBUG):
                 raise
             raise typer.Exit(_report(error)) from None
+
+
+def _load(entry: Entry) -> Any:
+    modules = [import_module(f"holdfast_client.cli.{name}") for name in entry.modules.split()]
+    group = typer.main.get_group(getattr(modules[0], entry.name) if modules else noun(entry.name))
+    return group if entry.verbs else group.commands[entry.name]
+
+
+def _line(entry: Entry) -> str:
+    return f"{entry.help}: {', '.join(entry.verbs.split())}" if entry.verbs else entry.help
 
 
 def _report(error: Exception) -> int:

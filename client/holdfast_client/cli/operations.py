@@ -7,44 +7,36 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, LimitedOption, LimitOption, connect, first
+from holdfast_client.cli.arguments import (
+    JsonOption,
+    LimitedOption,
+    LimitOption,
+    OnlyProject,
+    ReasonOption,
+    WaitOption,
+    connect,
+    first,
+)
+from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, ExitCode, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.client import Client
 from holdfast_protocol.service import ControllerView, OperationView
 from holdfast_protocol.states import OperationState
 
+operations = noun("operations")
+controllers = noun("controllers")
+workers = noun("workers")
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        help="Long work that somebody started: look, wait, cancel.", no_args_is_help=True, rich_markup_mode=None
-    )
-    group.command("list")(list_operations)
-    group.command("show")(show_operation)
-    group.command("cancel")(cancel)
-    group.command("wait")(wait)
-    app.add_typer(group, name="operations")
-    group = typer.Typer(
-        help="Background work: what is due, its lag, its last error; pause one, run one now.",
-        invoke_without_command=True,
-        rich_markup_mode=None,
-    )
-    group.callback()(controllers)
-    group.command("show")(show)
-    group.command("pause")(pause)
-    group.command("resume")(resume)
-    group.command("run")(run)
-    app.add_typer(group, name="controllers")
-    app.command("workers")(workers)
-
-
-# `holdfast operations list | show | cancel | wait`, and how every command that starts one waits for it.
+# `holdfast operations list | show | wait | cancel`, and how every command that starts one waits for it.
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `holdfast operations list` shows it.")]
 
 
+@operations.command("list")
 def list_operations(
-    project: Annotated[str | None, typer.Option(help="Only this project's.")] = None,
+    project: OnlyProject = None,
+    *,
     kind: Annotated[str | None, typer.Option(help="Only of this kind.")] = None,
     state: Annotated[OperationState | None, typer.Option(help="Only in this state.")] = None,
     limit: LimitedOption = 50,
@@ -59,32 +51,49 @@ def list_operations(
     show_table(
         ["id", "kind", "of", "state", "progress"],
         ((one.id, one.kind, _subject(one), one.state.value, _progress(one)) for one in found),
-        nothing="There are no operations.",
+        nothing="There are no such operations. `holdfast scrubs start` makes one, and so does any other `start`.",
     )
 
 
+@operations.command("show")
 def show_operation(operation_id: IdArgument, json: JsonOption = False) -> None:
     """Show one: how far it is, and what came of it."""
     with connect() as client:
         _show_operation(client.operations.get(operation_id), json=json)
 
 
+@operations.command()
 def cancel(operation_id: IdArgument, json: JsonOption = False) -> None:
     """Cancel one. What it has done by then stays done."""
     with connect() as client:
         _show_operation(client.operations.cancel(operation_id), json=json)
 
 
+@operations.command()
 def wait(operation_id: IdArgument, json: JsonOption = False) -> None:
     """Wait until it has ended. Exit code 1 if it failed or was cancelled."""
     with connect() as client:
-        view = follow(client, client.operations.get(operation_id))
+        view = _follow(client, client.operations.get(operation_id))
     _show_operation(view, json=json)
-    exit_unless_done(view)
+    _exit_unless_done(view)
 
 
-def follow(client: Client, started: OperationView) -> OperationView:
-    """Waits for one that a command has started, with its progress on stderr. Ctrl-C leaves it running."""
+def run_to_end(client: Client, started: OperationView, *, wait: bool, json: bool) -> OperationView | None:
+    """What a command has started, once it is done; None if the user does not wait for it. With `json` it is shown."""
+    if wait:
+        started = _follow(client, started)
+    if json:
+        show_json(started)
+    elif not wait:
+        show_line(f"{started.id} is under way. `holdfast operations wait {started.id}` waits for it.")
+    if not wait:
+        return None
+    _exit_unless_done(started)
+    return started
+
+
+def _follow(client: Client, started: OperationView) -> OperationView:
+    """Waits for it, with its progress on stderr. Ctrl-C leaves it running."""
     said = ""
 
     def say(view: OperationView) -> None:
@@ -101,7 +110,7 @@ def follow(client: Client, started: OperationView) -> OperationView:
         raise
 
 
-def exit_unless_done(view: OperationView) -> None:
+def _exit_unless_done(view: OperationView) -> None:
     """Says why it did not come to its end, and ends the command with exit code 1."""
     if view.state is not OperationState.DONE:
         show_note(f"holdfast: {view.kind} {view.state.value}: {view.error}")
@@ -143,15 +152,14 @@ def _progress(view: OperationView) -> str:
     return " ".join([*parts, *([progress.note] if progress.note else [])]) or NOTHING
 
 
-# `holdfast controllers [pause | resume | run]` and `holdfast workers`: the service's background work.
+# `holdfast controllers list | show | pause | resume | run` and `holdfast workers list`.
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `holdfast controllers` shows it.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `holdfast controllers list` shows it.")]
 
 
-def controllers(context: typer.Context, *, limit: LimitOption = None, json: JsonOption = False) -> None:
-    """List the controllers; `show` tells all of one."""
-    if context.invoked_subcommand is not None:
-        return
+@controllers.command("list")
+def list_controllers(*, limit: LimitOption = None, json: JsonOption = False) -> None:
+    """List the controllers: what is due, their lag, and when they last failed."""
     with connect() as client:
         found = first(client.controllers.list(), limit)
     if json:
@@ -172,19 +180,22 @@ def controllers(context: typer.Context, *, limit: LimitOption = None, json: Json
             )
             for one in found
         ),
-        nothing="This service has no controllers.",
+        nothing="This service has no controllers. `holdfast workers list` shows which processes there are.",
     )
 
 
+@controllers.command()
 def show(name: NameArgument, json: JsonOption = False) -> None:
     """Show a controller: its work, its last pass and its last error."""
     with connect() as client:
         _show(client.controllers.get(name), json=json)
 
 
+@controllers.command()
 def pause(
     name: NameArgument,
-    reason: Annotated[str, typer.Option(help="For the people who find it paused.")],
+    *,
+    reason: ReasonOption,
     json: JsonOption = False,
 ) -> None:
     """Pause a controller in every process. A pass under way ends first."""
@@ -192,15 +203,17 @@ def pause(
         _show(client.controllers.pause(name, reason), json=json)
 
 
+@controllers.command()
 def resume(name: NameArgument, json: JsonOption = False) -> None:
     """Let a paused controller go on."""
     with connect() as client:
         _show(client.controllers.resume(name), json=json)
 
 
+@controllers.command()
 def run(
     name: NameArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the pass is over, and show what it did.")] = False,
+    wait: WaitOption = False,
     json: JsonOption = False,
 ) -> None:
     """Do a pass now, once, in one process."""
@@ -213,7 +226,8 @@ def run(
         show_line(f"It is asked for. See `holdfast controllers show {name}`.")
 
 
-def workers(*, limit: LimitOption = None, json: JsonOption = False) -> None:
+@workers.command("list")
+def list_workers(*, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the processes that serve or do background work."""
     with connect() as client:
         found = first(client.controllers.workers(), limit)
@@ -234,7 +248,7 @@ def workers(*, limit: LimitOption = None, json: JsonOption = False) -> None:
             )
             for one in found
         ),
-        nothing="No process says that it is there.",
+        nothing="No process says that it is there. `holdfast serve` and `holdfast workers run` start one.",
     )
 
 

@@ -42,12 +42,12 @@ class ExitCode(IntEnum):
     | 5 | the service or its store cannot be reached; try again |
     | 6 | bytes are not what they should be |
     | 7 | a newer attempt has taken over, or it was changed in between |
-    | 75 | `holdfast run`: the job was preempted; launch it again |
-    | 76 | `holdfast run`: no rank has told how the job ended; launch it again, and look if it happens again |
-    | 79 | `holdfast run`: another launch has taken over the run; do not launch this one again |
+    | 75 | `holdfast launch`: the job was preempted; launch it again |
+    | 76 | `holdfast launch`: no rank has told how the job ended; launch it again, and look if it happens again |
+    | 79 | `holdfast launch`: another launch has taken over the run; do not launch this one again |
 
-    75 is EX_TEMPFAIL of sysexits.h, as batch systems know it. Where each node runs its own `holdfast run`, srun reports
-    the highest code: that is why "do not" is above the other two.
+    75 is EX_TEMPFAIL of sysexits.h, as batch systems know it. Where each node runs its own `holdfast launch`, srun
+    reports the highest code: that is why "do not" is above the other two.
     """
 
     OK = 0

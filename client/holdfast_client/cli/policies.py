@@ -1,109 +1,224 @@
-"""`holdfast policy` and `holdfast hold`: what a project or a run wants, and what nobody may take away."""
+"""`holdfast policies`: what a project or a run wants; `holdfast retention`: what stays of a run by it, and why."""
 
 from __future__ import annotations
 
+import inspect
 import json as json_module
 import sys
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
 from holdfast_client.cli.arguments import (
+    DryRunOption,
     JsonOption,
     LimitOption,
-    SelectorArgument,
+    RunArgument,
+    TargetArgument,
+    YesOption,
     connect,
+    exit_unless_meant,
     first,
-    read_duration,
     read_run,
-    read_selector,
+    read_target,
 )
-from holdfast_client.cli.output import NOTHING, ExitCode, as_time, show_facts, show_json, show_table
+from holdfast_client.cli.main import noun
+from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.client import Client
 from holdfast_client.errors import PolicyNotFound
 from holdfast_protocol.policies import PolicyError, PolicyKind, PolicyView, read_policy
-from holdfast_protocol.pruning import ExtendHold, HoldView, PlaceHold, ReleaseHold
+from holdfast_protocol.pruning import PlannedCheckpoint, Pruned, RetentionPlan
+from holdfast_protocol.retention import PRESETS, Reason, RetentionPolicy
+from holdfast_protocol.text import counted
+
+policies = noun("policies")
+retention = noun("retention")
+
+# The rules of a retention policy as options of a command: `--keep-last 3 --keep-within-daily 7d --keep-best loss:3`.
+#
+# They are made of the model, so that a rule is described in one place.
+
+_SEVERAL = ("keep_best", "keep_labels")
+_OPTIONS = {"keep_labels": "--keep-label"}
+_METAVARS = {"keep_best": "METRIC[:max][:N]", "keep_labels": "LABEL"}
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Policies of projects and runs.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("show")(show)
-    group.command("put")(put)
-    group.command("delete")(delete)
-    app.add_typer(group, name="policy")
-    group = typer.Typer(
-        help="Keep a checkpoint from being taken away by anybody.", no_args_is_help=True, rich_markup_mode=None
+def with_rules(command: Callable[..., None]) -> Callable[..., None]:
+    """`command(rules=…)`, as typer sees it: an option per rule instead of `rules`, a document with those given."""
+
+    def run(**given: Any) -> None:
+        rules = {name: _value(name, given.pop(name)) for name in RetentionPolicy.model_fields}
+        command(rules={name: value for name, value in rules.items() if value is not None}, **given)
+
+    own = inspect.signature(command, eval_str=True)
+    parameters = [each for each in own.parameters.values() if each.name != "rules"]
+    parameters += [_parameter(name) for name in RetentionPolicy.model_fields]
+    run.__signature__ = own.replace(parameters=[_by_keyword(each) for each in parameters])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__doc__ = command.__doc__
+    run.__name__ = command.__name__
+    return run
+
+
+def _by_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    field = RetentionPolicy.model_fields[name]
+    option = typer.Option(
+        _OPTIONS.get(name, "--" + name.replace("_", "-")),
+        help=field.description,
+        metavar=_METAVARS.get(name, "SPAN" if "within" in name else "N"),
+        show_default=False,
     )
-    group.command("place")(place)
-    group.command("list")(list_holds)
-    group.command("extend")(extend)
-    group.command("release")(release)
-    app.add_typer(group, name="hold")
+    kind = list[str] | None if name in _SEVERAL else str | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind, option],
+    )
 
 
-# `holdfast policy show | put | delete KIND PROJECT[/RUN]`: what a project or a run wants of a controller.
+def _value(name: str, text: Any) -> Any:
+    """As the document has it. What is no number is left to the model, which says what it must be."""
+    if text is None or text == []:
+        return None
+    if name == "keep_best":
+        return [_best(each) for each in text]
+    if isinstance(text, str) and text.isdecimal():
+        return int(text)
+    return text
 
-TargetArgument = Annotated[
-    str, typer.Argument(metavar="PROJECT[/RUN]", help="A run, or a project for all its runs without one of their own.")
+
+def _best(text: str) -> dict[str, Any]:
+    metric, *rest = text.split(":")
+    best: dict[str, Any] = {"metric": metric}
+    for part in rest:
+        best["n" if part.isdecimal() else "mode"] = int(part) if part.isdecimal() else part
+    return best
+
+
+Preset = StrEnum("Preset", {name.replace("-", "_").upper(): name for name in PRESETS})  # type: ignore[misc]
+PresetOption = Annotated[
+    Preset | None, typer.Option(help="The rules of a preset; what else is given is added to them.")
 ]
+
+
+class PresetShown(BaseModel):
+    name: str
+    rules: dict[str, Any]
+
+
+def retention_rules(preset: Preset | None, rules: dict[str, Any]) -> dict[str, Any] | None:
+    """None where neither was given."""
+    document = ({} if preset is None else PRESETS[preset.value].rules()) | rules
+    if not document:
+        return None
+    check_policy(PolicyKind.RETENTION, document)
+    return document
+
+
+# `holdfast policies show | put | delete KIND PROJECT[/RUN]`.
+
 KindArgument = Annotated[PolicyKind, typer.Argument(metavar="KIND", help="retention, copies or tiers.")]
 
 
+@policies.command()
 def show(kind: KindArgument, target: TargetArgument, json: JsonOption = False) -> None:
     """Show the policy that holds, and where it comes from."""
     project, run = read_target(target)
     with connect() as client:
         view = client.policies.get(kind, project, run)
-    show_policy(view, json=json)
+    _show(view, json=json)
 
 
+@policies.command()
+@with_rules
 def put(
     kind: KindArgument,
     target: TargetArgument,
-    file: Annotated[str, typer.Option("--file", help="The policy as JSON; - reads stdin.")],
+    *,
+    file: Annotated[str | None, typer.Option("--file", help="The policy as JSON; - reads stdin.")] = None,
+    preset: PresetOption = None,
     json: JsonOption = False,
+    rules: dict[str, Any],
 ) -> None:
-    """Put a policy in place of the target's own, if it has one."""
+    """Put a policy in place of the target's own: from a file, or a retention policy from a preset and rules."""
     project, run = read_target(target)
-    document = read_document(file)
-    checked_policy(kind, document)
+    if kind is not PolicyKind.RETENTION and (preset is not None or rules):
+        raise typer.BadParameter(f"A preset and rules make a retention policy. Give the {kind} policy as --file.")
+    document = retention_rules(preset, rules)
+    if (file is None) is (document is None):
+        raise typer.BadParameter("Give the policy as --file FILE, or a retention policy as --preset and rules.")
+    if file is not None:
+        document = read_document(file)
+        check_policy(kind, document)
+    assert document is not None
     with connect() as client:
-        view = put_own(client, kind, project, run, document)
-    show_policy(view, json=json)
+        own = _own_policy(client, kind, project, run)
+        view = client.policies.put(kind, project, run, document, etag=None if own is None else own.etag)
+    _show(view, json=json)
+    of_run = target if run else f"{target}/RUN"
+    plans = {
+        PolicyKind.RETENTION: f"`holdfast retention plan {of_run}` shows what will expire.",
+        PolicyKind.TIERS: f"`holdfast tiers plan {of_run}` shows what will move.",
+        PolicyKind.COPIES: f"`holdfast copies list {target}` shows how far the second store is behind.",
+    }
+    if not json:
+        show_note(f"It holds from now on. {plans[kind]}")
 
 
+@policies.command()
 def delete(
     kind: KindArgument,
     target: TargetArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be deleted.")] = False,
+    *,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Delete the target's own policy. A run has its project's from then on."""
     project, run = read_target(target)
     with connect() as client:
-        own = own_policy(client, kind, project, run)
+        own = _own_policy(client, kind, project, run)
         if own is None:
             raise PolicyNotFound(f"{target} has no {kind} policy of its own.")
-        if yes:
+        if yes and not dry_run:
             own = client.policies.delete(kind, project, run, etag=own.etag)
-    show_policy(own, json=json)
-    if not yes:
-        show_note("Nothing was deleted. Say --yes if you mean it.")
-        raise typer.Exit(ExitCode.USAGE)
+    _show(own, json=json)
+    exit_unless_meant("deleted", yes=yes, dry_run=dry_run)
 
 
-def read_target(text: str) -> tuple[str, str | None]:
-    """`demo` -> ("demo", None); `demo/gpt` -> ("demo", "gpt")."""
-    if "/" not in text:
-        return text, None
-    name = read_run(text)
-    return name.project, name.run
+@policies.command("list-presets")
+def list_presets(*, limit: LimitOption = None, json: JsonOption = False) -> None:
+    """List the presets of retention policies, and their rules."""
+    found = first(PRESETS.items(), limit)
+    if json:
+        show_json(PresetShown(name=name, rules=each.rules()) for name, each in found)
+        return
+    show_table(
+        ["preset", "rules"],
+        ((name, " ".join(_option(rule, value) for rule, value in each.rules().items())) for name, each in found),
+        nothing="There are no presets.",
+    )
 
 
-def own_policy(client: Client, kind: PolicyKind, project: str, run: str | None) -> PolicyView | None:
+def _option(rule: str, value: Any) -> str:
+    if rule == "keep_best":
+        return " ".join(f"--keep-best {one['metric']}:{one.get('mode', 'min')}:{one.get('n', 1)}" for one in value)
+    if rule == "keep_labels":
+        return " ".join(f"--keep-label {one}" for one in value)
+    return f"--{rule.replace('_', '-')} {value}"
+
+
+def _own_policy(client: Client, kind: PolicyKind, project: str, run: str | None) -> PolicyView | None:
     """The target's own; None if it has none, whatever its project has."""
     try:
         view = client.policies.get(kind, project, run)
@@ -112,12 +227,7 @@ def own_policy(client: Client, kind: PolicyKind, project: str, run: str | None) 
     return view if run is None or view.level == "run" else None
 
 
-def put_own(client: Client, kind: PolicyKind, project: str, run: str | None, document: dict[str, Any]) -> PolicyView:
-    own = own_policy(client, kind, project, run)
-    return client.policies.put(kind, project, run, document, etag=None if own is None else own.etag)
-
-
-def checked_policy(kind: PolicyKind, document: dict[str, Any]) -> None:
+def check_policy(kind: PolicyKind, document: dict[str, Any]) -> None:
     """Says what is wrong before anything is sent."""
     try:
         read_policy(kind, document)
@@ -125,7 +235,7 @@ def checked_policy(kind: PolicyKind, document: dict[str, Any]) -> None:
         raise typer.BadParameter(str(error)) from None
 
 
-def show_policy(view: PolicyView, *, json: bool) -> None:
+def _show(view: PolicyView, *, json: bool) -> None:
     if json:
         show_json(view)
         return
@@ -158,118 +268,128 @@ def read_document(file: str) -> dict[str, Any]:
     return document
 
 
-# `holdfast hold place | list | extend | release`: what nobody may take away.
-
-HoldArgument = Annotated[str, typer.Argument(metavar="HOLD", help="Its id, from `holdfast hold list`.")]
-UntilOption = Annotated[str, typer.Option(help="A time (2027-01-31, 2027-01-31T12:00) in UTC, or from now: 90d, 4w.")]
-ReasonOption = Annotated[str, typer.Option(help="Others read it.")]
+# `holdfast retention plan | apply`: what stays of a run, and why.
 
 
-def place(
-    selector: SelectorArgument,
+class Show(StrEnum):
+    ALL = "all"
+    KEEP = "keep"
+    EXPIRE = "expire"
+    NONE = "none"
+
+
+ShowOption = Annotated[Show, typer.Option(help="Which checkpoints are listed.")]
+
+
+@retention.command()
+@with_rules
+def plan(
+    run: RunArgument,
     *,
-    reason: ReasonOption,
-    until: Annotated[
-        str | None, typer.Option(help="In force until then, instead of until it is released: 2027-01-31, 90d.")
-    ] = None,
-    mirror: Annotated[bool, typer.Option("--mirror", help="Also by the store's Object Lock (S3).")] = False,
+    preset: PresetOption = None,
+    show: ShowOption = Show.ALL,
     json: JsonOption = False,
+    rules: dict[str, Any],
 ) -> None:
-    """Hold a checkpoint: until another token releases it, or until a time."""
-    name, point = read_selector(selector)
-    request = PlaceHold(reason=reason, retain_until=None if until is None else read_moment(until), mirror=mirror)
+    """Show which checkpoints stay and which expire, with every reason. With rules or a preset: what if these held."""
+    name = read_run(run)
+    asked = retention_rules(preset, rules)
     with connect() as client:
-        found = client.checkpoints.select(name.project, name.run, str(point))
-        hold = client.holds.place(found.id, request)
+        found = client.retention.plan(name.project, name.run, policy=asked, show=show.value)
     if json:
-        show_json(hold)
-    else:
-        show_line(f"{hold.id}: {_what(hold)} is held {_until(hold)}.")
-
-
-def list_holds(
-    what: Annotated[
-        str | None, typer.Argument(metavar="[PROJECT[/RUN[@WHICH]]]", help="Only of this project, run or checkpoint.")
-    ] = None,
-    *,
-    over: Annotated[bool, typer.Option("--all", help="Also holds that are released or have ended.")] = False,
-    limit: LimitOption = None,
-    json: JsonOption = False,
-) -> None:
-    """List the holds that are in force."""
-    with connect() as client:
-        if what is not None and "@" in what:
-            name, point = read_selector(what)
-            found = client.checkpoints.select(name.project, name.run, str(point))
-            holds = first(client.holds.all_on(found.id, over=over), limit)
-        elif what is not None and "/" in what:
-            name = read_run(what)
-            holds = first(client.holds.all(project=name.project, run=name.run, over=over), limit)
-        else:
-            holds = first(client.holds.all(project=what, over=over), limit)
-    if json:
-        show_json(holds)
+        show_json(found)
         return
-    mirrored = any(one.mirror for one in holds)
+    if found.checkpoints:
+        _show_checkpoints(found.checkpoints)
+    _tell(found)
+
+
+@retention.command()
+def apply(
+    run: RunArgument,
+    *,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Expire what the run's policy does not keep. The service does this by itself, too; this does it now."""
+    name = read_run(run)
+    with connect() as client:
+        found = client.retention.plan(name.project, name.run, show="expire")
+        really = yes and not dry_run and found.policy_digest is not None
+        results: list[Pruned] = []
+        if really:
+            for part in client.retention.apply(found):
+                results.append(part)
+                if not json and len(found.checkpoints) > len(part.trashed):
+                    show_note(f"{sum(len(one.trashed) for one in results)} of {found.expired} expired")
+    if not really:
+        _only_shown(found, json=json)
+        if found.expired:
+            exit_unless_meant("expired", yes=yes, dry_run=dry_run)
+        return
+    if json:
+        show_json(results)
+        return
+    show_pruned(results, nothing=f"{name} has nothing that expires.")
+
+
+def show_pruned(results: Sequence[Pruned], *, nothing: str) -> None:
+    """What went, what stays and why, and the bytes."""
+    trashed = [each for one in results for each in one.trashed]
+    left = [each for one in results for each in one.left]
+    for each in left:
+        show_note(f"step {each.step} of attempt {each.attempt} stays: {words(each.reasons)}")
+    if not trashed:
+        show_note(nothing)
+        return
+    freed = sum(one.freed.bytes for one in results)
+    dry = any(one.dry_run for one in results)
+    until = min((one.purge_at for one in results if one.purge_at is not None), default=None)
+    show_line(
+        counted(len(trashed), "checkpoint")
+        + (" would go to the trash" if dry else " went to the trash")
+        + (f", until {as_time(until)} UTC." if until is not None else ".")
+    )
+    show_line(f"{_bytes(freed)} {'would be' if dry else 'will be'} freed, net of what others share.")
+
+
+def _bytes(count: int) -> str:
+    return f"{counted(count, 'byte')} ({as_bytes(count)})"
+
+
+def words(reasons: Sequence[Reason]) -> str:
+    return "; ".join(f"{reason.kind.replace('_', ' ')}: {reason.detail}" for reason in reasons)
+
+
+def _show_checkpoints(checkpoints: Sequence[PlannedCheckpoint]) -> None:
     show_table(
-        ["hold", "checkpoint", "in force (UTC)", "by", "why", *(["in the store"] if mirrored else [])],
+        [">step", ">attempt", "committed (UTC)", "", "reasons"],
         (
-            (one.id, _what(one), _until(one), one.placed_by, one.reason, *([_mirrored(one)] if mirrored else []))
-            for one in holds
+            (
+                str(one.step),
+                str(one.attempt),
+                as_time(one.at),
+                "keep" if one.keep else "expire",
+                "; ".join(reason.detail for reason in one.reasons),
+            )
+            for one in checkpoints
         ),
-        nothing="There are no such holds.",
+        nothing=NOTHING,
     )
 
 
-def extend(hold: HoldArgument, until: UntilOption, json: JsonOption = False) -> None:
-    """Move the end of a hold further away."""
-    with connect() as client:
-        view = client.holds.extend(hold, ExtendHold(retain_until=read_moment(until)))
+def _tell(found: RetentionPlan) -> None:
+    for note in found.notes:
+        show_note(note)
+    show_line(f"{counted(found.kept, 'stays', 'stay')}, {counted(found.expired, 'expires', 'expire')}.")
+    show_line(f"{_bytes(found.freed.bytes)} would be freed, net of what others share.")
+
+
+def _only_shown(found: RetentionPlan, *, json: bool) -> None:
     if json:
-        show_json(view)
+        show_json(found)
     else:
-        show_line(f"{view.id}: {_what(view)} is held {_until(view)}.")
-
-
-def release(hold: HoldArgument, reason: ReasonOption, json: JsonOption = False) -> None:
-    """Release a hold that somebody else has placed."""
-    with connect() as client:
-        view = client.holds.release(hold, ReleaseHold(reason=reason))
-    if json:
-        show_json(view)
-    else:
-        show_line(f"{view.id} on {_what(view)} is released.")
-
-
-def hold_in_words(hold: HoldView) -> str:
-    return f"by {hold.placed_by} {_until(hold)}: {hold.reason}"
-
-
-def _what(hold: HoldView) -> str:
-    return f"{hold.project}/{hold.run}@{hold.step}#{hold.attempt}"
-
-
-def _until(hold: HoldView) -> str:
-    if hold.released_at is not None:
-        return f"released {as_time(hold.released_at)} by {hold.released_by}"
-    if hold.retain_until is None:
-        return "until it is released"
-    return f"until {as_time(hold.retain_until)}" if hold.in_force else f"ended {as_time(hold.retain_until)}"
-
-
-def _mirrored(hold: HoldView) -> str:
-    if not hold.mirror or not hold.in_force:
-        return NOTHING
-    return hold.mirror_error or ("locked" if hold.mirrored_at else "not yet locked")
-
-
-def read_moment(text: str) -> datetime:
-    """`2027-01-31`, `2027-01-31T12:00` (UTC unless it says otherwise), or `90d` from now."""
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        seconds = read_duration(text)
-        if seconds is None:
-            raise typer.BadParameter(f"{text!r} is no time; leave the option out for no end.") from None
-        return datetime.now(UTC) + timedelta(seconds=seconds)
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        if found.checkpoints:
+            _show_checkpoints(found.checkpoints)
+        _tell(found)

@@ -1,4 +1,4 @@
-"""Runs and their attempts: `holdfast runs`, `attempts`, `restore-point`, `goodput`, `advise`."""
+"""`holdfast runs` and `attempts`: what they resume from, and where their time went. `trash` deletes and undeletes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from holdfast_client.cli.arguments import (
+    DeletedOption,
     JsonOption,
     LimitOption,
+    OnlyProject,
     RunArgument,
     SelectorArgument,
     connect,
@@ -16,32 +18,29 @@ from holdfast_client.cli.arguments import (
     read_run,
     read_selector,
 )
+from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.projects import show_deleted
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_protocol.attempts import AttemptView
 from holdfast_protocol.checkpoints import Skipped
-from holdfast_protocol.runs import AdviceView, SpentTime
+from holdfast_protocol.runs import AdviceView, RunView, SpentTime
 from holdfast_protocol.states import RunStatus
 from holdfast_protocol.text import counted
 
-
-def register(app: typer.Typer) -> None:
-    app.command("runs")(runs)
-    app.command("attempts")(attempts)
-    app.command("restore-point")(restore_point)
-    app.command("goodput")(goodput)
-    app.command("advise")(advise)
+runs = noun("runs")
+attempts = noun("attempts")
 
 
-# `holdfast runs [PROJECT]`: the runs, each with what could be restored now.
+# `holdfast runs list [PROJECT]`: the runs, each with what could be restored now; `show` tells all of one.
 
 
-def runs(
-    project: Annotated[str | None, typer.Argument(help="Only this project's.")] = None,
+@runs.command("list")
+def list_runs(
+    project: OnlyProject = None,
     *,
     status: Annotated[RunStatus | None, typer.Option(help="Only those that fare so.")] = None,
-    deleted: Annotated[bool, typer.Option("--deleted", help="Only those in the trash.")] = False,
+    deleted: DeletedOption = False,
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -74,18 +73,50 @@ def runs(
             )
             for run in found
         ),
-        nothing=f"No run is {status.value}."
+        nothing=f"No run is {status.value}. `holdfast runs list` shows how all of them fare."
         if status
         else "There are no runs yet. A training job makes one when it starts.",
     )
 
 
-# `holdfast attempts PROJECT/RUN`: every launch of a run, and why it ended.
+@runs.command()
+def show(run: RunArgument, json: JsonOption = False) -> None:
+    """Show a run: how it fares, its restore point, and what its checkpoints take."""
+    name = read_run(run)
+    with connect() as client:
+        found = client.runs.get(name.project, name.run)
+    if json:
+        show_json(found)
+        return
+    point = found.restore_point
+    facts = [
+        ("run", str(name)),
+        ("status", found.status.value if found.status else ""),
+        ("why", found.status_detail or ""),
+        ("last heard", f"{as_time(found.last_heard_at)} UTC" if found.last_heard_at else ""),
+        ("last step", "" if found.last_step is None else str(found.last_step)),
+        ("attempts", str(found.latest_attempt)),
+        ("checkpoints", f"{found.committed_checkpoints} committed"),
+        ("restore point", "none" if point is None else f"{name}@{point.step}#{point.attempt}"),
+        ("takes", taken_by(found)),
+        ("created", f"{as_time(found.created_at)} UTC"),
+    ]
+    show_facts((fact, value) for fact, value in facts if value)
+
+
+def taken_by(run: RunView) -> str:
+    """Of its committed checkpoints together. What they take in the store may serve other runs too."""
+    figures = {"logical": run.logical_bytes, "stored": run.stored_bytes, "deduplicated": run.deduplicated_bytes}
+    return ", ".join(f"{name} {as_bytes(count)}" for name, count in figures.items() if count is not None)
+
+
+# `holdfast attempts list PROJECT/RUN`: every launch of a run, and why it ended.
 
 _SHOWN_LETTERS = 200
 
 
-def attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
+@attempts.command("list")
+def list_attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the attempts of a run, the newest first.
 
     A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
@@ -109,7 +140,7 @@ def attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOption = 
             )
             for attempt in found
         ),
-        nothing=f"{name} has no attempts yet.",
+        nothing=f"{name} has no attempts yet. A training job opens one when it starts.",
     )
 
 
@@ -130,9 +161,10 @@ def _why(attempt: AttemptView) -> str:
     return told if attempt.error_rank is None else f"rank {attempt.error_rank}: {told}"
 
 
-# `holdfast restore-point PROJECT/RUN`: what a relaunch would resume from, and why not from something newer.
+# `holdfast runs restore-point PROJECT/RUN`: what a relaunch would resume from, and why not from something newer.
 
 
+@runs.command("restore-point")
 def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
     """Tell which checkpoint would be restored, and which newer ones are skipped, and why.
 
@@ -157,18 +189,18 @@ def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
                 ("digest", found.digest),
             ]
         )
-        _show_skipped(decision.skipped)
+        show_skipped(decision.skipped)
     else:
-        _show_skipped(decision.skipped)
+        show_skipped(decision.skipped)
         why = "none of its checkpoints can be restored now" if decision.ever_committed else "nothing was ever committed"
         show_note(f"holdfast: {name} has no restore point at {point}: {why}.")
     if found is None:
         raise typer.Exit(ExitCode.NOT_FOUND)
 
 
-def _show_skipped(skipped: list[Skipped]) -> None:
+def show_skipped(skipped: list[Skipped]) -> None:
     if skipped:
-        show_line("\npassed over:")
+        show_line("\nskipped:")
         show_table(
             [">step", ">attempt", "reason", "detail"],
             ((str(one.step), str(one.attempt), one.reason.value, one.detail) for one in skipped),
@@ -176,9 +208,10 @@ def _show_skipped(skipped: list[Skipped]) -> None:
         )
 
 
-# `holdfast goodput PROJECT/RUN`: where a run's time and its steps went.
+# `holdfast runs goodput PROJECT/RUN`: where a run's time and its steps went.
 
 
+@runs.command()
 def goodput(run: RunArgument, json: JsonOption = False) -> None:
     """Show how much of a run's time went into steps that it still has, and where the rest went."""
     name = read_run(run)
@@ -193,7 +226,7 @@ def goodput(run: RunArgument, json: JsonOption = False) -> None:
             *(_row(str(one.attempt), one.outcome.value if one.outcome else "open", one) for one in found.attempts),
             *([_row("all", "", found)] if found.attempts else []),
         ),
-        nothing=f"{name} has no attempts yet.",
+        nothing=f"{name} has no attempts yet. A training job opens one when it starts.",
     )
     if found.attempts:
         share = NOTHING if found.goodput is None else f"{found.goodput:.1%}"
@@ -221,9 +254,10 @@ def _row(attempt: str, outcome: str, spent: SpentTime) -> list[str]:
     ]
 
 
-# `holdfast advise`: how often a run should save, and why.
+# `holdfast runs advise`: how often a run should save, and why.
 
 
+@runs.command()
 def advise(run: RunArgument, json: JsonOption = False) -> None:
     """Say how often a run should save, and why."""
     name = read_run(run)

@@ -11,7 +11,17 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 
-from holdfast_client.cli.arguments import JsonOption, LimitOption, connect, first, read_run
+from holdfast_client.cli.arguments import (
+    DryRunOption,
+    JsonOption,
+    LimitOption,
+    YesOption,
+    connect,
+    exit_unless_meant,
+    first,
+    read_run,
+)
+from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_json, show_table
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.errors import ConfigurationError
@@ -20,18 +30,7 @@ from holdfast_client.local.spool import BadRecord, Spooled, SpooledSave, saves_o
 from holdfast_client.local.tier import LocalTier
 from holdfast_client.settings import ClientSettings
 
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        help="Saves on this machine's disk that are not committed.", no_args_is_help=True, rich_markup_mode=None
-    )
-    group.command("list")(list_saves)
-    group.command("push")(push)
-    group.command("drop")(drop)
-    app.add_typer(group, name="spool")
-
-
-# `holdfast spool list | push | drop`: saves that lie on this machine's disk and are not known to be committed.
+spool = noun("spool")
 
 
 # What `holdfast spool` prints as JSON.
@@ -88,6 +87,7 @@ OnlyRun = Annotated[str | None, typer.Argument(metavar="[PROJECT/RUN]", help="On
 OnlyStep = Annotated[int | None, typer.Option("--step", min=0, help="Only of this step.")]
 
 
+@spool.command("list")
 def list_saves(
     run: OnlyRun = None, *, folder: FolderOption = None, limit: LimitOption = None, json: JsonOption = False
 ) -> None:
@@ -111,11 +111,12 @@ def list_saves(
             )
             for save in found
         ),
-        nothing=f"The spool of {tier.path} is empty.",
+        nothing=f"The spool of {tier.path} is empty: every save on this machine is committed.",
     )
     _tell_bad(spooled)
 
 
+@spool.command()
 def push(
     run: OnlyRun = None,
     *,
@@ -142,18 +143,20 @@ def push(
         for result in results:
             show_line(f"{result.project}/{result.run} step {result.step}: {result.outcome}")
         if not results:
-            show_note(f"The spool of {tier.path} holds no such saves.")
+            show_note(f"The spool of {tier.path} holds no such saves. `holdfast spool list` shows what it holds.")
         _tell_bad(spooled)
     if spooled.bad or not all(result.committed for result in results):
         raise typer.Exit(ExitCode.FAILED)
 
 
+@spool.command()
 def drop(
     run: OnlyRun = None,
     *,
     step: OnlyStep = None,
     folder: FolderOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be dropped.")] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Give saves up for good, and what cannot be read among them. It may be the only copy."""
@@ -161,20 +164,20 @@ def drop(
         spooled = tier.spool.read()
         found = _chosen(spooled, run, step)
         bad = spooled.bad if run is None and step is None else ()
-        if yes:
+        done = yes and not dry_run
+        if done:
             for name in [record.name for save in found for record in save.records] + [one.name for one in bad]:
                 tier.spool.forget(name)
     if json:
         show_json(shown_saves(found, bad))
     else:
-        done = "dropped" if yes else "would be dropped"
+        what = "dropped" if done else "would be dropped"
         for save in found:
-            show_line(f"{save.key.run_name} step {save.key.step}, rank {_ranks(save)}: {done}")
+            show_line(f"{save.key.run_name} step {save.key.step}, rank {_ranks(save)}: {what}")
         for one in bad:
-            show_line(f"{one.name}: {done}")
-    if not yes and (found or bad):
-        show_note("Nothing was dropped. It cannot be undone: say --yes if you mean it.")
-        raise typer.Exit(ExitCode.USAGE)
+            show_line(f"{one.name}: {what}")
+    if found or bad:
+        exit_unless_meant("dropped, and it cannot be undone", yes=yes, dry_run=dry_run)
 
 
 @contextmanager

@@ -1,43 +1,163 @@
-"""`holdfast prune` deletes, `holdfast trash list | restore` takes back, `holdfast pin | unpin` keeps."""
+"""What goes to the trash and comes back: `delete` and `undelete` of projects and runs, `prune` and `undelete` of
+checkpoints."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from holdfast_client.cli.arguments import (
+    DryRunOption,
     JsonOption,
-    LimitOption,
+    ProjectArgument,
+    ReasonOption,
+    RunArgument,
     SelectorArgument,
+    YesOption,
     connect,
-    first,
+    exit_unless_meant,
     read_duration,
     read_run,
     read_selector,
 )
-from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_json, show_table
-from holdfast_client.cli.policies import read_target
-from holdfast_client.cli.retention import show_pruned
-from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.cli.checkpoints import checkpoints, pinned_until
+from holdfast_client.cli.output import as_bytes, as_time, show_json
+from holdfast_client.cli.policies import show_pruned
+from holdfast_client.cli.projects import projects
+from holdfast_client.cli.runs import runs
+from holdfast_client.cli.say import show_line
 from holdfast_client.client import Client
-from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.pruning import MAX_AT_ONCE, FreedBytes, PruneCheckpoints, Pruned, PruneFilter
+from holdfast_client.errors import CheckpointProtected
+from holdfast_protocol.pruning import (
+    MAX_AT_ONCE,
+    Deletion,
+    FreedBytes,
+    PruneCheckpoints,
+    Pruned,
+    PruneFilter,
+    TakenBack,
+)
 from holdfast_protocol.runs import RunName
-from holdfast_protocol.states import CheckpointState, Health
+from holdfast_protocol.states import Health
 from holdfast_protocol.text import counted
 
-
-def register(app: typer.Typer) -> None:
-    app.command("prune")(prune)
-    group = typer.Typer(help="What was deleted and can be taken back.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("list")(list_trash)
-    group.command("restore")(restore)
-    app.add_typer(group, name="trash")
-    app.command("pin")(pin)
-    app.command("unpin")(unpin)
+# `holdfast projects delete | undelete` and `holdfast runs delete | undelete`.
 
 
+@projects.command("delete")
+def delete_project(
+    project: ProjectArgument,
+    *,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete a project with all of its runs. They go to the trash first.
+
+    What is held, pinned or being read refuses it, and so does a run with an active attempt.
+    """
+    done = yes and not dry_run
+    with connect() as client:
+        found = [client.runs.delete(project, one.name, dry_run=True) for one in client.runs.all(project)]
+        if done:
+            _ask_for_project(client, project)
+            found = [_as_seen(client, each, reason) for each in found]
+            found.append(client.projects.delete(project, reason=reason, etag="*"))
+    if json:
+        show_json(found)
+    else:
+        _show_what_goes(project, found, back=f"`holdfast projects undelete {project}`", done=done)
+    exit_unless_meant("deleted", yes=yes, dry_run=dry_run)
+
+
+@runs.command("delete")
+def delete_run(
+    run: RunArgument,
+    *,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete a whole run. It goes to the trash first.
+
+    What is held, pinned or being read refuses it, and so does an active attempt.
+    """
+    name = read_run(run)
+    done = yes and not dry_run
+    with connect() as client:
+        found = client.runs.delete(name.project, name.run, dry_run=True)
+        if done:
+            found = _as_seen(client, found, reason)
+    if json:
+        show_json(found)
+    else:
+        _show_what_goes(run, [found], back=f"`holdfast runs undelete {run}`", done=done)
+    exit_unless_meant("deleted", yes=yes, dry_run=dry_run)
+
+
+def _ask_for_project(client: Client, project: str) -> None:
+    """Whether this token may delete it at all, before any of its runs goes. That it has runs speaks not against it."""
+    with suppress(CheckpointProtected):
+        client.projects.delete(project, dry_run=True)
+
+
+def _as_seen(client: Client, shown: Deletion, reason: str) -> Deletion:
+    """What the dry run has shown, and nothing that came in between."""
+    assert shown.run is not None
+    return client.runs.delete(shown.project, shown.run, reason=reason, etag=shown.etag)
+
+
+def _show_what_goes(target: str, found: list[Deletion], *, back: str, done: bool) -> None:
+    for each in found:
+        if each.run is not None:
+            size = f"{counted(each.checkpoints, 'checkpoint')}, {as_bytes(each.logical_bytes)} of state"
+            show_line(f"{each.project}/{each.run}: {size}, {as_bytes(each.freed.bytes)} in the stores")
+    until = min((each.in_trash.purge_at for each in found if each.in_trash is not None), default=None)
+    taken_back = "" if until is None else f" {back} takes it back until {as_time(until)} UTC."
+    show_line(f"{target} {'is' if done else 'would be'} deleted.{taken_back}")
+
+
+@projects.command("undelete")
+def undelete_project(project: ProjectArgument, json: JsonOption = False) -> None:
+    """Take a deleted project back, and then each of its runs that is in the trash."""
+    with connect() as client:
+        back = [client.projects.undelete(project)]
+        back += [client.runs.undelete(project, one.name) for one in client.runs.all(project, deleted=True)]
+    if json:
+        show_json(back)
+        return
+    for each in back:
+        _show_taken_back(each)
+
+
+@runs.command("undelete")
+def undelete_run(run: RunArgument, json: JsonOption = False) -> None:
+    """Take a deleted run back, as long as its purge has not begun."""
+    name = read_run(run)
+    with connect() as client:
+        back = client.runs.undelete(name.project, name.run)
+    if json:
+        show_json(back)
+    else:
+        _show_taken_back(back)
+
+
+def _show_taken_back(each: TakenBack) -> None:
+    if each.run is None:
+        show_line(f"{each.project} is back.")
+        return
+    gone = f", {each.purged} are purged" if each.purged else ""
+    show_line(f"{each.project}/{each.run} is back: {counted(each.checkpoints, 'checkpoint')}{gone}.")
+
+
+# `holdfast checkpoints prune | undelete`.
+
+
+@checkpoints.command()
 def prune(
     selector: SelectorArgument,
     *,
@@ -50,9 +170,9 @@ def prune(
     all_of_run: Annotated[
         bool, typer.Option("--all-of-run", help="Also the last healthy points, of a run that has ended.")
     ] = False,
-    reason: Annotated[str, typer.Option(help="For those who look for it later.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would go.")] = False,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Delete one checkpoint by its name, or those of a run that meet every condition. They go to the trash first.
@@ -79,56 +199,13 @@ def prune(
         show_json(results)
     else:
         show_pruned(results, nothing=f"{name} has nothing of that to delete.")
-    if not (yes or dry_run) and results[0].trashed:
-        show_note("Nothing was deleted. Say --yes if you mean it.")
-        raise typer.Exit(ExitCode.USAGE)
+    if results[0].trashed:
+        exit_unless_meant("deleted", yes=yes, dry_run=dry_run)
 
 
-def list_trash(
-    target: Annotated[str, typer.Argument(metavar="PROJECT[/RUN]", help="A run, or a project for all its runs.")],
-    limit: LimitOption = None,
-    json: JsonOption = False,
-) -> None:
-    """List what is in the trash, and until when it can be taken back."""
-    with connect() as client:
-        if "/" in target:
-            names = iter([read_run(target)])
-        else:
-            names = (RunName(run.project, run.name) for run in client.runs.all(target))
-        found = first(
-            (
-                one
-                for name in names
-                for one in client.checkpoints.all(name.project, name.run, state=CheckpointState.TRASHED)
-            ),
-            limit,
-        )
-    if json:
-        show_json(found)
-        return
-    show_table(
-        ["run", ">step", ">attempt", ">size", "until (UTC)", "by", "why"],
-        (
-            (
-                f"{one.project}/{one.run}",
-                str(one.step),
-                str(one.attempt),
-                as_bytes(one.logical_bytes),
-                as_time(one.purge_at),
-                one.trashed_by or NOTHING,
-                one.trash_reason or NOTHING,
-            )
-            for one in found
-        ),
-        nothing="The trash is empty.",
-    )
-
-
-def restore(
-    selector: Annotated[
-        str,
-        typer.Argument(metavar="PROJECT[/RUN[@WHICH]]", help="A checkpoint; or a run or project that was deleted."),
-    ],
+@checkpoints.command("undelete")
+def undelete_checkpoint(
+    selector: SelectorArgument,
     *,
     pin: Annotated[
         bool | None,
@@ -136,10 +213,7 @@ def restore(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a checkpoint, a deleted run or a deleted project back, as long as its purge has not begun."""
-    if "@" not in selector:
-        _restore_all(selector, json=json)
-        return
+    """Take a deleted checkpoint back, as long as its purge has not begun."""
     name, point = read_selector(selector)
     with connect() as client:
         found = client.checkpoints.select(name.project, name.run, str(point))
@@ -147,55 +221,8 @@ def restore(
     if json:
         show_json(view)
         return
-    pinned = "" if view.pinned_at is None else f", pinned{_until(view)}"
-    show_line(f"{name} step {view.step} of attempt {view.attempt} is {view.state}{pinned}.")
-
-
-def _restore_all(target: str, *, json: bool) -> None:
-    """Of a project first itself, and then each of its runs that is in the trash."""
-    project, run = read_target(target)
-    with connect() as client:
-        if run is not None:
-            back = [client.runs.undelete(project, run)]
-        else:
-            back = [client.projects.undelete(project)]
-            back += [client.runs.undelete(project, one.name) for one in client.runs.all(project, deleted=True)]
-    if json:
-        show_json(back)
-        return
-    for each in back:
-        name = each.project if each.run is None else f"{each.project}/{each.run}"
-        gone = f", {each.purged} are purged" if each.purged else ""
-        show_line(f"{name} is back" + (f": {counted(each.checkpoints, 'checkpoint')}{gone}." if each.run else "."))
-
-
-def pin(
-    selector: SelectorArgument,
-    reason: Annotated[str, typer.Option(help="For those who ask why it is still there.")],
-    until: Annotated[str, typer.Option(help="For so long, such as 30d, or never to end.")] = "never",
-    json: JsonOption = False,
-) -> None:
-    """Keep a checkpoint from every policy and from prune."""
-    name, point = read_selector(selector)
-    with connect() as client:
-        found = client.checkpoints.select(name.project, name.run, str(point))
-        view = client.checkpoints.pin(found.id, reason, expires_in_seconds=read_duration(until))
-    if json:
-        show_json(view)
-        return
-    show_line(f"{name} step {view.step} of attempt {view.attempt} is pinned{_until(view)}.")
-
-
-def unpin(selector: SelectorArgument, json: JsonOption = False) -> None:
-    """Take a checkpoint's pin away."""
-    name, point = read_selector(selector)
-    with connect() as client:
-        found = client.checkpoints.select(name.project, name.run, str(point))
-        view = client.checkpoints.unpin(found.id)
-    if json:
-        show_json(view)
-        return
-    show_line(f"{name} step {view.step} of attempt {view.attempt} is not pinned.")
+    pinned = "" if view.pinned_at is None else f", pinned{pinned_until(view)}"
+    show_line(f"{name}@{view.step}#{view.attempt} is {view.state}{pinned}.")
 
 
 def _what(client: Client, selector: str, wanted: PruneFilter | None) -> tuple[RunName, PruneCheckpoints]:
@@ -228,7 +255,3 @@ def _delete(client: Client, name: RunName, request: PruneCheckpoints, shown: Pru
         for start in range(0, len(ids), MAX_AT_ONCE)
     ]
     return [*results, shown.model_copy(update={"trashed": [], "dry_run": False, "freed": FreedBytes(bytes=0)})]
-
-
-def _until(view: CheckpointView) -> str:
-    return "" if view.pinned_until is None else f" until {as_time(view.pinned_until)} UTC"

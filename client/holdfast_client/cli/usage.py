@@ -1,4 +1,4 @@
-"""`holdfast usage`, `holdfast cost` and `holdfast prices`: what checkpoints take up, and what that costs."""
+"""`holdfast usage`, `costs` and `prices`: what checkpoints take up, and what that costs."""
 
 from __future__ import annotations
 
@@ -6,49 +6,51 @@ from typing import Annotated
 
 import typer
 
-from holdfast_client.cli.arguments import JsonOption, LimitOption, connect, first, read_run
+from holdfast_client.cli.arguments import (
+    JsonOption,
+    LimitOption,
+    RunArgument,
+    TargetArgument,
+    connect,
+    first,
+    read_run,
+    read_target,
+)
+from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
-from holdfast_client.cli.policies import checked_policy, read_document
+from holdfast_client.cli.policies import check_policy, read_document
 from holdfast_client.cli.say import show_line
 from holdfast_protocol.policies import PolicyKind
 from holdfast_protocol.retention import PRESETS
 from holdfast_protocol.text import counted
 from holdfast_protocol.usage import CostView, ForecastCost, PriceList, PriceListView, StoreBytes, UsageView
 
-WhatArgument = Annotated[str, typer.Argument(metavar="PROJECT[/RUN]", help="For example demo or demo/gpt.")]
+usage = noun("usage")
+costs = noun("costs")
+prices = noun("prices")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("usage")(usage)
-    app.command("cost")(cost)
-    group = typer.Typer(help="The prices that costs are counted with.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("show")(show_prices)
-    group.command("set")(set_prices)
-    app.add_typer(group, name="prices")
-
-
-def usage(
-    what: Annotated[str | None, typer.Argument(metavar="[PROJECT[/RUN]]", help="Without it: every project.")] = None,
-    limit: LimitOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Show what checkpoints take up, figure by figure, by store and storage class."""
+@usage.command("list")
+def list_usage(*, limit: LimitOption = None, json: JsonOption = False) -> None:
+    """List what each project takes up, figure by figure."""
     with connect() as client:
-        if what is None:
-            found = first(client.usage.all(), limit)
-        else:
-            project, run = read_what(what)
-            found = [client.usage.get(project, run)]
+        found = first(client.usage.all(), limit)
     if json:
-        if what is None:
-            show_json(found)
-        else:
-            show_json(found[0])
-        return
-    if what is None:
-        _show_projects(found)
+        show_json(found)
     else:
-        _show_one(found[0])
+        _show_projects(found)
+
+
+@usage.command()
+def show(target: TargetArgument, json: JsonOption = False) -> None:
+    """Show what a project or run takes up, figure by figure, by store and storage class."""
+    project, run = read_target(target)
+    with connect() as client:
+        found = client.usage.get(project, run)
+    if json:
+        show_json(found)
+    else:
+        _show_one(found)
 
 
 def _show_projects(found: list[UsageView]) -> None:
@@ -68,7 +70,7 @@ def _show_projects(found: list[UsageView]) -> None:
             )
             for one in found
         ),
-        nothing="There are no projects yet.",
+        nothing="There are no projects yet. `holdfast projects create NAME` makes one.",
     )
 
 
@@ -106,7 +108,7 @@ def _show_one(one: UsageView) -> None:
             )
             for stored in one.stores
         ),
-        nothing="Nothing is stored.",
+        nothing="Nothing is stored yet.",
     )
 
 
@@ -114,22 +116,10 @@ def _store(stored: StoreBytes) -> str:
     return stored.store.value if stored.store else f"(detached) {stored.store_url}"
 
 
-def cost(
-    what: WhatArgument,
-    *,
-    retention: Annotated[
-        str | None, typer.Option(help="What it would cost under this: a preset's name, or a file with the policy.")
-    ] = None,
-    tiers: Annotated[str | None, typer.Option(metavar="FILE", help="The same for a tiers policy.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Show what storing a project or run costs a month: as it is now, or as a policy would have it."""
-    project, run = read_what(what)
-    if retention is not None or tiers is not None:
-        if run is None:
-            raise typer.BadParameter("a policy is tried on one run: name it as project/run.")
-        _forecast(project, run, retention, tiers, json=json)
-        return
+@costs.command("show")
+def show_cost(target: TargetArgument, json: JsonOption = False) -> None:
+    """Show what storing a project or run costs a month, as it is now."""
+    project, run = read_target(target)
     with connect() as client:
         found = client.usage.cost(project, run)
     if json:
@@ -147,22 +137,33 @@ def cost(
             )
             for line in found.lines
         ),
-        nothing="Nothing is stored.",
+        nothing="Nothing is stored yet.",
     )
-    show_line(f"{what}: {money(found.per_month, found.currency)} a month, for storing alone.")
+    show_line(f"{target}: {money(found.per_month, found.currency)} a month, for storing alone.")
     _say_prices(found)
 
 
-def _forecast(project: str, run: str, retention: str | None, tiers: str | None, *, json: bool) -> None:
+@costs.command()
+def forecast(
+    run: RunArgument,
+    *,
+    retention: Annotated[
+        str | None, typer.Option(help="Under this policy: a preset's name, or a file. Without it: the one in force.")
+    ] = None,
+    tiers: Annotated[str | None, typer.Option(metavar="FILE", help="The same for a tiers policy.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what a run would cost a month if it went on as it has, under policies that you try or have in force."""
+    name = read_run(run)
     rules = None
     if retention is not None:
         rules = PRESETS[retention].rules() if retention in PRESETS else read_document(retention)
-        checked_policy(PolicyKind.RETENTION, rules)
+        check_policy(PolicyKind.RETENTION, rules)
     classes = None if tiers is None else read_document(tiers)
     if classes is not None:
-        checked_policy(PolicyKind.TIERS, classes)
+        check_policy(PolicyKind.TIERS, classes)
     with connect() as client:
-        found = client.usage.forecast(project, run, ForecastCost(retention=rules, tiers=classes))
+        found = client.usage.forecast(name.project, name.run, ForecastCost(retention=rules, tiers=classes))
     if json:
         show_json(found)
         return
@@ -182,7 +183,7 @@ def _forecast(project: str, run: str, retention: str | None, tiers: str | None, 
         nothing="Nothing would be stored.",
     )
     show_line(
-        f"{project}/{run} after {counted(round(found.after_days), 'day')}: {money(found.per_month, found.currency)} a "
+        f"{name} after {counted(round(found.after_days), 'day')}: {money(found.per_month, found.currency)} a "
         "month"
         + (
             f", and {money(found.grows_per_month, found.currency)} more with each further month."
@@ -204,6 +205,7 @@ def _say_prices(found: CostView) -> None:
         show_line(f"{as_bytes(found.unpriced_bytes)} have no price and are not counted.")
 
 
+@prices.command("show")
 def show_prices(json: JsonOption = False) -> None:
     """Show the prices, their date and source."""
     with connect() as client:
@@ -214,17 +216,20 @@ def show_prices(json: JsonOption = False) -> None:
     _show_prices(found)
 
 
-def set_prices(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON, as `holdfast prices show --json` has `prices`.")],
+@prices.command("put")
+def put_prices(
+    file: Annotated[
+        str, typer.Option("--file", help="JSON, as `holdfast prices show --json` has `prices`; - reads stdin.")
+    ],
     json: JsonOption = False,
 ) -> None:
     """Replace the prices."""
     document = read_document(file)
     # What `prices show --json` has printed as a whole is as good as its part.
     whole = isinstance(document.get("prices"), dict)
-    prices = PriceList.model_validate(document["prices"] if whole else document)
+    given = PriceList.model_validate(document["prices"] if whole else document)
     with connect() as client:
-        found = client.usage.put_prices(prices)
+        found = client.usage.put_prices(given)
     if json:
         show_json(found)
     else:
@@ -238,17 +243,10 @@ def _show_prices(found: PriceListView) -> None:
             (price.store_kind, price.storage_class or "(default)", f"{price.per_gib_month:g}")
             for price in found.prices.prices
         ),
-        nothing="There are no prices.",
+        nothing="There are no prices. `holdfast prices put --file FILE` sets them.",
     )
     who = "the defaults" if found.is_default else f"put by {found.updated_by} at {as_time(found.updated_at)} UTC"
     show_line(f"Of {found.prices.as_of:%Y-%m-%d}, {who}. Source: {found.prices.source}")
-
-
-def read_what(text: str) -> tuple[str, str | None]:
-    if "/" not in text:
-        return text, None
-    name = read_run(text)
-    return name.project, name.run
 
 
 def money(amount: float, currency: str) -> str:

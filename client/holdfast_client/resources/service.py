@@ -88,7 +88,7 @@ class Controllers(Resource):
             if deadline is not None and time.monotonic() >= deadline:
                 raise ServiceUnavailable(
                     f"No process has done the pass of {view.name} within {timeout_seconds:.0f} seconds. See whether "
-                    "one runs, with `holdfast workers`."
+                    "one runs, with `holdfast workers list`."
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)

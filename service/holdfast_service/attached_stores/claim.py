@@ -38,7 +38,7 @@ def attached_with(context: ServiceContext, role: StoreRole) -> AttachedStore:
     if attached is None:
         raise ProblemError(
             ProblemCode.INVALID_REQUEST,
-            f"No {role} store is attached to this service. `holdfast store list` shows those that are.",
+            f"No {role} store is attached to this service. `holdfast stores list` shows those that are.",
             store=role.value,
         )
     return attached

@@ -103,7 +103,7 @@ def _refuse_what_was_lost(identity: CatalogIdentity, *, accept_loss: bool) -> No
     if identity.went_back_epoch == identity.epoch:
         raise NotCheckedError(
             "The database went back to an older state in this epoch: what it says of copies may be wrong, and jobs of "
-            "before may be alive. Stop the service, run `holdfast admin new-epoch`, start it, and check again."
+            "before may be alive. Stop the service, run `holdfast admin raise-epoch`, start it, and check again."
         )
     if not accept_loss:
         raise NotCheckedError(

@@ -166,7 +166,7 @@ def _check(marker: Marker, identity: CatalogIdentity) -> None:
     if marker.epoch > identity.epoch:
         raise ForeignStoreError(
             f"The store has seen epoch {marker.epoch} of this catalog, which is at {identity.epoch}: it was restored "
-            "from an older state. Raise its epoch with `holdfast admin new-epoch`."
+            "from an older state. Raise its epoch with `holdfast admin raise-epoch`."
         )
 
 
@@ -175,7 +175,7 @@ def _check(marker: Marker, identity: CatalogIdentity) -> None:
 #
 # A clone of the catalog, one that was restored and one that was rebuilt must neither delete nor overwrite what the
 # store holds, whichever controller it is and whoever wrote it; so the question stands in the store's own writes and not
-# in each controller. After an operator's `store claim` the answer is yes.
+# in each controller. After an operator's `stores claim` the answer is yes.
 
 # A yes is good for so long: a collector asks for each object that it deletes.
 _FRESH_SECONDS = 10.0
@@ -232,7 +232,7 @@ class Ownership:
         if marker.epoch != self._epoch:
             return (
                 f"the store is in epoch {marker.epoch} and this catalog in {self._epoch}. "
-                "Run `holdfast catalog check`, then `holdfast store claim`"
+                "Run `holdfast catalog check`, then `holdfast stores claim`"
             )
         return None
 

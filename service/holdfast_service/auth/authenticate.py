@@ -129,7 +129,7 @@ def authenticate(database: Database, text: str) -> Principal:
 def _refused(why: str) -> ProblemError:
     return ProblemError(
         ProblemCode.UNAUTHENTICATED,
-        f"The token {why}. Set HOLDFAST_TOKEN to a valid one; an administrator makes it with `holdfast token create`.",
+        f"The token {why}. Set HOLDFAST_TOKEN to a valid one; an administrator makes it with `holdfast tokens create`.",
     )
 
 

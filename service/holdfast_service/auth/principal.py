@@ -39,7 +39,7 @@ class Principal:
             raise ProblemError(
                 ProblemCode.FORBIDDEN,
                 f"The token {self.name!r} lacks the scope {scope.value!r}. Use one that has it, or ask an "
-                f"administrator for `holdfast token create --scope {scope.value}`.",
+                f"administrator for `holdfast tokens create --scope {scope.value}`.",
                 scope=scope.value,
             )
 

@@ -173,7 +173,7 @@ def revoke_token(context: ServiceContext, caller: Principal, token_id: str) -> T
         if row is None or (caller.project_id is not None and row[0].project_id != caller.project_id):
             raise ProblemError(
                 ProblemCode.TOKEN_NOT_FOUND,
-                f"There is no token {token_id[:40]!r}. Correct the id; `holdfast token list` shows them.",
+                f"There is no token {token_id[:40]!r}. Correct the id; `holdfast tokens list` shows them.",
             )
         token, project_name = row
         if token.revoked_at is None:

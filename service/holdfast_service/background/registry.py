@@ -1,4 +1,4 @@
-"""Every controller, and the threads that run them: beside the requests, or in a `holdfast worker`.
+"""Every controller, and the threads that run them: beside the requests, or in a `holdfast workers run`.
 
 The catalog's rows are the work, so nothing is queued here and nothing is lost with a process. A controller's pass is
 `reconcile(context)`; whether one begins, and what becomes of it, is in `background/reconcile.py`. Each has a thread

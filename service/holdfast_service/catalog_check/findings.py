@@ -17,24 +17,24 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
     FindingKind.MISSING_OBJECTS: (
         "copies in the catalog have no object in the store",
         "They are marked bad, and so are the checkpoints that need them; what another store has is repaired from "
-        "there. `holdfast bad-copies` lists them",
+        "there. `holdfast copies list-bad` lists them",
         False,
     ),
     FindingKind.WRONG_SIZES: (
         "objects have another size than the catalog says",
         "They are marked bad, and so are the checkpoints that need them; what another store has is repaired from "
-        "there. `holdfast bad-copies` lists them",
+        "there. `holdfast copies list-bad` lists them",
         False,
     ),
     FindingKind.DAMAGED_COPIES: (
         "copies were read and are not their chunk",
         "They are marked bad, and so are the checkpoints that need them; what another store has is repaired from "
-        "there. `holdfast bad-copies` lists them",
+        "there. `holdfast copies list-bad` lists them",
         False,
     ),
     FindingKind.UNKNOWN_OBJECTS: (
         "objects belong to no copy in the catalog",
-        "They cost room and nothing else. `holdfast sweep` removes them once they are old enough",
+        "They cost room and nothing else. `holdfast sweeps start` removes them once they are old enough",
         False,
     ),
     FindingKind.MISSING_RECORDS: (

@@ -28,8 +28,8 @@ def how_to_thaw(tier: Tier, selector: str, expected_at: datetime | None) -> str:
     """A sentence or two. Pure."""
     if tier is Tier.THAWING:
         when = "" if expected_at is None else f", expected by {expected_at:%Y-%m-%d %H:%M} UTC"
-        return f"It is being thawed{when}; `holdfast thaw {selector} --status` tells how far that is."
-    return f"`holdfast thaw {selector}` makes it readable; with --status it tells first what that takes."
+        return f"It is being thawed{when}; `holdfast checkpoints thaw {selector} --status` tells how far that is."
+    return f"`holdfast checkpoints thaw {selector}` makes it readable; with --status it tells first what that takes."
 
 
 def takes_words(terms: ClassTerms) -> str:
@@ -52,7 +52,7 @@ def cold_problem(session: Session, checkpoint: Checkpoint) -> ProblemError:
         checkpoint_id=checkpoint.id,
         tier=tier.value,
         place=checkpoint.cold_class,
-        command=f"holdfast thaw {selector}",
+        command=f"holdfast checkpoints thaw {selector}",
     )
 
 

@@ -16,7 +16,7 @@ from holdfast_service.db.tables.core import CatalogIdentity
 
 MOVED = (
     "this database is a copy of the catalog, or was moved: it is not where the catalog was made. After a restore or "
-    "for a clone, run `holdfast admin new-epoch`; if it was moved and the old one is gone, "
+    "for a clone, run `holdfast admin raise-epoch`; if it was moved and the old one is gone, "
     "`holdfast admin confirm-move`"
 )
 

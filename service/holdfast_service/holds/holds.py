@@ -71,7 +71,7 @@ def locked_hold(session: Session, caller: Principal, hold_id: str) -> tuple[Hold
     if row is None or not caller.sees_project(row.Project.id):
         raise ProblemError(
             ProblemCode.HOLD_NOT_FOUND,
-            f"There is no hold {hold_id[:60]!r}. Correct the id; `holdfast hold list` shows them.",
+            f"There is no hold {hold_id[:60]!r}. Correct the id; `holdfast holds list` shows them.",
         )
     # Whoever takes a checkpoint away holds the same lock, and asks for holds behind it.
     locked_checkpoint(session, row.Checkpoint.id)
@@ -307,7 +307,7 @@ def _refuse_same_person(session: Session, caller: Principal, hold: Hold) -> None
         ProblemCode.FORBIDDEN,
         f"The token {caller.name!r} {why}, and only another person's can release it. Ask an administrator whose token "
         f"was there before the hold and has nothing to do with {hold.placed_by!r}, or who runs the database: `holdfast "
-        "admin token` makes one.",
+        "admin create-token` makes one.",
         hold_id=hold.id,
     )
 

@@ -333,7 +333,7 @@ def _named(
     if not reasons:
         raise ProblemError(
             ProblemCode.CHECKPOINT_NOT_FOUND,
-            f"This run has no checkpoint {point}. `holdfast checkpoints` lists those that it has.",
+            f"This run has no checkpoint {point}. `holdfast checkpoints list` lists those that it has.",
             selector=str(point),
         )
     for reason in reasons:

@@ -208,7 +208,7 @@ def no_policy(target: Target, kind: PolicyKind) -> ProblemError:
     where = str(target) if target.run is None else f"{target} and its project"
     return ProblemError(
         ProblemCode.POLICY_NOT_FOUND,
-        f"There is no {kind} policy for {where}. `holdfast policy put` makes one.",
+        f"There is no {kind} policy for {where}. `holdfast policies put` makes one.",
         kind=kind.value,
     )
 

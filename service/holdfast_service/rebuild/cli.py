@@ -51,9 +51,9 @@ def rebuild_catalog(
         sys.stdout.write("Nothing was written: this was a dry run.\n")
         return report
     sys.stdout.write(
-        "Next: make a token (`holdfast admin token`; tokens and audit events are in no bucket), start the service, run "
-        "`holdfast catalog check`, then `holdfast store claim`. Restores work at once; until then nothing in the "
-        "stores is changed.\n"
+        "Next: make a token (`holdfast admin create-token`; tokens and audit events are in no bucket), start the "
+        "service, run `holdfast catalog check`, then `holdfast stores claim`. Restores work at once; until then "
+        "nothing in the stores is changed.\n"
     )
     if report.doubts:
         sys.stdout.write(

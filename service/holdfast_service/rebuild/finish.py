@@ -95,7 +95,7 @@ def settle_deletions(database: Database, report: RebuildReport) -> None:
     """A run's record may tell of its deletion while the record of a checkpoint is older: it goes with its run. A run
     that was launched or saved since, or has a checkpoint that is held, has been taken back, whatever its record says.
 
-    And everything in the trash stays for a while: any record may be older than somebody's word to take it back."""
+    And everything in the trash stays for a while: any record may be older than a person's word to take it back."""
     with database.transaction() as session:
         refuse_unless_rebuilding(session)
         for run in session.scalars(select(Run).where(Run.deleted_at.is_not(None))).all():
@@ -109,7 +109,7 @@ def settle_deletions(database: Database, report: RebuildReport) -> None:
     if kept:
         report.notes.append(
             f"{counted(kept, 'thing')} in the trash can be taken back for {TIME_TO_LOOK.days} more days: a record may "
-            "be older than somebody's word to take it back. Look with `holdfast trash list`"
+            "be older than a person's word to take it back. Look with `holdfast checkpoints list --deleted`"
         )
 
 

@@ -173,9 +173,9 @@ class NewerRecords:
             return None
         return (
             f"it has a newer record of the checkpoint {found.subject.subject_id} than this catalog: the database was "
-            "restored from an older state. Stop the service, run `holdfast admin new-epoch` and start it; then "
+            "restored from an older state. Stop the service, run `holdfast admin raise-epoch` and start it; then "
             "`holdfast catalog check` names all of them, `holdfast catalog rebuild` into an empty database brings them "
-            "back, and `holdfast store claim --accept-loss` gives them up."
+            "back, and `holdfast stores claim --accept-loss` gives them up."
         )
 
     def _newer(self, project_id: str) -> Iterator[FoundRecord]:

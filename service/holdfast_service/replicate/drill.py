@@ -1,4 +1,4 @@
-"""The operation behind `holdfast drill`: restores a checkpoint from one store alone, and verifies it."""
+"""The operation behind `holdfast drills start`: restores a checkpoint from one store alone, and verifies it."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def plan_drill(
         raise ProblemError(
             ProblemCode.NO_RESTORE_POINT,
             f"{project.name}/{found.name} has nothing that can be restored as {request.selector} from the "
-            f"{attached.role.value} store alone. {reasons} `holdfast copies {project.name}/{found.name}` tells how far "
-            "it is behind.",
+            f"{attached.role.value} store alone. {reasons} `holdfast copies list {project.name}/{found.name}` tells "
+            "how far it is behind.",
         )
     point = decision.restore_point
     checkpoint = session.execute(
@@ -273,7 +273,7 @@ def _suspect(context: ServiceContext, stored: StoredChunk) -> None:
         )
 
 
-# The operation behind `holdfast drill`: restores a checkpoint from one store alone, and verifies every byte of it.
+# The operation behind `holdfast drills start`: restores a checkpoint from one store alone, verifies each byte of it.
 #
 #     choose, as a trainer's restore would if only this store were there -> a read lease
 #       -> each distinct chunk: read from that store, decoded, hashed; the index documents are kept

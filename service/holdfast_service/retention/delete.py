@@ -196,8 +196,8 @@ def _refuse_if_in_use(session: Session, project: Project) -> None:
     more = f" and {count - len(names)} more" if count > len(names) else ""
     raise ProblemError(
         ProblemCode.CHECKPOINT_PROTECTED,
-        f"{project.name} has runs: {', '.join(names)}{more}. Delete them first; `holdfast delete {project.name}` does "
-        "both, run by run.",
+        f"{project.name} has runs: {', '.join(names)}{more}. Delete them first; `holdfast projects delete "
+        f"{project.name}` does both, run by run.",
         runs=list(names),
         count=count,
     )

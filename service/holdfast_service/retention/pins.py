@@ -33,7 +33,7 @@ def pin_checkpoint(
             raise ProblemError(
                 ProblemCode.CHECKPOINT_CONFLICT,
                 f"Step {checkpoint.step} is {checkpoint.state}, and only a committed checkpoint can be pinned. What is "
-                "in the trash can be taken back first with `holdfast trash restore`.",
+                "in the trash can be taken back first with `holdfast checkpoints undelete`.",
                 checkpoint_id=checkpoint_id,
             )
         now = database_now(session)

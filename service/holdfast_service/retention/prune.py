@@ -129,7 +129,7 @@ def stays_of_all(run: RunFacts) -> dict[str, list[Reason]]:
         raise ProblemError(
             ProblemCode.CHECKPOINT_PROTECTED,
             "An attempt of this run is active, so not all of it can be deleted. End the job first, or delete only "
-            "some of it (`holdfast prune` without --all-of-run): then what it could resume from stays.",
+            "some of it (`holdfast checkpoints prune` without --all-of-run): then what it could resume from stays.",
         )
     kept = {
         checkpoint_id: [reason for reason in reasons if reason.kind not in FOR_THE_RUN_TO_GO_ON]
@@ -153,7 +153,7 @@ def _refuse_unknown(session: Session, run: Run, checkpoint_ids: Sequence[str]) -
         if row is None:
             raise ProblemError(
                 ProblemCode.CHECKPOINT_NOT_FOUND,
-                f"This run has no checkpoint {checkpoint_id}. `holdfast checkpoints` lists those that it has.",
+                f"This run has no checkpoint {checkpoint_id}. `holdfast checkpoints list` lists those that it has.",
                 checkpoint_id=checkpoint_id,
             )
         if row.state not in _IN_TRASH:

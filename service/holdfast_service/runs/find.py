@@ -30,7 +30,7 @@ def project_named(session: Session, caller: Principal, name: str, *, deleted: bo
     if project is None:
         raise ProblemError(
             ProblemCode.PROJECT_NOT_FOUND,
-            f"There is no project {name!r}. Correct the name, or make it with `holdfast project create {name}`.",
+            f"There is no project {name!r}. Correct the name, or make it with `holdfast projects create {name}`.",
             project=name,
         )
     if not deleted or project.purged_at is not None:
@@ -47,7 +47,7 @@ def run_named(
     if found is None:
         raise ProblemError(
             ProblemCode.RUN_NOT_FOUND,
-            f"There is no run {project}/{run}. Correct the name; `holdfast runs {project}` lists them.",
+            f"There is no run {project}/{run}. Correct the name; `holdfast runs list {project}` lists them.",
             project=project,
             run=run,
         )
@@ -75,10 +75,11 @@ def _deleted(found: Project | Run, name: str) -> str:
             "every store that has a record of it: in a moment, or when one that does not answer, or was taken out of "
             "the settings, is back. Try again then, or take another name."
         )
+    back = f"`holdfast runs undelete {name}`" if isinstance(found, Run) else f"`holdfast projects undelete {name}`"
     until = "" if found.purge_at is None else f" before {found.purge_at:%Y-%m-%d %H:%M} UTC"
     return (
         f"{name} was deleted by {found.deleted_by}{why}. To go on with it, take it back{until}: "
-        f"`holdfast trash restore {name}`. To begin anew, take another name; this one is free once the purge is over."
+        f"{back}. To begin anew, take another name; this one is free once the purge is over."
     )
 
 
@@ -89,7 +90,7 @@ def attempt_numbered(session: Session, run: Run, number: int) -> Attempt:
         raise ProblemError(
             ProblemCode.ATTEMPT_NOT_FOUND,
             f"The run {run.name!r} has no attempt {number}; its newest is {run.latest_attempt}. Correct the number; "
-            "`holdfast attempts` lists them.",
+            "`holdfast attempts list` lists them.",
             attempt=number,
             latest_attempt=run.latest_attempt,
         )

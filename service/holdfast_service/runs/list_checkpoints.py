@@ -27,7 +27,7 @@ from holdfast_service.lineage.restore_choice import choose_restore_point, line_o
 from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint, run_named
 from holdfast_service.runs.views import checkpoint_view, current_checkpoint_view, seal_progress
 
-# A run's checkpoints, the largest step first, with filters. What `holdfast checkpoints` and the dashboards read.
+# A run's checkpoints, the largest step first, with filters. What `holdfast checkpoints list` and the dashboards read.
 
 _CURSOR = "checkpoints"
 
@@ -134,7 +134,8 @@ def _restorable(session: Session, run: Run, point: Latest | Best) -> Checkpoint:
     if decision.restore_point is None:
         raise ProblemError(
             ProblemCode.NO_RESTORE_POINT,
-            f"No checkpoint of this run can be restored as {point}. `holdfast checkpoints` shows them and why not.",
+            f"No checkpoint of this run can be restored as {point}. `holdfast checkpoints list` shows them, and why "
+            "not.",
             selector=str(point),
             ever_committed=decision.ever_committed,
             skipped=[one.model_dump(mode="json") for one in decision.skipped],
@@ -165,7 +166,7 @@ def _or_not_found(checkpoint: Checkpoint | None, run: Run, point: Point) -> Chec
     if checkpoint is None or checkpoint.run_id != run.id:
         raise ProblemError(
             ProblemCode.CHECKPOINT_NOT_FOUND,
-            f"This run has no checkpoint {point}. `holdfast checkpoints` lists those that it has.",
+            f"This run has no checkpoint {point}. `holdfast checkpoints list` lists those that it has.",
             selector=str(point),
         )
     return checkpoint

@@ -1,4 +1,4 @@
-"""The operation behind `holdfast scrub`: reads the copies of a run's or a checkpoint's chunks, and repairs them."""
+"""The operation behind `holdfast scrubs start`: reads the copies of a run's or checkpoint's chunks, repairs them."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _claim_damaged(session: Session, context: ServiceContext, copy_id: int) -> D
     return None if copy is None else claim_damaged(session, context, copy)
 
 
-# The operation behind `holdfast scrub`: reads every copy of a run's or a checkpoint's chunks, and repairs what is bad.
+# The operation behind `holdfast scrubs start`: reads every copy of a run's or checkpoint's chunks, repairs what is bad.
 #
 #     the chunks, a portion at a time: read or look at each copy, then repair what is damaged
 #       -> take back the marks of what is whole again -> the result

@@ -183,7 +183,7 @@ def _refuse_unfit(checkpoint: Checkpoint) -> None:
     if checkpoint.state != CheckpointState.COMMITTED:
         raise ProblemError(
             ProblemCode.CHECKPOINT_CONFLICT,
-            f"Step {checkpoint.step} is in the trash. Take it out with `holdfast trash restore` before it is thawed.",
+            f"Step {checkpoint.step} is in the trash. Take it back with `holdfast checkpoints undelete` first.",
         )
     if checkpoint.health == Health.CORRUPT:
         raise ProblemError(

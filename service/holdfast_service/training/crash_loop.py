@@ -183,7 +183,7 @@ def break_crash_loop(
         return _noted(
             decision,
             f"{told}, as others did from the checkpoints in quarantine before it. So the job seems to be at fault, and "
-            "no further checkpoint is skipped. Fix it; `holdfast health` releases the newer checkpoints.",
+            "no further checkpoint is skipped. Fix it; `holdfast checkpoints edit --health ok` releases the newer.",
         )
     before = choose_restore_point(session, run.id, Latest(), before_step=point.step, reach=reach)
     if before.restore_point is None:
@@ -193,8 +193,8 @@ def break_crash_loop(
     after = choose_restore_point(session, run.id, Latest(), reach=reach)
     return _noted(
         after,
-        f"{told}: it is in quarantine, and the one before is offered. `holdfast health` releases it, should it not "
-        "have been at fault.",
+        f"{told}: it is in quarantine, and the one before is offered. `holdfast checkpoints edit --health ok` releases "
+        "it, should it not have been at fault.",
     )
 
 

@@ -40,7 +40,7 @@ def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int, *, newes
         raise ProblemError(
             ProblemCode.STALE_ATTEMPT,
             f"This run was deleted by {run.deleted_by}, and takes nothing any more. Stop this job and do not restart "
-            "it. If the run is to go on, take it back first: `holdfast trash restore PROJECT/RUN`.",
+            "it. If the run is to go on, take it back first: `holdfast runs undelete PROJECT/RUN`.",
             attempt=fence.attempt,
             latest_attempt=run.latest_attempt,
         )

@@ -101,7 +101,7 @@ def webhook_of(session: Session, project: Project, webhook_id: str) -> Webhook:
     if hook is None:
         raise ProblemError(
             ProblemCode.WEBHOOK_NOT_FOUND,
-            f"The project {project.name!r} has no webhook {webhook_id!r}. Correct the id; `holdfast webhook list` "
+            f"The project {project.name!r} has no webhook {webhook_id!r}. Correct the id; `holdfast webhooks list` "
             "shows them.",
             webhook=webhook_id,
         )

@@ -1,4 +1,4 @@
-"""`holdfast scrub`, `holdfast impact`, `holdfast bad-copies`: the operation, what bad chunks mean, who may ask."""
+"""`holdfast scrubs start`, `chunks impact`, `copies list-bad`: the operation, what bad chunks mean, who may ask."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_the_commands_print_it_in_both_forms(
         assert done.exit_code == exit_code, done.stdout + done.stderr
         return done.stdout
 
-    begun = json.loads(run("scrub", "demo/gpt", "--no-wait", "--json"))
+    begun = json.loads(run("scrubs", "start", "demo/gpt", "--no-wait", "--json"))
     holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
     assert client.operations.get(begun["id"]).state == "done"
     ended = threading.Event()
@@ -222,18 +222,18 @@ def test_the_commands_print_it_in_both_forms(
 
     worker = threading.Thread(target=works, daemon=True)
     worker.start()
-    text = run("scrub", "demo/gpt@2", exit_code=6)
+    text = run("scrubs", "start", "demo/gpt@2", exit_code=6)
     assert re.search(r"^chunks lost +1$", text, re.MULTILINE)
     assert re.search(r"^corrupt +demo/gpt@2#1$", text, re.MULTILINE)
-    assert json.loads(run("scrub", "demo/gpt@1", "--metadata", "--json"))["result"]["good"] == 2
+    assert json.loads(run("scrubs", "start", "demo/gpt@1", "--metadata", "--json"))["result"]["good"] == 2
     ended.set()
     worker.join()
-    text = run("bad-copies", "demo")
+    text = run("copies", "list-bad", "demo")
     assert digest_of(b"two")[:12] in text
     assert "is not in the store" in text
-    assert "demo/gpt@2#1" in run("impact", "demo/gpt@2")
-    assert json.loads(run("impact", digest_of(b"two"), "--json"))["lost"] is True
-    assert "Nothing is known to be bad" in run("impact", "demo/gpt@1")
+    assert "demo/gpt@2#1" in run("checkpoints", "impact", "demo/gpt@2")
+    assert json.loads(run("chunks", "impact", digest_of(b"two"), "--json"))["lost"] is True
+    assert "Nothing is known to be bad" in run("checkpoints", "impact", "demo/gpt@1")
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

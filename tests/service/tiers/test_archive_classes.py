@@ -103,12 +103,12 @@ def test_the_plan_and_a_thaw_in_words(cold: Cold, monkeypatch: pytest.MonkeyPatc
     assert "to archive: " in plan
     assert "paid for at least 90 days; to be thawed first (5 min expedited, 5 h standard, 12 h bulk)" in plan
     assert json.loads(run("tiers", "plan", "demo/gpt", "--json"))["policy_level"] == "run"
-    assert "thaw           needed" in run("thaw", "demo/gpt@1", "--dry-run")
-    assert "12 h (bulk, $0.00)" in run("thaw", "demo/gpt@1", "--status")
+    assert "thaw           needed" in run("checkpoints", "thaw", "demo/gpt@1", "--dry-run")
+    assert "12 h (bulk, $0.00)" in run("checkpoints", "thaw", "demo/gpt@1", "--status")
     assert cold.tier(1) == "cold"
-    asked = json.loads(run("thaw", "demo/gpt@1", "--days", "2", "--speed", "bulk", "--json"))
+    asked = json.loads(run("checkpoints", "thaw", "demo/gpt@1", "--days", "2", "--speed", "bulk", "--json"))
     assert (asked["tier"], asked["speed"]) == ("thawing", "bulk")
-    refused_by_name = run("restore-point", "demo/gpt@1", exit_code=7)
+    refused_by_name = run("runs", "restore-point", "demo/gpt@1", exit_code=7)
     assert "It is being thawed, expected by" in refused_by_name
 
 

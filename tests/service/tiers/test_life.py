@@ -23,10 +23,10 @@ def test_hot_cold_thawed_cold_again_and_purged(cold: Cold) -> None:
     assert cold.copies(weights(1)) == [("cold", place)]
     with refused("checkpoint_cold") as found:
         cold.tickets(1, weights(1))
-    assert "holdfast thaw demo/gpt@1#1" in found.value.detail
+    assert "holdfast checkpoints thaw demo/gpt@1#1" in found.value.detail
     with refused("checkpoint_cold") as named:
         answer(cold.http.get(f"{job.base}/restore-point", params={"selector": "1"}))
-    assert named.value.context["command"] == "holdfast thaw demo/gpt@1#1"
+    assert named.value.context["command"] == "holdfast checkpoints thaw demo/gpt@1#1"
 
     asked = cold.thaw(1, days=2)
     assert (asked["tier"], asked["state"]) == ("thawing", "thawing")
@@ -85,7 +85,7 @@ def test_the_restore_point_is_what_can_be_read_now_and_a_thaw_is_told(cold: Cold
     assert decision["restore_point"]["step"] == 1
     (two,) = [each for each in decision["skipped"] if each["reason"] == "cold"]
     assert two["step"] == 2
-    assert "`holdfast thaw demo/gpt@2#1`" in two["detail"]
+    assert "`holdfast checkpoints thaw demo/gpt@2#1`" in two["detail"]
     assert "--status" in two["detail"]
 
 

@@ -1,4 +1,5 @@
-"""`holdfast pull`: the command, which hangs itself into the client's CLI. torch is loaded when it runs, not before."""
+"""`holdfast checkpoints pull`: the command, which hangs itself into the client's CLI. It loads torch only when
+it runs."""
 
 from __future__ import annotations
 

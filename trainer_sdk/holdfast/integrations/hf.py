@@ -51,7 +51,7 @@ class HoldfastTrainerMixin:
     `save_total_limit`: there are no folders to rotate. What Trainer would delete after a save goes to the run's trash,
     by a token with the scope operate. What a run must keep stays whatever the limit, such as its two newest healthy and
     its two newest proven checkpoints. What is kept of a run, whoever trains it, is its retention policy:
-    `holdfast retention policy demo/gpt --keep-last 3`.
+    `holdfast policies put retention demo/gpt --keep-last 3`.
 
     When the job is told to leave, training stops after the step, which is saved, and train() raises Preempted.
     """
@@ -228,7 +228,7 @@ class HoldfastTrainerMixin:
                 "of %s, by a token with the scope operate. The run's two newest healthy and two newest proven "
                 "checkpoints stay whatever the limit, and so does what a job resumed from: `holdfast retention plan "
                 "%s` says why each one stays. What is kept of the run, whoever trains it, is its retention policy: "
-                "`holdfast retention policy %s --keep-last %d`",
+                "`holdfast policies put retention %s --keep-last %d`",
                 self._limit,
                 run,
                 run,

@@ -108,7 +108,7 @@ def _resolve(client: Client, run: RunName, selector: str) -> RestorePoint:
     point = client.restores.restore_point(run.project, run.run, selector).restore_point
     if point is None:
         raise NoRestorePoint(
-            f"{run} has nothing to load at {selector!r}. `holdfast checkpoints {run}` lists what it has"
+            f"{run} has nothing to load at {selector!r}. `holdfast checkpoints list {run}` lists what it has"
         )
     return point
 

@@ -424,7 +424,7 @@ class Restorer:
         consequence = f". {_NOT_TO_BE_TRAINED_ON}" if half else ", so nothing was loaded."
         reasons = " ".join(passed.detail for passed in decision.skipped[:3])
         return NoRestorePoint(
-            f"{what}{consequence} {reasons} `holdfast checkpoints {self._session.run}` lists what there is; "
+            f"{what}{consequence} {reasons} `holdfast checkpoints list {self._session.run}` lists what there is; "
             "to begin from nothing, choose the name of a new run"
         )
 

@@ -72,7 +72,7 @@ class Every(Policy):
 @dataclass(frozen=True)
 class Auto(Policy):
     """As often as loses the least: by what saves cost and how often attempts were interrupted, as the service has
-    measured both; `holdfast advise project/run` explains its number. What a Checkpointer does by itself."""
+    measured both; `holdfast runs advise project/run` explains its number. What a Checkpointer does by itself."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What this job tells of its attempt: heartbeats, the crash of any rank, and the file for `holdfast run`."""
+"""What this job tells of its attempt: heartbeats, the crash of any rank, and the file for `holdfast launch`."""
 
 from __future__ import annotations
 
@@ -147,9 +147,9 @@ class ProgressReport:
         return self._seconds[doing] + under_way
 
 
-# Tells `holdfast run` which attempt this rank has and how it ended: beside the session, in a folder of the launch.
+# Tells `holdfast launch` which attempt this rank has and how it ended: beside the session, in a folder of the launch.
 #
-# Without `holdfast run` around the job there is no folder, and nothing is written.
+# Without `holdfast launch` around the job there is no folder, and nothing is written.
 
 log = logging.getLogger("holdfast")
 
@@ -190,8 +190,8 @@ class OutcomeFile:
         try:
             write_note(self._folder, note)
         except OSError as error:
-            # The training goes on, and `holdfast run` asks the catalog.
-            log.warning("`holdfast run` could not be told of this attempt (%s)", error.strerror or error)
+            # The training goes on, and `holdfast launch` asks the catalog.
+            log.warning("`holdfast launch` could not be told of this attempt (%s)", error.strerror or error)
 
 
 # What this job tells the service of its attempt: heartbeats from rank 0, the crash of any rank, the end from rank 0.

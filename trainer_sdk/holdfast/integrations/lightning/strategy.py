@@ -70,7 +70,7 @@ class HoldfastStrategyMixin:
         if "optimizer_states" not in checkpoint:
             raise ConfigurationError(
                 f"{filepath} would hold weights without the rest, and nothing resumes from those. "
-                "Leave save_weights_only out; `holdfast pull --only model` writes the weights of any checkpoint."
+                "Leave save_weights_only out; `holdfast checkpoints pull --only model` writes a checkpoint's weights."
             )
         path = self._strategy.broadcast(filepath)
         self.named_run.save(checkpoint["global_step"], path, self.training_state(lambda: checkpoint))

@@ -1,4 +1,4 @@
-"""`holdfast run -- COMMAND`: a job's launcher as a child, and its outcome as an exit code."""
+"""`holdfast launch -- COMMAND`: a job's launcher as a child, and its outcome as an exit code."""
 
 from __future__ import annotations
 
@@ -27,15 +27,7 @@ from holdfast_protocol.runs import RunName, SelectorError, parse_run
 from holdfast_protocol.states import AttemptOutcome
 from holdfast_protocol.text import counted
 
-
-def register(app: typer.Typer) -> None:
-    app.command("run", context_settings={"allow_interspersed_args": False})(run)
-
-
-# `holdfast run -- COMMAND`: a job's launcher as a child, and its outcome as an exit code.
-#
-# cli/run.py -> cli/run.py (what the child is told) -> cli/run.py (signals, waiting) -> cli/run.py (files, catalog)
-# -> cli/run.py (the exit code)
+launch = typer.Typer(rich_markup_mode=None)
 
 
 # What a job's launcher needs to be told, and which signals it can bear. Read from torch 2.13's torchrun.
@@ -267,7 +259,7 @@ def _of_run(
     return Outcome(run, attempt, word.outcome, word.detail)
 
 
-# The exit code of `holdfast run`, decided from what is known when the child has ended. No I/O.
+# The exit code of `holdfast launch`, decided from what is known when the child has ended. No I/O.
 
 _RESERVED = (ExitCode.PREEMPTED, ExitCode.UNKNOWN, ExitCode.FENCED)
 _SIGNALLED = 128
@@ -312,7 +304,7 @@ def _said(child: int) -> str:
     return f"signal {-child}" if child < 0 else f"status {child}"
 
 
-# `holdfast run -- torchrun … train.py`: starts the job, sends signals on, and ends with a documented exit code.
+# `holdfast launch -- torchrun … train.py`: starts the job, sends signals on, and ends with a documented exit code.
 
 _RUN = "HOLDFAST_RUN"
 _DO_NOT_RESTART = (AttemptOutcome.FENCED, AttemptOutcome.PREEMPTED)
@@ -327,7 +319,8 @@ _CATALOG_SECONDS_LEAVING = 3.0
 """Where the job was told to end: soon somebody ends us too, and it is launched again in any case but one."""
 
 
-def run(
+@launch.command("launch", context_settings={"allow_interspersed_args": False})
+def launch_job(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="For example torchrun … train.py.")],
     grace: Annotated[
         int,
@@ -345,11 +338,11 @@ def run(
     launch this one again. Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave, under
     torchrun too. What has not ended some seconds after the grace is killed.
     """
-    with tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
+    with tempfile.TemporaryDirectory(prefix="holdfast-launch-") as folder:
         job = _Job(command, Path(folder), grace)
         status = job.wait()
         ending = ending_of(status, job.outcome(), asked_to_end=job.asked_to_end)
-    show_note(f"holdfast run: {ending.what} Exit code {ending.code}.")
+    show_note(f"holdfast launch: {ending.what} Exit code {ending.code}.")
     raise typer.Exit(ending.code)
 
 
@@ -396,9 +389,8 @@ class _Job:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             show_note(
-                f"holdfast run: The job was told to end, and has not within {counted(self._grace_seconds, 'second')} "
-                "(--grace) "
-                f"and {_AFTER_GRACE_SECONDS:.0f} more. It is killed."
+                "holdfast launch: The job was told to end, and has not within "
+                f"{counted(self._grace_seconds, 'second')} (--grace) and {_AFTER_GRACE_SECONDS:.0f} more. It is killed."
             )
             self._child.kill()
         if self._torchrun:
