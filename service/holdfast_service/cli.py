@@ -43,16 +43,10 @@ StoreUrl = Annotated[
 def register(app: typer.Typer) -> None:
     """Each is found by the entry point of its name: `serve`, `workers.run`, `admin.create-token`, …"""
     app.command("serve", help="Run the service. Without options: for this machine, in ~/.holdfast.")(serve_command)
-    app.command("run", help="Do background work for a service on Postgres; any number of processes share it.")(
-        worker_command
-    )
+    app.command("run", help="Do background work for a service on Postgres, in any number.")(worker_command)
     app.command("create-token", help="Make a token without asking the service: the first one.")(create_token_command)
-    app.command("raise-epoch", help="After a restore or a clone of the database: trust nothing from before.")(
-        raise_epoch_command
-    )
-    app.command("confirm-move", help="The database was moved here as a whole, and the old one is gone.")(
-        confirm_move_command
-    )
+    app.command("raise-epoch", help="After a restore or clone: trust nothing from before.")(raise_epoch_command)
+    app.command("confirm-move", help="The database was moved here, and the old one is gone.")(confirm_move_command)
     app.command("rebuild", help="Get the catalog back from a store alone, into an empty database.")(rebuild_command)
 
 
@@ -153,8 +147,8 @@ def rebuild_command(  # noqa: PLR0917 (typer calls it by keyword)
             help="The database that is replaced, if it is still there: what it knows and no record says comes along.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be back.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The whole report as JSON.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:

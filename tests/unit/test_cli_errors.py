@@ -169,7 +169,7 @@ def test_the_help_lists_all_commands_and_plug_ins_within_80_columns():
     ("arguments", "said"),
     [
         (("runz",), "Did you mean `holdfast runs`"),
-        (("show",), "`holdfast checkpoints show`"),
+        (("show",), "`holdfast NOUN show`, with projects, runs, checkpoints"),
         (("nonsense",), "There are: admin, attempts, catalog"),
         (("runs", "ls"), "`holdfast runs` has: list, show, delete, undelete, restore-point"),
         (("runs",), "restore-point"),

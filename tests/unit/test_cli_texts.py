@@ -128,13 +128,20 @@ def test_an_option_means_the_same_wherever_it_stands():
                 and "--status" not in option.opts
             ):
                 helps.setdefault(option.name, {}).setdefault(option.help, []).append(words)
-    # The service's own commands cannot use the client's: `catalog rebuild` says the same in its own words.
-    differing = {
-        name: texts
-        for name, found in helps.items()
-        if len(texts := {text: words for text, words in found.items() if words != ["catalog rebuild"]}) > 1
+    assert not {name: texts for name, texts in helps.items() if len(texts) > 1}
+
+
+def test_the_line_of_a_verb_is_whole_in_the_help_of_its_noun():
+    widest = 80 - 2 - 6  # as click lays a list of commands out
+    cut = {
+        words: line
+        for words, command in _commands()
+        for noun, _, verb in [words.partition(" ")]
+        if verb
+        and (verbs := ENTRIES[noun].verbs.split())
+        and (line := command.get_short_help_str(widest - max(map(len, verbs)))).endswith("...")
     }
-    assert not differing
+    assert not cut
 
 
 def test_a_limit_asks_for_no_page_behind_the_last_item():

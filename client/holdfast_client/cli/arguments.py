@@ -15,6 +15,7 @@ from holdfast_client.cli.say import show_note
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.runs import Point, RunName, SelectorError, parse_run, parse_selector
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.text import counted
@@ -111,6 +112,12 @@ def read_selector(text: str) -> tuple[RunName, Point]:
         return parse_selector(text)
     except SelectorError as error:
         raise typer.BadParameter(f"{error}.") from None
+
+
+def select(client: Client, text: str) -> CheckpointView:
+    """The checkpoint that a SelectorArgument names."""
+    name, point = read_selector(text)
+    return client.checkpoints.select(name.project, name.run, str(point))
 
 
 _UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

@@ -17,8 +17,8 @@ from holdfast_client.cli.arguments import (
     connect,
     first,
     read_duration,
-    read_selector,
     read_target,
+    select,
 )
 from holdfast_client.cli.holds import hold_in_words
 from holdfast_client.cli.main import noun
@@ -56,7 +56,7 @@ def list_checkpoints(
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of a run, the largest step first, or of all runs of a project."""
+    """List the checkpoints of a run or project, newest step first."""
     if deleted and state is not None:
         raise typer.BadParameter("--deleted is --state trashed: give one of them.")
     state = CheckpointState.TRASHED if deleted else state
@@ -131,15 +131,14 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show one checkpoint, whatever its state."""
-    name, point = read_selector(selector)
     with connect() as client:
-        found = client.checkpoints.select(name.project, name.run, str(point))
+        found = select(client, selector)
         if shards:
             _show_shards(client.checkpoints.manifest(found.id).shards, json=json)
             return
-        of_run = client.runs.get(name.project, name.run)
+        of_run = client.runs.get(found.project, found.run)
         holds = [] if json else list(client.holds.all_on(found.id))
-        environment = {} if json else client.attempts.get(name.project, name.run, found.attempt).environment
+        environment = {} if json else client.attempts.get(found.project, found.run, found.attempt).environment
     if json:
         show_json(found)
         return
@@ -286,9 +285,8 @@ def edit(
     json: JsonOption = False,
 ) -> None:
     """Quarantine a checkpoint, or release it. All but ok needs a reason."""
-    name, point = read_selector(selector)
     with connect() as client:
-        found = client.checkpoints.select(name.project, name.run, str(point))
+        found = select(client, selector)
         request = EditCheckpoint.model_validate({"health": health.value, "health_reason": reason or None})
         edited = client.checkpoints.edit(found.id, request, found.etag)
     if json:
@@ -307,9 +305,8 @@ def pin(
     json: JsonOption = False,
 ) -> None:
     """Keep a checkpoint from every policy and from prune."""
-    name, point = read_selector(selector)
     with connect() as client:
-        found = client.checkpoints.select(name.project, name.run, str(point))
+        found = select(client, selector)
         view = client.checkpoints.pin(found.id, reason, expires_in_seconds=read_duration(until))
     if json:
         show_json(view)
@@ -320,9 +317,8 @@ def pin(
 @checkpoints.command()
 def unpin(selector: SelectorArgument, json: JsonOption = False) -> None:
     """Take a checkpoint's pin away."""
-    name, point = read_selector(selector)
     with connect() as client:
-        found = client.checkpoints.select(name.project, name.run, str(point))
+        found = select(client, selector)
         view = client.checkpoints.unpin(found.id)
     if json:
         show_json(view)

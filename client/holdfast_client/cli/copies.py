@@ -20,6 +20,7 @@ from holdfast_client.cli.arguments import (
     read_run,
     read_selector,
     read_target,
+    select,
 )
 from holdfast_client.cli.checkpoints import checkpoints
 from holdfast_client.cli.main import noun
@@ -49,7 +50,7 @@ def list_copies(
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell how far the second store is behind: what would be lost with the first."""
+    """Tell run by run how far the second store is behind."""
     with connect() as client:
         project, run = read_target(target)
         found = first(client.copies.all(project) if run is None else [client.copies.of_run(project, run)], limit)
@@ -84,9 +85,9 @@ def start_drill(
     wait: WaitOption = True,
     json: JsonOption = False,
 ) -> None:
-    """Restore a checkpoint from one store alone and verify every byte: says how long that takes (RTO), and how far
-    behind the newest one it is (RPO).
+    """Restore from one store alone, and verify every byte.
 
+    It says how long that takes (RTO), and how far behind the newest checkpoint it is (RPO).
     Exit code 1 if it cannot be restored.
     """
     name, point = read_selector(selector)
@@ -157,7 +158,7 @@ def start_scrub(
     wait: WaitOption = True,
     json: JsonOption = False,
 ) -> None:
-    """Read stored bytes again, in every store, repair what is bad, and tell what is lost.
+    """Read stored bytes again, repair what is bad, tell what is lost.
 
     Exit code 6 if a chunk is lost or a store could not be read.
     """
@@ -178,7 +179,7 @@ def impact_of_chunk(
     digest: Annotated[str, typer.Argument(metavar="DIGEST", help="The chunk's SHA-256.")],
     json: JsonOption = False,
 ) -> None:
-    """Tell what a bad chunk means: its copies, who needs it, what is lost, and the nearest good steps."""
+    """Tell who needs a bad chunk, and the nearest good steps."""
     if not _DIGEST.fullmatch(digest):
         raise typer.BadParameter(
             "A digest has 64 hexadecimal digits. For a checkpoint there is `holdfast checkpoints impact`."
@@ -189,10 +190,9 @@ def impact_of_chunk(
 
 @checkpoints.command("impact")
 def impact_of_checkpoint(selector: SelectorArgument, json: JsonOption = False) -> None:
-    """Tell what a checkpoint's bad chunks mean: who else needs them, what is lost, and the nearest good steps."""
-    name, point = read_selector(selector)
+    """Tell what its bad chunks mean, and the nearest good steps."""
     with connect() as client:
-        chosen = client.checkpoints.select(name.project, name.run, str(point))
+        chosen = select(client, selector)
         _show_impact(client.scrub.impact_of_checkpoint(chosen.id), json=json)
 
 
@@ -203,7 +203,7 @@ def list_bad_copies(
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the copies that are bad or suspect, those found first at the top."""
+    """List the copies that are bad or suspect, oldest finding first."""
     with connect() as client:
         found = first(client.scrub.all_bad_copies(project), limit)
     if json:
@@ -231,8 +231,7 @@ def _start(client: Client, selector: str, mode: ScrubMode) -> OperationView:
     if "@" not in selector:
         run = read_run(selector)
         return client.scrub.run(run.project, run.run, mode)
-    name, point = read_selector(selector)
-    return client.scrub.checkpoint(client.checkpoints.select(name.project, name.run, str(point)).id, mode)
+    return client.scrub.checkpoint(select(client, selector).id, mode)
 
 
 def _facts(result: ScrubResult) -> list[tuple[str, str]]:

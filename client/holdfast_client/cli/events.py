@@ -93,7 +93,10 @@ def follow(
     limit: LimitedOption = 50,
     json: JsonOption = False,
 ) -> None:
-    """Show the newest events, the oldest of them first, and go on as events come. With --json one a line."""
+    """Show the newest events, and go on as events come.
+
+    The oldest of them comes first. With --json each is one line.
+    """
     with connect() as client:
         page = _pages(client, what, actor=actor, people=people, action=action, since=since, until=None, limit=limit)
         for event in _followed(page, limit):
@@ -227,7 +230,7 @@ def create(
 
 @webhooks.command("list")
 def list_webhooks(project: ProjectArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
-    """List a project's webhooks, with the calls that wait or were given up."""
+    """List a project's webhooks, and how many of their calls wait."""
     with connect() as client:
         found = first(client.webhooks.list(project).items, limit)
     if json:
@@ -295,7 +298,7 @@ def deliveries(
     limit: LimitedOption = 50,
     json: JsonOption = False,
 ) -> None:
-    """List a webhook's calls and what became of them, the newest first."""
+    """List a webhook's calls and their answers, the newest first."""
     with connect() as client:
         found = first(client.webhooks.all_deliveries(project, webhook), limit)
     if json:

@@ -16,7 +16,7 @@ from holdfast_client.cli.arguments import (
     first,
     read_moment,
     read_run,
-    read_selector,
+    select,
 )
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, as_time, show_json, show_table
@@ -40,11 +40,10 @@ def create(
     mirror: Annotated[bool, typer.Option("--mirror", help="Also by the store's Object Lock (S3).")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Hold a checkpoint: until another token releases it, or until a time."""
-    name, point = read_selector(selector)
+    """Hold a checkpoint until a time, or a release by another token."""
     request = PlaceHold(reason=reason, retain_until=None if until is None else read_moment(until), mirror=mirror)
     with connect() as client:
-        found = client.checkpoints.select(name.project, name.run, str(point))
+        found = select(client, selector)
         hold = client.holds.place(found.id, request)
     if json:
         show_json(hold)
@@ -63,9 +62,7 @@ def list_holds(
     """List the holds that are in force."""
     with connect() as client:
         if what is not None and "@" in what:
-            name, point = read_selector(what)
-            chosen = client.checkpoints.select(name.project, name.run, str(point))
-            found = first(client.holds.all_on(chosen.id, over=over), limit)
+            found = first(client.holds.all_on(select(client, what).id, over=over), limit)
         elif what is not None and "/" in what:
             name = read_run(what)
             found = first(client.holds.all(project=name.project, run=name.run, over=over), limit)

@@ -241,9 +241,11 @@ class HoldfastGroup(_Group):
 
     def remedy(self, word: str) -> str:
         names = self.list_commands(None)
-        having = [entry.name for entry in ENTRIES.values() if word in entry.verbs.split()]
-        near = [f"{name} {word}" for name in having] or difflib.get_close_matches(word, names, n=3)
-        guess = f"Did you mean {' or '.join(f'`holdfast {one}`' for one in near)}? " if near else ""
+        nouns = [entry.name for entry in ENTRIES.values() if word in entry.verbs.split()]
+        if nouns:
+            return f"Name a noun first: `holdfast NOUN {word}`, with {', '.join(nouns)}."
+        near = [f"`holdfast {name}`" for name in difflib.get_close_matches(word, names, n=3)]
+        guess = f"Did you mean {' or '.join(near)}? " if near else ""
         return f"{guess}There are: {', '.join(names)}."
 
     def invoke(self, ctx: Any) -> Any:

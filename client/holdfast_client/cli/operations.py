@@ -159,7 +159,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `holdfast 
 
 @controllers.command("list")
 def list_controllers(*, limit: LimitOption = None, json: JsonOption = False) -> None:
-    """List the controllers: what is due, their lag, and when they last failed."""
+    """List the controllers: what is due, lag, last failure."""
     with connect() as client:
         found = first(client.controllers.list(), limit)
     if json:

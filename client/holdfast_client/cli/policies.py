@@ -150,7 +150,10 @@ def put(
     json: JsonOption = False,
     rules: dict[str, Any],
 ) -> None:
-    """Put a policy in place of the target's own: from a file, or a retention policy from a preset and rules."""
+    """Put a policy in place of the target's own.
+
+    From a file; a retention policy also from a preset and rules.
+    """
     project, run = read_target(target)
     if kind is not PolicyKind.RETENTION and (preset is not None or rules):
         raise typer.BadParameter(f"A preset and rules make a retention policy. Give the {kind} policy as --file.")

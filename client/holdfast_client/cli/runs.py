@@ -44,7 +44,7 @@ def list_runs(
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List runs, how they fare, when their jobs were last heard of, and their newest restore point.
+    """List runs, how they fare, and their newest restore points.
 
     A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
     """
@@ -81,7 +81,7 @@ def list_runs(
 
 @runs.command()
 def show(run: RunArgument, json: JsonOption = False) -> None:
-    """Show a run: how it fares, its restore point, and what its checkpoints take."""
+    """Show how a run fares, and what its checkpoints take."""
     name = read_run(run)
     with connect() as client:
         found = client.runs.get(name.project, name.run)
@@ -166,7 +166,7 @@ def _why(attempt: AttemptView) -> str:
 
 @runs.command("restore-point")
 def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
-    """Tell which checkpoint would be restored, and which newer ones are skipped, and why.
+    """Tell what would be restored, and why nothing newer.
 
     Exit code 3 if there is none.
     """
@@ -213,7 +213,7 @@ def show_skipped(skipped: list[Skipped]) -> None:
 
 @runs.command()
 def goodput(run: RunArgument, json: JsonOption = False) -> None:
-    """Show how much of a run's time went into steps that it still has, and where the rest went."""
+    """Show where a run's time went, and how much of it was lost."""
     name = read_run(run)
     with connect() as client:
         found = client.insights.goodput(name.project, name.run)

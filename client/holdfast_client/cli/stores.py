@@ -51,7 +51,7 @@ sweeps = noun("sweeps")
 
 @stores.command("list")
 def list_stores(*, limit: LimitOption = None, json: JsonOption = False) -> None:
-    """List the attached stores: whether each is this catalog's, and when it was last checked."""
+    """List the attached stores, whose each is, and its last check."""
     with connect() as client:
         found = first(client.stores.list(), limit)
     if json:
@@ -69,7 +69,10 @@ def claim(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """After a restore, a rebuild or a clone, and a check: take the stores for this catalog's; deleting goes on."""
+    """Take the stores for this catalog's, so that deleting goes on.
+
+    After a restore, a rebuild or a clone of the catalog, and after a check.
+    """
     with connect() as client:
         roles = [each.role for each in client.stores.list()] if store is None else [store]
         claimed = [client.stores.claim(role, ClaimStore(accept_loss=accept_loss)) for role in roles]
@@ -129,7 +132,7 @@ def check(
 
 @catalog.command()
 def doubts(*, limit: LimitOption = None, json: JsonOption = False) -> None:
-    """List what a rebuild of the catalog could not know, and no one has confirmed since."""
+    """List what a rebuild could not know and no one has confirmed."""
     with connect() as client:
         found = first(client.catalog.doubts(), limit)
     if json:
@@ -148,8 +151,10 @@ def confirm(
     reason: ReasonOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Confirm that a rebuilt catalog lacks no commit of a run, or of any run of a project: a run without a checkpoint
-    then begins from nothing."""
+    """Confirm that a rebuilt catalog lacks no commit.
+
+    Of a run, or of any run of a project: a run without a checkpoint then begins from nothing.
+    """
     project, _, run = target.partition("/")
     try:
         request = ConfirmCommits(project=project, run=run or None, reason=reason or None)
@@ -203,7 +208,7 @@ def plan(project: OnlyProject = None, json: JsonOption = False) -> None:
 
 @collections.command("start")
 def start_collection(wait: WaitOption = True, json: JsonOption = False) -> None:
-    """Delete what nothing needs any more now, instead of in the next pass."""
+    """Delete what nothing needs any more now, not in the next pass."""
     with connect() as client:
         ended = run_to_end(client, client.collection.start(), wait=wait, json=json)
     if ended is None or json:
@@ -242,7 +247,10 @@ def start_sweep(
     wait: WaitOption = True,
     json: JsonOption = False,
 ) -> None:
-    """Compare stores with the catalog: delete old objects that no row knows, have missing ones read again."""
+    """Compare stores with the catalog, and delete unknown objects.
+
+    It deletes only objects that are old enough, and has the copies read again whose objects are missing.
+    """
     only_look = dry_run or (force and not yes)
     with connect() as client:
         started = client.collection.sweep(StartSweep(store=store, dry_run=only_look, force=force))

@@ -14,7 +14,7 @@ from holdfast_client.cli.arguments import (
     WaitOption,
     connect,
     read_run,
-    read_selector,
+    select,
 )
 from holdfast_client.cli.checkpoints import checkpoints
 from holdfast_client.cli.main import noun
@@ -42,9 +42,8 @@ def thaw(
     json: JsonOption = False,
 ) -> None:
     """Make a cold checkpoint readable for some days. It takes minutes to days; repeat it to prolong."""
-    name, point = read_selector(selector)
     with connect() as client:
-        checkpoint_id = client.checkpoints.select(name.project, name.run, str(point)).id
+        checkpoint_id = select(client, selector).id
         view = (
             client.tiers.thaw_status(checkpoint_id)
             if status

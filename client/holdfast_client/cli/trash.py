@@ -21,6 +21,7 @@ from holdfast_client.cli.arguments import (
     read_duration,
     read_run,
     read_selector,
+    select,
 )
 from holdfast_client.cli.checkpoints import checkpoints, pinned_until
 from holdfast_client.cli.output import as_bytes, as_time, show_json
@@ -123,7 +124,7 @@ def _show_what_goes(target: str, found: list[Deletion], *, back: str, done: bool
 
 @projects.command("undelete")
 def undelete_project(project: ProjectArgument, json: JsonOption = False) -> None:
-    """Take a deleted project back, and then each of its runs that is in the trash."""
+    """Take a deleted project back, with its deleted runs."""
     with connect() as client:
         back = [client.projects.undelete(project)]
         back += [client.runs.undelete(project, one.name) for one in client.runs.all(project, deleted=True)]
@@ -136,7 +137,7 @@ def undelete_project(project: ProjectArgument, json: JsonOption = False) -> None
 
 @runs.command("undelete")
 def undelete_run(run: RunArgument, json: JsonOption = False) -> None:
-    """Take a deleted run back, as long as its purge has not begun."""
+    """Take a deleted run back until its purge begins."""
     name = read_run(run)
     with connect() as client:
         back = client.runs.undelete(name.project, name.run)
@@ -175,8 +176,9 @@ def prune(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Delete one checkpoint by its name, or those of a run that meet every condition. They go to the trash first.
+    """Delete one checkpoint, or those that meet every condition.
 
+    They go to the trash first.
     What is held, pinned or being read stays, and so do the restore point, the two newest healthy points
     and the two newest that are proven.
     """
@@ -213,16 +215,15 @@ def undelete_checkpoint(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a deleted checkpoint back, as long as its purge has not begun."""
-    name, point = read_selector(selector)
+    """Take a deleted checkpoint back until its purge begins."""
     with connect() as client:
-        found = client.checkpoints.select(name.project, name.run, str(point))
+        found = select(client, selector)
         view = client.checkpoints.undelete(found.id, pin=pin)
     if json:
         show_json(view)
         return
     pinned = "" if view.pinned_at is None else f", pinned{pinned_until(view)}"
-    show_line(f"{name}@{view.step}#{view.attempt} is {view.state}{pinned}.")
+    show_line(f"{view.project}/{view.run}@{view.step}#{view.attempt} is {view.state}{pinned}.")
 
 
 def _what(client: Client, selector: str, wanted: PruneFilter | None) -> tuple[RunName, PruneCheckpoints]:

@@ -43,7 +43,7 @@ def list_usage(*, limit: LimitOption = None, json: JsonOption = False) -> None:
 
 @usage.command()
 def show(target: TargetArgument, json: JsonOption = False) -> None:
-    """Show what a project or run takes up, figure by figure, by store and storage class."""
+    """Show what a project or run takes up, by store and class."""
     project, run = read_target(target)
     with connect() as client:
         found = client.usage.get(project, run)
@@ -153,7 +153,7 @@ def forecast(
     tiers: Annotated[str | None, typer.Option(metavar="FILE", help="The same for a tiers policy.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a run would cost a month if it went on as it has, under policies that you try or have in force."""
+    """Show what a run would cost a month under a policy."""
     name = read_run(run)
     rules = None
     if retention is not None:

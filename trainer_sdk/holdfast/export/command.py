@@ -39,7 +39,7 @@ def pull(
     force: Annotated[bool, typer.Option("--force", help="Replace DIR if it is not empty.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Fetch a checkpoint, verify it, and write files that stock tools open.
+    """Fetch and verify a checkpoint, as files for stock tools.
 
     torch: COMPONENT.pt for torch.load(weights_only=True). safetensors: COMPONENT.safetensors. dcp: a folder for
     torch.distributed.checkpoint.load. What is not tensors comes as JSON.
