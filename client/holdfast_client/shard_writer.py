@@ -33,30 +33,28 @@ log = logging.getLogger("holdfast.client")
 
 
 class ShardWriter:
-    """Begins the checkpoint, which every rank does, and gets the same one. `stop` may be called from any thread.
-
-    `brief_client`: tells of a failure, which is good to say and not worth waiting for.
-    """
+    """Made by `begin`. `stop` may be called from any thread."""
 
     def __init__(
         self,
         client: Client,
-        run: RunName,
         rank: int,
-        begin: BeginCheckpoint,
+        fence: Fence,
+        begun: CheckpointView,
         *,
-        workers: TransferWorkers | None = None,
-        brief_client: Client | None = None,
+        begun_at: float,
+        workers: TransferWorkers | None,
+        brief_client: Client | None,
     ) -> None:
+        """`begun_at`: by time.monotonic()."""
         self._client = client
         self._brief_client = brief_client or client
         self._rank = rank
-        self._fence = Fence(epoch=begin.epoch, attempt=begin.attempt, launch_id=begin.launch_id)
+        self._fence = fence
         self._workers = workers
         self._uploader: ShardUploader | None = None
         self._stopped = threading.Event()
-        self._begun_at = self._uploaded_at = time.monotonic()
-        begun = client.checkpoints.begin(run.project, run.run, begin)
+        self._begun_at = self._uploaded_at = begun_at
         self.checkpoint_id = begun.id
         # The step is saved a second time. The seal says whether it is the same content; nothing can be sent.
         self._committed_before = begun.state is CheckpointState.COMMITTED
@@ -67,6 +65,24 @@ class ShardWriter:
         self.digests: list[str] = []
         """Of the chunks that were uploaded, by ordinal."""
         self.sent_bytes = self.sent_chunk_bytes = 0
+
+    @classmethod
+    def begin(
+        cls,
+        client: Client,
+        run: RunName,
+        rank: int,
+        begin: BeginCheckpoint,
+        *,
+        workers: TransferWorkers | None = None,
+        brief_client: Client | None = None,
+    ) -> ShardWriter:
+        """The writer of a checkpoint that it begins. Every rank does so, and gets the same checkpoint. `brief_client`
+        tells of a failure, which is good to say and not worth waiting for. Raises what the begin raises."""
+        fence = Fence(epoch=begin.epoch, attempt=begin.attempt, launch_id=begin.launch_id)
+        begun_at = time.monotonic()
+        begun = client.checkpoints.begin(run.project, run.run, begin)
+        return cls(client, rank, fence, begun, begun_at=begun_at, workers=workers, brief_client=brief_client)
 
     def upload(self, chunks: Iterable[OutgoingChunk], *, held_bytes: int | None = None) -> None:
         """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them.

@@ -103,7 +103,7 @@ class Spooled:
         begin = BeginCheckpoint(
             **self.attempt.fence.model_dump(), step=STEP, world_size=2, kind=CheckpointKind.PERIODIC
         )
-        return ShardWriter(self.client, self.run, 0, begin)
+        return ShardWriter.begin(self.client, self.run, 0, begin)
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def push_late(
         origin_attempt=record.attempt,
         allow_detached=allow_detached,
     )
-    writer = ShardWriter(client, record.run_name, record.rank, begin, workers=workers)
+    writer = ShardWriter.begin(client, record.run_name, record.rank, begin, workers=workers)
     try:
         return push_shard(writer, folder, record)
     except (IntegrityError, QuotaExceeded, StoreProblem) as error:

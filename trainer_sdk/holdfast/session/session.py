@@ -172,7 +172,7 @@ class Session:
         """This rank's part of a checkpoint of this attempt. Every rank begins it, and gets the same one. `client`: one
         with another patience."""
         begin = BeginCheckpoint(**self.fence.model_dump(), step=step, world_size=self.ranks.world_size, kind=kind)
-        return ShardWriter(
+        return ShardWriter.begin(
             client or self.client, self.run, self.ranks.rank, begin, workers=workers, brief_client=self.brief_client
         )
 
