@@ -206,6 +206,11 @@ class RouteNotFound(NotFound):
     remedy = "The service is older than this client, or HOLDFAST_URL has a wrong path."
 
 
+class MethodNotAllowed(HoldfastError):
+    code = ProblemCode.METHOD_NOT_ALLOWED
+    remedy = "The service is older than this client, or HOLDFAST_URL has a wrong path."
+
+
 class NoRestorePoint(NotFound):
     code = ProblemCode.NO_RESTORE_POINT
 
@@ -271,6 +276,16 @@ class EditConflict(Conflict):
 
 class EditNeedsVersion(Conflict):
     code = ProblemCode.EDIT_NEEDS_VERSION
+
+
+class IdempotencyKeyReused(Conflict):
+    code = ProblemCode.IDEMPOTENCY_KEY_REUSED
+
+
+class AlreadyMade(Conflict):
+    """The first call made it, and only its reply showed the secret. `context["id"]` says what it made."""
+
+    code = ProblemCode.ALREADY_MADE
 
 
 class ControllerPaused(Conflict):

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from holdfast_protocol.base import LARGEST_INTEGER, Fence, LaunchId, Reply, Request, fits, since
+from holdfast_protocol.base import LARGEST_INTEGER, Fence, LaunchId, Reply, Request, example, fits, since
 from holdfast_protocol.checkpoints import RestorePoint, Skipped
 from holdfast_protocol.states import AttemptOutcome, Doing
 
@@ -26,6 +26,16 @@ Environment = Annotated[
 
 
 class OpenAttempt(Request):
+    model_config = example(
+        {
+            "launch_id": "slurm-81723",
+            "after": 2,
+            "world_size": 8,
+            "host": "node-17",
+            "environment": {"torch": "2.13.0"},
+        }
+    )
+
     launch_id: LaunchId = Field(description="One per launch: the same launch_id gets the same attempt back.")
     after: int = Field(ge=0, description="The newest attempt that this launch knows of; compare-and-swap.")
     world_size: int = Field(ge=1, le=100_000)
@@ -118,6 +128,8 @@ class AttemptView(Reply):
 class ResumedFrom(Fence):
     """What the ranks have really loaded; the lineage follows it (rule latest-follows-lineage)."""
 
+    model_config = example({"epoch": 1, "attempt": 3, "checkpoint_id": "ck_5f0c7d9f1f4b4c0f9f0e0a3d0b8a6e21"})
+
     checkpoint_id: str | None
     rollback: bool = Field(default=False, description="True cuts the line here: what came after is never latest.")
 
@@ -151,7 +163,17 @@ class ProgressReport(Fence):
 
 
 class Heartbeat(ProgressReport):
-    pass
+    model_config = example(
+        {
+            "epoch": 1,
+            "attempt": 3,
+            "step": 1234,
+            "first_step": 1201,
+            "steps_run": 34,
+            "steps_per_second": 1.6,
+            "doing": "training",
+        }
+    )
 
 
 class HeartbeatReply(Reply):
@@ -160,6 +182,8 @@ class HeartbeatReply(Reply):
 
 class EndAttempt(ProgressReport):
     """From rank 0, or, where it is `failed`, from the rank that met the error. The first word counts."""
+
+    model_config = example({"epoch": 1, "attempt": 3, "outcome": "finished"})
 
     step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
     outcome: AttemptOutcome

@@ -91,6 +91,11 @@ def since(minor: int) -> dict[str, JsonValue]:
     return {"since": f"1.{minor}"}
 
 
+def example(value: dict[str, JsonValue]) -> ConfigDict:
+    """For a Request's `model_config`: what OpenAPI shows of it."""
+    return ConfigDict(json_schema_extra={"examples": [value]})
+
+
 class Request(BaseModel):
     """What a client sends. Unknown fields are an error: the service would silently not do what was asked."""
 

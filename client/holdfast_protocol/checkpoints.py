@@ -10,14 +10,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     SerializerFunctionWrapHandler,
     StringConstraints,
+    Tag,
     model_serializer,
     model_validator,
 )
 
-from holdfast_protocol.base import LARGEST_INTEGER, Digest, Fence, Label, Reply, Request, fits, since
+from holdfast_protocol.base import LARGEST_INTEGER, Digest, Fence, Label, Reply, Request, example, fits, since
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState, Health, ShardState, StoreRole, Tier
 
@@ -79,6 +81,20 @@ class MountProofOffer(Reply):
 
 
 class NegotiateChunks(Fence):
+    model_config = example(
+        {
+            "epoch": 1,
+            "attempt": 3,
+            "chunks": [
+                {
+                    "digest": "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c",
+                    "bytes": 67108864,
+                }
+            ],
+            "finished": ["1bc04b5291c26a46d918139138b992d2de976d6851d0893b0476b85bfbdfc6e6"],
+        }
+    )
+
     largest_body_bytes: ClassVar[int] = 1024**2  # twice what MAX_BATCH of each take
 
     chunks: list[ChunkOffer] = Field(default_factory=list, max_length=MAX_BATCH)
@@ -185,6 +201,8 @@ class BeginCheckpoint(Fence):
     """With `origin_attempt` it is a late save (rule late-save-adoption): the checkpoint belongs to the attempt that
     staged it, and the fence's attempt pushes it.
     """
+
+    model_config = example({"epoch": 1, "attempt": 3, "step": 1200, "world_size": 8, "labels": ["milestone"]})
 
     step: Step
     world_size: int = Field(ge=1, le=100_000)
@@ -296,6 +314,22 @@ class ShardSummary(ShardContent):
 
 
 class SealShard(ShardSummary, Fence):
+    model_config = example(
+        {
+            "epoch": 1,
+            "attempt": 3,
+            "components": {"model": {"kind": "model", "logical_bytes": 67108864}},
+            "logical_bytes": 67108864,
+            "metrics": {"loss": {"value": 2.75}},
+            "digest": "41e3b00a180a19aac3069c911a47915e9015960557c79deaf2e704c4e42c97ee",
+            "chunks": [
+                "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c",
+                "1bc04b5291c26a46d918139138b992d2de976d6851d0893b0476b85bfbdfc6e6",
+            ],
+            "index": {"shard": 1},
+        }
+    )
+
     largest_body_bytes: ClassVar[int] = 16 * 1024**2  # MAX_CHUNKS_PER_SHARD digests are 13 MiB
 
     outcome: Literal["sealed"] = "sealed"
@@ -305,14 +339,27 @@ class SealShard(ShardSummary, Fence):
 
 
 class FailShard(Fence):
+    model_config = example({"epoch": 1, "attempt": 3, "reason": "rank 5: the disk is full"})
+
     outcome: Literal["failed"] = "failed"
     reason: str = Field(min_length=1, max_length=4000)
 
 
-SealOrFail = Annotated[SealShard | FailShard, Field(discriminator="outcome")]
+def _outcome(body: Any) -> str:
+    """OpenAPI has a default for either: a body that does not say which it is says so by its reason."""
+    if isinstance(body, dict):
+        return str(body.get("outcome", "failed" if "reason" in body else "sealed"))
+    return str(getattr(body, "outcome", "sealed"))
+
+
+SealOrFail = Annotated[
+    Annotated[SealShard, Tag("sealed")] | Annotated[FailShard, Tag("failed")], Discriminator(_outcome)
+]
 
 
 class AbortCheckpoint(Fence):
+    model_config = example({"epoch": 1, "attempt": 3, "reason": "preempted"})
+
     reason: str = Field(min_length=1, max_length=4000)
 
 
@@ -381,6 +428,8 @@ class CheckpointView(Reply):
 
 
 class EditCheckpoint(Request):
+    model_config = example({"labels": ["milestone"], "health": "quarantined", "health_reason": "loss spike at 1180"})
+
     labels: list[Label] | None = Field(default=None, max_length=20)
     health: Literal[Health.OK, Health.DIVERGED, Health.QUARANTINED] | None = None
     health_reason: str | None = Field(default=None, max_length=1000)
@@ -462,6 +511,8 @@ class RestoreDecision(Reply):
 
 
 class ReadChunks(Request):
+    model_config = example({"digests": ["9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c"]})
+
     largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_BATCH digests are 67 KiB
 
     digests: list[Digest] = Field(min_length=1, max_length=MAX_BATCH)
@@ -516,6 +567,14 @@ class ChunkReads(Reply):
 
 
 class ReportChunk(Request):
+    model_config = example(
+        {
+            "digest": "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c",
+            "problem": "mismatch",
+            "detail": "read twice from node-17",
+        }
+    )
+
     digest: Digest
     problem: Literal["missing", "truncated", "mismatch"]
     detail: str = Field(default="", max_length=1000)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from holdfast_protocol.base import LARGEST_INTEGER, Label, Reply, Request
+from holdfast_protocol.base import LARGEST_INTEGER, Label, Reply, Request, example
 from holdfast_protocol.checkpoints import Skipped
 from holdfast_protocol.retention import KeepBest
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Proof, StoreRole
@@ -64,6 +64,8 @@ class RunCopies(Reply):
 class StartDrill(Request):
     """Restore from one store alone, and verify every byte."""
 
+    model_config = example({"selector": "latest", "store": "second"})
+
     selector: str = Field(default="latest", max_length=200, description="latest, 1200, 1200#3, best:loss:min or ck_…")
     store: StoreRole = StoreRole.SECOND
 
@@ -92,8 +94,8 @@ class DrillResult(Reply):
 
 # Scrubbing on demand, and what a bad chunk means: which checkpoints and runs it concerns, and the nearest good steps.
 #
-# `POST /v1/projects/{project}/runs/{run}/scrub`   StartScrub -> OperationView, whose result is a ScrubResult
-# `POST /v1/checkpoints/{id}/scrub`                StartScrub -> OperationView, whose result is a ScrubResult
+# `POST /v1/projects/{project}/runs/{run}/scrubs`  StartScrub -> OperationView, whose result is a ScrubResult
+# `POST /v1/checkpoints/{id}/scrubs`               StartScrub -> OperationView, whose result is a ScrubResult
 # `GET  /v1/chunks/{digest}/impact`                           -> Impact, over the projects that the token sees
 # `GET  /v1/checkpoints/{id}/impact`                          -> Impact of its bad chunks
 # `GET  /v1/projects/{project}/bad-copies`                    -> Page[BadCopy]
@@ -107,6 +109,8 @@ class ScrubMode(StrEnum):
 
 
 class StartScrub(Request):
+    model_config = example({"mode": "metadata"})
+
     mode: ScrubMode = ScrubMode.READ
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
-from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.base import Reply, Request, example
 from holdfast_protocol.copies import CopyPolicy
 from holdfast_protocol.retention import RetentionPolicy
 from holdfast_protocol.tiers import TierPolicy
@@ -47,6 +47,8 @@ class PolicyError(ValueError):
 
 
 class PutPolicy(Request):
+    model_config = example({"document": {"keep_last": 3, "keep_within": "6h", "keep_within_daily": "7d"}})
+
     document: dict[str, Any] = Field(description="The policy itself: a document of the kind's model.")
 
 

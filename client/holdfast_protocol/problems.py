@@ -37,6 +37,7 @@ class ProblemCode(StrEnum):
     WEBHOOK_NOT_FOUND = "webhook_not_found"
     NO_RESTORE_POINT = "no_restore_point"
     ROUTE_NOT_FOUND = "route_not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
     # The world is not as the caller believed.
     STALE_ATTEMPT = "stale_attempt"
     ATTEMPT_CONFLICT = "attempt_conflict"
@@ -50,6 +51,8 @@ class ProblemCode(StrEnum):
     SHARD_SEALED = "shard_sealed"
     EDIT_CONFLICT = "edit_conflict"
     EDIT_NEEDS_VERSION = "edit_needs_version"
+    IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
+    ALREADY_MADE = "already_made"
     POLICY_CHANGED = "policy_changed"
     CONTROLLER_PAUSED = "controller_paused"
     CHECKPOINT_PROTECTED = "checkpoint_protected"
@@ -104,6 +107,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.WEBHOOK_NOT_FOUND: ProblemKind(404, "No such webhook"),
     ProblemCode.NO_RESTORE_POINT: ProblemKind(404, "There is no valid restore point"),
     ProblemCode.ROUTE_NOT_FOUND: ProblemKind(404, "No such route"),
+    ProblemCode.METHOD_NOT_ALLOWED: ProblemKind(405, "This route has no such method"),
     ProblemCode.STALE_ATTEMPT: ProblemKind(409, "This attempt may not write to its run any more"),
     ProblemCode.ATTEMPT_CONFLICT: ProblemKind(409, "Another attempt was opened in between"),
     ProblemCode.CHECKPOINT_CONFLICT: ProblemKind(409, "This step was begun differently"),
@@ -116,6 +120,8 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.SHARD_SEALED: ProblemKind(409, "This shard is sealed already"),
     ProblemCode.EDIT_CONFLICT: ProblemKind(412, "It was edited in between"),
     ProblemCode.EDIT_NEEDS_VERSION: ProblemKind(428, "An edit needs the version that was seen"),
+    ProblemCode.IDEMPOTENCY_KEY_REUSED: ProblemKind(422, "This Idempotency-Key belongs to another call"),
+    ProblemCode.ALREADY_MADE: ProblemKind(409, "The first call has made it"),
     ProblemCode.CONTROLLER_PAUSED: ProblemKind(409, "This controller is paused"),
     ProblemCode.POLICY_CHANGED: ProblemKind(409, "The policy is not the one that was shown"),
     ProblemCode.CHECKPOINT_PROTECTED: ProblemKind(409, "This checkpoint must stay"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AwareDatetime, Field, StringConstraints
 
-from holdfast_protocol.base import Label, Reply, Request
+from holdfast_protocol.base import Label, Reply, Request, example
 from holdfast_protocol.checkpoints import Step
 from holdfast_protocol.policies import PolicyView
 from holdfast_protocol.retention import Reason
@@ -18,10 +18,10 @@ from holdfast_protocol.states import CheckpointState, Health
 #
 # `POST   /v1/projects/{project}/runs/{run}/retention/plan`    PlanRetention      -> RetentionPlan
 # `POST   /v1/projects/{project}/runs/{run}/retention/apply`   ApplyRetention     -> Pruned
-# `POST   /v1/projects/{project}/runs/{run}/prune`             PruneCheckpoints   -> Pruned
+# `POST   /v1/projects/{project}/runs/{run}/retention/prune`   PruneCheckpoints   -> Pruned
 # `POST   /v1/checkpoints/{id}/undelete`                       UndeleteCheckpoint -> CheckpointView
-# `PUT    /v1/checkpoints/{id}/pin`                            PinCheckpoint      -> CheckpointView
-# `DELETE /v1/checkpoints/{id}/pin`                                               -> CheckpointView
+# `PUT    /v1/checkpoints/{id}/pin`                            PinCheckpoint      -> CheckpointView   (If-Match)
+# `DELETE /v1/checkpoints/{id}/pin`                                               -> CheckpointView   (If-Match)
 #
 # What goes is in the trash first, and can be taken back from there until its purge begins (rule trash-first).
 
@@ -34,6 +34,8 @@ Why = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
 class PlanRetention(Request):
+    model_config = example({"policy": {"keep_last": 3}, "show": "expire"})
+
     policy: dict[str, Any] | None = Field(
         default=None, description="What if this were the policy? Null: the one that holds. Only that can be applied."
     )
@@ -81,6 +83,10 @@ class RetentionPlan(Reply):
 class ApplyRetention(Request):
     """Expires what was shown and what the state under the run's lock allows too (rule apply-what-was-shown)."""
 
+    model_config = example(
+        {"policy_digest": "4f1d0c9a2b7e6835", "checkpoint_ids": ["ck_5f0c7d9f1f4b4c0f9f0e0a3d0b8a6e21"]}
+    )
+
     largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_AT_ONCE ids are 80 KiB
 
     policy_digest: str = Field(min_length=1, max_length=100, description="Of the plan that was shown.")
@@ -103,6 +109,8 @@ class PruneFilter(Request):
 class PruneCheckpoints(Request):
     """A person's deletion. With a filter, what must stay is left out and told; of those that are only named each must
     go, or none does."""
+
+    model_config = example({"filter": {"before_step": 5000, "health": ["diverged"]}, "reason": "loss spikes"})
 
     largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_AT_ONCE ids are 80 KiB
 
@@ -145,6 +153,8 @@ class Pruned(Reply):
 
 
 class UndeleteCheckpoint(Request):
+    model_config = example({"pin": True})
+
     pin: bool | None = Field(
         default=None,
         description="Keep it from expiring again. Null: for a while, if a policy had expired it.",
@@ -152,6 +162,8 @@ class UndeleteCheckpoint(Request):
 
 
 class PinCheckpoint(Request):
+    model_config = example({"reason": "figure 3 of the paper", "expires_in_seconds": 7776000})
+
     reason: Why = Field(description="For those who ask why it is still there.")
     expires_in_seconds: int | None = Field(
         default=None, ge=1, le=MAX_SECONDS, description="Null: until it is unpinned."
@@ -170,6 +182,8 @@ class PinCheckpoint(Request):
 
 
 class DeleteAll(Request):
+    model_config = example({"reason": "a failed idea"})
+
     reason: str = Field(default="", max_length=1000, description="For those who look for it later.")
     dry_run: bool = False
 
@@ -220,6 +234,8 @@ class HoldKind(StrEnum):
 
 
 class PlaceHold(Request):
+    model_config = example({"reason": "evidence for the audit of 2026", "retain_until": "2033-12-31T00:00:00Z"})
+
     reason: str = Field(min_length=1, max_length=1000, description="Others read it when they are refused.")
     retain_until: AwareDatetime | None = Field(
         default=None, description="In force until then, by the database's clock; null: until it is released."
@@ -230,10 +246,14 @@ class PlaceHold(Request):
 
 
 class ExtendHold(Request):
+    model_config = example({"retain_until": "2036-12-31T00:00:00Z"})
+
     retain_until: AwareDatetime = Field(description="Later than it is now: a hold is never shortened.")
 
 
 class ReleaseHold(Request):
+    model_config = example({"reason": "the audit is closed"})
+
     reason: str = Field(min_length=1, max_length=1000)
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request
+from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, example
 from holdfast_protocol.checkpoints import RestorePoint
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.states import AttemptOutcome, RunStatus
@@ -118,6 +118,8 @@ def parse_selector(text: str) -> tuple[RunName, Point]:
 
 class EditProject(Request):
     """What is left out stays as it is."""
+
+    model_config = example({"quota_bytes": 10995116277760})
 
     sends_defaults: ClassVar[bool] = False
 

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from holdfast_protocol.base import Name, Reply, Request
+from holdfast_protocol.base import Name, Reply, Request, example
 from holdfast_protocol.states import OperationState, Scope
 
 # What the service tells of itself.
 #
-# `GET /v1/server` -> ServerInfo   (any valid token)
+# `GET /v1/service` -> ServerInfo   (any valid token)
 # `GET /healthz`   -> alive; `GET /readyz` -> Readiness   (no token)
 # `GET /metrics`   -> Prometheus text   (scope `metrics`)
 
@@ -64,6 +64,8 @@ class Readiness(Reply):
 
 
 class PauseController(Request):
+    model_config = example({"reason": "the store is being moved"})
+
     reason: str = Field(min_length=1, max_length=500, description="For the people who find it paused.")
 
 
@@ -177,6 +179,8 @@ class EventView(Reply):
 
 
 class CreateToken(Request):
+    model_config = example({"name": "demo trainers", "project": "demo", "scopes": ["train", "read"]})
+
     name: str = Field(min_length=1, max_length=100)
     project: Name | None = Field(default=None, description="null: every project.")
     scopes: list[Scope] = Field(min_length=1)

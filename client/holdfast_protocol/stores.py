@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from holdfast_protocol.base import Digest, Name, Reply, Request, since
+from holdfast_protocol.base import Digest, Name, Reply, Request, example, since
 from holdfast_protocol.checkpoints import ReadTicket, UploadTicket
 from holdfast_protocol.states import StoreRole
 
@@ -16,15 +16,17 @@ from holdfast_protocol.states import StoreRole
 #
 # `GET  /v1/stores`                                  -> Page[StoreView]
 # `GET  /v1/store-clocks`                            -> Page[StoreClock]
-# `POST /v1/catalog/check`      CheckCatalog         -> OperationView, whose result is a CatalogCheck
+# `POST /v1/catalog/checks`     CheckCatalog         -> OperationView, whose result is a CatalogCheck
 # `POST /v1/stores/{role}/claim` ClaimStore          -> StoreView
 # `GET  /v1/catalog/doubts`                          -> Page[DoubtView]
-# `POST /v1/catalog/confirm`    ConfirmCommits       -> DoubtView
+# `POST /v1/catalog/confirmations` ConfirmCommits    -> DoubtView
 #
 # All but the second concern every project, so a token of one project may not call these.
 
 
 class CheckCatalog(Request):
+    model_config = example({"store": "second", "deep": True})
+
     store: StoreRole | None = Field(default=None, description="Only the store of this role; null: every one.")
     deep: bool = Field(default=False, description="Read and hash every copy that can be read, and every chunk list.")
     confirm_missing: bool = Field(
@@ -36,6 +38,8 @@ class CheckCatalog(Request):
 
 
 class ClaimStore(Request):
+    model_config = example({"accept_loss": False})
+
     accept_loss: bool = Field(
         default=False, description="Claim although the check found what the catalog does not know, and give that up."
     )
@@ -135,6 +139,8 @@ class DoubtView(Reply):
 class ConfirmCommits(Request):
     """A person's word: of this run, or of every run of the project, the rebuilt catalog lacks no commit."""
 
+    model_config = example({"project": "demo", "run": "gpt-2", "reason": "a new run"})
+
     project: Name
     run: Name | None = None
     reason: str | None = Field(default=None, min_length=1, max_length=1000, description="For the audit.")
@@ -143,7 +149,7 @@ class ConfirmCommits(Request):
 # A sample object: shows that a client reaches the store, and leaves nothing behind. `holdfast doctor` sends one.
 #
 # `POST   /v1/store-samples`              MakeSample -> SampleOffer
-# `POST   /v1/store-samples/{id}/checks`             -> SampleChecked
+# `POST   /v1/store-samples/{id}/check`             -> SampleChecked
 # `DELETE /v1/store-samples/{id}`
 #
 # It belongs to no project and no run, and stands in no table. Its id is a secret of whoever made it.
@@ -152,6 +158,10 @@ MAX_SAMPLE_BYTES = 1024 * 1024
 
 
 class MakeSample(Request):
+    model_config = example(
+        {"digest": "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c", "bytes": 65536}
+    )
+
     digest: Digest = Field(description="SHA-256 of the sample's bytes.")
     bytes: int = Field(ge=1, le=MAX_SAMPLE_BYTES)
     md5: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = None
@@ -171,10 +181,10 @@ class SampleChecked(Reply):
 
 # What nobody needs any more: what the collector deletes, and what a sweep finds that no row of the catalog knows.
 #
-# `GET  /v1/collection`  ?project=                     -> CollectionPlan   (what would go now, and what waits) `POST
-# /v1/collection`                                -> OperationView    (a pass now; its result is a CollectionPass) `GET
-# /v1/sweeps`                                    -> SweepReport      (each store's last one) `POST /v1/sweeps`
-# StartSweep                    -> OperationView    (its result is a SweepReport)
+# `GET  /v1/collections/plan`  ?project=  -> CollectionPlan   (what would go now, and what waits)
+# `POST /v1/collections`                  -> OperationView    (a pass now; its result is a CollectionPass)
+# `GET  /v1/sweeps`                       -> SweepReport      (each store's last one)
+# `POST /v1/sweeps`      StartSweep       -> OperationView    (its result is a SweepReport)
 
 
 class WaitsFor(StrEnum):
@@ -223,6 +233,8 @@ class CollectionPass(Reply):
 
 
 class StartSweep(Request):
+    model_config = example({"store": "second", "dry_run": True})
+
     store: StoreRole | None = Field(default=None, description="null: every store, one after the other.")
     dry_run: bool = Field(default=False, description="Only look.")
     force: bool = Field(

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from holdfast_protocol.base import Label, Reply, Request
+from holdfast_protocol.base import Label, Reply, Request, example
 from holdfast_protocol.retention import SpanText, parse_span
 from holdfast_protocol.states import CheckpointKind, Tier
 
@@ -139,6 +139,8 @@ ThawDays = Annotated[int, Field(ge=1, le=LONGEST_THAW_DAYS)]
 
 class RequestThaw(Request):
     """Repeating it prolongs; it never shortens."""
+
+    model_config = example({"speed": "bulk"})
 
     days: ThawDays = Field(default=3, description="How long it can be read, from the thaw's end on.")
     speed: ThawSpeed = Field(default=ThawSpeed.STANDARD, description="The faster, the dearer.")

@@ -5,9 +5,9 @@
 `GET  /v1/projects/{project}/runs/{run}/usage` -> UsageView
 `GET  /v1/projects/{project}/cost`             -> CostView
 `GET  /v1/projects/{project}/runs/{run}/cost`  -> CostView
-`POST /v1/projects/{project}/runs/{run}/cost-forecast`  ForecastCost -> CostForecast
+`POST /v1/projects/{project}/runs/{run}/cost/forecast`  ForecastCost -> CostForecast
 `GET  /v1/prices`                              -> PriceListView
-`PUT  /v1/prices`                  PriceList   -> PriceListView
+`PUT  /v1/prices`                  PriceList   -> PriceListView   (If-Match)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.base import Reply, Request, example
 from holdfast_protocol.states import StoreRole, Tier
 
 GIB = 2**30
@@ -77,6 +77,18 @@ class Price(Request):
 class PriceList(Request):
     """Of storing alone: no requests, no reads, no transfer, no minimum storage time."""
 
+    model_config = example(
+        {
+            "currency": "USD",
+            "as_of": "2026-11-01",
+            "source": "List prices without tax: Amazon S3 in us-east-1, first 50 TB "
+            "(https://aws.amazon.com/s3/pricing/, March 2026), and Google Cloud Storage in "
+            "us-central1 (https://cloud.google.com/storage/pricing, September 2026). A filesystem "
+            "of your own costs nothing here; put its price in if you know it.",
+            "prices": [{"store_kind": "s3", "storage_class": None, "per_gib_month": 0.023}],
+        }
+    )
+
     as_of: date
     source: str = Field(min_length=1, max_length=1000, description="Where the prices are from, for who doubts them.")
     currency: str = Field(min_length=1, max_length=10, examples=["USD"])
@@ -111,6 +123,7 @@ DEFAULT_PRICES = PriceList(
 class PriceListView(Reply):
     prices: PriceList
     is_default: bool
+    etag: str = Field(default="", description="Of the list; for If-Match.")
     updated_at: datetime | None
     updated_by: str | None
 
@@ -138,6 +151,8 @@ class CostView(Reply):
 
 
 class ForecastCost(Request):
+    model_config = example({"retention": {"keep_within": "6h", "keep_within_daily": "7d"}})
+
     retention: dict[str, Any] | None = Field(
         default=None, description="A retention policy to try; null: the one in force, and without one nothing expires."
     )

@@ -2,9 +2,10 @@
 
 `POST   /v1/projects/{project}/webhooks`                    CreateWebhook -> WebhookCreated
 `GET    /v1/projects/{project}/webhooks`                                  -> Page[WebhookView]
-`DELETE /v1/projects/{project}/webhooks/{id}`                             -> WebhookView
-`POST   /v1/projects/{project}/webhooks/{id}/test`                        -> DeliveryView
-`GET    /v1/projects/{project}/webhooks/{id}/deliveries`                  -> Page[DeliveryView]
+`GET    /v1/webhooks/{id}`                                                -> WebhookView
+`DELETE /v1/webhooks/{id}`                                                -> WebhookView
+`POST   /v1/webhooks/{id}/test`                                           -> DeliveryView
+`GET    /v1/webhooks/{id}/deliveries`                                     -> Page[DeliveryView]
 
 A call is a POST as the Standard Webhooks specification (1.0.0) has it: `webhook-id` stays the same when a call is made
 again, `webhook-timestamp`, and `webhook-signature`: `v1,` and the Base64 of HMAC-SHA256 over `id.timestamp.body`, by
@@ -19,7 +20,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from holdfast_protocol.base import Reply, Request
+from holdfast_protocol.base import Reply, Request, example
 
 
 class WebhookEvent(StrEnum):
@@ -39,6 +40,8 @@ class WebhookEvent(StrEnum):
 
 
 class CreateWebhook(Request):
+    model_config = example({"url": "https://alerts.example/holdfast", "events": ["attempt.lost", "run.stalled"]})
+
     url: Annotated[str, StringConstraints(min_length=8, max_length=2000)] = Field(
         description="https; http and addresses that are not public only for hosts of HOLDFAST_WEBHOOK_ALLOWED_HOSTS."
     )

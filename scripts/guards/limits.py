@@ -49,8 +49,8 @@ GUARDS = (
         "limits-before-work",
         "a quota is changed by who has not seen it",
         "service/holdfast_service/runs/projects.py",
-        "                _check_version(project, if_match)",
-        "                pass",
+        'refuse_unless_seen("the project\'s quota", etag_of(project), if_match',
+        "refuse_unless_seen(\"the project's quota\", etag_of(project), '*'",
         ("tests/service/test_quota_edits.py",),
     ),
     Guard(

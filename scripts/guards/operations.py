@@ -58,8 +58,8 @@ GUARDS = (
         "deleted-run-trash",
         "a run is deleted that was not seen so",
         "service/holdfast_service/retention/delete.py",
-        '    if if_match not in (etag, "*"):\n',
-        "    if False:\n",
+        '                refuse_unless_seen("the run", etag, if_match, look="Ask for a dry run")\n',
+        "",
         ("tests/service/test_protocol_deletion.py",),
     ),
     Guard(

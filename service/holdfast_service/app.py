@@ -57,23 +57,32 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.training.endpoints.uploads_router,
     holdfast_service.training.endpoints.checkpoints_router,
     holdfast_service.restore.endpoints.router,
-    holdfast_service.replicate.endpoints.router,
-    holdfast_service.attached_stores.endpoints.router,
-    holdfast_service.scrub.endpoints.router,
-    holdfast_service.runs.endpoints.router,
-    holdfast_service.insights.endpoints.goodput_router,
+    holdfast_service.runs.endpoints.service_router,
+    holdfast_service.runs.endpoints.projects_router,
+    holdfast_service.runs.endpoints.runs_router,
+    holdfast_service.runs.endpoints.checkpoints_router,
+    holdfast_service.insights.endpoints.router,
+    holdfast_service.retention.endpoints.projects_router,
+    holdfast_service.retention.endpoints.runs_router,
+    holdfast_service.retention.endpoints.checkpoints_router,
+    holdfast_service.retention.endpoints.retention_router,
+    holdfast_service.policies.endpoints.router,
     holdfast_service.holds.endpoints.router,
-    holdfast_service.collect.endpoints.router,
+    holdfast_service.replicate.endpoints.router,
+    holdfast_service.scrub.endpoints.router,
+    holdfast_service.tiers.endpoints.router,
+    holdfast_service.usage.endpoints.router,
+    holdfast_service.usage.endpoints.prices_router,
+    holdfast_service.collect.endpoints.collections_router,
+    holdfast_service.collect.endpoints.sweeps_router,
+    holdfast_service.attached_stores.endpoints.router,
     holdfast_service.catalog_check.endpoints.router,
+    holdfast_service.catalog_check.endpoints.catalog_router,
     holdfast_service.rebuild.endpoints.router,
     holdfast_service.background.endpoints.operations_router,
     holdfast_service.background.endpoints.controllers_router,
-    holdfast_service.policies.endpoints.router,
-    holdfast_service.retention.endpoints.router,
-    holdfast_service.tiers.endpoints.router,
+    holdfast_service.background.endpoints.workers_router,
     holdfast_service.audit.endpoints.router,
-    holdfast_service.usage.endpoints.router,
-    holdfast_service.insights.endpoints.advice_router,
     holdfast_service.webhooks.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.web.health.router,
@@ -86,8 +95,9 @@ _PROBLEM_REPLY: dict[int | str, dict[str, Any]] = {
 
 
 def _operation_id(route: APIRoute) -> str:
-    """`tokens_create`: stable and readable in generated clients; a test says that they are unique."""
-    return f"{route.tags[0]}_{route.name}"
+    """`tokens_create`: the route's tag and its name. Generated clients have it as a function's name, so it never
+    changes; a test says that each is unique."""
+    return f"{route.tags[0]}_{route.name.rstrip('_')}"
 
 
 def _routes_of(routers: Iterable[APIRouter]) -> list[BaseRoute]:

@@ -39,3 +39,22 @@ class WentBackError(ProblemError):
         )
         self.lost = tuple(lost)
         self.noticed = noticed
+
+
+def refuse_unless_seen(what: str, etag: str, if_match: str | None, *, look: str = "Read it") -> None:
+    """For what replaces or deletes: the caller must have seen the version that is there. `look` says how one sees
+    it. Raises `edit_needs_version` (428) and `edit_conflict` (412)."""
+    if if_match is None:
+        raise ProblemError(
+            ProblemCode.EDIT_NEEDS_VERSION,
+            f"To change or delete {what}, say which version was seen. {look}, and send its `etag` as the header "
+            "If-Match.",
+            etag=etag,
+        )
+    if if_match not in (etag, "*"):
+        raise ProblemError(
+            ProblemCode.EDIT_CONFLICT,
+            f"{what[:1].upper()}{what[1:]} was changed since it was read, and nothing was done. {look} again and "
+            "decide anew.",
+            etag=etag,
+        )

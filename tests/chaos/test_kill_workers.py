@@ -154,7 +154,7 @@ def unproven(cluster: Cluster) -> int:
 def scrubs(cluster: Cluster, checkpoint_ids: list[str]) -> list[OperationView]:
     return [
         OperationView.model_validate(
-            answer(cluster.https[number % 2].post(f"/v1/checkpoints/{each}/scrub", json={"mode": "read"}))
+            answer(cluster.https[number % 2].post(f"/v1/checkpoints/{each}/scrubs", json={"mode": "read"}))
         )
         for number, each in enumerate(checkpoint_ids)
     ]

@@ -32,10 +32,10 @@ NOT_AUDITED = {
     "DELETE /v1/read-leases/{lease_id}": "the reader is done",
     "POST /v1/mount-proofs": "a nonce",
     "POST /v1/store-samples": "a sample object, which is in no table",
-    "POST /v1/store-samples/{sample_id}/checks": "only looks",
+    "POST /v1/store-samples/{sample_id}/check": "only looks",
     "DELETE /v1/store-samples/{sample_id}": "a sample object, which is in no table",
     "POST /v1/projects/{project}/runs/{run}/retention/plan": "only looks",
-    "POST /v1/projects/{project}/runs/{run}/cost-forecast": "only looks",
+    "POST /v1/projects/{project}/runs/{run}/cost/forecast": "only looks",
     "PUT /v1/objects/{payload}": "bytes, by a signed URL",
 }
 

@@ -28,7 +28,7 @@ def problem(service: RunningService, token: str | None, method: str, path: str, 
     "token", [None, "hold_", "hold_0123456789abcdef_" + "0" * 64, "hold_0123456789abcdef_" + "A" * 64, "x" * 10_000]
 )
 def test_without_a_known_token_nothing_is_told(service: RunningService, token: str | None) -> None:
-    reply = service.http(token=token).get("/v1/server")
+    reply = service.http(token=token).get("/v1/service")
     assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated")
     assert reply.headers["WWW-Authenticate"] == "Bearer"
     assert reply.headers["Content-Type"] == "application/problem+json"
@@ -38,23 +38,23 @@ def test_without_a_known_token_nothing_is_told(service: RunningService, token: s
 def test_the_secret_of_another_token_is_refused(service: RunningService) -> None:
     one, other = service.token(), service.token()
     mixed = one.rpartition("_")[0] + "_" + other.rpartition("_")[2]
-    assert problem(service, mixed, "GET", "/v1/server") == (401, "unauthenticated")
+    assert problem(service, mixed, "GET", "/v1/service") == (401, "unauthenticated")
 
 
 def test_an_expired_token_is_refused(service: RunningService, clock: Clock) -> None:
     token = service.token(Scope.READ, expires_in_seconds=60)
-    assert service.http(token=token).get("/v1/server").status_code == 200
+    assert service.http(token=token).get("/v1/service").status_code == 200
     clock.advance(61)
-    assert problem(service, token, "GET", "/v1/server") == (401, "unauthenticated")
+    assert problem(service, token, "GET", "/v1/service") == (401, "unauthenticated")
 
 
 def test_a_revoked_token_is_refused_at_once(service: RunningService) -> None:
     made = answer(service.http().post("/v1/tokens", json={"name": "trainer", "scopes": ["train", "read"]}))
     token = made["token"]
-    assert service.http(token=token).get("/v1/server").json()["token_scopes"] == ["read", "train"]
+    assert service.http(token=token).get("/v1/service").json()["token_scopes"] == ["read", "train"]
     first = answer(service.http().delete(f"/v1/tokens/{made['id']}"))
     assert first["revoked_at"] is not None
-    assert problem(service, token, "GET", "/v1/server") == (401, "unauthenticated")
+    assert problem(service, token, "GET", "/v1/service") == (401, "unauthenticated")
     assert answer(service.http().delete(f"/v1/tokens/{made['id']}")) == first
 
 
@@ -140,7 +140,7 @@ def test_the_embedded_service_leaves_its_first_token_in_a_file_for_its_owner(tmp
     with running_service(settings) as service:
         token = settings.token_file.read_text().strip()
         assert stat.S_IMODE(os.stat(settings.token_file).st_mode) == 0o600
-        info = service.http(token=token).get("/v1/server").json()
+        info = service.http(token=token).get("/v1/service").json()
         assert set(info["token_scopes"]) == {scope.value for scope in Scope}
     with running_service(settings):
         assert settings.token_file.read_text().strip() == token, "the second start must keep the token"
@@ -149,7 +149,7 @@ def test_the_embedded_service_leaves_its_first_token_in_a_file_for_its_owner(tmp
     with running_service(settings) as service:
         fresh = settings.token_file.read_text().strip()
         assert fresh != token, "a new catalog does not know the old token"
-        assert service.http(token=fresh).get("/v1/server").status_code == 200
+        assert service.http(token=fresh).get("/v1/service").status_code == 200
 
 
 def test_a_service_on_postgres_or_for_others_makes_no_token_file(settings: ServiceSettings) -> None:
@@ -164,10 +164,10 @@ def test_the_bootstrap_token_is_kept_as_given_and_stays_revoked(settings: Servic
     with_token = ServiceSettings(**settings.model_dump() | {"bootstrap_token": text})
     with running_service(with_token) as service:
         http = service.http(token=text)
-        assert http.get("/v1/server").json()["token_name"] == "bootstrap"
+        assert http.get("/v1/service").json()["token_name"] == "bootstrap"
         answer(http.delete(f"/v1/tokens/{text.split('_')[1]}"))
     with running_service(with_token) as service:
-        assert service.http(token=text).get("/v1/server").status_code == 401
+        assert service.http(token=text).get("/v1/service").status_code == 401
         with service.context.database.read() as session:
             assert len(session.scalars(select(Token).where(Token.name == "bootstrap")).all()) == 1
 

@@ -213,9 +213,12 @@ def test_an_edit_needs_the_version_that_was_seen(http: httpx.Client) -> None:
     first = http.patch(path, json={"labels": ["b", "a", "b"]}, headers={"If-Match": saved["etag"]})
     assert answer(first)["labels"] == ["a", "b"]
     assert first.headers["ETag"] == first.json()["etag"] != saved["etag"]
+    again = http.patch(path, json={"labels": ["b", "a"]}, headers={"If-Match": saved["etag"]})
+    assert again.json()["etag"] == first.json()["etag"], "the reply was lost"
     late = http.patch(path, json={"labels": []}, headers={"If-Match": saved["etag"]})
     assert (late.status_code, late.json()["code"]) == (412, "edit_conflict")
-    assert http.patch(path, json={"labels": []}).json()["code"] == "invalid_request"
+    unseen = http.patch(path, json={"labels": []})
+    assert (unseen.status_code, unseen.json()["code"]) == (428, "edit_needs_version")
     assert answer(http.get(path))["labels"] == ["a", "b"]
 
 
@@ -270,7 +273,7 @@ def test_the_restore_point_can_be_asked_for_below_a_step(http: httpx.Client) -> 
 
 
 def test_the_service_says_what_it_is_and_what_the_token_may_do(http: httpx.Client, service: RunningService) -> None:
-    info = answer(http.get("/v1/server"))
+    info = answer(http.get("/v1/service"))
     assert (info["protocol"], info["store_kind"], info["store_asks_md5"]) == (PROTOCOL_VERSION, "posix", False)
     assert (info["catalog_id"], info["epoch"]) == (service.context.catalog_id, 1)
     assert info["token_scopes"] == ["admin", "metrics", "operate", "read", "train"]

@@ -134,7 +134,7 @@ def test_a_person_starts_the_check_and_sees_what_to_do(service: RunningService) 
     Job(http).save(1)
     record_all(service.context)
     chunk_files(service)[0].unlink()
-    started = answer(http.post("/v1/catalog/check", json={}))
+    started = answer(http.post("/v1/catalog/checks", json={}))
     holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
     (store,) = answer(http.get(f"/v1/operations/{started['id']}"))["result"]["stores"]
     (finding,) = store["findings"]
@@ -146,7 +146,7 @@ def test_a_person_starts_the_check_and_sees_what_to_do(service: RunningService) 
     service.make_project("other")
     theirs = service.http(token=service.token(project="other"))
     assert theirs.get("/v1/stores").status_code == 403
-    for path in ("/v1/catalog/check", "/v1/stores/primary/claim"):
+    for path in ("/v1/catalog/checks", "/v1/stores/primary/claim"):
         assert theirs.post(path, json={}).status_code == 403
 
 
@@ -192,7 +192,7 @@ def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
             record_in_store(session, ids[0], production.context.stores[1].store_id)
         # Left for every controller to do: garbage, a bad copy, a purge, records that are due, copies that lack.
         job.begin(99).upload(0, [b"garbage", b"more of it"])
-        answer(http.post("/v1/projects/demo/runs/gpt/prune", json={"checkpoint_ids": ids[:2]}))
+        answer(http.post("/v1/projects/demo/runs/gpt/retention/prune", json={"checkpoint_ids": ids[:2]}))
         with production.context.database.transaction() as session:
             bad = session.scalars(select(Copy).order_by(Copy.id)).first()
             assert bad is not None

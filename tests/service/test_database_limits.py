@@ -99,7 +99,7 @@ def test_whether_the_process_lives_is_answered_while_every_thread_waits(
     threads = 40
     with service.http() as http, ThreadPoolExecutor(threads) as pool:
         http.get("/healthz")
-        calls = [pool.submit(lambda: service.http().get("/v1/server").status_code) for _ in range(threads)]
+        calls = [pool.submit(lambda: service.http().get("/v1/service").status_code) for _ in range(threads)]
         try:
             for _ in range(threads):
                 there.acquire()

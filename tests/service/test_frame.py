@@ -42,8 +42,10 @@ def assert_problem(reply: httpx.Response, code: ProblemCode, status: int | None 
 def test_an_unknown_route_and_a_wrong_method_are_problems_too(http: httpx.Client) -> None:
     assert_problem(http.get("/v1/nothing"), ProblemCode.ROUTE_NOT_FOUND)
     reply = http.post("/v1/projects")
-    assert_problem(reply, ProblemCode.ROUTE_NOT_FOUND, 405)
-    assert "GET" in reply.headers["Allow"]
+    assert_problem(reply, ProblemCode.METHOD_NOT_ALLOWED)
+    assert reply.headers["Allow"] == "GET"
+    # Its methods are those of several routes.
+    assert http.request("TRACE", "/v1/projects/demo").headers["Allow"] == "DELETE, GET, PUT"
 
 
 def test_a_wrong_request_names_the_field_and_never_repeats_it(http: httpx.Client) -> None:
@@ -106,7 +108,7 @@ def test_a_stores_error_says_what_the_caller_can_do(
     ],
 )
 def test_a_callers_own_request_id_is_kept_if_it_is_sane(http: httpx.Client, sent: str, kept: bool) -> None:
-    reply = http.get("/v1/server", headers={"X-Request-Id": sent})
+    reply = http.get("/v1/service", headers={"X-Request-Id": sent})
     assert (reply.headers["X-Request-Id"] == sent) is kept
     assert reply.headers.get_list("X-Request-Id") == [reply.headers["X-Request-Id"]]
 
@@ -114,7 +116,7 @@ def test_a_callers_own_request_id_is_kept_if_it_is_sane(http: httpx.Client, sent
 @pytest.mark.rule("protocol-version")
 @pytest.mark.parametrize("theirs", ["2.0", "0.9", "1", "one.two", "", "1.0.0", "1.x"])
 def test_a_client_of_another_protocol_is_refused_with_both_numbers(http: httpx.Client, theirs: str) -> None:
-    reply = http.get("/v1/server", headers={PROTOCOL_HEADER: theirs})
+    reply = http.get("/v1/service", headers={PROTOCOL_HEADER: theirs})
     body = assert_problem(reply, ProblemCode.UNSUPPORTED_PROTOCOL)
     assert body["context"] == {"client": theirs, "service": PROTOCOL_VERSION}
     assert reply.headers[PROTOCOL_HEADER] == PROTOCOL_VERSION
@@ -125,7 +127,7 @@ def test_a_client_of_another_protocol_is_refused_with_both_numbers(http: httpx.C
 def test_a_client_of_the_same_major_version_is_served(service: RunningService, theirs: str | None) -> None:
     http = service.http()
     del http.headers[PROTOCOL_HEADER]
-    reply = http.get("/v1/server", headers={} if theirs is None else {PROTOCOL_HEADER: theirs})
+    reply = http.get("/v1/service", headers={} if theirs is None else {PROTOCOL_HEADER: theirs})
     assert reply.status_code == 200
     assert reply.headers[PROTOCOL_HEADER] == PROTOCOL_VERSION
     assert theirs is None or speaks_with(theirs)

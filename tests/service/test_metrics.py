@@ -67,7 +67,7 @@ def test_requests_are_counted_by_route_and_not_by_path(service: RunningService) 
     for method in ("FROBNICATE", "get", "LOCK"):
         service.http(token=None).request(method, "/v1/projects")
     seen = scrape(service)
-    assert seen["holdfast_requests_total", ("POST", "/v1/projects/{project}/runs/{run}/checkpoints", "200")] == 1
+    assert seen["holdfast_requests_total", ("POST", "/v1/projects/{project}/runs/{run}/checkpoints", "201")] == 1
     assert seen["holdfast_requests_total", ("GET", "/v1/checkpoints/{checkpoint_id}", "404")] == 1
     assert seen["holdfast_requests_total", ("GET", "unknown", "404")] == 1
     assert {labels[0] for name, labels in seen if name == "holdfast_requests_total"} == {"GET", "POST", "PUT", "other"}
@@ -117,7 +117,7 @@ def test_a_database_that_is_away_leaves_the_process_its_own_metrics(
     from holdfast_protocol.problems import ProblemCode
     from holdfast_service.errors import ProblemError
 
-    service.http().get("/v1/server")
+    service.http().get("/v1/service")
     http, stranger = scraper(service), scraper(service)
     scrape(service, http)
 
@@ -128,4 +128,4 @@ def test_a_database_that_is_away_leaves_the_process_its_own_metrics(
     seen = scrape(service, http)
     assert stranger.get("/metrics").status_code == 503
     assert seen["holdfast_catalog_up", ()] == 0
-    assert seen["holdfast_requests_total", ("GET", "/v1/server", "200")] == 1
+    assert seen["holdfast_requests_total", ("GET", "/v1/service", "200")] == 1

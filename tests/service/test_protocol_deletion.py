@@ -143,7 +143,7 @@ def test_what_must_stay_refuses_it_by_name(service: RunningService) -> None:
     with refused("checkpoint_protected") as why:
         delete(service, dry_run=True)
     assert "step 1 of attempt 1 (pinned by" in str(why.value)
-    service.http().delete(f"/v1/checkpoints/{ids[0]}/pin").raise_for_status()
+    service.http().delete(f"/v1/checkpoints/{ids[0]}/pin", headers={"If-Match": "*"}).raise_for_status()
     answer(service.http().post(f"/v1/checkpoints/{ids[1]}/holds", json={"reason": "evidence"}))
     with refused("checkpoint_held") as why:
         delete(service)

@@ -92,7 +92,7 @@ def release(service: RunningService, hold: dict[str, Any]) -> None:
 
 def prune(service: RunningService, *checkpoint_ids: str, **body: Any) -> Any:
     wanted = {"checkpoint_ids": list(checkpoint_ids), "reason": "not needed"} | body
-    return answer(service.http().post("/v1/projects/demo/runs/gpt/prune", json=wanted))
+    return answer(service.http().post("/v1/projects/demo/runs/gpt/retention/prune", json=wanted))
 
 
 def state_of(service: RunningService, checkpoint_id: str) -> str:

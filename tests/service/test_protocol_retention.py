@@ -268,7 +268,7 @@ def test_policies_are_put_on_what_was_seen_shown_from_where_they_come_and_told(s
     first = answer(http.put(url, json={"document": {"keep-last": 5}}))
     assert (first["level"], first["version"], first["document"]) == ("project", 1, {"keep_last": 5})
     assert answer(http.put(url, json={"document": {"keep_last": 5}})) == first, "the reply was lost"
-    with refused("invalid_request"):
+    with refused("edit_needs_version"):
         answer(http.put(url, json={"document": {"keep_last": 6}}))
     with refused("edit_conflict"):
         answer(http.put(url, json={"document": {"keep_last": 6}}, headers={"If-Match": '"9"'}))

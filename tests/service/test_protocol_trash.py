@@ -173,6 +173,22 @@ def test_a_purge_waits_for_readers_holds_and_pins(service: RunningService, clock
     assert purge(service) == PurgeReport(done=1)
 
 
+def test_a_pin_is_shortened_replaced_or_taken_away_only_by_a_caller_that_has_seen_it(
+    service: RunningService, ids: list[str]
+) -> None:
+    route = f"/v1/checkpoints/{ids[0]}/pin"
+    first = answer(service.http().put(route, json={"reason": "paper", "expires_in_seconds": 3600}))
+    # The reply was lost: the same again prolongs it a little, and needs no version.
+    longer = answer(service.http().put(route, json={"reason": "paper", "expires_in_seconds": 7200}))
+    for body in ({"reason": "paper", "expires_in_seconds": 60}, {"reason": "another"}):
+        assert service.http().put(route, json=body).status_code == 428
+        stale = service.http().put(route, json=body, headers={"If-Match": first["etag"]})
+        assert (stale.status_code, stale.json()["code"]) == (412, "edit_conflict")
+    assert service.http().delete(route).status_code == 428
+    answer(service.http().delete(route, headers={"If-Match": longer["etag"]}))
+    assert service.http().delete(route).status_code == 200, "it has none any more"
+
+
 @pytest.mark.rule("read-lease")
 @pytest.mark.parametrize("who", ["a reader", "a person who takes it back"])
 def test_who_comes_between_the_look_and_the_lock_is_seen(

@@ -54,7 +54,7 @@ def restore_point(service: RunningService, run: str) -> dict[str, object]:
 
 
 def confirm(service: RunningService, **body: str) -> None:
-    answer(service.http().post("/v1/catalog/confirm", json=body))
+    answer(service.http().post("/v1/catalog/confirmations", json=body))
 
 
 @pytest.mark.rule("rebuild-doubts")
@@ -89,7 +89,7 @@ def test_a_run_whose_records_are_lost_is_not_begun_from_nothing_until_a_person_c
             Job(http, "demo/lost")
         token = again.token(Scope.ADMIN, project="demo")
         with pytest.raises(Refused, match="forbidden"):
-            answer(again.http(token=token).post("/v1/catalog/confirm", json={"project": "other"}))
+            answer(again.http(token=token).post("/v1/catalog/confirmations", json={"project": "other"}))
         confirm(again, project="demo")
         assert Job(http, "demo/lost").opened["ever_committed"] is False
         assert restore_point(again, "gpt")["note"] == ""

@@ -211,14 +211,14 @@ def test_the_largest_body_that_a_client_makes_is_small_enough(body: Request) -> 
 
 def test_wrong_tokens_are_slowed_down_and_good_ones_are_not(service: RunningService) -> None:
     good = service.http()
-    good.get("/v1/server").raise_for_status()
+    good.get("/v1/service").raise_for_status()
     with service.http(token=new_token_text()) as wrong:
-        codes = [wrong.get("/v1/server").status_code for _ in range(BURST + 2)]
+        codes = [wrong.get("/v1/service").status_code for _ in range(BURST + 2)]
         assert codes[:BURST] == [401] * BURST
-        reply = wrong.get("/v1/server")
+        reply = wrong.get("/v1/service")
     assert (reply.status_code, reply.json()["code"], reply.json()["retryable"]) == (429, "too_many_failures", True)
     assert 1 <= int(reply.headers["Retry-After"]) <= SECONDS_PER_FAILURE
-    assert good.get("/v1/server").status_code == 200
+    assert good.get("/v1/service").status_code == 200
 
 
 class Clock:

@@ -58,7 +58,7 @@ def test_a_database_put_back_in_place_deletes_nothing_of_what_it_does_not_know(
         collected = collect(context)
         assert collected.done == 0
         assert "holdfast admin raise-epoch" in collected.skipped_stores[0]
-        assert "raise-epoch" in answer(service.http().get("/v1/collection"))["stores"][0]["problem"]
+        assert "raise-epoch" in answer(service.http().get("/v1/collections/plan"))["stores"][0]["problem"]
         swept = sweep(context)
         assert swept.deleted == 0
         assert "holdfast admin raise-epoch" in str(swept.error)

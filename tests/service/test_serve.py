@@ -29,7 +29,7 @@ def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
 def test_without_settings_it_serves_its_data_folder_and_ends_on_sigterm(tmp_path: Path) -> None:
     with holdfast_serve(tmp_path) as served:
         token = (tmp_path / "data" / "token").read_text().strip()
-        info = httpx.get(f"{served.url}/v1/server", timeout=60, headers={"Authorization": f"Bearer {token}"}).json()
+        info = httpx.get(f"{served.url}/v1/service", timeout=60, headers={"Authorization": f"Bearer {token}"}).json()
         assert info["store_kind"] == "posix"
         said = served.process.log_text
         for part in (served.url, str(tmp_path / "data" / "catalog.db"), str(tmp_path / "data" / "token")):
@@ -89,7 +89,7 @@ def test_the_first_token_for_others_is_made_on_the_database(tmp_path: Path) -> N
     assert made.returncode == 0, made.stderr
     with holdfast_serve(tmp_path) as served:
         info = httpx.get(
-            f"{served.url}/v1/server", timeout=60, headers={"Authorization": f"Bearer {made.stdout.strip()}"}
+            f"{served.url}/v1/service", timeout=60, headers={"Authorization": f"Bearer {made.stdout.strip()}"}
         ).json()
     assert (info["token_name"], info["token_project"], info["token_scopes"]) == ("ops", "demo", ["read"])
     raised = run("admin", "raise-epoch", **data)

@@ -283,9 +283,9 @@ def test_a_service_whose_connections_are_all_in_use_says_busy(service: RunningSe
     pool._timeout = 0.1
     held = [engine.connect() for _ in range(pool.size() + pool._max_overflow)]
     try:
-        reply = service.http().get("/v1/server")
+        reply = service.http().get("/v1/service")
         assert (reply.status_code, reply.json()["code"], reply.json()["retryable"]) == (503, "busy", True)
     finally:
         for connection in held:
             connection.close()
-    assert service.http().get("/v1/server").status_code == 200
+    assert service.http().get("/v1/service").status_code == 200

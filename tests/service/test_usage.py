@@ -16,7 +16,7 @@ from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.usage import metrics as byte_numbers
 from tests.support.interleave import refused
-from tests.support.rank import Job, answer, digest_of
+from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.service import RunningService
 
 PARTS = ("committed_bytes", "arriving_bytes", "trashed_bytes", "pending_collection_bytes")
@@ -219,7 +219,12 @@ def test_cost_is_bytes_times_prices_and_prices_are_the_administrators(service: R
             {"store_kind": "posix", "storage_class": "archive", "per_gib_month": 0.25},
         ],
     }
-    assert answer(http.put("/v1/prices", json=wanted))["prices"] == wanted
+    with pytest.raises(Refused, match="edit_needs_version"):
+        answer(http.put("/v1/prices", json=wanted))
+    seen = {"If-Match": shown["etag"]}
+    assert answer(http.put("/v1/prices", json=wanted, headers=seen))["prices"] == wanted
+    with pytest.raises(Refused, match="edit_conflict"):
+        answer(http.put("/v1/prices", json=wanted | {"source": "another contract"}, headers=seen))
     assert answer(http.put("/v1/prices", json=wanted))["updated_by"]
     cost = answer(http.get("/v1/projects/demo/runs/gpt/cost"))
     assert (cost["per_month"], cost["currency"], cost["unpriced_bytes"]) == (3 * 0.5 + 0.25, "EUR", 0)
@@ -240,7 +245,7 @@ def test_cost_is_bytes_times_prices_and_prices_are_the_administrators(service: R
 def test_a_forecast_counts_with_the_runs_own_rhythm_and_refuses_what_is_no_policy(service: RunningService) -> None:
     job = Job(service.http())
     http = service.http()
-    path = "/v1/projects/demo/runs/gpt/cost-forecast"
+    path = "/v1/projects/demo/runs/gpt/cost/forecast"
     for step in (100, 200, 300):
         job.begin(step).write(0, [b"base" * 1000, f"{step}".encode() * 100, f"index {step}".encode()])
         if step == 100:
@@ -254,7 +259,7 @@ def test_a_forecast_counts_with_the_runs_own_rhythm_and_refuses_what_is_no_polic
             )
     prices = DEFAULT_PRICES.model_dump(mode="json")
     prices["prices"][-1]["per_gib_month"] = 2.0
-    answer(http.put("/v1/prices", json=prices))
+    answer(http.put("/v1/prices", json=prices, headers={"If-Match": "*"}))
     found = answer(http.post(path, json={"retention": {"keep_last": 4}}))
     assert (found["save_interval_seconds"], found["bytes_per_save"], found["shared_bytes"]) == (3600, 309, 4000)
     assert (found["kept_checkpoints"], found["trashed_checkpoints"], found["grows_per_month"]) == (4, 1, 0)

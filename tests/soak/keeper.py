@@ -86,11 +86,11 @@ class Keeper:
 
     def _pin(self) -> None:
         if (one := self._one(CheckpointState.COMMITTED)) is not None:
-            self._client.checkpoints.pin(one[1], "the soak", expires_in_seconds=self._numbers.randint(2, 20))
+            self._client.checkpoints.pin(one[1], "the soak", expires_in_seconds=self._numbers.randint(2, 20), etag="*")
 
     def _unpin(self) -> None:
         if (one := self._one(CheckpointState.COMMITTED)) is not None:
-            self._client.checkpoints.unpin(one[1])
+            self._client.checkpoints.unpin(one[1], "*")
 
     def _scrub(self) -> None:
         if (run := self._run()) is not None:

@@ -39,7 +39,7 @@ def apply(service: RunningService, shown: dict[str, Any]) -> dict[str, Any]:
 
 
 def prune(service: RunningService, **body: Any) -> dict[str, Any]:
-    return answer(service.http().post(f"{RUN}/prune", json=body))  # type: ignore[no-any-return]
+    return answer(service.http().post(f"{RUN}/retention/prune", json=body))  # type: ignore[no-any-return]
 
 
 def undelete(service: RunningService, checkpoint_id: str, **body: Any) -> dict[str, Any]:

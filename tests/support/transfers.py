@@ -36,7 +36,7 @@ class Service(ScriptedServer):
             return True
 
     def respond(self, seen):
-        if seen.path == "/v1/server":
+        if seen.path == "/v1/service":
             return as_json(
                 {
                     "version": "1",

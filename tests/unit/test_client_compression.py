@@ -35,7 +35,7 @@ class Service(ScriptedServer):
         super().__init__(self.respond)
 
     def respond(self, seen):
-        if seen.path == "/v1/server":
+        if seen.path == "/v1/service":
             return as_json(
                 {
                     "version": "1",

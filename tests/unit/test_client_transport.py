@@ -87,11 +87,16 @@ def test_what_cannot_succeed_later_is_not_tried_again():
     assert len(server.seen) == 1
 
 
-def test_a_token_is_not_made_twice_when_the_reply_is_lost():
-    with scripted(in_turn(DROP)) as server, client_of(server.url) as client:
-        with pytest.raises(errors.ServiceUnavailable):
-            client.tokens.create(CreateToken(name="x", scopes=["read"]))
-    assert len(server.seen) == 1
+def test_a_token_whose_text_was_in_a_lost_reply_is_revoked_and_another_one_made():
+    made = {"id": "tok_2", "name": "x", "project": None, "scopes": ["read"], "created_at": "2026-11-23T10:00:00Z"}
+    made |= {"expires_at": None, "revoked_at": None}
+    replies = in_turn(DROP, problem("already_made", id="tok_1"), as_json(made), as_json(made | {"token": "hold_2_s"}))
+    with scripted(replies) as server, client_of(server.url) as client:
+        assert client.tokens.create(CreateToken(name="x", scopes=["read"])).token == "hold_2_s"
+    first, again, revoked, second = server.seen
+    key = "idempotency-key"
+    assert first.headers[key] == again.headers[key] != second.headers[key]
+    assert (revoked.method, revoked.path) == ("DELETE", "/v1/tokens/tok_1")
 
 
 def test_retrying_ends_with_the_total_time():

@@ -307,7 +307,7 @@ def pin(
     """Keep a checkpoint from every policy and from prune."""
     with connect() as client:
         found = select(client, selector)
-        view = client.checkpoints.pin(found.id, reason, expires_in_seconds=read_duration(until))
+        view = client.checkpoints.pin(found.id, reason, expires_in_seconds=read_duration(until), etag=found.etag)
     if json:
         show_json(view)
         return
@@ -319,7 +319,7 @@ def unpin(selector: SelectorArgument, json: JsonOption = False) -> None:
     """Take a checkpoint's pin away."""
     with connect() as client:
         found = select(client, selector)
-        view = client.checkpoints.unpin(found.id)
+        view = client.checkpoints.unpin(found.id, found.etag)
     if json:
         show_json(view)
         return

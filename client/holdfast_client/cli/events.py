@@ -28,12 +28,11 @@ from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, ExitCode, as_time, show_json, show_table
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.client import Client
-from holdfast_client.errors import WebhookNotFound
 from holdfast_client.resources.base import all_items
 from holdfast_protocol.base import Page
 from holdfast_protocol.runs import ById
 from holdfast_protocol.service import ActorKind, EventView
-from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookEvent, WebhookView
+from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookEvent
 
 events = noun("events")
 webhooks = noun("webhooks")
@@ -232,7 +231,7 @@ def create(
 def list_webhooks(project: ProjectArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List a project's webhooks, and how many of their calls wait."""
     with connect() as client:
-        found = first(client.webhooks.list(project).items, limit)
+        found = first(client.webhooks.list(project), limit)
     if json:
         show_json(found)
         return
@@ -245,7 +244,6 @@ def list_webhooks(project: ProjectArgument, *, limit: LimitOption = None, json: 
 
 @webhooks.command()
 def delete(
-    project: ProjectArgument,
     webhook: IdArgument,
     *,
     dry_run: DryRunOption = False,
@@ -255,7 +253,7 @@ def delete(
     """Delete a webhook: its URL is not called any more."""
     done = yes and not dry_run
     with connect() as client:
-        view = client.webhooks.delete(project, webhook) if done else _find(client, project, webhook)
+        view = client.webhooks.delete(webhook) if done else client.webhooks.get(webhook)
     if json:
         show_json(view)
     else:
@@ -263,23 +261,16 @@ def delete(
     exit_unless_meant("deleted", yes=yes, dry_run=dry_run)
 
 
-def _find(client: Client, project: str, webhook: str) -> WebhookView:
-    for one in client.webhooks.list(project).items:
-        if one.id == webhook:
-            return one
-    raise WebhookNotFound(f"{project} has no webhook {webhook}. `holdfast webhooks list {project}` shows its own.")
-
-
 @webhooks.command("test")
-def have_tested(project: ProjectArgument, webhook: IdArgument, json: JsonOption = False) -> None:
+def have_tested(webhook: IdArgument, json: JsonOption = False) -> None:
     """Have a call made, and tell what the receiver answers."""
     with connect() as client:
-        call = client.webhooks.test(project, webhook)
+        call = client.webhooks.test(webhook)
         until = time.monotonic() + _WAITS_SECONDS
         # Tried, and no try under way: its status or its error is there.
         while call.last_status is None and call.last_error is None and time.monotonic() < until:
             time.sleep(_ASKS_EVERY_SECONDS)
-            call = next(one for one in client.webhooks.all_deliveries(project, webhook) if one.id == call.id)
+            call = next(one for one in client.webhooks.all_deliveries(webhook) if one.id == call.id)
     if json:
         show_json(call)
     elif call.delivered_at is not None:
@@ -292,7 +283,6 @@ def have_tested(project: ProjectArgument, webhook: IdArgument, json: JsonOption 
 
 @webhooks.command()
 def deliveries(
-    project: ProjectArgument,
     webhook: IdArgument,
     *,
     limit: LimitedOption = 50,
@@ -300,7 +290,7 @@ def deliveries(
 ) -> None:
     """List a webhook's calls and their answers, the newest first."""
     with connect() as client:
-        found = first(client.webhooks.all_deliveries(project, webhook), limit)
+        found = first(client.webhooks.all_deliveries(webhook), limit)
     if json:
         show_json(found)
         return
@@ -310,7 +300,7 @@ def deliveries(
             (one.id, one.event.value, as_time(one.created_at), str(one.tries), _state(one), _answer(one))
             for one in found
         ),
-        nothing=f"{webhook} was not called yet. `holdfast webhooks test {project} {webhook}` calls it now.",
+        nothing=f"{webhook} was not called yet. `holdfast webhooks test {webhook}` calls it now.",
     )
 
 

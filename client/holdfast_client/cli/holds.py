@@ -44,7 +44,7 @@ def create(
     request = PlaceHold(reason=reason, retain_until=None if until is None else read_moment(until), mirror=mirror)
     with connect() as client:
         found = select(client, selector)
-        hold = client.holds.place(found.id, request)
+        hold = client.holds.create(found.id, request)
     if json:
         show_json(hold)
     else:

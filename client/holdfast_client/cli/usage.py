@@ -229,7 +229,7 @@ def put_prices(
     whole = isinstance(document.get("prices"), dict)
     given = PriceList.model_validate(document["prices"] if whole else document)
     with connect() as client:
-        found = client.usage.put_prices(given)
+        found = client.usage.put_prices(given, client.usage.prices().etag)
     if json:
         show_json(found)
     else:

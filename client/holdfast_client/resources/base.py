@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from holdfast_client.errors import AlreadyMade
 from holdfast_client.transport import Transport
 from holdfast_protocol.base import Page
+
+Item = TypeVar("Item")
+MadeT = TypeVar("MadeT")
 
 
 class Resource:
@@ -15,11 +20,36 @@ class Resource:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
 
+    def _whole(self, route: str, page: type[Page[Item]]) -> list[Item]:
+        """Every item of a short list."""
+        return list(all_items(lambda cursor: self.transport.call("GET", route, page, params={"cursor": cursor})))
 
-Item = TypeVar("Item")
 
 # A plan of a run of 100,000 checkpoints takes the service many seconds.
 PLANS_SECONDS = 300.0
+# How often a thing with a secret is made anew whose reply was lost.
+_MAKES = 4
+
+
+def once() -> dict[str, str]:
+    """The header of a call that makes something: however often the transport sends it, one thing is made."""
+    return {"Idempotency-Key": uuid.uuid4().hex}
+
+
+def if_match(etag: str | None) -> dict[str, str]:
+    """The header of a call that replaces or deletes what `etag` was read from."""
+    return {} if etag is None else {"If-Match": etag}
+
+
+def made_once(make: Callable[[], MadeT], undo: Callable[[str], object]) -> MadeT:
+    """What `make` returns. Where an earlier try has made it and its reply was lost, the secret in it is lost too: that
+    one is undone, and another made. Each `make` has a key of its own."""
+    for _ in range(_MAKES - 1):
+        try:
+            return make()
+        except AlreadyMade as error:
+            undo(str(error.context["id"]))
+    return make()
 
 
 def all_items(read_page: Callable[[str | None], Page[Item]]) -> Iterator[Item]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast_client.resources.base import Resource, all_items
+from holdfast_client.resources.base import Resource, all_items, if_match
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
 from holdfast_protocol.checkpoints import (
@@ -136,9 +136,8 @@ class Checkpoints(Resource):
 
     def edit(self, checkpoint_id: str, request: EditCheckpoint, etag: str) -> CheckpointView:
         """Edits labels or health. Raises EditConflict if the checkpoint is not the one that `etag` was read from."""
-        quoted = etag if etag.startswith('"') else f'"{etag}"'
         return self.transport.call(
-            "PATCH", path("checkpoints", checkpoint_id), CheckpointView, body=request, headers={"If-Match": quoted}
+            "PATCH", path("checkpoints", checkpoint_id), CheckpointView, body=request, headers=if_match(etag)
         )
 
     def undelete(self, checkpoint_id: str, *, pin: bool | None = None) -> CheckpointView:
@@ -148,14 +147,20 @@ class Checkpoints(Resource):
             "POST", path("checkpoints", checkpoint_id, "undelete"), CheckpointView, body=UndeleteCheckpoint(pin=pin)
         )
 
-    def pin(self, checkpoint_id: str, reason: str, *, expires_in_seconds: int | None = None) -> CheckpointView:
-        """Keeps a checkpoint from every policy and everybody's prune, for ever or for so long."""
+    def pin(
+        self, checkpoint_id: str, reason: str, *, expires_in_seconds: int | None = None, etag: str | None = None
+    ) -> CheckpointView:
+        """Keeps a checkpoint from every policy and every prune, for ever or for so long. `etag`: of the checkpoint as
+        it was seen, to replace another pin. Raises EditNeedsVersion and EditConflict."""
         request = PinCheckpoint(reason=reason, expires_in_seconds=expires_in_seconds)
-        return self.transport.call("PUT", path("checkpoints", checkpoint_id, "pin"), CheckpointView, body=request)
+        route = path("checkpoints", checkpoint_id, "pin")
+        return self.transport.call("PUT", route, CheckpointView, body=request, headers=if_match(etag))
 
-    def unpin(self, checkpoint_id: str) -> CheckpointView:
-        """Takes the pin away; one that has none is left as it is."""
-        return self.transport.call("DELETE", path("checkpoints", checkpoint_id, "pin"), CheckpointView)
+    def unpin(self, checkpoint_id: str, etag: str) -> CheckpointView:
+        """Takes the pin away that was seen with `etag`; a checkpoint without one is left as it is. Raises
+        EditConflict."""
+        route = path("checkpoints", checkpoint_id, "pin")
+        return self.transport.call("DELETE", route, CheckpointView, headers=if_match(etag))
 
 
 class Restores(Resource):

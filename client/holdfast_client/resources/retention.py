@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items
+from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items, if_match, once
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
 from holdfast_protocol.policies import PolicyKind, PolicyView, PutPolicy
@@ -32,10 +32,6 @@ def _route(kind: PolicyKind, project: str, run: str | None) -> str:
     if run is None:
         return path("projects", project, "policies", kind.value)
     return path("projects", project, "runs", run, "policies", kind.value)
-
-
-def _match(etag: str | None) -> dict[str, str]:
-    return {} if etag is None else {"If-Match": etag}
 
 
 class Retention(Resource):
@@ -79,7 +75,7 @@ class Retention(Resource):
         not found by a filter, must stay."""
         return self.transport.call(
             "POST",
-            path("projects", project, "runs", run, "prune"),
+            path("projects", project, "runs", run, "retention", "prune"),
             Pruned,
             body=request,
             waits_seconds=PLANS_SECONDS,
@@ -89,10 +85,12 @@ class Retention(Resource):
 class Holds(Resource):
     """See holdfast_protocol.pruning."""
 
-    def place(self, checkpoint_id: str, request: PlaceHold) -> HoldView:
+    def create(self, checkpoint_id: str, request: PlaceHold) -> HoldView:
         """Nobody takes the checkpoint away until another token releases the hold, or it ends. The same again gives the
         hold that is in force."""
-        return self.transport.call("POST", path("checkpoints", checkpoint_id, "holds"), HoldView, body=request)
+        return self.transport.call(
+            "POST", path("checkpoints", checkpoint_id, "holds"), HoldView, body=request, headers=once()
+        )
 
     def list_on(
         self, checkpoint_id: str, *, over: bool = False, cursor: str | None = None, limit: int | None = None
@@ -156,8 +154,8 @@ class Policies(Resource):
         """Puts the first policy, or replaces the one that `etag` was read from. Raises InvalidRequest for what is no
         policy, and EditConflict if another was put in between."""
         request = PutPolicy(document=dict(document))
-        return self.transport.call("PUT", _route(kind, project, run), PolicyView, body=request, headers=_match(etag))
+        return self.transport.call("PUT", _route(kind, project, run), PolicyView, body=request, headers=if_match(etag))
 
     def delete(self, kind: PolicyKind, project: str, run: str | None = None, *, etag: str) -> PolicyView:
         """Deletes the target's own policy, as `etag` was read from it, and gives back what it was."""
-        return self.transport.call("DELETE", _route(kind, project, run), PolicyView, headers=_match(etag))
+        return self.transport.call("DELETE", _route(kind, project, run), PolicyView, headers=if_match(etag))

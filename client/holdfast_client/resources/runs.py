@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items
+from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items, if_match, made_once, once
 from holdfast_client.transport import Transport, path
 from holdfast_protocol.base import Page
 from holdfast_protocol.pruning import (
@@ -34,8 +34,8 @@ class Projects(Resource):
     def edit(self, project: str, request: EditProject, *, etag: str | None = None) -> ProjectView:
         """Makes the project if it is not there, and sets what the request says. `etag`: of the view that was seen; a
         quota that is there changes only from that one. Raises EditNeedsVersion and EditConflict."""
-        headers = None if etag is None else {"If-Match": etag}
-        return self.transport.call("PUT", path("projects", project), ProjectView, body=request, headers=headers)
+        route = path("projects", project)
+        return self.transport.call("PUT", route, ProjectView, body=request, headers=if_match(etag))
 
     def delete(self, project: str, *, reason: str = "", dry_run: bool = False, etag: str | None = None) -> Deletion:
         """Deletes a project whose runs are all deleted. Raises CheckpointProtected while one is not."""
@@ -94,9 +94,11 @@ class Tokens(Resource):
     """See holdfast_protocol.service."""
 
     def create(self, request: CreateToken) -> TokenCreated:
-        """Makes a token. Not tried again after a lost reply: the secret is told once, and a second try would
-        leave a token behind that nobody holds."""
-        return self.transport.call("POST", path("tokens"), TokenCreated, body=request, retry_seconds=0)
+        """Makes a token. Where a lost reply took a token's text with it, that token is revoked."""
+        call = self.transport.call
+        return made_once(
+            lambda: call("POST", path("tokens"), TokenCreated, body=request, headers=once()), undo=self.revoke
+        )
 
     def list(self, *, cursor: str | None = None, limit: int | None = None) -> Page[TokenView]:
         return self.transport.call("GET", path("tokens"), Page[TokenView], params={"cursor": cursor, "limit": limit})
@@ -114,6 +116,6 @@ def _delete(transport: Transport, route: str, reason: str, dry_run: bool, etag: 
         route,
         Deletion,
         body=DeleteAll(reason=reason, dry_run=dry_run),
-        headers=None if etag is None else {"If-Match": etag},
+        headers=if_match(etag),
         waits_seconds=PLANS_SECONDS,
     )

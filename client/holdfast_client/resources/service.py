@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
 from holdfast_client.errors import ControllerPaused, ServiceUnavailable
-from holdfast_client.resources.base import Resource, all_items
+from holdfast_client.resources.base import Resource, all_items, made_once, once
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
 from holdfast_protocol.service import (
@@ -35,7 +35,7 @@ class Server(Resource):
     """What the service tells of itself."""
 
     def info(self) -> ServerInfo:
-        return self.transport.call("GET", path("server"), ServerInfo)
+        return self.transport.call("GET", path("service"), ServerInfo)
 
     def healthy(self) -> bool:
         """Whether the service's process is alive. One try."""
@@ -46,14 +46,14 @@ class Server(Resource):
         return self.transport.call("GET", "/readyz", Readiness, retry_seconds=0, also_good={503})
 
     def store_clocks(self) -> list[StoreClock]:
-        return self.transport.call("GET", path("store-clocks"), Page[StoreClock]).items
+        return self._whole(path("store-clocks"), Page[StoreClock])
 
 
 class Controllers(Resource):
     """Background work, and the processes that do it."""
 
     def list(self) -> list[ControllerView]:
-        return self.transport.call("GET", path("controllers"), Page[ControllerView]).items
+        return self._whole(path("controllers"), Page[ControllerView])
 
     def get(self, name: str) -> ControllerView:
         return self.transport.call("GET", path("controllers", name), ControllerView)
@@ -95,7 +95,7 @@ class Controllers(Resource):
 
     def workers(self) -> Sequence[WorkerView]:
         """The processes that serve or work now, and those that fell silent within the last day."""
-        return self.transport.call("GET", path("workers"), Page[WorkerView]).items
+        return self._whole(path("workers"), Page[WorkerView])
 
 
 class Operations(Resource):
@@ -227,26 +227,27 @@ class Webhooks(Resource):
     """See holdfast_protocol.webhooks."""
 
     def create(self, project: str, request: CreateWebhook) -> WebhookCreated:
-        """Makes a webhook. Not tried again after a lost reply: the secret is told once."""
-        route = path("projects", project, "webhooks")
-        return self.transport.call("POST", route, WebhookCreated, body=request, retry_seconds=0)
+        """Makes a webhook. Where a lost reply took a secret with it, that webhook is deleted."""
+        call, route = self.transport.call, path("projects", project, "webhooks")
+        return made_once(lambda: call("POST", route, WebhookCreated, body=request, headers=once()), undo=self.delete)
 
-    def list(self, project: str) -> Page[WebhookView]:
-        return self.transport.call("GET", path("projects", project, "webhooks"), Page[WebhookView])
+    def list(self, project: str) -> list[WebhookView]:
+        return self._whole(path("projects", project, "webhooks"), Page[WebhookView])
 
-    def delete(self, project: str, webhook: str) -> WebhookView:
-        return self.transport.call("DELETE", path("projects", project, "webhooks", webhook), WebhookView)
+    def get(self, webhook_id: str) -> WebhookView:
+        return self.transport.call("GET", path("webhooks", webhook_id), WebhookView)
 
-    def test(self, project: str, webhook: str) -> DeliveryView:
-        """Has a call made soon; `webhook_deliveries` tells what became of it."""
-        return self.transport.call("POST", path("projects", project, "webhooks", webhook, "test"), DeliveryView)
+    def delete(self, webhook_id: str) -> WebhookView:
+        return self.transport.call("DELETE", path("webhooks", webhook_id), WebhookView)
 
-    def deliveries(
-        self, project: str, webhook: str, *, cursor: str | None = None, limit: int | None = None
-    ) -> Page[DeliveryView]:
+    def test(self, webhook_id: str) -> DeliveryView:
+        """Has a call made soon; `deliveries` tells what became of it."""
+        return self.transport.call("POST", path("webhooks", webhook_id, "test"), DeliveryView)
+
+    def deliveries(self, webhook_id: str, *, cursor: str | None = None, limit: int | None = None) -> Page[DeliveryView]:
         """One page of a webhook's calls, the newest first."""
-        route = path("projects", project, "webhooks", webhook, "deliveries")
+        route = path("webhooks", webhook_id, "deliveries")
         return self.transport.call("GET", route, Page[DeliveryView], params={"cursor": cursor, "limit": limit})
 
-    def all_deliveries(self, project: str, webhook: str) -> Iterator[DeliveryView]:
-        return all_items(lambda cursor: self.deliveries(project, webhook, cursor=cursor))
+    def all_deliveries(self, webhook_id: str) -> Iterator[DeliveryView]:
+        return all_items(lambda cursor: self.deliveries(webhook_id, cursor=cursor))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast_client.resources.base import Resource, all_items
+from holdfast_client.resources.base import Resource, all_items, if_match, once
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
 from holdfast_protocol.checkpoints import (
@@ -42,7 +42,7 @@ class Stores(Resource):
     """The attached stores."""
 
     def list(self) -> list[StoreView]:
-        return self.transport.call("GET", path("stores"), Page[StoreView]).items
+        return self._whole(path("stores"), Page[StoreView])
 
     def claim(self, role: StoreRole, request: ClaimStore) -> StoreView:
         return self.transport.call("POST", path("stores", role.value, "claim"), StoreView, body=request)
@@ -57,14 +57,14 @@ class Catalog(Resource):
 
     def check(self, request: CheckCatalog) -> OperationView:
         """Started, or under way already; its result is a CatalogCheck. See wait_operation."""
-        return self.transport.call("POST", path("catalog", "check"), OperationView, body=request)
+        return self.transport.call("POST", path("catalog", "checks"), OperationView, body=request, headers=once())
 
     def doubts(self) -> list[DoubtView]:
         """What a rebuild of the catalog could not know, and nobody has confirmed since."""
-        return self.transport.call("GET", path("catalog", "doubts"), Page[DoubtView]).items
+        return self._whole(path("catalog", "doubts"), Page[DoubtView])
 
     def confirm(self, request: ConfirmCommits) -> DoubtView:
-        return self.transport.call("POST", path("catalog", "confirm"), DoubtView, body=request)
+        return self.transport.call("POST", path("catalog", "confirmations"), DoubtView, body=request)
 
 
 class Samples(Resource):
@@ -75,7 +75,7 @@ class Samples(Resource):
 
     def check(self, sample_id: str) -> SampleChecked:
         """Raises ChunkGone where it has not arrived."""
-        return self.transport.call("POST", path("store-samples", sample_id, "checks"), SampleChecked)
+        return self.transport.call("POST", path("store-samples", sample_id, "check"), SampleChecked)
 
     def delete(self, sample_id: str) -> None:
         self.transport.send("DELETE", path("store-samples", sample_id))
@@ -102,7 +102,8 @@ class Copies(Resource):
         """Has a checkpoint restored from one store alone, every byte verified. `wait_operation` gives the result, a
         DrillResult."""
         route = path("projects", project, "runs", run, "drills")
-        return self.transport.call("POST", route, OperationView, body=StartDrill(selector=selector, store=store))
+        request = StartDrill(selector=selector, store=store)
+        return self.transport.call("POST", route, OperationView, body=request, headers=once())
 
 
 class Scrub(Resource):
@@ -110,13 +111,13 @@ class Scrub(Resource):
 
     def run(self, project: str, run: str, mode: ScrubMode = ScrubMode.READ) -> OperationView:
         """Has every copy of the run's chunks read again. `wait_operation` gives the result, a ScrubResult."""
-        route = path("projects", project, "runs", run, "scrub")
-        return self.transport.call("POST", route, OperationView, body=StartScrub(mode=mode))
+        route = path("projects", project, "runs", run, "scrubs")
+        return self.transport.call("POST", route, OperationView, body=StartScrub(mode=mode), headers=once())
 
     def checkpoint(self, checkpoint_id: str, mode: ScrubMode = ScrubMode.READ) -> OperationView:
         """The same of one checkpoint's chunks."""
-        route = path("checkpoints", checkpoint_id, "scrub")
-        return self.transport.call("POST", route, OperationView, body=StartScrub(mode=mode))
+        route = path("checkpoints", checkpoint_id, "scrubs")
+        return self.transport.call("POST", route, OperationView, body=StartScrub(mode=mode), headers=once())
 
     def impact_of_chunk(self, digest: str) -> Impact:
         """Which checkpoints and runs need this chunk, in all projects that the token sees."""
@@ -158,18 +159,18 @@ class Collection(Resource):
 
     def plan(self, project: str | None = None) -> CollectionPlan:
         """What the collector would delete now, store by store, and what waits for what. It changes nothing."""
-        return self.transport.call("GET", path("collection"), CollectionPlan, params={"project": project})
+        return self.transport.call("GET", path("collections", "plan"), CollectionPlan, params={"project": project})
 
     def start(self) -> OperationView:
         """Starts a pass of the collector, with a look at every copy; its result is a CollectionPass."""
-        return self.transport.call("POST", path("collection"), OperationView)
+        return self.transport.call("POST", path("collections"), OperationView, headers=once())
 
     def last_sweeps(self) -> SweepReport:
         return self.transport.call("GET", path("sweeps"), SweepReport)
 
     def sweep(self, request: StartSweep) -> OperationView:
         """Starts to compare a store, or all of them, with the catalog; its result is a SweepReport."""
-        return self.transport.call("POST", path("sweeps"), OperationView, body=request)
+        return self.transport.call("POST", path("sweeps"), OperationView, body=request, headers=once())
 
 
 class Usage(Resource):
@@ -197,12 +198,12 @@ class Usage(Resource):
 
     def forecast(self, project: str, run: str, request: ForecastCost) -> CostForecast:
         """What the run would cost a month under these policies, if it goes on as it has."""
-        route = path("projects", project, "runs", run, "cost-forecast")
+        route = path("projects", project, "runs", run, "cost", "forecast")
         return self.transport.call("POST", route, CostForecast, body=request, waits_seconds=_COUNTING_SECONDS)
 
     def prices(self) -> PriceListView:
         return self.transport.call("GET", path("prices"), PriceListView)
 
-    def put_prices(self, prices: PriceList) -> PriceListView:
-        """Replaces the whole list."""
-        return self.transport.call("PUT", path("prices"), PriceListView, body=prices)
+    def put_prices(self, prices: PriceList, etag: str) -> PriceListView:
+        """Replaces the whole list that `etag` was read from. Raises EditConflict."""
+        return self.transport.call("PUT", path("prices"), PriceListView, body=prices, headers=if_match(etag))

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.service import CreateToken, TokenCreated, TokenView
-from holdfast_protocol.states import Scope
-from holdfast_service.auth.authenticate import require
-from holdfast_service.auth.principal import Principal
 from holdfast_service.auth.tokens import create_token, list_tokens, revoke_token
 from holdfast_service.context import Context
-from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.parameters import Admin, Cursor, IdempotencyKey, Limit
 
 router = APIRouter(route_class=GuardedRoute, tags=["tokens"])
-Admin = Annotated[Principal, require(Scope.ADMIN)]
 
 
 @router.post("/v1/tokens", status_code=201, summary="Make a token; its text is shown once")
-def create(body: CreateToken, context: Context, caller: Admin) -> TokenCreated:
-    return create_token(context, caller, body)
+def create(body: CreateToken, context: Context, caller: Admin, idempotency_key: IdempotencyKey = None) -> TokenCreated:
+    return create_token(context, caller, body, idempotency_key)
 
 
-@router.get("/v1/tokens", summary="List tokens, the newest first, revoked ones too")
+@router.get("/v1/tokens", name="list", summary="List tokens, the newest first, revoked ones too")
 def list_all(
     context: Context,
     caller: Admin,
-    cursor: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+    cursor: Cursor = None,
+    limit: Limit = DEFAULT_PAGE,
 ) -> Page[TokenView]:
     return list_tokens(context, caller, cursor=cursor, limit=limit)
 

@@ -18,6 +18,7 @@ from holdfast_service.auth.principal import Principal, new_token_text, parse_tok
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
+from holdfast_service.db.repeats import Repeatable, already_made, digest_of
 from holdfast_service.db.tables.core import Project, Token
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.find import project_named
@@ -103,8 +104,11 @@ def token_facts(token: Token) -> dict[str, Any]:
 # Makes a token. A project's administrator can make them for that project only, and nobody more than they have.
 
 
-def create_token(context: ServiceContext, caller: Principal, request: CreateToken) -> TokenCreated:
-    """Raises `forbidden` for what the caller does not have, and `project_not_found`."""
+def create_token(
+    context: ServiceContext, caller: Principal, request: CreateToken, key: str | None = None
+) -> TokenCreated:
+    """`key`: the client's Idempotency-Key. Raises `forbidden` for what the caller does not have, `project_not_found`,
+    `already_made` and `idempotency_key_reused`."""
     for scope in request.scopes:
         caller.check_scope(scope)
     if request.project is None and caller.project_name is not None:
@@ -114,7 +118,10 @@ def create_token(context: ServiceContext, caller: Principal, request: CreateToke
             "project. Name the project.",
         )
     text = new_token_text()
+    repeat = Repeatable(caller.token_id, key, digest_of("token", request=request))
     with context.database.transaction() as session:
+        if (earlier := repeat.earlier(session)) is not None:
+            raise already_made("token", earlier)
         project = project_named(session, caller, request.project) if request.project is not None else None
         expires_at = None
         if request.expires_in_seconds is not None:
@@ -131,6 +138,7 @@ def create_token(context: ServiceContext, caller: Principal, request: CreateToke
         record_event(
             session, Actor.person(caller), "token.create", project_id=token.project_id, after=token_facts(token)
         )
+        repeat.made(session, token.id)
         view = token_view(token, request.project)
     return TokenCreated(**view.model_dump(), token=text)
 

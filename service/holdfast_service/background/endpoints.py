@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.service import ControllerView, OperationView, PauseController, WorkerView
-from holdfast_protocol.states import OperationState, Scope
-from holdfast_service.auth.authenticate import require
-from holdfast_service.auth.principal import Principal
+from holdfast_protocol.states import OperationState
 from holdfast_service.background.controllers import (
     list_controllers,
     list_workers,
@@ -21,13 +19,15 @@ from holdfast_service.background.controllers import (
 )
 from holdfast_service.background.list_operations import cancel_operation, list_operations, show_operation
 from holdfast_service.context import Context
-from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.db.pages import DEFAULT_PAGE, page_of
 from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.parameters import Cursor, Limit, Operator, Reader
 from holdfast_service.work.report import ControllerLoop
 
 # Routes of controllers and workers: for those who may look at, and change, the work for all projects.
 
 controllers_router = APIRouter(route_class=GuardedRoute, tags=["controllers"])
+workers_router = APIRouter(route_class=GuardedRoute, tags=["workers"])
 
 
 def _loops(request: Request) -> tuple[ControllerLoop, ...]:
@@ -37,15 +37,16 @@ def _loops(request: Request) -> tuple[ControllerLoop, ...]:
 
 
 Loops = Annotated[tuple[ControllerLoop, ...], Depends(_loops)]
-Reader = Annotated[Principal, require(Scope.READ)]
-Operator = Annotated[Principal, require(Scope.OPERATE)]
 
 
 @controllers_router.get(
-    "/v1/controllers", summary="List the controllers: what is due, leased, done and failed, and their lag"
+    "/v1/controllers", name="list", summary="List the controllers: what is due, leased, done and failed, and their lag"
 )
-def list_all(context: Context, loops: Loops, caller: Reader) -> Page[ControllerView]:
-    return Page(items=list_controllers(context, loops, caller))
+def list_all(
+    context: Context, loops: Loops, caller: Reader, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE
+) -> Page[ControllerView]:
+    found = list_controllers(context, loops, caller)
+    return page_of("controllers", found, lambda each: each.name, cursor=cursor, limit=limit)
 
 
 @controllers_router.get("/v1/controllers/{name}", summary="Show a controller")
@@ -65,14 +66,18 @@ def resume(name: str, context: Context, loops: Loops, caller: Operator) -> Contr
     return resume_controller(context, loops, caller, name)
 
 
-@controllers_router.post("/v1/controllers/{name}/run", summary="Ask for a pass of a controller now, in one process")
+@controllers_router.post(
+    "/v1/controllers/{name}/run", status_code=202, summary="Ask for a pass of a controller now, in one process"
+)
 def run(name: str, context: Context, loops: Loops, caller: Operator) -> ControllerView:
     return run_controller(context, loops, caller, name)
 
 
-@controllers_router.get("/v1/workers", summary="List the processes that serve or work")
-def workers(context: Context, caller: Reader) -> Page[WorkerView]:
-    return Page(items=list_workers(context, caller))
+@workers_router.get("/v1/workers", name="list", summary="List the processes that serve or work")
+def workers(context: Context, caller: Reader, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE) -> Page[WorkerView]:
+    found = list_workers(context, caller)
+    key = lambda each: f"{each.started_at.isoformat()} {each.id}"  # noqa: E731
+    return page_of("workers", found, key, cursor=cursor, limit=limit)
 
 
 # Routes of operations. What starts one belongs to its verb.
@@ -80,16 +85,16 @@ def workers(context: Context, caller: Reader) -> Page[WorkerView]:
 operations_router = APIRouter(route_class=GuardedRoute, tags=["operations"])
 
 
-@operations_router.get("/v1/operations", summary="List long operations, the newest first", name="list_all")
+@operations_router.get("/v1/operations", summary="List long operations, the newest first", name="list")
 def list_long_operations(  # noqa: PLR0917 (FastAPI calls it by keyword)
     context: Context,
-    caller: Annotated[Principal, require(Scope.READ)],
+    caller: Reader,
     project: str | None = None,
     run: str | None = None,
     kind: str | None = None,
     state: OperationState | None = None,
-    cursor: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+    cursor: Cursor = None,
+    limit: Limit = DEFAULT_PAGE,
 ) -> Page[OperationView]:
     return list_operations(
         context, caller, project=project, run=run, kind=kind, state=state, cursor=cursor, limit=limit
@@ -99,12 +104,10 @@ def list_long_operations(  # noqa: PLR0917 (FastAPI calls it by keyword)
 @operations_router.get(
     "/v1/operations/{operation_id}", summary="Show a long operation: how far it is, and what came of it", name="show"
 )
-def show_long_operation(
-    operation_id: str, context: Context, caller: Annotated[Principal, require(Scope.READ)]
-) -> OperationView:
+def show_long_operation(operation_id: str, context: Context, caller: Reader) -> OperationView:
     return show_operation(context, caller, operation_id)
 
 
 @operations_router.post("/v1/operations/{operation_id}/cancel", summary="Cancel a long operation")
-def cancel(operation_id: str, context: Context, caller: Annotated[Principal, require(Scope.OPERATE)]) -> OperationView:
+def cancel(operation_id: str, context: Context, caller: Operator) -> OperationView:
     return cancel_operation(context, caller, operation_id)

@@ -108,14 +108,14 @@ def _check_store(check: CopyCheck, *, deep: bool) -> StoreCheck:
 CHECK = "catalog.check"
 
 
-def start_check(context: ServiceContext, caller: Principal, request: CheckCatalog) -> OperationView:
+def start_check(context: ServiceContext, caller: Principal, request: CheckCatalog, key: str | None) -> OperationView:
     """Raises `forbidden` for a token of one project, and `invalid_request` for a store that is not attached."""
     caller.check_every_project()
     if request.store is not None:
         attached_with(context, request.store)
     arguments = request.model_dump(mode="json")
     with context.database.transaction() as session:
-        return start_operation(session, caller, CHECK, project_id=None, arguments=arguments)
+        return start_operation(session, caller, CHECK, project_id=None, arguments=arguments, key=key)
 
 
 def run_check(context: ServiceContext, run: OperationRun) -> dict[str, Any]:

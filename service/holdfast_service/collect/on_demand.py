@@ -25,11 +25,11 @@ COLLECT = "collect"
 SWEEP = "sweep"
 
 
-def start_collection(context: ServiceContext, caller: Principal) -> OperationView:
+def start_collection(context: ServiceContext, caller: Principal, key: str | None) -> OperationView:
     """Raises `forbidden` for a token of one project."""
     caller.check_every_project()
     with context.database.transaction() as session:
-        return start_operation(session, caller, COLLECT, project_id=None, arguments={})
+        return start_operation(session, caller, COLLECT, project_id=None, arguments={}, key=key)
 
 
 def run_collection(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def run_collection(context: ServiceContext, run: OperationRun) -> dict[str, Any]
     ).model_dump(mode="json")
 
 
-def start_sweep(context: ServiceContext, caller: Principal, request: StartSweep) -> OperationView:
+def start_sweep(context: ServiceContext, caller: Principal, request: StartSweep, key: str | None) -> OperationView:
     """Raises `forbidden` for a token of one project, and for `force` without the scope `admin`; `invalid_request` for a
     store that is not attached."""
     caller.check_every_project()
@@ -53,7 +53,7 @@ def start_sweep(context: ServiceContext, caller: Principal, request: StartSweep)
     _wanted(context, request.store)
     arguments = request.model_dump(mode="json")
     with context.database.transaction() as session:
-        return start_operation(session, caller, SWEEP, project_id=None, arguments=arguments)
+        return start_operation(session, caller, SWEEP, project_id=None, arguments=arguments, key=key)
 
 
 def run_sweep(context: ServiceContext, run: OperationRun) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from holdfast_protocol.base import Page
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.errors import ProblemError
 
@@ -44,6 +45,14 @@ def cut_page(
     """Of `limit` + 1 rows that were asked for: those of this page, and the cursor if there are more."""
     shown = rows[:limit]
     return shown, encode_cursor(kind, *key(shown[-1])) if len(rows) > limit else None
+
+
+def page_of(kind: str, items: Iterable[Row], key: Callable[[Row], str], *, cursor: str | None, limit: int) -> Page[Row]:
+    """One page of what is in memory, in the order of its keys, which differ."""
+    (after,) = (None,) if cursor is None else decode_cursor(kind, cursor, str)
+    rest = sorted((item for item in items if after is None or key(item) > after), key=key)
+    shown, next_cursor = cut_page(kind, rest, limit, lambda item: (key(item),))
+    return Page(items=list(shown), next_cursor=next_cursor)
 
 
 def moment_to_text(moment: datetime) -> str:

@@ -8,30 +8,31 @@ from fastapi import APIRouter, Query
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.pruning import ExtendHold, HoldView, PlaceHold, ReleaseHold
-from holdfast_protocol.states import Scope
-from holdfast_service.auth.authenticate import require
-from holdfast_service.auth.principal import Principal
 from holdfast_service.context import Context
-from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.holds.holds import extend_hold, list_holds, place_hold, release_hold
 from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.parameters import Admin, Cursor, IdempotencyKey, Limit, Operator, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["holds"])
 
-Reader = Annotated[Principal, require(Scope.READ)]
-Operator = Annotated[Principal, require(Scope.OPERATE)]
-Admin = Annotated[Principal, require(Scope.ADMIN)]
 Over = Annotated[bool, Query(description="Also holds that are released or have ended.")]
-Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
-Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items of a page, at most.")]
 
 
-@router.post("/v1/checkpoints/{checkpoint_id}/holds", status_code=201, summary="Place a hold on a checkpoint")
-def place(checkpoint_id: str, body: PlaceHold, context: Context, caller: Operator) -> HoldView:
-    return place_hold(context, caller, checkpoint_id, body)
+@router.post(
+    "/v1/checkpoints/{checkpoint_id}/holds", status_code=201, name="create", summary="Place a hold on a checkpoint"
+)
+def place(
+    checkpoint_id: str, body: PlaceHold, context: Context, caller: Operator, idempotency_key: IdempotencyKey = None
+) -> HoldView:
+    return place_hold(context, caller, checkpoint_id, body, idempotency_key)
 
 
-@router.get("/v1/checkpoints/{checkpoint_id}/holds", summary="List the holds on a checkpoint, the newest first")
+@router.get(
+    "/v1/checkpoints/{checkpoint_id}/holds",
+    name="list_of_checkpoint",
+    summary="List the holds on a checkpoint, the newest first",
+)
 def of_checkpoint(
     *,
     checkpoint_id: str,
@@ -44,7 +45,7 @@ def of_checkpoint(
     return list_holds(context, caller, checkpoint_id=checkpoint_id, over=over, cursor=cursor, limit=limit)
 
 
-@router.get("/v1/holds", summary="List holds, the newest first")
+@router.get("/v1/holds", name="list", summary="List holds, the newest first")
 def list_all(
     *,
     context: Context,

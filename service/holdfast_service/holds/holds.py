@@ -17,6 +17,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
+from holdfast_service.db.repeats import Repeatable, digest_of
 from holdfast_service.db.tables.core import Checkpoint, Project, Run, Token
 from holdfast_service.db.tables.operations import Hold
 from holdfast_service.errors import ProblemError
@@ -122,10 +123,12 @@ def _with_makers(session: Session, token_id: str) -> dict[str, Token]:
 _HELD_STATES = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 
 
-def place_hold(context: ServiceContext, caller: Principal, checkpoint_id: str, request: PlaceHold) -> HoldView:
-    """The same hold by the same token is the one that is in force. Raises `checkpoint_not_found`,
-    `checkpoint_conflict` for what is not committed, `invalid_request` for a time that is over and for a mirror that no
-    store can give, and what asking the store raises.
+def place_hold(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, request: PlaceHold, key: str | None = None
+) -> HoldView:
+    """The same hold by the same token is the one that is in force. `key`: the client's Idempotency-Key. Raises
+    `checkpoint_not_found`, `checkpoint_conflict` for what is not committed, `invalid_request` for a time that is over
+    and for a mirror that no store can give, `idempotency_key_reused`, and what asking the store raises.
     """
     if request.mirror:
         _refuse_without_object_lock(context)
@@ -133,8 +136,12 @@ def place_hold(context: ServiceContext, caller: Principal, checkpoint_id: str, r
     with context.database.transaction() as session:
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
         checkpoint = locked_checkpoint(session, checkpoint_id)
-        _refuse_unfit(checkpoint)
         now = database_now(session)
+        repeat = Repeatable(caller.token_id, key, digest_of("hold", checkpoint_id, request=request))
+        earlier = repeat.earlier(session)
+        if earlier is not None and (placed := session.get(Hold, earlier)) is not None:
+            return hold_view(placed, checkpoint, run, project, now)
+        _refuse_unfit(checkpoint)
         if until is not None and until <= now:
             raise ProblemError(
                 ProblemCode.INVALID_REQUEST,
@@ -172,6 +179,7 @@ def place_hold(context: ServiceContext, caller: Principal, checkpoint_id: str, r
                 },
             )
             session.flush()
+        repeat.made(session, hold.id)
         return hold_view(hold, checkpoint, run, project, now)
 
 

@@ -22,7 +22,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.operations import Policy
-from holdfast_service.errors import ProblemError
+from holdfast_service.errors import ProblemError, refuse_unless_seen
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
 from holdfast_service.runs.find import project_named, run_named
@@ -188,20 +188,8 @@ def locked_policy(session: Session, target: Target, kind: PolicyKind) -> Policy 
     )
 
 
-def refuse_unless_seen(policy: Policy, if_match: str | None, target: Target) -> None:
-    """Raises `invalid_request` without a version, and `edit_conflict` for another than this one."""
-    if if_match is None:
-        raise ProblemError(
-            ProblemCode.INVALID_REQUEST,
-            f"{target} has a {policy.kind} policy already. Look at it, and send its `etag` as the header If-Match.",
-            etag=StoredPolicy.of(policy).etag,
-        )
-    if if_match not in (StoredPolicy.of(policy).etag, "*"):
-        raise ProblemError(
-            ProblemCode.EDIT_CONFLICT,
-            f"The {policy.kind} policy of {target} was changed since it was read. Read it again and decide anew.",
-            etag=StoredPolicy.of(policy).etag,
-        )
+def _refuse_unless_seen(policy: Policy, if_match: str | None, target: Target) -> None:
+    refuse_unless_seen(f"the {policy.kind} policy of {target}", StoredPolicy.of(policy).etag, if_match)
 
 
 def no_policy(target: Target, kind: PolicyKind) -> ProblemError:
@@ -218,9 +206,10 @@ def no_policy(target: Target, kind: PolicyKind) -> ProblemError:
 
 def put_policy(
     context: ServiceContext, caller: Principal, name: PolicyName, request: PutPolicy, if_match: str | None
-) -> PolicyView:
-    """The same document again is fine, whatever version was seen. Raises `invalid_request` for what is no policy,
-    `edit_conflict`, and what finding the target raises."""
+) -> tuple[PolicyView, bool]:
+    """The policy, and whether it is the target's first. The same document again is fine, whatever version was seen.
+    Raises `invalid_request` for what is no policy,
+    `edit_needs_version`, `edit_conflict`, and what finding the target raises."""
     kind = name.kind
     try:
         policy = read_policy(kind, request.document)
@@ -233,14 +222,14 @@ def put_policy(
         row = locked_policy(session, target, kind)
         now = database_now(session)
         if row is not None and row.document == document:
-            return target.view(StoredPolicy.of(row))
+            return target.view(StoredPolicy.of(row)), False
         before = None if row is None else {"document": dict(row.document), "version": row.version}
         if row is None:
             _refuse_if_one_was_seen(if_match, target, kind)
             row = Policy(project_id=target.project_id, run_id=target.run_id or "", kind=kind, version=1)
             session.add(row)
         else:
-            refuse_unless_seen(row, if_match, target)
+            _refuse_unless_seen(row, if_match, target)
             row.version += 1
         row.document = document
         row.updated_at = now
@@ -256,7 +245,7 @@ def put_policy(
             after={"kind": kind.value, "document": document, "version": row.version},
         )
         subject_changed(session, RecordKind.PROJECT, target.project_id, target.project_id)
-        return target.view(StoredPolicy.of(row))
+        return target.view(StoredPolicy.of(row)), before is None
 
 
 def _refuse_if_one_was_seen(if_match: str | None, target: Target, kind: PolicyKind) -> None:
@@ -292,7 +281,7 @@ def remove_policy(context: ServiceContext, caller: Principal, name: PolicyName, 
             raise ProblemError(
                 ProblemCode.POLICY_NOT_FOUND, f"{target} has no {name.kind} policy of its own.", kind=name.kind.value
             )
-        refuse_unless_seen(row, if_match, target)
+        _refuse_unless_seen(row, if_match, target)
         removed = StoredPolicy.of(row)
         session.delete(row)
         record_event(

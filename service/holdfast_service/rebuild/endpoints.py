@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
 
 from fastapi import APIRouter
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.states import Scope
 from holdfast_protocol.stores import ConfirmCommits, DoubtView
 from holdfast_service.audit.record import Actor, record_event
-from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import Context, ServiceContext
 from holdfast_service.db.dialect import insert_absent
+from holdfast_service.db.pages import DEFAULT_PAGE, page_of
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.records import RebuildDoubt
 from holdfast_service.lineage.restore_choice import EVERY, why_in_doubt
 from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.parameters import Admin, Cursor, Limit, Reader
 
 # What a rebuild could not know, by project, and the person's word that ends the doubt (rule rebuild-doubts).
 
@@ -77,16 +76,19 @@ def confirm(context: ServiceContext, caller: Principal, request: ConfirmCommits)
 
 # Routes of what a rebuild could not know.
 
-router = APIRouter(route_class=GuardedRoute, tags=["stores"])
+router = APIRouter(route_class=GuardedRoute, tags=["catalog"])
 
 
-@router.get("/v1/catalog/doubts", summary="List what a rebuild of the catalog could not know")
-def doubts(context: Context, caller: Annotated[Principal, require(Scope.READ)]) -> Page[DoubtView]:
-    return Page(items=list_doubts(context, caller))
+@router.get("/v1/catalog/doubts", name="list_doubts", summary="List what a rebuild of the catalog could not know")
+def doubts(context: Context, caller: Reader, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE) -> Page[DoubtView]:
+    return page_of("doubts", list_doubts(context, caller), lambda each: each.project or "", cursor=cursor, limit=limit)
 
 
-@router.post("/v1/catalog/confirm", summary="Confirm that a rebuilt catalog lacks no commit of a run, or of a project")
-def confirm_commits(
-    body: ConfirmCommits, context: Context, caller: Annotated[Principal, require(Scope.ADMIN)]
-) -> DoubtView:
+@router.post(
+    "/v1/catalog/confirmations",
+    status_code=201,
+    name="confirm",
+    summary="Confirm that a rebuilt catalog lacks no commit of a run, or of a project",
+)
+def confirm_commits(body: ConfirmCommits, context: Context, caller: Admin) -> DoubtView:
     return confirm(context, caller, body)

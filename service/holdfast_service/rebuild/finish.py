@@ -109,7 +109,8 @@ def settle_deletions(database: Database, report: RebuildReport) -> None:
     if kept:
         report.notes.append(
             f"{counted(kept, 'thing')} in the trash can be taken back for {TIME_TO_LOOK.days} more days: a record may "
-            "be older than a person's word to take it back. Look with `holdfast checkpoints list --deleted`"
+            "be older than a person's word to take it back. Look with `--deleted` of `holdfast projects list`, "
+            "`holdfast runs list` and `holdfast checkpoints list`"
         )
 
 

@@ -356,7 +356,7 @@ KIND = "drill"
 
 
 def start_drill(
-    context: ServiceContext, caller: Principal, project: str, run: str, request: StartDrill
+    context: ServiceContext, caller: Principal, project: str, run: str, request: StartDrill, *, key: str | None
 ) -> OperationView:
     """Raises `forbidden`, `project_not_found`, `run_not_found`, and `invalid_request` for a selector that is none and a
     store that the service does not have."""
@@ -370,5 +370,11 @@ def start_drill(
     with context.database.transaction() as session:
         owner, found = run_named(session, caller, project, run)
         return start_operation(
-            session, caller, KIND, project_id=owner.id, run_id=found.id, arguments=request.model_dump(mode="json")
+            session,
+            caller,
+            KIND,
+            project_id=owner.id,
+            run_id=found.id,
+            arguments=request.model_dump(mode="json"),
+            key=key,
         )

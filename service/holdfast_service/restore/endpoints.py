@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Query
 
-from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, minor_of
+from holdfast_protocol.base import PROTOCOL_VERSION, minor_of
 from holdfast_protocol.checkpoints import ChunkReads, ChunkVerdict, ReadChunks, ReportChunk, RestoreDecision, Step
 from holdfast_protocol.runs import Best, Latest
-from holdfast_protocol.states import Scope
-from holdfast_service.auth.authenticate import require
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import Context, ServiceContext
 from holdfast_service.lineage.restore_choice import choose_restore_point, known_to, point_of, reach_of, without_doubt
@@ -19,6 +17,7 @@ from holdfast_service.restore.read_tickets import read_chunks, release_lease
 from holdfast_service.restore.report_chunk import report_chunk
 from holdfast_service.runs.find import run_named
 from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.parameters import ProtocolSpoken, Reader
 
 # Which checkpoint would be restored now, and why not a newer one. The choice itself is in `lineage/restore_choice.py`.
 
@@ -51,10 +50,7 @@ def find_restore_point(
 
 # Routes of the way back. The bytes themselves are read from the store, or through `/v1/objects`.
 
-router = APIRouter(route_class=GuardedRoute, tags=["restore"])
-
-Reader = Annotated[Principal, require(Scope.READ)]
-ProtocolSpoken = Annotated[str, Header(alias=PROTOCOL_HEADER, description="The client's version.")]
+router = APIRouter(route_class=GuardedRoute, tags=["restores"])
 
 
 @router.get(
@@ -81,7 +77,7 @@ def restore_point(
 
 
 @router.post("/v1/checkpoints/{checkpoint_id}/reads", summary="Tickets to read chunks, under a lease")
-def reads(
+def read_tickets(
     checkpoint_id: str, body: ReadChunks, context: Context, caller: Reader, spoken: ProtocolSpoken = PROTOCOL_VERSION
 ) -> ChunkReads:
     return read_chunks(context, caller, checkpoint_id, body, minor_of(spoken))

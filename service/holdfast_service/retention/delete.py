@@ -17,7 +17,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
-from holdfast_service.errors import ProblemError
+from holdfast_service.errors import ProblemError, refuse_unless_seen
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
 from holdfast_service.retention.plan import Fact
@@ -53,7 +53,7 @@ def delete_run(
             gone = _may_go(session, found)
             etag = _etag(found, gone)
             if not request.dry_run:
-                check_seen(etag, if_match)
+                refuse_unless_seen("the run", etag, if_match, look="Ask for a dry run")
                 _move(session, found, gone, Trashing.with_its_run(context, Actor.person(caller), request.reason))
             ids, logical_bytes = [fact.id for fact in gone], sum(fact.logical_bytes for fact in gone)
         else:
@@ -71,22 +71,6 @@ def delete_run(
         freed=freed,
         in_trash=told,
     )
-
-
-def check_seen(etag: str, if_match: str | None) -> None:
-    """Raises `edit_needs_version` and `edit_conflict`."""
-    if if_match is None:
-        raise ProblemError(
-            ProblemCode.EDIT_NEEDS_VERSION,
-            "To delete all of it, say what was seen. Ask for a dry run, and send its `etag` as the header If-Match.",
-            etag=etag,
-        )
-    if if_match not in (etag, "*"):
-        raise ProblemError(
-            ProblemCode.EDIT_CONFLICT,
-            "It has changed since it was looked at, and nothing was deleted. Ask for a dry run again and decide anew.",
-            etag=etag,
-        )
 
 
 def mark_deleted(session: Session, found: Project | Run, trashing: Trashing) -> None:
@@ -173,7 +157,7 @@ def delete_project(
         if project.deleted_at is None:
             _refuse_if_in_use(session, project)
             if not request.dry_run:
-                check_seen(etag, if_match)
+                refuse_unless_seen("the project", etag, if_match, look="Ask for a dry run")
                 _delete(session, project, Trashing.with_its_run(context, Actor.person(caller), request.reason))
         told = in_trash(project)
     return Deletion(

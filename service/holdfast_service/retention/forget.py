@@ -15,8 +15,17 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.memory import refuse_if_went_back
+from holdfast_service.db.repeats import KEPT_FOR
 from holdfast_service.db.tables.core import FORGOTTEN, Attempt, Checkpoint, Project, ReadLease, Run, Shard, Token
-from holdfast_service.db.tables.operations import CheckpointCopy, ForgottenTotal, Hold, Operation, Policy, RetentionMark
+from holdfast_service.db.tables.operations import (
+    CheckpointCopy,
+    ForgottenTotal,
+    Hold,
+    IdempotencyKey,
+    Operation,
+    Policy,
+    RetentionMark,
+)
 from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
 from holdfast_service.db.tables.webhooks import Webhook
 from holdfast_service.holds.held import in_force
@@ -241,7 +250,12 @@ Forget = Callable[[Session, ServiceSettings], int]
 def forget_old(context: ServiceContext, actor: Actor) -> int:
     """How many rows went: a bounded number in each pass. Raises WentBackError."""
     forgotten = 0
-    kinds: dict[str, Forget] = {"operations": _operations, "tokens": _tokens, "checkpoints": _checkpoints}
+    kinds: dict[str, Forget] = {
+        "operations": _operations,
+        "tokens": _tokens,
+        "checkpoints": _checkpoints,
+        "idempotency_keys": _idempotency_keys,
+    }
     for name, forget in kinds.items():
         for _ in range(_BATCHES):
             batch = context.database.run(partial(_forget, context=context, name=name, forget=forget, actor=actor))
@@ -257,6 +271,23 @@ def _forget(session: Session, context: ServiceContext, name: str, forget: Forget
     if count:
         record_event(session, actor, "catalog.forget", after={name: count})
     return count
+
+
+def _idempotency_keys(session: Session, settings: ServiceSettings) -> int:
+    del settings
+    keys = session.scalars(
+        select(IdempotencyKey.key)
+        .where(IdempotencyKey.created_at < database_now(session) - KEPT_FOR)
+        .order_by(IdempotencyKey.created_at)
+        .limit(AT_ONCE)
+    ).all()
+    session.execute(
+        delete(IdempotencyKey).where(
+            IdempotencyKey.key.in_(keys), IdempotencyKey.created_at < database_now(session) - KEPT_FOR
+        ),
+        execution_options=_UNSYNCHRONIZED,
+    )
+    return len(keys)
 
 
 def _operations(session: Session, settings: ServiceSettings) -> int:

@@ -16,16 +16,16 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint
-from holdfast_service.errors import ProblemError
+from holdfast_service.errors import ProblemError, refuse_unless_seen
 from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint
 from holdfast_service.runs.views import current_checkpoint_view
 
 
 def pin_checkpoint(
-    context: ServiceContext, caller: Principal, checkpoint_id: str, request: PinCheckpoint
+    context: ServiceContext, caller: Principal, checkpoint_id: str, request: PinCheckpoint, if_match: str | None
 ) -> CheckpointView:
-    """A second pin takes the place of the first. Raises `checkpoint_not_found`, and `checkpoint_conflict` for one that
-    is not committed."""
+    """A second pin takes the place of the first, if its version was seen. Raises `checkpoint_not_found`,
+    `checkpoint_conflict` for one that is not committed, `edit_needs_version` and `edit_conflict`."""
     with context.database.transaction() as session:
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
         checkpoint = locked_checkpoint(session, checkpoint_id)
@@ -41,6 +41,8 @@ def pin_checkpoint(
         pinned = (checkpoint.pinned_by, checkpoint.pin_reason, checkpoint.pinned_until)
         if pinned != (caller.name, request.reason, until):
             before = _shown(checkpoint)
+            if pinned_now(session, checkpoint) and not _only_longer(checkpoint, caller, request, until):
+                refuse_unless_seen("the pin", f'"{checkpoint.version}"', if_match, look="Read the checkpoint")
             set_pin(checkpoint, caller.name, request.reason, now, until)
             checkpoint.version += 1
             record_event(
@@ -58,12 +60,16 @@ def pin_checkpoint(
         return current_checkpoint_view(session, project.name, run.name, checkpoint)
 
 
-def unpin_checkpoint(context: ServiceContext, caller: Principal, checkpoint_id: str) -> CheckpointView:
-    """Twice is fine. Raises `checkpoint_not_found`."""
+def unpin_checkpoint(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, if_match: str | None
+) -> CheckpointView:
+    """Twice is fine. Raises `checkpoint_not_found`, `edit_needs_version` and `edit_conflict`."""
     with context.database.transaction() as session:
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
         checkpoint = locked_checkpoint(session, checkpoint_id)
         if checkpoint.pinned_at is not None:
+            if pinned_now(session, checkpoint):
+                refuse_unless_seen("the pin", f'"{checkpoint.version}"', if_match, look="Read the checkpoint")
             before = _shown(checkpoint)
             checkpoint.pinned_at = checkpoint.pinned_by = checkpoint.pin_reason = checkpoint.pinned_until = None
             checkpoint.version += 1
@@ -90,6 +96,12 @@ def set_pin(checkpoint: Checkpoint, by: str, reason: str, now: datetime, until: 
 def pinned_now(session: Session, checkpoint: Checkpoint) -> bool:
     until = checkpoint.pinned_until
     return checkpoint.pinned_at is not None and (until is None or until > database_now(session))
+
+
+def _only_longer(checkpoint: Checkpoint, caller: Principal, request: PinCheckpoint, until: datetime | None) -> bool:
+    """The caller's own pin, again: the reply may have been lost. It takes nothing away from anybody."""
+    same = (checkpoint.pinned_by, checkpoint.pin_reason) == (caller.name, request.reason)
+    return same and (until is None or (checkpoint.pinned_until is not None and until >= checkpoint.pinned_until))
 
 
 def _shown(checkpoint: Checkpoint) -> dict[str, str | None] | None:

@@ -256,8 +256,8 @@ def _refuse_unless_in_trash(checkpoint: Checkpoint) -> None:
         )
     raise ProblemError(
         ProblemCode.CHECKPOINT_CONFLICT,
-        f"Step {checkpoint.step} is {checkpoint.state} and not in the trash. `holdfast checkpoints list --deleted` "
-        "shows what is.",
+        f"Step {checkpoint.step} is {checkpoint.state} and not in the trash. `holdfast checkpoints list "
+        "PROJECT/RUN --deleted` shows what is.",
         checkpoint_id=checkpoint.id,
         state=checkpoint.state,
     )

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from holdfast_protocol.base import Label, Name, Page
 from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint, Manifest, ShardChunks, Step
 from holdfast_protocol.runs import EditProject, ProjectView, RunView
 from holdfast_protocol.service import ServerInfo
-from holdfast_protocol.states import CheckpointState, Health, RunStatus, Scope
-from holdfast_service.auth.authenticate import require
-from holdfast_service.auth.principal import Principal
+from holdfast_protocol.states import CheckpointState, Health, RunStatus
 from holdfast_service.context import Context
-from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.runs import list_runs as runs
 from holdfast_service.runs import projects
 from holdfast_service.runs import views as manifest
@@ -24,52 +22,70 @@ from holdfast_service.runs.list_checkpoints import (
     list_checkpoints,
     select_checkpoint,
 )
-from holdfast_service.runs.projects import put_project
 from holdfast_service.web.guarded_route import GuardedRoute
 from holdfast_service.web.health import server_info
+from holdfast_service.web.parameters import (
+    Admin,
+    AnyCaller,
+    Cursor,
+    IfMatch,
+    Limit,
+    Operator,
+    Reader,
+    Trainer,
+    made,
+    or_made,
+    tagged,
+)
 
 ViewT = TypeVar("ViewT", CheckpointView, ProjectView)
 
-router = APIRouter(route_class=GuardedRoute, tags=["browse"])
+service_router = APIRouter(route_class=GuardedRoute, tags=["service"])
+projects_router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects", tags=["projects"])
+runs_router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects/{project}/runs", tags=["runs"])
+checkpoints_router = APIRouter(route_class=GuardedRoute, prefix="/v1", tags=["checkpoints"])
 
-Reader = Annotated[Principal, require(Scope.READ)]
-Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
-IfMatch = Annotated[str | None, Header(description="The `etag` that was seen.")]
 Deleted = Annotated[bool, Query(description="Those in the trash, and no others.")]
-Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items of a page, at most.")]
 
 
-@router.get("/v1/server", summary="The service, its protocol, and what the token may do")
-def server(context: Context, caller: Annotated[Principal, require(None)]) -> ServerInfo:
+@service_router.get("/v1/service", name="show", summary="The service, its protocol, and what the token may do")
+def server(context: Context, caller: AnyCaller) -> ServerInfo:
     return server_info(context, caller)
 
 
-@router.get("/v1/projects", summary="List projects by name")
+@projects_router.get("", name="list", summary="List projects by name")
 def list_projects(
     *, context: Context, caller: Reader, deleted: Deleted = False, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE
 ) -> Page[ProjectView]:
     return projects.list_projects(context, caller, deleted=deleted, cursor=cursor, limit=limit)
 
 
-@router.get("/v1/projects/{project}", summary="Show a project and what it holds")
+@projects_router.get("/{project}", name="show", summary="Show a project and what it holds")
 def show_project(project: str, context: Context, caller: Reader, response: Response) -> ProjectView:
-    return _tagged(response, projects.show_project(context, caller, project))
+    return tagged(response, projects.show_project(context, caller, project))
 
 
-@router.put("/v1/projects/{project}", summary="Make a project, or change its quota from the one that was seen")
-def edit_project(
+@projects_router.put(
+    "/{project}",
+    name="put",
+    responses=or_made(ProjectView),
+    summary="Make a project, or change its quota from the one that was seen",
+)
+def put_project(
     *,
     project: Name,
     body: EditProject,
     context: Context,
-    caller: Annotated[Principal, require(Scope.ADMIN)],
+    caller: Admin,
     response: Response,
     if_match: IfMatch = None,
 ) -> ProjectView:
-    return _tagged(response, put_project(context, caller, project, body, if_match))
+    view, is_new = projects.put_project(context, caller, project, body, if_match)
+    made(response, is_new=is_new)
+    return tagged(response, view)
 
 
-@router.get("/v1/projects/{project}/runs", summary="List runs, the newest first, with their restore points")
+@runs_router.get("", name="list", summary="List runs, the newest first, with their restore points")
 def list_runs(
     *,
     project: str,
@@ -83,17 +99,21 @@ def list_runs(
     return runs.list_runs(context, caller, project, statuses=status or (), deleted=deleted, cursor=cursor, limit=limit)
 
 
-@router.get("/v1/projects/{project}/runs/{run}", summary="Show a run and its restore point")
+@runs_router.get("/{run}", name="show", summary="Show a run and its restore point")
 def show_run(project: str, run: str, context: Context, caller: Reader) -> RunView:
     return runs.show_run(context, caller, project, run)
 
 
-@router.put("/v1/projects/{project}/runs/{run}", summary="Make a run; the same again is fine")
-def make_run(project: str, run: Name, context: Context, caller: Annotated[Principal, require(Scope.TRAIN)]) -> RunView:
-    return runs.put_run(context, caller, project, run)
+@runs_router.put("/{run}", name="put", responses=or_made(RunView), summary="Make a run; the same again is fine")
+def put_run(project: str, run: Name, context: Context, caller: Trainer, response: Response) -> RunView:
+    view, is_new = runs.put_run(context, caller, project, run)
+    made(response, is_new=is_new)
+    return view
 
 
-@router.get("/v1/projects/{project}/runs/{run}/checkpoints", summary="List checkpoints, the largest step first")
+@checkpoints_router.get(
+    "/projects/{project}/runs/{run}/checkpoints", name="list", summary="List checkpoints, the largest step first"
+)
 def checkpoints(
     *,
     project: str,
@@ -115,8 +135,9 @@ def checkpoints(
     return list_checkpoints(context, caller, project, run, wanted, cursor=cursor, limit=limit)
 
 
-@router.get(
-    "/v1/projects/{project}/runs/{run}/checkpoints/{selector}",
+@checkpoints_router.get(
+    "/projects/{project}/runs/{run}/checkpoints/{selector}",
+    name="select",
     summary="Show the checkpoint that a selector means: latest, 1200, 1200#3, best:loss:min, ck_…",
 )
 def selected(
@@ -128,32 +149,35 @@ def selected(
     caller: Reader,
     response: Response,
 ) -> CheckpointView:
-    return _tagged(response, select_checkpoint(context, caller, project, run, selector))
+    return tagged(response, select_checkpoint(context, caller, project, run, selector))
 
 
-@router.get("/v1/checkpoints/{checkpoint_id}/manifest", summary="What a checkpoint consists of, shard by shard")
+@checkpoints_router.get(
+    "/checkpoints/{checkpoint_id}/manifest",
+    name="show_manifest",
+    summary="What a checkpoint consists of, shard by shard",
+)
 def read_manifest(checkpoint_id: str, context: Context, caller: Reader) -> Manifest:
     return manifest.read_manifest(context, caller, checkpoint_id)
 
 
-@router.get("/v1/checkpoints/{checkpoint_id}/shards/{rank}", summary="The chunks of one shard, in their order")
+@checkpoints_router.get(
+    "/checkpoints/{checkpoint_id}/shards/{rank}", name="show_shard", summary="The chunks of one shard, in their order"
+)
 def read_shard(checkpoint_id: str, rank: int, context: Context, caller: Reader) -> ShardChunks:
     return manifest.read_shard_chunks(context, caller, checkpoint_id, rank)
 
 
-@router.patch("/v1/checkpoints/{checkpoint_id}", summary="Change labels or health of the version that was seen")
+@checkpoints_router.patch(
+    "/checkpoints/{checkpoint_id}", summary="Change labels or health of the version that was seen"
+)
 def edit(
     *,
     checkpoint_id: str,
     body: EditCheckpoint,
     context: Context,
-    caller: Annotated[Principal, require(Scope.OPERATE)],
+    caller: Operator,
     response: Response,
     if_match: IfMatch = None,
 ) -> CheckpointView:
-    return _tagged(response, edit_checkpoint(context, caller, checkpoint_id, body, if_match))
-
-
-def _tagged(response: Response, view: ViewT) -> ViewT:
-    response.headers["ETag"] = view.etag
-    return view
+    return tagged(response, edit_checkpoint(context, caller, checkpoint_id, body, if_match))

@@ -21,7 +21,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import stored_bytes_of_checkpoint
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Checkpoint, Run
-from holdfast_service.errors import ProblemError
+from holdfast_service.errors import ProblemError, refuse_unless_seen
 from holdfast_service.lineage.lineage import unproven_among
 from holdfast_service.lineage.restore_choice import choose_restore_point, line_of_run, point_of
 from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint, run_named
@@ -178,26 +178,21 @@ def _or_not_found(checkpoint: Checkpoint | None, run: Run, point: Point) -> Chec
 def edit_checkpoint(
     context: ServiceContext, caller: Principal, checkpoint_id: str, request: EditCheckpoint, if_match: str | None
 ) -> CheckpointView:
-    """Raises `checkpoint_not_found`, `edit_conflict`, `checkpoint_conflict` and `invalid_request`."""
-    _refuse_senseless(request, if_match)
+    """Raises `checkpoint_not_found`, `edit_needs_version`, `edit_conflict`, `checkpoint_conflict` and
+    `invalid_request`."""
+    _refuse_senseless(request)
     with context.database.transaction() as session:
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
         checkpoint = locked_checkpoint(session, checkpoint_id)
-        if if_match not in (f'"{checkpoint.version}"', "*"):
-            raise ProblemError(
-                ProblemCode.EDIT_CONFLICT,
-                "The checkpoint was changed since it was read. Read it again and decide anew.",
-                etag=f'"{checkpoint.version}"',
-            )
-        before = _edited(checkpoint)
         if request.health is not None:
             _refuse_unfit_health(checkpoint)
-            checkpoint.health = request.health
-            checkpoint.health_reason = None if request.health is Health.OK else request.health_reason
-        if request.labels is not None:
-            checkpoint.labels = sorted(set(request.labels))
+        before = _edited(checkpoint)
+        if before == _wanted(checkpoint, request):  # an earlier try has done it, and its reply was lost
+            return current_checkpoint_view(session, project.name, run.name, checkpoint)
+        refuse_unless_seen("the checkpoint", f'"{checkpoint.version}"', if_match)
+        after = _wanted(checkpoint, request)
+        checkpoint.labels, checkpoint.health, checkpoint.health_reason = after.values()
         checkpoint.version += 1
-        after = _edited(checkpoint)
         changed = [name for name in after if after[name] != before[name]]
         record_event(
             session,
@@ -222,12 +217,18 @@ def _edited(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _refuse_senseless(request: EditCheckpoint, if_match: str | None) -> None:
-    if if_match is None:
-        raise ProblemError(
-            ProblemCode.INVALID_REQUEST,
-            "An edit needs the version that was seen. Send the checkpoint's `etag` as the header If-Match.",
-        )
+def _wanted(checkpoint: Checkpoint, request: EditCheckpoint) -> dict[str, Any]:
+    """What `_edited` is to be."""
+    wanted = _edited(checkpoint)
+    if request.labels is not None:
+        wanted["labels"] = sorted(set(request.labels))
+    if request.health is not None:
+        wanted["health"] = str(request.health)
+        wanted["health_reason"] = None if request.health is Health.OK else request.health_reason
+    return wanted
+
+
+def _refuse_senseless(request: EditCheckpoint) -> None:
     if request.health not in (None, Health.OK) and not request.health_reason:
         raise ProblemError(
             ProblemCode.INVALID_REQUEST, "This health needs a reason that others will read. Give health_reason."

@@ -57,11 +57,12 @@ def show_run(context: ServiceContext, caller: Principal, project: str, run: str)
         return _run_views(session, owner, [found])[0].model_copy(update={"stored_bytes": stored})
 
 
-def put_run(context: ServiceContext, caller: Principal, project: str, run: str) -> RunView:
-    """Makes it; the same again is fine. Raises `forbidden` and `project_not_found`."""
+def put_run(context: ServiceContext, caller: Principal, project: str, run: str) -> tuple[RunView, bool]:
+    """The run, and whether this call has made it. Raises `forbidden` and `project_not_found`."""
     with context.database.transaction() as session:
         owner = project_named(session, caller, project)
-        return _run_views(session, owner, [ensure_run(session, owner, run, Actor.person(caller))])[0]
+        there = session.scalar(select(Run.id).where(Run.project_id == owner.id, Run.name == run))
+        return _run_views(session, owner, [ensure_run(session, owner, run, Actor.person(caller))])[0], there is None
 
 
 def _newest() -> ColumnElement[bool]:

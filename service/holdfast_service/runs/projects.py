@@ -8,14 +8,13 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.runs import EditProject, ProjectView
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import committed_bytes, stored_bytes
 from holdfast_service.db.tables.core import Project, Run
-from holdfast_service.errors import ProblemError
+from holdfast_service.errors import refuse_unless_seen
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
 from holdfast_service.runs.find import ensure_project, page_of_projects, project_named
@@ -75,9 +74,10 @@ def project_views(session: Session, projects: Sequence[Project]) -> list[Project
 
 def put_project(
     context: ServiceContext, caller: Principal, name: str, request: EditProject, if_match: str | None
-) -> ProjectView:
-    """Raises `forbidden` for another project's token, and for a quota that a token of one project would change: it
-    bounds that project. `edit_needs_version` and `edit_conflict` where a quota that is there would change."""
+) -> tuple[ProjectView, bool]:
+    """The project, and whether this call has made it. Raises `forbidden` for another project's token, and for a quota
+    that a token of one project would change: it bounds that project. `edit_needs_version` and `edit_conflict` where a
+    quota that is there would change."""
     caller.check_project_name(name)
     with context.database.transaction() as session:
         is_new = session.scalar(select(Project.id).where(Project.name == name)) is None
@@ -86,9 +86,9 @@ def put_project(
         if "quota_bytes" in request.model_fields_set and project.quota_bytes != request.quota_bytes:
             caller.check_every_project()
             if not (is_new and project.quota_bytes is None):
-                _check_version(project, if_match)
+                refuse_unless_seen("the project's quota", etag_of(project), if_match, look="Read the project")
             _set_quota(session, caller, project, request.quota_bytes)
-        return project_views(session, [project])[0]
+        return project_views(session, [project])[0], is_new
 
 
 def _set_quota(session: Session, caller: Principal, project: Project, quota_bytes: int | None) -> None:
@@ -103,18 +103,3 @@ def _set_quota(session: Session, caller: Principal, project: Project, quota_byte
     subject_changed(session, RecordKind.PROJECT, project.id, project.id)
     project.quota_bytes = quota_bytes
     session.flush()
-
-
-def _check_version(project: Project, if_match: str | None) -> None:
-    if if_match is None:
-        raise ProblemError(
-            ProblemCode.EDIT_NEEDS_VERSION,
-            "To change a quota, say which one was seen. Read the project, and send its `etag` as the header If-Match.",
-            etag=etag_of(project),
-        )
-    if if_match not in (etag_of(project), "*"):
-        raise ProblemError(
-            ProblemCode.EDIT_CONFLICT,
-            "The project was changed since it was read. Read it again and decide anew.",
-            etag=etag_of(project),
-        )

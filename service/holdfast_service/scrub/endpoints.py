@@ -4,54 +4,75 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path
 
 from holdfast_protocol.base import Digest, Page
 from holdfast_protocol.copies import BadCopy, Impact, StartScrub
 from holdfast_protocol.service import OperationView
-from holdfast_protocol.states import Scope
-from holdfast_service.auth.authenticate import require
-from holdfast_service.auth.principal import Principal
 from holdfast_service.context import Context
-from holdfast_service.db.pages import DEFAULT_PAGE, MAX_PAGE
+from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.scrub.impact import impact_of_checkpoint, impact_of_chunk, list_bad_copies
 from holdfast_service.scrub.on_demand import scrub_checkpoint, scrub_run
 from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.parameters import Cursor, IdempotencyKey, Limit, Operator, Reader
 
-router = APIRouter(route_class=GuardedRoute, tags=["scrub"])
-
-Reader = Annotated[Principal, require(Scope.READ)]
-Operator = Annotated[Principal, require(Scope.OPERATE)]
+router = APIRouter(route_class=GuardedRoute, tags=["scrubs"])
 
 
-@router.post("/v1/projects/{project}/runs/{run}/scrub", summary="Read every copy of a run's chunks again, now")
-def start_for_run(project: str, run: str, body: StartScrub, context: Context, caller: Operator) -> OperationView:
-    return scrub_run(context, caller, project, run, body)
+@router.post(
+    "/v1/projects/{project}/runs/{run}/scrubs", status_code=202, summary="Read every copy of a run's chunks again, now"
+)
+def start_for_run(
+    project: str,
+    run: str,
+    body: StartScrub,
+    *,
+    context: Context,
+    caller: Operator,
+    idempotency_key: IdempotencyKey = None,
+) -> OperationView:
+    return scrub_run(context, caller, project, run, body, key=idempotency_key)
 
 
-@router.post("/v1/checkpoints/{checkpoint_id}/scrub", summary="Read every copy of a checkpoint's chunks again, now")
-def start_for_checkpoint(checkpoint_id: str, body: StartScrub, context: Context, caller: Operator) -> OperationView:
-    return scrub_checkpoint(context, caller, checkpoint_id, body)
+@router.post(
+    "/v1/checkpoints/{checkpoint_id}/scrubs",
+    status_code=202,
+    summary="Read every copy of a checkpoint's chunks again, now",
+)
+def start_for_checkpoint(
+    checkpoint_id: str, body: StartScrub, context: Context, caller: Operator, idempotency_key: IdempotencyKey = None
+) -> OperationView:
+    return scrub_checkpoint(context, caller, checkpoint_id, body, idempotency_key)
 
 
-@router.get("/v1/chunks/{digest}/impact", summary="A chunk's copies, and which checkpoints and runs need it")
+@router.get(
+    "/v1/chunks/{digest}/impact",
+    name="impact_of_chunk",
+    summary="A chunk's copies, and which checkpoints and runs need it",
+)
 def of_chunk(
     digest: Annotated[Digest, Path(description="The chunk's SHA-256.")], context: Context, caller: Reader
 ) -> Impact:
     return impact_of_chunk(context, caller, digest)
 
 
-@router.get("/v1/checkpoints/{checkpoint_id}/impact", summary="Its bad chunks, and who else needs them")
+@router.get(
+    "/v1/checkpoints/{checkpoint_id}/impact",
+    name="impact_of_checkpoint",
+    summary="Its bad chunks, and who else needs them",
+)
 def of_checkpoint(checkpoint_id: str, context: Context, caller: Reader) -> Impact:
     return impact_of_checkpoint(context, caller, checkpoint_id)
 
 
-@router.get("/v1/projects/{project}/bad-copies", summary="List every copy that is bad or suspect")
+@router.get(
+    "/v1/projects/{project}/bad-copies", name="list_bad_copies", summary="List every copy that is bad or suspect"
+)
 def bad_copies(
     project: str,
     context: Context,
     caller: Reader,
-    cursor: Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items of a page, at most.")] = DEFAULT_PAGE,
+    cursor: Cursor = None,
+    limit: Limit = DEFAULT_PAGE,
 ) -> Page[BadCopy]:
     return list_bad_copies(context, caller, project, cursor=cursor, limit=limit)

@@ -348,17 +348,25 @@ def _portions(items: Sequence[Any]) -> list[Sequence[Any]]:
 KIND = "scrub"
 
 
-def scrub_run(context: ServiceContext, caller: Principal, project: str, run: str, request: StartScrub) -> OperationView:
+def scrub_run(
+    context: ServiceContext, caller: Principal, project: str, run: str, request: StartScrub, *, key: str | None
+) -> OperationView:
     """Every checkpoint of the run that is there. Raises `forbidden`, `project_not_found` and `run_not_found`."""
     with context.database.transaction() as session:
         owner, found = run_named(session, caller, project, run)
         return start_operation(
-            session, caller, KIND, project_id=owner.id, run_id=found.id, arguments=request.model_dump(mode="json")
+            session,
+            caller,
+            KIND,
+            project_id=owner.id,
+            run_id=found.id,
+            arguments=request.model_dump(mode="json"),
+            key=key,
         )
 
 
 def scrub_checkpoint(
-    context: ServiceContext, caller: Principal, checkpoint_id: str, request: StartScrub
+    context: ServiceContext, caller: Principal, checkpoint_id: str, request: StartScrub, key: str | None
 ) -> OperationView:
     """Raises `checkpoint_not_found` and what refuse_unless_whole raises."""
     with context.database.transaction() as session:
@@ -372,4 +380,5 @@ def scrub_checkpoint(
             run_id=run.id,
             checkpoint_id=checkpoint.id,
             arguments=request.model_dump(mode="json"),
+            key=key,
         )

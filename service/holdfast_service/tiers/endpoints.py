@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter
 
-from holdfast_protocol.states import Scope
 from holdfast_protocol.tiers import RequestThaw, ThawView, TierPlan
-from holdfast_service.auth.authenticate import require
-from holdfast_service.auth.principal import Principal
 from holdfast_service.context import Context
 from holdfast_service.tiers.show_plan import plan_run
 from holdfast_service.tiers.thaw_requests import request_thaw, show_thaw
 from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.parameters import Operator, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["tiers"])
-
-Reader = Annotated[Principal, require(Scope.READ)]
-Operator = Annotated[Principal, require(Scope.OPERATE)]
 
 
 @router.get("/v1/projects/{project}/runs/{run}/tiers/plan", summary="What would get cold when; nothing moves")
@@ -33,6 +26,8 @@ def thaw(checkpoint_id: str, body: RequestThaw, context: Context, caller: Operat
     return request_thaw(context, caller, checkpoint_id, body)
 
 
-@router.get("/v1/checkpoints/{checkpoint_id}/thaw", summary="How far a thaw is, or what one would take")
-def thaw_status(checkpoint_id: str, context: Context, caller: Reader) -> ThawView:
+@router.get(
+    "/v1/checkpoints/{checkpoint_id}/thaw", name="show_thaw", summary="How far a thaw is, or what one would take"
+)
+def show_thaw_of(checkpoint_id: str, context: Context, caller: Reader) -> ThawView:
     return show_thaw(context, caller, checkpoint_id)

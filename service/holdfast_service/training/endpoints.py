@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from holdfast_protocol.attempts import (
@@ -16,7 +16,7 @@ from holdfast_protocol.attempts import (
     OpenAttempt,
     ResumedFrom,
 )
-from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, Name, Page, minor_of
+from holdfast_protocol.base import PROTOCOL_VERSION, Name, Page, minor_of
 from holdfast_protocol.checkpoints import (
     AbortCheckpoint,
     BeginCheckpoint,
@@ -28,10 +28,9 @@ from holdfast_protocol.checkpoints import (
     SealOrFail,
 )
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CheckpointState, Scope
-from holdfast_service.auth.authenticate import require
-from holdfast_service.auth.principal import Principal
+from holdfast_protocol.states import CheckpointState
 from holdfast_service.context import Context
+from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import known_to
 from holdfast_service.training.attempt_reports import end_attempt, list_attempts, read_attempt, take_heartbeat
@@ -41,6 +40,7 @@ from holdfast_service.training.commit import abort_checkpoint, read_checkpoint
 from holdfast_service.training.negotiate import negotiate_chunks, offer_mount_proof
 from holdfast_service.training.seal import fail_shard, seal_shard
 from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.parameters import AnyCaller, Cursor, Limit, ProtocolSpoken, Trainer, tagged
 
 # Routes of attempts, under `/v1/projects/{project}/runs/{run}/attempts`.
 
@@ -48,11 +48,10 @@ attempts_router = APIRouter(
     route_class=GuardedRoute, prefix="/v1/projects/{project}/runs/{run}/attempts", tags=["attempts"]
 )
 
-Trainer = Annotated[Principal, require(Scope.TRAIN)]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
-@attempts_router.post("", summary="Open an attempt; every older one is fenced")
+@attempts_router.post("", status_code=201, summary="Open an attempt; every older one is fenced")
 def open_(
     *,
     project: Name,
@@ -60,7 +59,7 @@ def open_(
     body: OpenAttempt,
     context: Context,
     caller: Trainer,
-    spoken: Annotated[str, Header(alias=PROTOCOL_HEADER, description="The client's version.")] = PROTOCOL_VERSION,
+    spoken: ProtocolSpoken = PROTOCOL_VERSION,
 ) -> AttemptOpened:
     opened = open_attempt(context, caller, project, run, body)
     return opened.model_copy(update={"skipped": known_to(opened.skipped, minor_of(spoken))})
@@ -71,23 +70,21 @@ def list_(
     project: str,
     run: str,
     context: Context,
-    caller: Annotated[Principal, require(None)],
+    caller: AnyCaller,
     *,
-    cursor: Annotated[str | None, Query(max_length=500)] = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Cursor = None,
+    limit: Limit = DEFAULT_PAGE,
 ) -> Page[AttemptView]:
     return list_attempts(context, caller, project, run, cursor=cursor, limit=limit)
 
 
-@attempts_router.get("/{number}", summary="Read an attempt", name="read")
-def show_attempt(
-    project: str, run: str, number: Number, context: Context, caller: Annotated[Principal, require(None)]
-) -> AttemptView:
+@attempts_router.get("/{number}", summary="Show an attempt", name="show")
+def show_attempt(project: str, run: str, number: Number, context: Context, caller: AnyCaller) -> AttemptView:
     return read_attempt(context, caller, project, run, number)
 
 
 @attempts_router.put("/{number}/resumed-from", summary="Say what the ranks have really loaded")
-def resumed_from(
+def put_resumed_from(
     project: str, run: str, number: Number, body: ResumedFrom, *, context: Context, caller: Trainer
 ) -> AttemptView:
     _refuse_other_number(number, body.attempt)
@@ -129,13 +126,15 @@ def negotiate(
     rank: int,
     body: NegotiateChunks,
     context: Context,
-    caller: Annotated[Principal, require(Scope.TRAIN)],
+    caller: Trainer,
 ) -> ChunksNegotiated:
     return negotiate_chunks(context, caller, checkpoint_id, rank, body)
 
 
-@uploads_router.post("/v1/mount-proofs", summary="A nonce on the store's filesystem, for clients that see its mount")
-def mount_proof(context: Context, _caller: Annotated[Principal, require(None)]) -> MountProofOffer:
+@uploads_router.post(
+    "/v1/mount-proofs", status_code=201, summary="A nonce on the store's filesystem, for clients that see its mount"
+)
+def create_mount_proof(context: Context, _caller: AnyCaller) -> MountProofOffer:
     return offer_mount_proof(context)
 
 
@@ -146,13 +145,13 @@ checkpoints_router = APIRouter(route_class=GuardedRoute, tags=["checkpoints"])
 LONGEST_WAIT_SECONDS = 60
 
 
-@checkpoints_router.post("/v1/projects/{project}/runs/{run}/checkpoints", summary="Begin a checkpoint")
+@checkpoints_router.post("/v1/projects/{project}/runs/{run}/checkpoints", status_code=201, summary="Begin a checkpoint")
 def begin(
     project: str,
     run: str,
     body: BeginCheckpoint,
     context: Context,
-    caller: Annotated[Principal, require(Scope.TRAIN)],
+    caller: Trainer,
 ) -> CheckpointView:
     return begin_checkpoint(context, caller, project, run, body)
 
@@ -165,7 +164,7 @@ def seal(
     rank: int,
     body: SealOrFail,
     context: Context,
-    caller: Annotated[Principal, require(Scope.TRAIN)],
+    caller: Trainer,
 ) -> CheckpointView:
     if isinstance(body, FailShard):
         return fail_shard(context, caller, checkpoint_id, rank, body)
@@ -177,7 +176,7 @@ def abort(
     checkpoint_id: str,
     body: AbortCheckpoint,
     context: Context,
-    caller: Annotated[Principal, require(Scope.TRAIN)],
+    caller: Trainer,
 ) -> CheckpointView:
     return abort_checkpoint(context, caller, checkpoint_id, body)
 
@@ -185,16 +184,15 @@ def abort(
 @checkpoints_router.get(
     "/v1/checkpoints/{checkpoint_id}", summary="Read a checkpoint, or wait until it is not uploading any more"
 )
-async def read(
+async def show(
     checkpoint_id: str,
     response: Response,
     context: Context,
-    caller: Annotated[Principal, require(None)],
+    caller: AnyCaller,
     wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for the outcome.")] = 0,
 ) -> CheckpointView:
     view = await run_in_threadpool(read_checkpoint, context, caller, checkpoint_id)
     if wait and view.state == CheckpointState.UPLOADING:
         await context.notifier.wait(checkpoint_id, wait)
         view = await run_in_threadpool(read_checkpoint, context, caller, checkpoint_id)
-    response.headers["ETag"] = view.etag
-    return view
+    return tagged(response, view)

@@ -40,7 +40,7 @@ def check_offers(offers: Sequence[ChunkOffer], *, md5_needed: bool = False) -> N
             raise _refusal(
                 offer,
                 "offered without the MD5 of its bytes on the wire, which is what this store compares",
-                "Ask `/v1/server` (`store_asks_md5`), or start the job again with a current client",
+                "Ask `/v1/service` (`store_asks_md5`), or start the job again with a current client",
             )
         if offer.codec is Codec.RAW:
             _check_raw(offer)

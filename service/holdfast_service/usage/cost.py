@@ -21,7 +21,9 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.db.tables.operations import PriceList as PriceRow
+from holdfast_service.errors import refuse_unless_seen
 from holdfast_service.usage.show_usage import show_usage
 
 # Bytes times prices. Pure.
@@ -77,13 +79,17 @@ def show_prices(context: ServiceContext) -> PriceListView:
         return current_prices(session)
 
 
-def put_prices(context: ServiceContext, caller: Principal, wanted: PriceList) -> PriceListView:
-    """The same again is fine. Raises `forbidden` for a project's token: the list is everybody's."""
+def put_prices(context: ServiceContext, caller: Principal, wanted: PriceList, if_match: str | None) -> PriceListView:
+    """The same again is fine. Raises `forbidden` for a project's token, because the list is everybody's,
+    `edit_needs_version` and `edit_conflict`."""
     caller.check_every_project()
     with context.database.transaction() as session:
+        # A lock for every put: two at once must not both replace the list that both have seen.
+        session.execute(select(CatalogIdentity).with_for_update())
         before = current_prices(session)
         if before.prices == wanted:
             return before
+        refuse_unless_seen("the price list", before.etag, if_match)
         now = database_now(session)
         session.add(PriceRow(document=wanted.model_dump(mode="json"), updated_at=now, updated_by=caller.name))
         record_event(
@@ -100,10 +106,11 @@ def put_prices(context: ServiceContext, caller: Principal, wanted: PriceList) ->
 def current_prices(session: Session) -> PriceListView:
     row = session.scalar(select(PriceRow).order_by(PriceRow.id.desc()).limit(1))
     if row is None:
-        return PriceListView(prices=DEFAULT_PRICES, is_default=True, updated_at=None, updated_by=None)
+        return PriceListView(prices=DEFAULT_PRICES, is_default=True, etag='"default"', updated_at=None, updated_by=None)
     return PriceListView(
         prices=PriceList.model_validate(row.document),
         is_default=False,
+        etag=f'"{row.id}"',
         updated_at=row.updated_at,
         updated_by=row.updated_by,
     )

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Response
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.states import Scope
 from holdfast_protocol.usage import CostForecast, CostView, ForecastCost, PriceList, PriceListView, UsageView
-from holdfast_service.auth.authenticate import require
-from holdfast_service.auth.principal import Principal
 from holdfast_service.context import Context
-from holdfast_service.db.pages import MAX_PAGE
 from holdfast_service.usage.cost import put_prices, show_cost, show_prices
 from holdfast_service.usage.cost_forecast import forecast_cost
 from holdfast_service.usage.show_usage import list_usage, show_usage
 from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.parameters import Admin, Cursor, IfMatch, Limit, Reader, tagged
 
 # Routes of usage, cost and prices.
 
 router = APIRouter(route_class=GuardedRoute, tags=["usage"])
+prices_router = APIRouter(route_class=GuardedRoute, tags=["prices"])
 
-Reader = Annotated[Principal, require(Scope.READ)]
 # Each project's figures are counted anew: a page of them is a longer piece of work than a page of rows.
 _PAGE = 20
 
 
-@router.get("/v1/usage", summary="What each project takes up, by name")
+@router.get("/v1/usage", name="list", summary="What each project takes up, by name")
 def of_projects(
     *,
     context: Context,
     caller: Reader,
-    cursor: Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items of a page, at most.")] = _PAGE,
+    cursor: Cursor = None,
+    limit: Limit = _PAGE,
 ) -> Page[UsageView]:
     return list_usage(context, caller, cursor=cursor, limit=limit)
 
@@ -58,22 +53,26 @@ def cost_of_run(project: str, run: str, context: Context, caller: Reader) -> Cos
     return show_cost(context, caller, project, run)
 
 
-@router.get("/v1/prices", summary="The prices that costs are counted with")
-def prices(context: Context, caller: Reader) -> PriceListView:
+@prices_router.get("/v1/prices", name="show", summary="The prices that costs are counted with")
+def prices(context: Context, caller: Reader, response: Response) -> PriceListView:
     del caller
-    return show_prices(context)
+    return tagged(response, show_prices(context))
 
 
-@router.put("/v1/prices", summary="Replace the prices")
-def put(body: PriceList, context: Context, caller: Annotated[Principal, require(Scope.ADMIN)]) -> PriceListView:
-    return put_prices(context, caller, body)
+@prices_router.put("/v1/prices", name="put", summary="Replace the prices")
+def put(
+    body: PriceList, context: Context, caller: Admin, response: Response, if_match: IfMatch = None
+) -> PriceListView:
+    return tagged(response, put_prices(context, caller, body, if_match))
 
 
 # The route of forecasts.
 
 
-@router.post("/v1/projects/{project}/runs/{run}/cost-forecast", summary="What a run would cost a month under a policy")
-def forecast(
-    project: str, run: str, body: ForecastCost, context: Context, caller: Annotated[Principal, require(Scope.READ)]
-) -> CostForecast:
+@router.post(
+    "/v1/projects/{project}/runs/{run}/cost/forecast",
+    name="forecast_cost",
+    summary="What a run would cost a month under a policy",
+)
+def forecast(project: str, run: str, body: ForecastCost, context: Context, caller: Reader) -> CostForecast:
     return forecast_cost(context, caller, project, run, body)

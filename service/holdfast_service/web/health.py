@@ -18,6 +18,7 @@ from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.history import settle_history
 from holdfast_service.release import VERSION
+from holdfast_service.web.openapi import OPEN
 from holdfast_service.work.processes import attached_here, say_alive, weaknesses_of, what_differs
 
 # `/healthz` (the process lives) and `/readyz` (database, migrations, a store answer). Open: they tell no secrets.
@@ -28,13 +29,14 @@ from holdfast_service.work.processes import attached_here, say_alive, weaknesses
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz", summary="Whether the process lives")
+@router.get("/healthz", openapi_extra=OPEN, summary="Whether the process lives")
 async def healthz() -> dict[str, str]:
     return {"status": "alive"}
 
 
 @router.get(
     "/readyz",
+    openapi_extra=OPEN,
     summary="Whether database, migrations and a store answer",
     responses={503: {"model": Readiness, "description": "One of them does not."}},
 )

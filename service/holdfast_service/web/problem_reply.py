@@ -6,13 +6,17 @@ a bug: it is logged whole under the request's id, and the reply tells nothing bu
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import compile_path
 
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION
 from holdfast_protocol.problems import PROBLEM_KINDS, Problem, ProblemCode
@@ -115,13 +119,29 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
             path=request.url.path,
         )
     elif error.status_code == 405:
+        allowed = _methods_of(request)
         problem = ProblemError(
-            ProblemCode.ROUTE_NOT_FOUND,
-            f"{request.method} is not possible on {request.url.path}. Correct the method; /docs lists them.",
+            ProblemCode.METHOD_NOT_ALLOWED,
+            f"{request.method} is not possible on {request.url.path}, but {', '.join(allowed)}. Correct the method.",
             path=request.url.path,
+            methods=allowed,
         )
+        # The framework names those of the first route of this path alone.
+        error.headers = {"Allow": ", ".join(allowed)}
     else:
         problem = ProblemError(ProblemCode.INVALID_REQUEST, f"The request cannot be read: {error.detail}. Correct it.")
     response = problem_response(problem, _request_id(request), status=error.status_code)
     response.headers.update(error.headers or {})
     return response
+
+
+@functools.cache
+def _pattern(path: str) -> re.Pattern[str]:
+    return compile_path(path)[0]
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Every method that the request's path has, of whichever route."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    routes = [each for each in iter_route_contexts(request.app.routes) if _pattern(each.path or "").match(path)]
+    return sorted({method for each in routes for method in each.methods or ()})

@@ -25,10 +25,11 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.pages import cut_page, decode_cursor
+from holdfast_service.db.repeats import Repeatable, already_made, digest_of
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDelivery
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.find import project_named
+from holdfast_service.runs.find import project_named, refuse_if_deleted
 from holdfast_service.webhooks.call import new_secret, shown
 from holdfast_service.webhooks.outbox import delivery_row
 from holdfast_service.webhooks.target import RefusedTargetError, parsed
@@ -95,17 +96,18 @@ def delivery_id(row: WebhookDelivery) -> str:
     return f"msg_{row.webhook_id.removeprefix('wh_')}_{row.id}"
 
 
-def webhook_of(session: Session, project: Project, webhook_id: str) -> Webhook:
+def webhook_by_id(session: Session, caller: Principal, webhook_id: str) -> tuple[Project, Webhook]:
     """Raises `webhook_not_found`, also for another project's."""
-    hook = session.scalar(select(Webhook).where(Webhook.id == webhook_id, Webhook.project_id == project.id))
-    if hook is None:
+    found = session.execute(
+        select(Project, Webhook).join(Webhook, Webhook.project_id == Project.id).where(Webhook.id == webhook_id)
+    ).one_or_none()
+    if found is None or caller.project_id not in (None, found[0].id):
         raise ProblemError(
             ProblemCode.WEBHOOK_NOT_FOUND,
-            f"The project {project.name!r} has no webhook {webhook_id!r}. Correct the id; `holdfast webhooks list` "
-            "shows them.",
+            f"There is no webhook {webhook_id!r}. Correct the id; `holdfast webhooks list` shows them.",
             webhook=webhook_id,
         )
-    return hook
+    return found[0], found[1]
 
 
 # Makes a webhook. Its secret is shown once; it is kept as it is, for it signs each call.
@@ -114,16 +116,20 @@ MOST_OF_A_PROJECT = 20
 
 
 def create_webhook(
-    context: ServiceContext, caller: Principal, project_name: str, request: CreateWebhook
+    context: ServiceContext, caller: Principal, project_name: str, request: CreateWebhook, key: str | None = None
 ) -> WebhookCreated:
-    """Its name is resolved when it is called, each time: only its form is judged here. Raises `invalid_request`."""
+    """Its name is resolved when it is called, each time: only its form is judged here. `key`: the client's
+    Idempotency-Key. Raises `invalid_request`, `already_made` and `idempotency_key_reused`."""
     try:
         parsed(request.url, context.settings.webhook_hosts)
     except RefusedTargetError as refused:
         raise ProblemError(ProblemCode.INVALID_REQUEST, str(refused)) from None
     secret = new_secret()
+    repeat = Repeatable(caller.token_id, key, digest_of("webhook", project_name, request=request))
     with context.database.transaction() as session:
         project = project_named(session, caller, project_name)
+        if (earlier := repeat.earlier(session)) is not None:
+            raise already_made("webhook", earlier)
         session.execute(select(Project.id).where(Project.id == project.id).with_for_update())
         there = session.execute(
             select(func.count()).where(Webhook.project_id == project.id, Webhook.deleted_at.is_(None))
@@ -151,6 +157,7 @@ def create_webhook(
             project_id=project.id,
             after={"webhook": hook.id, "host": host_of(hook.url), "events": hook.events},
         )
+        repeat.made(session, hook.id)
         (view,) = webhook_views(session, project, [hook])
     return WebhookCreated(**view.model_dump(), secret=shown(secret))
 
@@ -158,11 +165,10 @@ def create_webhook(
 # Deletes a webhook: nothing is called any more, and its secret goes. What was called stays to be seen for a while.
 
 
-def delete_webhook(context: ServiceContext, caller: Principal, project_name: str, webhook_id: str) -> WebhookView:
+def delete_webhook(context: ServiceContext, caller: Principal, webhook_id: str) -> WebhookView:
     """Twice is fine. Raises `webhook_not_found`, also when it was forgotten with its last call (`controller.py`)."""
     with context.database.transaction() as session:
-        project = project_named(session, caller, project_name)
-        hook = webhook_of(session, project, webhook_id)
+        project, hook = webhook_by_id(session, caller, webhook_id)
         if hook.deleted_at is None:
             hook.deleted_at = database_now(session)
             hook.secret = b""
@@ -180,11 +186,12 @@ def delete_webhook(context: ServiceContext, caller: Principal, project_name: str
 # A call that somebody asks for, to see whether it arrives. The controller makes it, as any other.
 
 
-def try_out(context: ServiceContext, caller: Principal, project_name: str, webhook_id: str) -> DeliveryView:
-    """Raises `webhook_not_found`, and `invalid_request` for one that was deleted."""
+def try_out(context: ServiceContext, caller: Principal, webhook_id: str) -> DeliveryView:
+    """Raises `webhook_not_found`, `project_not_found` for a project in the trash, and `invalid_request` for a webhook
+    that was deleted."""
     with context.database.transaction() as session:
-        project = project_named(session, caller, project_name)
-        hook = webhook_of(session, project, webhook_id)
+        project, hook = webhook_by_id(session, caller, webhook_id)
+        refuse_if_deleted(project)
         if hook.deleted_at is not None:
             raise ProblemError(ProblemCode.INVALID_REQUEST, f"The webhook {webhook_id} was deleted. Make it anew.")
         body = WebhookBody(
@@ -210,7 +217,7 @@ def try_out(context: ServiceContext, caller: Principal, project_name: str, webho
 _CURSOR = "deliveries"
 
 
-def list_webhooks(context: ServiceContext, caller: Principal, project_name: str) -> Page[WebhookView]:
+def list_webhooks(context: ServiceContext, caller: Principal, project_name: str) -> list[WebhookView]:
     """All that are not deleted: there are few."""
     with context.database.read() as session:
         project = project_named(session, caller, project_name)
@@ -219,16 +226,22 @@ def list_webhooks(context: ServiceContext, caller: Principal, project_name: str)
             .where(Webhook.project_id == project.id, Webhook.deleted_at.is_(None))
             .order_by(Webhook.created_at, Webhook.id)
         ).all()
-        return Page(items=webhook_views(session, project, hooks))
+        return webhook_views(session, project, hooks)
+
+
+def show_webhook(context: ServiceContext, caller: Principal, webhook_id: str) -> WebhookView:
+    """Raises `webhook_not_found`."""
+    with context.database.read() as session:
+        project, hook = webhook_by_id(session, caller, webhook_id)
+        return webhook_views(session, project, [hook])[0]
 
 
 def list_deliveries(
-    context: ServiceContext, caller: Principal, project_name: str, webhook_id: str, *, cursor: str | None, limit: int
+    context: ServiceContext, caller: Principal, webhook_id: str, *, cursor: str | None, limit: int
 ) -> Page[DeliveryView]:
     """The newest first. Raises `webhook_not_found`."""
     with context.database.read() as session:
-        project = project_named(session, caller, project_name)
-        hook = webhook_of(session, project, webhook_id)
+        _, hook = webhook_by_id(session, caller, webhook_id)
         query = select(WebhookDelivery).where(WebhookDelivery.webhook_id == hook.id)
         if cursor is not None:
             query = query.where(WebhookDelivery.id < decode_cursor(_CURSOR, cursor, int)[0])

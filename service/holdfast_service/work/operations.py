@@ -21,6 +21,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.repeats import Repeatable
 from holdfast_service.db.tables.core import Project, Run
 from holdfast_service.db.tables.operations import Operation
 from holdfast_service.errors import ProblemError
@@ -117,10 +118,17 @@ def start_operation(
     run_id: str | None = None,
     checkpoint_id: str | None = None,
     arguments: dict[str, Any],
+    key: str | None = None,
 ) -> OperationView:
     """Queues it, and says so in the audit. The same that is under way already is answered with and not started again:
-    a call whose reply was lost may be repeated. `arguments` are JSON values and never a secret. Raises `busy`."""
+    a call whose reply was lost may be repeated. With the client's Idempotency-Key in `key` that holds after the
+    operation's end too. `arguments` are JSON values and never a secret. Raises `busy` and `idempotency_key_reused`."""
     fingerprint = hashlib.sha256(canonical_bytes([kind, project_id, run_id, checkpoint_id, arguments])).hexdigest()
+    repeat = Repeatable(caller.token_id, key, fingerprint)
+    if (earlier := repeat.earlier(session)) is not None:
+        known = session.get(Operation, earlier)
+        if known is not None:  # else the service has forgotten it, and this is a new one
+            return operation_views(session, [known])[0]
     row = {
         "id": f"op_{secrets.token_hex(6)}",
         "kind": kind,
@@ -160,6 +168,7 @@ def start_operation(
             checkpoint_id=checkpoint_id,
             after={"operation": found.id, "kind": kind, "arguments": arguments},
         )
+    repeat.made(session, found.id)
     return operation_views(session, [found])[0]
 
 

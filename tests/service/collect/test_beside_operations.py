@@ -24,7 +24,7 @@ def in_the_trash(job: Job, service: RunningService, clock: Clock) -> str:
     for step in (1, 2, 3):
         job.save(step, content=b"weights %d" % step)
     checkpoint_id = str(service.http().get("/v1/projects/demo/runs/gpt/checkpoints/1").json()["id"])
-    reply = service.http().post("/v1/projects/demo/runs/gpt/prune", json={"checkpoint_ids": [checkpoint_id]})
+    reply = service.http().post("/v1/projects/demo/runs/gpt/retention/prune", json={"checkpoint_ids": [checkpoint_id]})
     assert reply.json()["trashed"], reply.text
     clock.let_tickets_expire(service.context.settings)
     return checkpoint_id

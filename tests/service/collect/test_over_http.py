@@ -50,19 +50,19 @@ def test_who_may_not_is_refused(service: RunningService, project_id: str) -> Non
 def test_a_round_of_the_collector_now_and_what_it_would_delete(service: RunningService, job: Job, clock: Clock) -> None:
     given_up(job, b"given up")
     http = service.http()
-    (primary, second) = answer(http.get("/v1/collection"))["stores"]
+    (primary, second) = answer(http.get("/v1/collections/plan"))["stores"]
     assert (primary["copies"], primary["problem"], second["copies"]) == (0, None, 0)
     (waiting,) = primary["waiting"]
     assert (waiting["waits_for"], waiting["copies"], waiting["bytes"]) == ("ticket", 1, 8)
     assert waiting["until"] is not None
     clock.let_tickets_expire(service.context.settings)
-    primary = answer(http.get("/v1/collection", params={"project": "demo"}))["stores"][0]
+    primary = answer(http.get("/v1/collections/plan", params={"project": "demo"}))["stores"][0]
     assert (primary["copies"], primary["bytes"], primary["waiting"]) == (1, 8, [])
-    started = answer(http.post("/v1/collection"))
+    started = answer(http.post("/v1/collections"))
     operations_tick(service.context, kinds=OPERATION_KINDS)
     result = answer(http.get(f"/v1/operations/{started['id']}"))["result"]
     assert (result["deleted_copies"], result["deleted_bytes"], result["problems"]) == (1, 8, [])
-    assert answer(http.get("/v1/collection"))["stores"][0]["copies"] == 0
+    assert answer(http.get("/v1/collections/plan"))["stores"][0]["copies"] == 0
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -70,13 +70,13 @@ def test_a_token_of_a_project_sees_only_its_own_garbage(service: RunningService,
     given_up(job, b"given up")
     service.make_project("other")
     http = service.http(token=service.token(Scope.READ, Scope.OPERATE, project="other"))
-    assert answer(http.get("/v1/collection"))["stores"][0]["waiting"] == []
-    for path, parameters in (("/v1/collection", {"project": "demo"}), ("/v1/sweeps", {})):
+    assert answer(http.get("/v1/collections/plan"))["stores"][0]["waiting"] == []
+    for path, parameters in (("/v1/collections/plan", {"project": "demo"}), ("/v1/sweeps", {})):
         with pytest.raises(Refused) as refused:
             answer(http.get(path, params=parameters))
         assert refused.value.code == "forbidden"
     with pytest.raises(Refused):
-        answer(http.post("/v1/collection"))
+        answer(http.post("/v1/collections"))
 
 
 def test_an_upload_that_relies_on_a_copy_is_told_as_what_it_waits_for(service: RunningService, job: Job) -> None:
@@ -84,5 +84,5 @@ def test_an_upload_that_relies_on_a_copy_is_told_as_what_it_waits_for(service: R
     save.upload(0, [b"under way"])
     with service.context.database.transaction() as session:
         session.execute(update(Copy).values(ticket_expires_at=database_now(session) - timedelta(days=1)))
-    (waiting,) = answer(service.http().get("/v1/collection"))["stores"][0]["waiting"]
+    (waiting,) = answer(service.http().get("/v1/collections/plan"))["stores"][0]["waiting"]
     assert (waiting["waits_for"], waiting["copies"], waiting["until"]) == ("upload", 1, None)

@@ -88,7 +88,7 @@ def actions(service: RunningService) -> list[str]:
 
 def scrub_on_demand(service: RunningService, checkpoint_id: str) -> Any:
     http = service.http()
-    started = answer(http.post(f"/v1/checkpoints/{checkpoint_id}/scrub", json={"mode": "read"}))
+    started = answer(http.post(f"/v1/checkpoints/{checkpoint_id}/scrubs", json={"mode": "read"}))
     holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
     ended = answer(http.get(f"/v1/operations/{started['id']}"))
     assert ended["error"] is None

@@ -195,7 +195,7 @@ def test_a_token_of_another_project_sees_and_scrubs_nothing(service: RunningServ
             with pytest.raises(errors.TokenProblem):
                 call()
     reader = service.http(token=service.token(Scope.READ))
-    assert reader.post("/v1/projects/demo/runs/gpt/scrub", json={}).status_code == 403
+    assert reader.post("/v1/projects/demo/runs/gpt/scrubs", json={}).status_code == 403
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

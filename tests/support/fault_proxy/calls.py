@@ -24,7 +24,7 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", rf"{_CHECKPOINT}/reads", "read_tickets"),
     ("POST", rf"{_CHECKPOINT}/chunk-reports", "report_chunk"),
     ("DELETE", r"/v1/read-leases/[^/]+", "release"),
-    ("GET", r"/v1/server", "server"),
+    ("GET", r"/v1/service", "server"),
     # Everything else of the service's; what is left then is the store's.
     ("", r"/v1/(?!objects/).*|/readyz|/healthz", "other"),
     ("PUT", r".*", "put"),

@@ -25,7 +25,7 @@ def test_all_chunks_are_verified_and_several_go_up_at_once(service):
     assert service.verified == set(chunks)
     assert (done.chunks, done.sent_chunks) == (20, 20)
     assert done.bytes == done.sent_bytes == sum(map(len, chunks.values()))
-    assert len(service.of("GET", "/v1/server")) == 1
+    assert len(service.of("GET", "/v1/service")) == 1
 
 
 @pytest.mark.rule("present-is-referenced")

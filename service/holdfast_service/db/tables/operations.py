@@ -2,7 +2,8 @@
 
 projects ── policies       runs ── retention_marks       checkpoints ── holds
 stores ── store_maintenance
-controllers, workers, operations, audit_events, collect_candidates and price_lists stand by themselves
+controllers, workers, operations, audit_events, collect_candidates, price_lists and idempotency_keys stand by
+themselves
 """
 
 from __future__ import annotations
@@ -242,3 +243,15 @@ class PriceList(Table):
     document: Mapped[dict[str, Any]] = mapped_column(Document)
     updated_at: Mapped[datetime] = mapped_column(Moment)
     updated_by: Mapped[str] = mapped_column(Text)
+
+
+class IdempotencyKey(Table):
+    """A call that makes something, and what it has made: see `db/repeats.py`."""
+
+    __tablename__ = "idempotency_keys"
+    token_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    key: Mapped[str] = mapped_column(Text, primary_key=True)
+    asked: Mapped[str] = mapped_column(Text)  # a digest of the call
+    made_id: Mapped[str | None] = mapped_column(Text)  # written in the transaction that made it
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    __table_args__ = (Index("ix_idempotency_keys_created_at", "created_at"),)

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, Response
@@ -51,13 +52,19 @@ class SignedStore:
     signing_key: bytes
 
 
+# The signed URL is the authorization.
+_OPEN: dict[str, Any] = {"security": []}
+
+
 def object_router(stores: Sequence[SignedStore]) -> APIRouter:
     """The routes that the tickets of these stores point at. A StoreError or ProblemError is left to the application's
     handlers."""
     signers = [(each.store, UrlSigner(each.signing_key)) for each in stores]
     router = APIRouter(tags=["objects"])
 
-    @router.put(OBJECTS_PATH + "/{payload}", status_code=201, summary="Upload one object with a signed URL")
+    @router.put(
+        OBJECTS_PATH + "/{payload}", status_code=201, openapi_extra=_OPEN, summary="Upload one object with a signed URL"
+    )
     async def put_object(payload: str, request: Request, signature: str = Query()) -> Response:
         store, grant = _granted(signers, "PUT", payload, signature)
         try:
@@ -66,7 +73,12 @@ def object_router(stores: Sequence[SignedStore]) -> APIRouter:
             return Response(status_code=400)  # nobody reads it
         return Response(status_code=201)
 
-    @router.get(OBJECTS_PATH + "/{payload}", response_class=Response, summary="Read one object with a signed URL")
+    @router.get(
+        OBJECTS_PATH + "/{payload}",
+        response_class=Response,
+        openapi_extra=_OPEN,
+        summary="Read one object with a signed URL",
+    )
     async def get_object(payload: str, signature: str = Query()) -> Response:
         store, grant = _granted(signers, "GET", payload, signature)
         return _ObjectFile(await asyncio.to_thread(store.open_object, grant.key))
