@@ -44,6 +44,7 @@ _FOLDERS_OF_JOBS = {"chaos", "chaos_run", "e2e", "jepsen", "preemption", "soak",
 _SLOW = (
     "chaos",
     "chaos_run",
+    "e2e/test_api_schema.py",
     "e2e/test_bench.py",
     "e2e/test_demo.py",
     "e2e/test_elastic.py",
@@ -75,6 +76,7 @@ _ABOUT_THE_DATABASE = (
     "test_protocol_attempts",
     "test_protocol_chunks",
     "test_protocol_waiting",
+    "test_repeats",
     "test_start",
     "test_values_that_cannot_be_kept",
 )

@@ -204,7 +204,7 @@ def test_the_composed_services_work_together(
                 base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}, timeout=60
             ) as http:
                 assert http.get("/readyz").json()["ready"] is True
-                assert http.get("/v1/server").json()["store_kind"] == "s3"
+                assert http.get("/v1/service").json()["store_kind"] == "s3"
                 assert Job(http).save(100)["state"] == "committed"
             log = tmp_path / "worker.log"
             program, *arguments = document["services"]["worker"]["command"]
