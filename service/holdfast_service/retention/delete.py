@@ -16,9 +16,11 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.memory import refuse_if_went_back
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError, refuse_unless_seen
 from holdfast_service.records.documents import RecordKind
+from holdfast_service.records.history import settle_history
 from holdfast_service.records.outbox import subject_changed
 from holdfast_service.retention.plan import Fact
 from holdfast_service.retention.prune import refusal, stays_of_all
@@ -207,8 +209,11 @@ _GOING = (CheckpointState.DELETING, CheckpointState.DELETED)
 
 def undelete_run(context: ServiceContext, caller: Principal, project: str, run: str) -> TakenBack:
     """What was in the trash before the run was deleted stays there. Of a run that is not deleted nothing changes.
-    Raises `project_not_found` also where the project is deleted, and `run_not_found` once the run is purged."""
+    Raises `project_not_found` also where the project is deleted, `run_not_found` once the run is purged, and
+    `catalog_went_back`."""
+    settle_history(context)
     with context.database.transaction() as session:
+        refuse_if_went_back(session)
         owner, found = run_named(session, caller, project, run, deleted=True)
         # Whoever deletes the project waits until this run lives again, and then is refused; or was first.
         session.refresh(owner, with_for_update={"read": True})

@@ -19,10 +19,12 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.memory import refuse_if_went_back
 from holdfast_service.db.tables.core import Checkpoint, ReadLease, Run
 from holdfast_service.errors import ProblemError
 from holdfast_service.holds.held import is_held, pin_in_force
 from holdfast_service.lineage.lineage import PROVEN_POINTS, newest_proven, proven_among
+from holdfast_service.records.history import settle_history
 from holdfast_service.retention.pins import pinned_now, set_pin
 from holdfast_service.retention.plan import Fact
 from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint, refuse_if_deleted
@@ -200,9 +202,12 @@ def undelete_checkpoint(
     context: ServiceContext, caller: Principal, checkpoint_id: str, request: UndeleteCheckpoint
 ) -> CheckpointView:
     """Of one that is committed nothing changes: twice is fine. Raises `checkpoint_not_found`, `run_not_found` where the
-    whole run was deleted, `chunk_gone` once its purge has begun, and `checkpoint_conflict` if the same step was saved
-    anew or it was never in the trash."""
+    whole run was deleted, `chunk_gone` once its purge has begun, `checkpoint_conflict` if the same step was saved anew
+    or it was never in the trash, and `catalog_went_back`: what the database lost may be the purge of this very one.
+    """
+    settle_history(context)
     with context.database.transaction() as session:
+        refuse_if_went_back(session)
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
         # Whoever begins the same step anew passes the fence, which waits for this.
         refuse_if_deleted(project, lock_run(session, run.id))
