@@ -149,11 +149,12 @@ def seaweedfs() -> Iterator[SeaweedFS]:
 
 @pytest.fixture(scope="session")
 def azurite() -> Iterator[Azurite]:
-    """Skips only where there is no Node.js: pip cannot install it, and no other part of Holdfast needs it."""
+    """Skips only where there is no Node.js."""
     try:
         with azurite_server() as server:
             yield server
     except NoNodeError as reason:
+        # pip cannot install Node.js, and no other part of Holdfast needs it.
         pytest.skip(str(reason))
 
 

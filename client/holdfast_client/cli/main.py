@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from abc import ABC, abstractmethod
 from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
 from typing import Annotated, Any, NamedTuple
@@ -185,7 +186,7 @@ _ENDINGS: tuple[type[BaseException], ...] = (
 )
 
 
-class _Group(typer.core.TyperGroup):
+class _Group(typer.core.TyperGroup, ABC):
     """A mistyped command is answered with what there is."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -193,8 +194,9 @@ class _Group(typer.core.TyperGroup):
             ctx.fail(f"There is no `{ctx.command_path} {args[0]}`. {self.remedy(args[0])}")
         return super().resolve_command(ctx, args)
 
+    @abstractmethod
     def remedy(self, word: str) -> str:
-        raise NotImplementedError
+        """What there is in place of `word`."""
 
 
 class NounGroup(_Group):

@@ -1,6 +1,6 @@
 """A call that makes something, sent twice: the client's Idempotency-Key says that it is the same call.
 
-    repeat = Repeatable(caller.token_id, key, digest_of("tokens.create", request))
+    repeat = Repeatable(caller.token_id, key, digest_of("token", request=request))
     earlier = repeat.earlier(session)     # the id of what the first call has made; None for the first call
     ...
     repeat.made(session, token.id)        # in the same transaction as what was made

@@ -170,7 +170,7 @@ class Session:
         self, step: int, kind: CheckpointKind, workers: TransferWorkers, client: Client | None = None
     ) -> ShardWriter:
         """This rank's part of a checkpoint of this attempt. Every rank begins it, and gets the same one. `client`: one
-        with another patience."""
+        with another retry deadline."""
         begin = BeginCheckpoint(**self.fence.model_dump(), step=step, world_size=self.ranks.world_size, kind=kind)
         return ShardWriter.begin(
             client or self.client, self.run, self.ranks.rank, begin, workers=workers, brief_client=self.brief_client
