@@ -41,8 +41,11 @@ GUARDS = (
         "report-is-suspicion",
         "a report makes copies suspect before anybody has read them",
         "service/holdfast_service/restore/report_chunk.py",
-        "claim(session, chunk, copy, until, suspect=False)",
-        "claim(session, chunk, copy, until, suspect=True)",
+        "    return [claim(session, chunk, copy, seconds=seconds) for copy in copies]\n",
+        "    claims = [claim(session, chunk, copy, seconds=seconds) for copy in copies]\n"
+        "    for copy in copies:\n"
+        '        copy.state = "suspect"\n'
+        "    return claims\n",
         ("tests/service/test_protocol_reading.py",),
     ),
     Guard(
@@ -105,7 +108,7 @@ GUARDS = (
         "mark-before-delete",
         "the marks that a dead collector left are forgotten",
         "service/holdfast_service/collect/mark_and_delete.py",
-        "over = is_free(Copy.leased_until, question.now)",
+        "over = lease.is_free(Copy.leased_until, question.now)",
         "over = Copy.leased_until.is_(None)",
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_collectors.py"),
     ),
@@ -153,8 +156,8 @@ GUARDS = (
         "read-lease",
         "a hot copy goes before the last issued URL has run out",
         "service/holdfast_service/tiers/cool.py",
-        "copy.leased_until = outlived_at",
-        "copy.leased_until = None",
+        "end_locked(copy, outlived_at)",
+        "end_locked(copy)",
         ("tests/service/tiers/test_beside_others.py",),
     ),
     Guard(

@@ -246,7 +246,7 @@ def test_two_reports_at_once_read_once(service: RunningService, saved: dict[str,
     with service.context.database.transaction() as session:
         chunk = session.scalars(select(Chunk).where(Chunk.digest == digest_of(CONTENT))).one()
         copy = session.scalars(select(Copy).where(Copy.chunk_id == chunk.id)).one()
-        held = claim(session, chunk, copy, database_now(session) + timedelta(seconds=60), suspect=False)
+        held = claim(session, chunk, copy, seconds=60)
     with pytest.raises(Refused) as refused:
         report(service, saved["id"], CONTENT)
     assert refused.value.code == "busy"
@@ -259,7 +259,7 @@ def test_a_lease_that_was_lost_settles_nothing(service: RunningService, saved: d
     with service.context.database.transaction() as session:
         chunk = session.scalars(select(Chunk).where(Chunk.digest == digest_of(CONTENT))).one()
         copy = session.scalars(select(Copy).where(Copy.chunk_id == chunk.id)).one()
-        slow = claim(session, chunk, copy, database_now(session) + timedelta(seconds=60), suspect=False)
+        slow = claim(session, chunk, copy, seconds=60)
     clock.advance(61)
     assert report(service, saved["id"], CONTENT)["readable"] is True
     assert settle(service.context, slow, Finding.WRONG_BYTES, ACTOR) is None
@@ -381,7 +381,7 @@ def test_a_checkpoint_that_commits_while_its_chunk_is_found_lost_is_marked_too(s
     with service.context.database.transaction() as session:
         chunk = session.scalars(select(Chunk).where(Chunk.digest == digest_of(CONTENT))).one()
         copy = session.scalars(select(Copy).where(Copy.chunk_id == chunk.id)).one()
-        claimed = claim(session, chunk, copy, database_now(session) + timedelta(seconds=60), suspect=False)
+        claimed = claim(session, chunk, copy, seconds=60)
     with ThreadPoolExecutor(1) as other:
         with service.context.database.transaction() as committing:
             row = committing.execute(select(Checkpoint).where(Checkpoint.id == save.id).with_for_update()).scalar_one()

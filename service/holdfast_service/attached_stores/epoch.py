@@ -14,6 +14,7 @@ from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.attached_stores.ownership import Marker, write_marker
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import lease
 from holdfast_service.db.engine import Database
 from holdfast_service.db.place import settle_place
 from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint, Copy
@@ -44,7 +45,7 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
         if accept_loss:
             identity.went_back = None
         session.execute(
-            update(Copy).where(Copy.state == CopyState.VERIFIED).values(state=CopyState.SUSPECT, leased_until=None),
+            update(Copy).where(Copy.state == CopyState.VERIFIED).values(state=CopyState.SUSPECT, **lease.ended()),
             execution_options=unsynchronized,
         )
         for table in (Checkpoint, RecordSubject):
@@ -53,7 +54,7 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
                 execution_options=unsynchronized,
             )
         session.execute(
-            update(WrittenRecord).values(version=0, leased_until=None, lease_token=None),
+            update(WrittenRecord).values(version=0, **lease.ended()),
             execution_options=unsynchronized,
         )
         record_event(session, actor, "catalog.new_epoch", after={"epoch": identity.epoch})

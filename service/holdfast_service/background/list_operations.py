@@ -12,6 +12,7 @@ from holdfast_protocol.states import OperationState
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
 from holdfast_service.db.tables.operations import Operation
@@ -92,7 +93,7 @@ def cancel_operation(context: ServiceContext, caller: Principal, operation_id: s
             if before == OperationState.QUEUED:
                 found.state = OperationState.CANCELLED
                 found.ended_at = now
-                found.leased_until = None
+                lease.end_locked(found)
                 found.error = "It was cancelled before a worker began it."
             record_event(
                 session,

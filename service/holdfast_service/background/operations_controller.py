@@ -59,8 +59,7 @@ def give_back(
         if found is None:
             return False
         found.state = OperationState.QUEUED
-        found.lease_token = None
-        found.leased_until = database_now(session) + timedelta(seconds=wait_seconds) if wait_seconds else None
+        lease.end_locked(found, database_now(session) + timedelta(seconds=wait_seconds) if wait_seconds else None)
         found.error = error
         if not counted:
             found.tries -= 1
@@ -81,7 +80,7 @@ def end(
     found.result = result
     found.error = error
     found.ended_at = database_now(session)
-    found.leased_until = found.lease_token = None
+    lease.end_locked(found)
     record_event(
         session,
         _ACTOR,
@@ -96,9 +95,7 @@ def end(
 
 
 def _mine(session: Session, run: OperationRun) -> Operation | None:
-    return session.scalar(
-        select(Operation).where(Operation.id == run.id, Operation.lease_token == run.lease_token).with_for_update()
-    )
+    return lease.locked(session, Operation, run.lease_token, Operation.id == run.id)
 
 
 # Which operation is next. Claimed under its row's lock, with a lease that `progress` renews and a token that settles.

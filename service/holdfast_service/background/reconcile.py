@@ -100,7 +100,7 @@ def _take_lease(
     context: ServiceContext, name: str, now: datetime, row: Controller, still: ColumnElement[bool]
 ) -> Begun | None:
     """None if somebody else was first, or has it."""
-    if row.leased_until is not None and row.leased_until > now:
+    if lease.is_taken(row, now):
         return None
     wanted = (Controller.name == name, Controller.paused_at.is_(None), still)
     with context.database.transaction() as session:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import islice
 
 from sqlalchemy import func, select, text, tuple_
@@ -40,7 +39,7 @@ from holdfast_service.db.tables.core import COPY_DAMAGED, Chunk, Copy, Project
 from holdfast_service.stores.base import ObjectArchived, ObjectMissing, StoredObject, StoreError
 
 _BATCH = 500
-_LEASE = timedelta(minutes=10)
+_LEASE_SECONDS = 600
 # States of a copy that say that the store has its object, whole.
 _THERE = (CopyState.VERIFIED, CopyState.SUSPECT, CopyState.COLD, CopyState.THAWING)
 _KINDS = {Finding.MISSING: FindingKind.MISSING_OBJECTS, Finding.WRONG_SIZE: FindingKind.WRONG_SIZES}
@@ -253,4 +252,4 @@ def _claim(check: CopyCheck, copy_id: int, states: Sequence[CopyState]) -> Claim
 
 def _claimed(session: Session, copy: Copy) -> Claim:
     chunk = session.get_one(Chunk, copy.chunk_id)
-    return claim(session, chunk, copy, database_now(session) + _LEASE, suspect=False)
+    return claim(session, chunk, copy, seconds=_LEASE_SECONDS)

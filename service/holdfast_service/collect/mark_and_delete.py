@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy import ColumnElement, delete, exists, func, select, update
 from sqlalchemy.orm import Session
@@ -15,8 +15,8 @@ from holdfast_protocol.states import CopyState
 from holdfast_service.collect.garbage import THERE, UNWRITTEN, Question
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import leave_candidates, object_key
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.lease import is_free
 from holdfast_service.db.memory import note_change, refuse_if_went_back
 from holdfast_service.db.tables.core import Chunk, ChunkListEntry, Copy, ShardChunk
 from holdfast_service.db.tables.operations import CollectCandidate
@@ -38,7 +38,7 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 
 @dataclass(frozen=True)
 class Doomed:
-    """A copy that this process deletes until `leased_until`, which is the lease's token."""
+    """A copy that this process deletes under a lease."""
 
     copy_id: int
     chunk_id: int
@@ -46,7 +46,7 @@ class Doomed:
     key: ObjectKey
     version_id: str | None
     stored_bytes: int
-    leased_until: datetime
+    lease_token: str
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _unwritten(session: Session, question: Question) -> list[int]:
 
 
 def _left_by_the_dead(session: Session, question: Question) -> Sequence[tuple[Copy, str]]:
-    over = is_free(Copy.leased_until, question.now)
+    over = lease.is_free(Copy.leased_until, question.now)
     return _copies(session, Copy.store_id.in_(question.store_ids) & (Copy.state == CopyState.DELETING) & over)
 
 
@@ -123,15 +123,12 @@ def _copies(session: Session, condition: ColumnElement[bool]) -> Sequence[tuple[
 def _claim(
     session: Session, context: ServiceContext, question: Question, rows: Sequence[tuple[Copy, str]]
 ) -> list[Doomed]:
-    leased_until = question.now + timedelta(seconds=context.settings.lease_seconds)
+    token = lease.claim_locked(session, *(copy for copy, _ in rows), seconds=context.settings.lease_seconds)
     doomed = []
     for copy, digest in rows:
         copy.state = CopyState.DELETING
-        copy.leased_until = leased_until
         key = object_key(copy.project_id, digest, copy)
-        doomed.append(
-            Doomed(copy.id, copy.chunk_id, copy.store_id, key, copy.version_id, copy.stored_bytes, leased_until)
-        )
+        doomed.append(Doomed(copy.id, copy.chunk_id, copy.store_id, key, copy.version_id, copy.stored_bytes, token))
     session.flush()
     return doomed
 
@@ -253,7 +250,7 @@ def _settle(context: ServiceContext, gone: Sequence[Doomed], left: Sequence[tupl
         session.execute(
             update(Copy)
             .where(Copy.id.in_([each.copy_id for each in gone]), Copy.state == CopyState.DELETING)
-            .values(state=CopyState.GONE, leased_until=None)
+            .values(state=CopyState.GONE, **lease.ended())
         )
         session.execute(
             update(CollectCandidate)
@@ -262,8 +259,4 @@ def _settle(context: ServiceContext, gone: Sequence[Doomed], left: Sequence[tupl
         )
         for each, failure in left:
             again = _AGAIN_IF_AWAY if failure.retryable else _AGAIN_IF_REFUSED
-            session.execute(
-                update(Copy)
-                .where(Copy.id == each.copy_id, Copy.leased_until == each.leased_until)
-                .values(leased_until=now + again)
-            )
+            lease.give_back(session, Copy, each.lease_token, Copy.id == each.copy_id, until=now + again)

@@ -147,7 +147,7 @@ def make_suspect(context: ServiceContext, copy_ids: Sequence[int]) -> int:
         changed = session.scalars(
             update(Copy)
             .where(Copy.id.in_(copy_ids), Copy.state.in_(_EXPECTED))
-            .values(state=CopyState.SUSPECT, leased_until=None)
+            .values(state=CopyState.SUSPECT, **lease.ended())
             .returning(Copy.id),
             execution_options={"synchronize_session": False},
         )

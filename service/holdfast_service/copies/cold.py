@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import CursorResult, select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
@@ -17,6 +17,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.corruption import lock_users, mark_cold
 from holdfast_service.copies.read_back import Claim, Finding, refuse_emptied_store, refuse_wrong_store, store_of_copy
 from holdfast_service.copies.verify_upload import proof_of
+from holdfast_service.db import lease
 from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Project, Run
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import ClassedStore, ClassFacts, ObjectMismatch, ObjectMissing, StoreRefused
@@ -132,11 +133,6 @@ def _note(
         state = CopyState.BAD  # nothing was read
     lock_users(session, claimed.chunk_id)
     session.execute(select(Chunk.id).where(Chunk.id == claimed.chunk_id).with_for_update())
-    noted = session.execute(
-        update(Copy)
-        .where(Copy.id == claimed.copy_id, Copy.leased_until == claimed.leased_until)
-        .values(state=state, storage_class=storage_class, readable_until=None, leased_until=None),
-        execution_options={"synchronize_session": False},
-    )
-    if cast("CursorResult[Any]", noted).rowcount:
+    values: dict[str, Any] = {"state": state, "storage_class": storage_class, "readable_until": None}
+    if lease.give_back(session, Copy, claimed.lease_token, Copy.id == claimed.copy_id, **values):
         mark_cold(session, [claimed.chunk_id], context.store_ids, actor=actor, target=storage_class)

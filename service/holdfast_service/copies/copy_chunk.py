@@ -18,10 +18,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, cast
+from datetime import datetime
 
-from sqlalchemy import CursorResult, select, update
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.codecs import Codec, DecodeError, decode
@@ -29,6 +28,7 @@ from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import KEPT, PROVEN, can_be_read, kept_state, object_key
 from holdfast_service.copies.verify_upload import proof_of
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.stores.base import ObjectArchived, ObjectKey, ObjectMismatch, ObjectMissing, Store, StoreError
@@ -64,8 +64,7 @@ CopyFailure = SourceBadError | TargetBadError | LeaseOverError | StoreFailedErro
 
 @dataclass(frozen=True)
 class CopyTask:
-    """A copy that this process makes until `leased_until`, which is the lease's token. `ends_at` is the same moment by
-    this process's monotonic clock."""
+    """A copy that this process makes under a lease. `ends_at`: when that ends, by this process's monotonic clock."""
 
     copy_id: int
     chunk_id: int
@@ -79,7 +78,7 @@ class CopyTask:
     target_store_id: int
     target_key: ObjectKey
     storage_class: str | None
-    leased_until: datetime
+    lease_token: str
     ends_at: float
 
 
@@ -139,8 +138,10 @@ def begin_copy(
             storage_class=storage_class,
             created_at=now,
         )
-        session.add(target)
-    target.leased_until = target.ticket_expires_at = now + timedelta(seconds=seconds)
+    token = lease.claim_locked(session, target, seconds=seconds)
+    assert target.leased_until is not None
+    target.ticket_expires_at = target.leased_until
+    session.add(target)
     session.flush()
     return CopyTask(
         copy_id=target.id,
@@ -155,7 +156,7 @@ def begin_copy(
         target_store_id=target_store_id,
         target_key=object_key(chunk.project_id, chunk.digest, target),
         storage_class=storage_class,
-        leased_until=target.leased_until,
+        lease_token=token,
         ends_at=ends_at,
     )
 
@@ -205,35 +206,31 @@ def move_bytes(context: ServiceContext, task: CopyTask, on_bytes: Callable[[int]
 def settle_copy(context: ServiceContext, task: CopyTask, moved: Moved) -> bool:
     """Whether the lease still held. The copy is cold where it has to be thawed before it can be read."""
     with context.database.transaction() as session:
-        settled = session.execute(
-            update(Copy)
-            .where(*_ours(task))
-            .values(
-                state=kept_state(context, task.target_store_id, task.storage_class),
-                proof=moved.proof,
-                stored_digest=moved.stored_digest,
-                version_id=moved.version_id,
-                verified_at=database_now(session),
-                read_after=select(Chunk.damages).where(Chunk.id == task.chunk_id).scalar_subquery(),
-                leased_until=None,
-            )
+        return lease.give_back(
+            session,
+            Copy,
+            task.lease_token,
+            *_made(task),
+            state=kept_state(context, task.target_store_id, task.storage_class),
+            proof=moved.proof,
+            stored_digest=moved.stored_digest,
+            version_id=moved.version_id,
+            verified_at=database_now(session),
+            read_after=select(Chunk.damages).where(Chunk.id == task.chunk_id).scalar_subquery(),
         )
-        return cast("CursorResult[Any]", settled).rowcount == 1
 
 
 def give_up_copy(context: ServiceContext, task: CopyTask, failure: BaseException) -> None:
     """Gives the lease back. A source that is not the chunk becomes suspect, so that it is read and marked; a target
     that is not what was written is bad, and the next try writes another generation."""
-    values: dict[str, Any] = {"leased_until": None}
-    if isinstance(failure, TargetBadError):
-        values["state"] = CopyState.BAD
+    state = CopyState.BAD if isinstance(failure, TargetBadError) else CopyState.COPYING
     with context.database.transaction() as session:
-        session.execute(update(Copy).where(*_ours(task)).values(**values))
+        lease.give_back(session, Copy, task.lease_token, *_made(task), state=state)
         if isinstance(failure, SourceBadError):
             session.execute(
                 update(Copy)
                 .where(Copy.id == task.source_copy_id, Copy.state.in_((CopyState.VERIFIED, CopyState.COLD)))
-                .values(state=CopyState.SUSPECT, leased_until=None)
+                .values(state=CopyState.SUSPECT, **lease.ended())
             )
 
 
@@ -248,12 +245,12 @@ def copy_now(context: ServiceContext, task: CopyTask, on_bytes: Callable[[int], 
     return settle_copy(context, task, moved)
 
 
-def _ours(task: CopyTask) -> tuple[Any, ...]:
-    return (Copy.id == task.copy_id, Copy.state == CopyState.COPYING, Copy.leased_until == task.leased_until)
+def _made(task: CopyTask) -> tuple[ColumnElement[bool], ...]:
+    return Copy.id == task.copy_id, Copy.state == CopyState.COPYING
 
 
 def _at_work(copy: Copy, now: datetime) -> bool:
-    return copy.state == CopyState.COPYING and copy.leased_until is not None and copy.leased_until > now
+    return copy.state == CopyState.COPYING and lease.is_taken(copy, now)
 
 
 def _can_be_taken_up(copy: Copy, source: Copy) -> bool:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 
-from sqlalchemy import ColumnElement, and_, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.codecs import Codec, DecodeError, decode
@@ -23,8 +23,8 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.corruption import lock_users, mark_cold, mark_users, users_of
 from holdfast_service.copies.predicates import KEPT, kept_state, object_key, stays_as_read
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.stores.base import (
     ObjectArchived,
@@ -73,7 +73,7 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """A copy that this process is reading until `leased_until`, which is the lease's token."""
+    """A copy that this process is reading under a lease."""
 
     copy_id: int
     chunk_id: int
@@ -86,14 +86,14 @@ class Claim:
     stored_bytes: int
     storage_class: str | None
     state_before: CopyState
-    leased_until: datetime
+    lease_token: str
     proof_if_good: Proof
     """By reading: final, or to be repeated when no ticket can overwrite it any more (rule no-ticket-reuse)."""
 
 
 def copy_is_free(now: datetime) -> ColumnElement[bool]:
     """Over `copies`: nobody is at work on it."""
-    return or_(is_free(Copy.leased_until, now), Copy.leased_until > now + _LONGEST_LEASE)
+    return or_(lease.is_free(Copy.leased_until, now), Copy.leased_until > now + _LONGEST_LEASE)
 
 
 def found_bad() -> ColumnElement[bool]:
@@ -117,8 +117,8 @@ def claim_bad(session: Session, context: ServiceContext, copy_id: int) -> Claim 
         .where(Copy.id == copy_id, found_bad())
         .with_for_update(of=Copy, skip_locked=True)
     ).one_or_none()
-    until = database_now(session) + timedelta(seconds=context.settings.chunk_lease_seconds)
-    return None if row is None else claim(session, row.Chunk, row.Copy, until, suspect=False)
+    seconds = context.settings.chunk_lease_seconds
+    return None if row is None else claim(session, row.Chunk, row.Copy, seconds=seconds)
 
 
 def look_again(
@@ -137,12 +137,9 @@ def look_again(
     return None if settle(context, claimed, finding, actor) is None else finding
 
 
-def claim(session: Session, chunk: Chunk, copy: Copy, leased_until: datetime, *, suspect: bool) -> Claim:
+def claim(session: Session, chunk: Chunk, copy: Copy, *, seconds: float) -> Claim:
     """The copy's row must be locked by the caller and free of another's lease."""
-    before = CopyState(copy.state)
-    copy.leased_until = leased_until
-    if suspect:
-        copy.state = CopyState.SUSPECT
+    token = lease.claim_locked(session, copy, seconds=seconds)
     session.flush()
     return Claim(
         copy_id=copy.id,
@@ -155,8 +152,8 @@ def claim(session: Session, chunk: Chunk, copy: Copy, leased_until: datetime, *,
         stored_digest=copy.stored_digest,
         stored_bytes=copy.stored_bytes,
         storage_class=copy.storage_class,
-        state_before=before,
-        leased_until=leased_until,
+        state_before=CopyState(copy.state),
+        lease_token=token,
         proof_if_good=Proof.READ if stays_as_read(copy, database_now(session)) else Proof.READ_EARLY,
     )
 
@@ -289,11 +286,7 @@ def settle(context: ServiceContext, claimed: Claim, finding: Finding, actor: Act
 def let_go(context: ServiceContext, claimed: Claim) -> None:
     """Gives the lease back with nothing proven."""
     with context.database.transaction() as session:
-        session.execute(
-            update(Copy)
-            .where(Copy.id == claimed.copy_id, Copy.leased_until == claimed.leased_until)
-            .values(state=claimed.state_before, leased_until=None)
-        )
+        lease.give_back(session, Copy, claimed.lease_token, Copy.id == claimed.copy_id, state=claimed.state_before)
 
 
 class _UsedMeanwhileError(Exception):
@@ -326,15 +319,12 @@ def _settle(
         select(Chunk).where(Chunk.id == claimed.chunk_id).with_for_update(),
         execution_options={"populate_existing": True},
     ).scalar_one()
-    copy = session.execute(
-        select(Copy).where(Copy.id == claimed.copy_id).with_for_update(),
-        execution_options={"populate_existing": True},
-    ).scalar_one()
     was_bad = claimed.state_before is CopyState.BAD
     states = (CopyState.BAD,) if was_bad else _THERE
-    if copy.leased_until != claimed.leased_until or copy.state not in states:
+    copy = lease.locked(session, Copy, claimed.lease_token, Copy.id == claimed.copy_id, Copy.state.in_(states))
+    if copy is None:
         return None
-    copy.leased_until = None
+    lease.end_locked(copy)
     now = database_now(session)
     if finding is Finding.GOOD:
         copy.state, copy.proof, copy.verified_at, copy.read_after = kept, claimed.proof_if_good, now, chunk.damages

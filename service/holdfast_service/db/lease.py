@@ -5,8 +5,12 @@
     renew(session, RetentionMark, token, mine, seconds=30)         # False: another process has taken it over
     give_back(session, RetentionMark, token, mine, looked_at=now)  # settles, if the lease is still this process's
 
-A process that dies keeps its lease until that moment, and no longer. The clock is the database's, because those of
-the processes may differ (rule database-clock).
+A caller that has locked its rows FOR UPDATE claims them with `claim_locked`, finds its row again with `locked`, and
+ends the lease with `end_locked`. Many rows can share a token.
+
+A process that dies keeps its lease until that moment, and no longer. A row can also be free only from a moment on: then
+`leased_until` says when, and there is no token. The clock is the database's, because those of the processes may differ
+(rule database-clock).
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Text, literal, or_, update
+from sqlalchemy import ColumnElement, Text, TextClause, literal, or_, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from holdfast_service.db.dialect import Moment, database_now
@@ -31,9 +35,17 @@ class Leased:
     lease_token: Mapped[str | None] = mapped_column(Text)
 
 
+_Row = TypeVar("_Row", bound=Leased)
+
+
 def is_free(leased_until: InstrumentedAttribute[datetime | None], now: datetime) -> ColumnElement[bool]:
-    """Nobody has the row now. `leased_until`: the column that says so."""
+    """No process has the row now. `leased_until`: the column that says so."""
     return or_(leased_until.is_(None), leased_until <= now)
+
+
+def is_taken(row: Leased, now: datetime) -> bool:
+    """The opposite, of a row that was read. Pure."""
+    return row.leased_until is not None and row.leased_until > now
 
 
 def claim(
@@ -55,22 +67,53 @@ def claim(
     return token if taken is not None else None
 
 
-def claim_locked(session: Session, row: Leased, *, seconds: float) -> str:
-    """The same for a row that the caller has locked and found free."""
-    row.lease_token = _new_token()
-    row.leased_until = database_now(session) + timedelta(seconds=seconds)
-    return row.lease_token
+def claim_locked(session: Session, *rows: Leased, seconds: float) -> str:
+    """The same for rows that the caller has locked and found free, or takes over. They share the token."""
+    token = _new_token()
+    until = database_now(session) + timedelta(seconds=seconds)
+    for row in rows:
+        row.lease_token, row.leased_until = token, until
+    return token
 
 
-def renew(session: Session, table: type[Leased], token: str, *where: ColumnElement[bool], seconds: float) -> bool:
-    """Moves the lease's end away. False if another process has the row by now."""
-    return _write(session, table, token, where, {"leased_until": database_now(session) + timedelta(seconds=seconds)})
+def renew(
+    session: Session, table: type[Leased], token: str, *where: ColumnElement[bool], seconds: float, **values: Any
+) -> bool:
+    """Moves the lease's end away, and writes `values` with it. False, and nothing is written, if another process has
+    the row by now."""
+    until = database_now(session) + timedelta(seconds=seconds)
+    return _write(session, table, token, where, {"leased_until": until} | values)
 
 
-def give_back(session: Session, table: type[Leased], token: str, *where: ColumnElement[bool], **values: Any) -> bool:
+def give_back(
+    session: Session,
+    table: type[Leased],
+    token: str,
+    *where: ColumnElement[bool],
+    until: datetime | None = None,
+    **values: Any,
+) -> bool:
     """Ends the lease, and writes `values` with it. False, and nothing is written, if another process has the row by
-    now."""
-    return _write(session, table, token, where, {"leased_until": None, "lease_token": None} | values)
+    now. `until`: the row is free from then on, not at once."""
+    return _write(session, table, token, where, ended(until) | values)
+
+
+def locked(session: Session, table: type[_Row], token: str, *where: ColumnElement[bool] | TextClause) -> _Row | None:
+    """The row as it is now, locked FOR UPDATE. None if another process has it by now, or `where` does not hold."""
+    return session.scalar(
+        select(table).where(*where, table.lease_token == token).with_for_update(),
+        execution_options={"populate_existing": True},
+    )
+
+
+def end_locked(row: Leased, until: datetime | None = None) -> None:
+    """Ends the lease of a row that the caller has locked. `until`: it is free from then on."""
+    row.leased_until, row.lease_token = until, None
+
+
+def ended(until: datetime | None = None) -> dict[str, Any]:
+    """The same as the values of an UPDATE that takes rows away from every process."""
+    return {"leased_until": until, "lease_token": None}
 
 
 def _write(

@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, and_, exists, func, or_, select, text, update
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import KEPT, leave_candidates, object_key
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import COPY_LOCKED, Checkpoint, Chunk, ChunkListEntry, Copy, Run, Shard
 from holdfast_service.db.tables.operations import Hold
 from holdfast_service.holds.held import CopyLock, in_force
@@ -78,7 +78,7 @@ def _needed(now: datetime) -> ColumnElement[bool]:
 
 
 def _free(now: datetime) -> ColumnElement[bool]:
-    return is_free(Copy.leased_until, now)
+    return lease.is_free(Copy.leased_until, now)
 
 
 # The controller `holds`: tells the stores which copies are held, and takes it back when nobody holds them any more.
@@ -96,7 +96,7 @@ NAME = "holds"
 _BATCH = 100
 _BATCHES_PER_ROUND = 100
 _AT_ONCE = 8
-_LEASE = timedelta(minutes=10)
+_LEASE_SECONDS = 600
 # What the store refused is not the first one again in this pass, or it would hold up the others.
 _AFTER_FAILURE = timedelta(minutes=2)
 
@@ -117,7 +117,7 @@ class _Told:
     store_id: int
     key: ObjectKey
     version_id: str | None
-    leased_until: datetime
+    lease_token: str
 
 
 @dataclass
@@ -194,13 +194,12 @@ def _claim(session: Session, store_ids: Sequence[int], *, on: bool) -> list[_Tol
         .limit(_BATCH)
         .with_for_update(of=Copy, skip_locked=True)
     ).all()
+    token = lease.claim_locked(session, *(row.Copy for row in rows), seconds=_LEASE_SECONDS)
     claimed = []
     for copy, digest in rows:
-        copy.lock, copy.leased_until = CopyLock.CHANGING, now + _LEASE
+        copy.lock = CopyLock.CHANGING
         key = object_key(copy.project_id, digest, copy)
-        claimed.append(
-            _Told(copy.id, copy.chunk_id, copy.project_id, copy.store_id, key, copy.version_id, copy.leased_until)
-        )
+        claimed.append(_Told(copy.id, copy.chunk_id, copy.project_id, copy.store_id, key, copy.version_id, token))
     session.flush()
     return claimed
 
@@ -221,21 +220,11 @@ def _settle(
     with context.database.transaction() as session:
         later = database_now(session) + _AFTER_FAILURE
         for each, failure in zip(claimed, failures, strict=True):
-            settled = (
-                {"lock": CopyLock.LOCKED if on else None, "leased_until": None}
-                if failure is None
-                else {"leased_until": later}
-            )
-            found = session.scalars(
-                update(Copy)
-                .where(Copy.id == each.copy_id, Copy.leased_until == each.leased_until)
-                .values(**settled)
-                .returning(Copy.id),
-                execution_options={"synchronize_session": False},
-            ).all()
+            mine = Copy.id == each.copy_id
             if failure is not None:
+                lease.give_back(session, Copy, each.lease_token, mine, until=later)
                 work.failures[each.copy_id] = work.error = str(failure)
-            elif found:
+            elif lease.give_back(session, Copy, each.lease_token, mine, lock=CopyLock.LOCKED if on else None):
                 by_project[each.project_id] += 1
         if not on:  # the collector has skipped what was locked
             leave_candidates(session, (each.chunk_id for each in claimed))

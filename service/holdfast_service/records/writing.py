@@ -125,9 +125,9 @@ def settle_record(context: ServiceContext, task: RecordTask) -> bool:
     """Whether the lease still was this process's. What was written before is taken away afterwards."""
     name = task.subject.version_name(task.record.epoch, task.record.version)
     with context.database.transaction() as session:
-        is_older = WrittenRecord.version < task.record.version
-        written = {"version": task.record.version, "name": name}
-        if not lease.give_back(session, WrittenRecord, task.lease_token, *task.row, is_older, **written):
+        version = task.record.version
+        older = (*task.row, WrittenRecord.version < version)
+        if not lease.give_back(session, WrittenRecord, task.lease_token, *older, version=version, name=name):
             return False
     if task.older_name not in (None, name):
         try:

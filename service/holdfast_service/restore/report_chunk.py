@@ -3,8 +3,6 @@ report-is-suspicion)."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import structlog
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
@@ -118,9 +116,9 @@ def _claim_copies(
     )
     if session.scalars(at_work).first() is not None:
         raise ProblemError(ProblemCode.BUSY, "This chunk is being read again at this moment. Ask again in a second.")
-    until = now + timedelta(seconds=context.settings.chunk_lease_seconds)
+    seconds = context.settings.chunk_lease_seconds
     # A report proves nothing, so the copies stay what they are: whoever relies on one now is not stopped by it.
-    return [claim(session, chunk, copy, until, suspect=False) for copy in copies]
+    return [claim(session, chunk, copy, seconds=seconds) for copy in copies]
 
 
 def _worth_asking(context: ServiceContext) -> list[int]:

@@ -160,8 +160,15 @@ def _expire(context: ServiceContext, claim: _Claim, doomed: list[str]) -> int:
 def _settle(context: ServiceContext, claim: _Claim, digest: str, looked_at: datetime, facts: RunFacts) -> None:
     newest_at = max((fact.at for fact in facts.facts if fact.committed), default=None)
     with context.database.transaction() as session:
-        seen = {"looked_at": looked_at, "policy_digest": digest, "newest_at": newest_at}
-        lease.give_back(session, RetentionMark, claim.token, _is(claim), **seen)
+        lease.give_back(
+            session,
+            RetentionMark,
+            claim.token,
+            _is(claim),
+            looked_at=looked_at,
+            policy_digest=digest,
+            newest_at=newest_at,
+        )
 
 
 def _renew(context: ServiceContext, claim: _Claim) -> bool:

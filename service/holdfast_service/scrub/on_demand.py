@@ -24,7 +24,7 @@ from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, C
 from holdfast_service.db.tables.operations import Operation
 from holdfast_service.lineage.restore_choice import WHOLE, refuse_unless_whole
 from holdfast_service.runs.find import checkpoint_by_id, run_named
-from holdfast_service.scrub.read_copies import Tally, keep_totals, lease, read_one, seems_fine, total_of
+from holdfast_service.scrub.read_copies import Tally, keep_totals, read_one, seems_fine, total_of
 from holdfast_service.scrub.repair import Damaged, RepairResult, claim_damaged, defer, repair_copy, unmark
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.operations import OperationRun, start_operation
@@ -204,7 +204,8 @@ def _claim(session: Session, context: ServiceContext, copy_id: int) -> Claim | N
         .where(Copy.id == copy_id, is_read_back(context), copy_is_free(now))
         .with_for_update(of=Copy, skip_locked=True)
     ).one_or_none()
-    return None if row is None else claim(session, row.Chunk, row.Copy, now + lease(context), suspect=False)
+    seconds = context.settings.chunk_lease_seconds
+    return None if row is None else claim(session, row.Chunk, row.Copy, seconds=seconds)
 
 
 def _claim_damaged(session: Session, context: ServiceContext, copy_id: int) -> Damaged | None:

@@ -16,6 +16,7 @@ from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.cold import note_archived
 from holdfast_service.copies.read_back import Claim, Finding, claim, copy_is_free, read_back, settle, store_of_copy
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Chunk, Copy
@@ -206,11 +207,6 @@ def backlog_of(session: Session, context: ServiceContext, due: Due, waited: time
     return Backlog(count, leased, None if oldest is None else oldest + waited)
 
 
-def lease(context: ServiceContext) -> timedelta:
-    """For how long a process that is killed in the middle holds a copy."""
-    return timedelta(seconds=context.settings.chunk_lease_seconds)
-
-
 def _claim_due(session: Session, context: ServiceContext, due: Due, attached: AttachedStore) -> list[Claim]:
     now = database_now(session)
     rows = session.execute(
@@ -221,15 +217,12 @@ def _claim_due(session: Session, context: ServiceContext, due: Due, attached: At
         .limit(BATCH)
         .with_for_update(of=Copy, skip_locked=True)
     ).all()
-    return [claim(session, chunk, copy, now + lease(context), suspect=False) for copy, chunk in rows]
+    return [claim(session, chunk, copy, seconds=context.settings.chunk_lease_seconds) for copy, chunk in rows]
 
 
 def _defer(context: ServiceContext, claims: Sequence[Claim]) -> None:
     with context.database.transaction() as session:
         until = database_now(session) + _AFTER_FAILURE
         for position, claimed in enumerate(claims):
-            session.execute(
-                update(Copy)
-                .where(Copy.id == claimed.copy_id, Copy.leased_until == claimed.leased_until)
-                .values(leased_until=until if position == 0 else None)
-            )
+            again_at = until if position == 0 else None
+            lease.give_back(session, Copy, claimed.lease_token, Copy.id == claimed.copy_id, until=again_at)

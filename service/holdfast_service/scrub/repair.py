@@ -38,10 +38,11 @@ from holdfast_service.copies.read_back import (
     look_again,
     look_is_due,
 )
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import COPY_DAMAGED, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 from holdfast_service.lineage.restore_choice import WHOLE
-from holdfast_service.scrub.read_copies import BATCH, Tally, keep_totals, lease, read_one, total_of
+from holdfast_service.scrub.read_copies import BATCH, Tally, keep_totals, read_one, total_of
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.report import Backlog, ReconcileReport
 
@@ -71,8 +72,7 @@ class RepairResult(StrEnum):
 
 @dataclass(frozen=True)
 class Damaged:
-    """A copy that was found bad, claimed until `leased_until`, which is the lease's token. `damage`: by its chunk's
-    count of findings."""
+    """A copy that was found bad, under a lease. `damage`: by its chunk's count of findings."""
 
     copy_id: int
     chunk_id: int
@@ -80,15 +80,14 @@ class Damaged:
     storage_class: str | None
     bad_at: datetime
     damage: int
-    leased_until: datetime
+    lease_token: str
     look_is_due: bool
 
 
 def claim_damaged(session: Session, context: ServiceContext, copy: Copy) -> Damaged:
     """The row must be locked by the caller and free of another's lease."""
     assert copy.bad_at is not None
-    now = database_now(session)
-    copy.leased_until = now + lease(context)
+    token = lease.claim_locked(session, copy, seconds=context.settings.chunk_lease_seconds)
     session.flush()
     return Damaged(
         copy_id=copy.id,
@@ -97,8 +96,8 @@ def claim_damaged(session: Session, context: ServiceContext, copy: Copy) -> Dama
         storage_class=copy.storage_class,
         bad_at=copy.bad_at,
         damage=copy.damage or 0,
-        leased_until=copy.leased_until,
-        look_is_due=look_is_due(copy, now),
+        lease_token=token,
+        look_is_due=look_is_due(copy, database_now(session)),
     )
 
 
@@ -150,9 +149,9 @@ def defer(context: ServiceContext, damaged: Damaged) -> None:
                 Copy.id == damaged.copy_id,
                 Copy.state == CopyState.BAD,
                 # It is nobody's after it was looked at.
-                or_(Copy.leased_until.is_(None), Copy.leased_until == damaged.leased_until),
+                or_(Copy.leased_until.is_(None), Copy.lease_token == damaged.lease_token),
             )
-            .values(leased_until=database_now(session) + _AGAIN_AFTER)
+            .values(lease.ended(database_now(session) + _AGAIN_AFTER))
         )
 
 
@@ -179,8 +178,8 @@ def _claim_another(session: Session, context: ServiceContext, damaged: Damaged) 
         .limit(1)
         .with_for_update(of=Copy, skip_locked=True)
     ).one_or_none()
-    until = database_now(session) + lease(context)
-    return None if row is None else claim(session, row.Chunk, row.Copy, until, suspect=False)
+    seconds = context.settings.chunk_lease_seconds
+    return None if row is None else claim(session, row.Chunk, row.Copy, seconds=seconds)
 
 
 def _begin(session: Session, context: ServiceContext, damaged: Damaged) -> CopyTask | None:
@@ -205,10 +204,13 @@ def _settle_repaired(context: ServiceContext, damaged: Damaged) -> bool:
             .order_by(Copy.id)
             .limit(1)
         )
-        bad = _locked(session, damaged)
+        # None: the lease was lost, or the copy was collected.
+        is_bad = (Copy.id == damaged.copy_id, Copy.state == CopyState.BAD)
+        bad = lease.locked(session, Copy, damaged.lease_token, *is_bad)
         if good is None or bad is None:
             return False
-        bad.repaired_at, bad.leased_until = database_now(session), None
+        bad.repaired_at = database_now(session)
+        lease.end_locked(bad)
         record_event(
             session,
             REPAIR,
@@ -235,16 +237,6 @@ def _give_up(session: Session, damaged: Damaged) -> RepairResult:
         .limit(1)
     )
     return RepairResult.LOST if at_work is None else RepairResult.LATER
-
-
-def _locked(session: Session, damaged: Damaged) -> Copy | None:
-    """None: the lease was lost, or the copy was collected."""
-    return session.execute(
-        select(Copy)
-        .where(Copy.id == damaged.copy_id, Copy.state == CopyState.BAD, Copy.leased_until == damaged.leased_until)
-        .with_for_update(),
-        execution_options={"populate_existing": True},
-    ).scalar_one_or_none()
 
 
 # A pass of repairing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
@@ -454,4 +446,4 @@ def _claim_unread(
         .limit(BATCH)
         .with_for_update(of=Copy, skip_locked=True)
     ).all()
-    return [claim(session, chunk, copy, now + lease(context), suspect=False) for copy, chunk in rows]
+    return [claim(session, chunk, copy, seconds=context.settings.chunk_lease_seconds) for copy, chunk in rows]

@@ -32,7 +32,7 @@ from holdfast_service.copies.corruption import lock_users, mark_cold
 from holdfast_service.copies.predicates import PROVEN
 from holdfast_service.copies.read_back import Claim, Finding, claim, let_go, read_back, settle
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.lease import is_free
+from holdfast_service.db.lease import end_locked, is_free
 from holdfast_service.db.memory import note_change
 from holdfast_service.db.tables.core import TO_COOL, Checkpoint, Chunk, Copy
 from holdfast_service.stores.base import ClassedStore, ObjectArchived, ObjectMismatch, ObjectMissing, StoreError
@@ -92,8 +92,8 @@ def _claim(session: Session, context: ServiceContext, chunk_id: int, place: Plac
         .limit(1)
         .with_for_update(of=Copy, skip_locked=True)
     ).one_or_none()
-    until = now + timedelta(seconds=context.settings.chunk_lease_seconds)
-    return None if row is None else claim(session, row.Chunk, row.Copy, until, suspect=False)
+    seconds = context.settings.chunk_lease_seconds
+    return None if row is None else claim(session, row.Chunk, row.Copy, seconds=seconds)
 
 
 def _is_good(context: ServiceContext, claimed: Claim, place: Place, on_bytes: Callable[[int], None]) -> bool:
@@ -252,7 +252,7 @@ def _retire(session: Session, context: ServiceContext, there: Mapping[int, int],
     outlived_at = now + timedelta(seconds=context.settings.ticket_seconds)
     for copy in copies:
         copy.state = CopyState.DELETING
-        copy.leased_until = outlived_at
+        end_locked(copy, outlived_at)
     if copies:
         note_change(session, f"{len(copies)} copies were left for colder ones")
     session.flush()

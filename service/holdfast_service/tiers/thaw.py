@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
-from sqlalchemy import ColumnElement, exists, func, select, text, update
+from sqlalchemy import ColumnElement, exists, func, select, text
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointState, CopyState, StoreRole, Tier
@@ -27,8 +27,8 @@ from holdfast_service.copies.copy_chunk import (
 )
 from holdfast_service.copies.corruption import set_tier
 from holdfast_service.copies.predicates import PROVEN, can_be_read, is_readable, object_key
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import THAWED, Checkpoint, Chunk, Copy, ReadLease
 from holdfast_service.runs.find import locked_checkpoint
 from holdfast_service.stores.base import ClassedStore, ClassFacts, ObjectKey, ObjectMissing, StoreError
@@ -37,10 +37,10 @@ from holdfast_service.tiers.movable import classed_store, needed_by
 
 # One step of making a chunk readable that has only cold copies: ask the store, request, copy back, or wait.
 #
-# The copy's row says who is at it (`leased_until`), and afterwards when the store is to be asked again. Nothing else is
+# The copy's row says who is at it, and afterwards (`leased_until`) when the store is to be asked again. Nothing else is
 # kept: what a process that died had asked for, the store itself tells.
 
-_LEASE = timedelta(minutes=10)
+_LEASE_SECONDS = 600
 _DAY = timedelta(days=1)
 # A thaw of hours is not asked after every few seconds: each question costs.
 _LOOKS_PER_THAW = 20
@@ -74,13 +74,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Claim:
-    """An archived copy that this process asks after until `leased_until`, the lease's token."""
+    """An archived copy that this process asks after under a lease."""
 
     copy_id: int
     key: ObjectKey
     storage_class: StorageClass
     store: ClassedStore
-    leased_until: datetime
+    lease_token: str
     now: datetime
 
 
@@ -97,9 +97,7 @@ def thaw_chunk(context: ServiceContext, chunk_id: int, asked: ChunkThaw) -> Outc
         # Its lease runs out by itself: not again at once.
         return Outcome(error=str(error), away=error.retryable)
     with context.database.transaction() as session:
-        session.execute(
-            update(Copy).where(Copy.id == work.copy_id, Copy.leased_until == work.leased_until).values(**values)
-        )
+        lease.give_back(session, Copy, work.lease_token, Copy.id == work.copy_id, **values)
     return Outcome(readable)
 
 
@@ -127,21 +125,11 @@ def _claim(session: Session, context: ServiceContext, chunk_id: int) -> CopyTask
     for copy in copies:
         store = classed_store(context, copy.store_id)
         if copy.storage_class is not None and store is not None:
-            leased_until = now + _LEASE
-            claimed = session.scalar(
-                update(Copy)
-                .where(
-                    Copy.id == copy.id,
-                    Copy.state == copy.state,
-                    is_free(Copy.leased_until, now),
-                )
-                .values(leased_until=leased_until)
-                .returning(Copy.id),
-                execution_options={"synchronize_session": False},
-            )
+            same = (Copy.id == copy.id, Copy.state == copy.state)
+            token = lease.claim(session, Copy, *same, seconds=_LEASE_SECONDS)
             key = object_key(copy.project_id, chunk.digest, copy)
             storage_class = StorageClass(copy.storage_class)
-            return None if claimed is None else _Claim(copy.id, key, storage_class, store, leased_until, now)
+            return None if token is None else _Claim(copy.id, key, storage_class, store, token, now)
     return None
 
 
@@ -155,7 +143,7 @@ def _copy_back(context: ServiceContext, task: CopyTask) -> Outcome:
 
 
 def _ask(work: _Claim, asked: ChunkThaw) -> tuple[dict[str, Any], bool]:
-    """What is to be written down, and whether it can be read as long as it is wanted."""
+    """What is to be written down as the lease ends, and whether it can be read as long as it is wanted."""
     try:
         told = work.store.class_facts(work.key)
         if told.storage_class != work.storage_class:
@@ -166,28 +154,26 @@ def _ask(work: _Claim, asked: ChunkThaw) -> tuple[dict[str, Any], bool]:
                 "storage_class": told.storage_class,
                 "readable_until": told.readable_until,
                 "thaw_requested_at": None,
-                "leased_until": None,
             }, False
         if not told.thawing and not _long_enough(told, asked):
             since = work.now if told.readable_until is not None else asked.ready_at
             work.store.restore_object(work.key, asked.days(since), asked.speed)
             told = work.store.class_facts(work.key)
     except ObjectMissing:
-        return {"state": CopyState.SUSPECT, "leased_until": None}, False
+        return {"state": CopyState.SUSPECT}, False
     if told.readable_until is not None:
         # It stays cold in name: only readers rely on it.
         return {
             "state": CopyState.COLD,
             "readable_until": told.readable_until,
             "thaw_requested_at": None,
-            "leased_until": None,
         }, _long_enough(told, asked)
     again = _takes(work, asked) / _LOOKS_PER_THAW
     return {
         "state": CopyState.THAWING,
         "readable_until": None,
         "thaw_requested_at": work.now,
-        "leased_until": work.now + min(max(again, _SOONEST), _LATEST),
+        "until": work.now + min(max(again, _SOONEST), _LATEST),
     }, False
 
 

@@ -14,8 +14,8 @@ from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, s
 from sqlalchemy.orm import Session
 
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDelivery
 from holdfast_service.release import VERSION
@@ -80,7 +80,7 @@ def _is_unused(now: datetime, kept_for: timedelta) -> ColumnElement[bool]:
 # call that is made again when the lease is over. A result settles only the try that it belongs to.
 
 NAME = "webhooks"
-_LEASE = timedelta(seconds=8 * WHOLE_SECONDS)
+_LEASE_SECONDS = 8 * WHOLE_SECONDS
 _CALLS_OF_A_ROUND = 100
 _GONE = 410
 
@@ -100,6 +100,7 @@ class _Call:
     url: str
     secret: bytes
     at: datetime
+    lease_token: str
 
 
 def reconcile(context: ServiceContext) -> WebhooksReport:
@@ -146,7 +147,7 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
     return and_(
         text(TO_DELIVER),
         WebhookDelivery.next_try_at <= now,
-        is_free(WebhookDelivery.leased_until, now),
+        lease.is_free(WebhookDelivery.leased_until, now),
     )
 
 
@@ -184,8 +185,8 @@ def _claim(context: ServiceContext) -> _Call | None:
                 delivery.given_up_at, delivery.last_error = now, "the webhook was deleted"
                 continue
             delivery.tries += 1
-            delivery.leased_until = now + _LEASE
-            return _Call(delivery, hook.url, hook.secret, now)
+            token = lease.claim_locked(session, delivery, seconds=_LEASE_SECONDS)
+            return _Call(delivery, hook.url, hook.secret, now, token)
 
 
 def _in_hand(now: datetime) -> Select[str]:
@@ -231,19 +232,11 @@ def _settle(context: ServiceContext, claimed: _Call, answer: Answer) -> int:
     """1 if it is given up. Nothing, where the lease ran out and somebody else has made the call again."""
     with context.database.transaction() as session:
         now = database_now(session)
-        delivery = session.scalar(
-            select(WebhookDelivery)
-            .where(
-                WebhookDelivery.id == claimed.delivery.id,
-                WebhookDelivery.tries == claimed.delivery.tries,
-                text(TO_DELIVER),
-            )
-            .with_for_update(),
-            execution_options={"populate_existing": True},
-        )
+        mine = WebhookDelivery.id == claimed.delivery.id
+        delivery = lease.locked(session, WebhookDelivery, claimed.lease_token, mine, text(TO_DELIVER))
         if delivery is None:
             return 0
-        delivery.leased_until = None
+        lease.end_locked(delivery)
         delivery.last_status, delivery.last_error = answer.status, answer.error
         if answer.taken:
             delivery.delivered_at = now

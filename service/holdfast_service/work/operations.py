@@ -7,10 +7,9 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.digests import canonical_bytes
@@ -20,6 +19,7 @@ from holdfast_protocol.states import OperationState
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.repeats import Repeatable
 from holdfast_service.db.tables.core import Project, Run
@@ -79,18 +79,13 @@ class OperationRun:
         if time.monotonic() - self._written_at < WRITTEN_EVERY_SECONDS:
             return
         with self.context.database.transaction() as session:
-            lease = timedelta(seconds=self.context.settings.lease_seconds)
-            row = session.execute(
-                update(Operation)
-                .where(Operation.id == self.id, Operation.lease_token == self.lease_token)
-                .values(progress=self.said, leased_until=database_now(session) + lease)
-                .returning(Operation.cancel_requested_at),
-                execution_options={"synchronize_session": False},
-            ).one_or_none()
+            mine, seconds = Operation.id == self.id, self.context.settings.lease_seconds
+            renewed = lease.renew(session, Operation, self.lease_token, mine, seconds=seconds, progress=self.said)
+            cancelled = session.scalar(select(Operation.cancel_requested_at).where(mine))
         self._written_at = time.monotonic()
-        if row is None:
+        if not renewed:
             raise LeaseLost
-        if row.cancel_requested_at is not None:
+        if cancelled is not None:
             raise OperationCancelled
 
 

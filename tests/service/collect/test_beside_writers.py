@@ -3,8 +3,6 @@ mark-before-delete). What a test holds open is a transaction that has not ended.
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 from sqlalchemy import select, update
 
@@ -93,8 +91,7 @@ def test_while_one_copy_is_read_again_the_others_stay(service: RunningService, c
     flip(context.store.object_path(object_key(first.project_id, first.stored_digest, first)))
     with context.database.transaction() as session:
         copy, chunk = session.get_one(Copy, first.id), session.get_one(Chunk, first.chunk_id)
-        until = database_now(session) + timedelta(seconds=60)
-        claimed = claim(session, chunk, copy, until, suspect=False)
+        claimed = claim(session, chunk, copy, seconds=60)
     # By the catalog the first one still serves everybody.
     assert collect(context, whole=True).done == 0
     assert settle(context, claimed, read_back(context, claimed), actor=SCRUB) == []
@@ -116,9 +113,8 @@ def test_a_report_that_claims_a_copy_between_the_lock_and_the_question_is_seen(
     def report() -> None:
         with context.database.transaction() as session:
             copy = session.execute(select(Copy).where(Copy.id == first.id).with_for_update()).scalar_one()
-            until = database_now(session) + timedelta(seconds=60)
             chunk = session.get_one(Chunk, first.chunk_id)
-            claimed.append(claim(session, chunk, copy, until, suspect=False))
+            claimed.append(claim(session, chunk, copy, seconds=60))
 
     with just_before(service, COPIES_ARE_LOCKED, report):
         assert reconcile(context).done == 0

@@ -3,7 +3,6 @@ random-generation and row-before-copy)."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import holdfast_service.training.negotiate
 from holdfast_protocol.states import CopyState
 from holdfast_service.audit.record import Actor
 from holdfast_service.copies.read_back import Finding, claim, settle
-from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.scrub import repair
 from tests.service.conftest import Clock
@@ -101,7 +99,7 @@ def test_a_new_copy_that_somebody_is_still_reading_takes_no_mark_back(
     new = copies_of(service, CONTENT)[-1]
     with service.context.database.transaction() as session:
         row, chunk = session.get_one(Copy, new.id), session.get_one(Chunk, new.chunk_id)
-        reading = claim(session, chunk, row, database_now(session) + timedelta(seconds=60), suspect=False)
+        reading = claim(session, chunk, row, seconds=60)
     assert repair.reconcile(service.context).repaired_checkpoints == ()
     assert health_of(service, lost["id"])[0] == "corrupt"
     assert settle(service.context, reading, Finding.GOOD, Actor.controller("test")) == []

@@ -35,6 +35,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from holdfast_protocol.checkpoints import ShardSummary
 from holdfast_service.db.dialect import Document, Moment, RowId, partial_index
+from holdfast_service.db.lease import Leased
 
 
 class Table(DeclarativeBase):
@@ -358,8 +359,11 @@ COPY_LEASED = "leased_until IS NOT NULL"
 COPY_DAMAGED = "state = 'bad' AND bad_at IS NOT NULL AND repaired_at IS NULL"
 
 
-class Copy(Table):
-    """A chunk's presence in one store, at the key that ends in this copy's own generation (rule random-generation)."""
+class Copy(Leased, Table):
+    """A chunk's presence in one store, at the key that ends in this copy's own generation (rule random-generation).
+
+    A controller has the lease. What waits before it goes, or is tried again, has `leased_until` and no token.
+    """
 
     __tablename__ = "copies"
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
@@ -381,7 +385,6 @@ class Copy(Table):
     overwritable_until: Mapped[datetime | None] = mapped_column(Moment)
     created_at: Mapped[datetime] = mapped_column(Moment)
     verified_at: Mapped[datetime | None] = mapped_column(Moment)
-    leased_until: Mapped[datetime | None] = mapped_column(Moment)  # a controller is at work on it
     storage_class: Mapped[str | None] = mapped_column(Text)  # null: the bucket's default, or a filesystem
     thaw_requested_at: Mapped[datetime | None] = mapped_column(Moment)
     readable_until: Mapped[datetime | None] = mapped_column(Moment)  # a thawed copy is cold again afterwards

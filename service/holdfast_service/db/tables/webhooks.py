@@ -9,6 +9,7 @@ from sqlalchemy import ForeignKey, Index, Integer, LargeBinary, Text, UniqueCons
 from sqlalchemy.orm import Mapped, mapped_column
 
 from holdfast_service.db.dialect import Document, Moment, RowId, partial_index
+from holdfast_service.db.lease import Leased
 from holdfast_service.db.tables.core import Table
 
 # A query that says exactly this can use the partial index.
@@ -27,7 +28,7 @@ class Webhook(Table):
     deleted_at: Mapped[datetime | None] = mapped_column(Moment)
 
 
-class WebhookDelivery(Table):
+class WebhookDelivery(Leased, Table):
     """One call of one webhook. What happened once is told once: `subject` names what it happened to."""
 
     __tablename__ = "webhook_deliveries"
@@ -39,7 +40,6 @@ class WebhookDelivery(Table):
     created_at: Mapped[datetime] = mapped_column(Moment)
     tries: Mapped[int] = mapped_column(Integer)
     next_try_at: Mapped[datetime] = mapped_column(Moment)
-    leased_until: Mapped[datetime | None] = mapped_column(Moment)
     delivered_at: Mapped[datetime | None] = mapped_column(Moment)
     given_up_at: Mapped[datetime | None] = mapped_column(Moment)
     last_status: Mapped[int | None] = mapped_column(Integer)
