@@ -32,7 +32,7 @@ GUARDS = (
     Guard(
         "database-went-back",
         "a database that lacks what this process was acknowledged is taken for whole",
-        "service/holdfast_service/db/memory.py",
+        "service/holdfast_service/db/engine.py",
         "    if lost is not None:",
         "    if False:",
         ("tests/service/test_database_went_back.py",),
@@ -72,7 +72,7 @@ GUARDS = (
     Guard(
         "no-failure-after-seal",
         "a rank may report failure after it has sealed",
-        "service/holdfast_service/training/seal.py",
+        "service/holdfast_service/training/abort.py",
         "if shard.state == ShardState.SEALED:",
         "if False:",
         ("tests/service/test_protocol_commit.py",),
@@ -80,7 +80,7 @@ GUARDS = (
     Guard(
         "commit-before-reply",
         "the last seals do not lock the checkpoint before they count",
-        "service/holdfast_service/training/seal.py",
+        "service/holdfast_service/training/commit.py",
         "context.epoch, lock=True)\n        shard =",
         "context.epoch)\n        shard =",
         ("tests/service/test_protocol_commit_races.py",),
@@ -104,7 +104,7 @@ GUARDS = (
     Guard(
         "present-is-referenced",
         "any copy counts as present",
-        "service/holdfast_service/training/offers.py",
+        "service/holdfast_service/training/negotiate.py",
         "usable = [copy for copy in copies if usable_by(copy, attempt_id)]",
         "usable = list(copies)",
         ("tests/service/test_protocol_chunks.py",),

@@ -8,7 +8,7 @@ GUARDS = (
     Guard(
         "limits-before-work",
         "a body is read without a limit",
-        "service/holdfast_service/web/guarded_route.py",
+        "service/holdfast_service/web/frame.py",
         "if len(body) > self.most_bytes:",
         "if False:",
         ("tests/service/test_request_limits.py",),
@@ -16,7 +16,7 @@ GUARDS = (
     Guard(
         "limits-before-work",
         "a body that nobody sends is waited for",
-        "service/holdfast_service/web/guarded_route.py",
+        "service/holdfast_service/web/frame.py",
         "asyncio.timeout_at(begun + BODY_SECONDS + len(body) / _SLOWEST_BYTES_PER_SECOND)",
         "asyncio.timeout_at(begun + 600 + len(body))",
         ("tests/service/test_request_limits.py",),
@@ -56,7 +56,7 @@ GUARDS = (
     Guard(
         "limits-before-work",
         "true is 1",
-        "service/holdfast_service/web/guarded_route.py",
+        "service/holdfast_service/web/frame.py",
         "self.model.validate_json(body, strict=True)",
         "self.model.validate_json(body)",
         ("tests/service/test_quota_edits.py",),
@@ -80,7 +80,7 @@ GUARDS = (
     Guard(
         "limits-before-work",
         "a stranger's body is read before the token",
-        "service/holdfast_service/web/guarded_route.py",
+        "service/holdfast_service/web/frame.py",
         "            if required is not None:",
         "            if False:",
         ("tests/service/test_request_limits.py",),
@@ -88,7 +88,7 @@ GUARDS = (
     Guard(
         "limits-before-work",
         "wrong tokens are tried as fast as they come",
-        "service/holdfast_service/auth/authenticate.py",
+        "service/holdfast_service/auth/principal.py",
         "                self._failed(address, fingerprint)",
         "                pass",
         ("tests/service/test_request_limits.py",),

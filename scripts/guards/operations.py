@@ -65,7 +65,7 @@ GUARDS = (
     Guard(
         "deleted-run-trash",
         "a run is made in a project that was deleted meanwhile",
-        "service/holdfast_service/runs/find.py",
+        "service/holdfast_service/runs/views.py",
         "    session.refresh(project)\n",
         "",
         ("tests/service/test_protocol_deletion.py",),
@@ -225,7 +225,7 @@ GUARDS = (
     Guard(
         "holds-outrank",
         "a hold is placed without the checkpoint's lock",
-        "service/holdfast_service/runs/find.py",
+        "service/holdfast_service/runs/views.py",
         "select(Checkpoint).where(Checkpoint.id == checkpoint_id).with_for_update(),",
         "select(Checkpoint).where(Checkpoint.id == checkpoint_id),",
         ("tests/service/test_protocol_holds.py",),
@@ -483,7 +483,7 @@ GUARDS = (
     Guard(
         "enforcement-probed",
         "a chunk is offered without the MD5 that its store compares",
-        "service/holdfast_service/training/offers.py",
+        "service/holdfast_service/training/negotiate.py",
         "if md5_needed and offer.md5 is None:",
         "if False:",
         ("tests/service/test_store_enforcement.py",),

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
@@ -35,7 +34,7 @@ import holdfast_service.web.health
 import holdfast_service.web.metrics
 import holdfast_service.webhooks.endpoints
 from holdfast_protocol.problems import Problem
-from holdfast_service.auth.authenticate import FailedCalls
+from holdfast_service.auth.principal import FailedCalls
 from holdfast_service.background.metrics import ControllerNumbers
 from holdfast_service.background.registry import loops_of
 from holdfast_service.context import ServiceContext
@@ -48,7 +47,7 @@ from holdfast_service.stores.posix.endpoints import SignedStore, object_router
 from holdfast_service.stores.posix.posix_store import PosixStore
 from holdfast_service.stores.posix.signed_urls import key_of_role
 from holdfast_service.usage.metrics import ByteNumbers
-from holdfast_service.web.frame import HostCheck, ProtocolHeader, RequestFrame, RequestMeter
+from holdfast_service.web.frame import HostCheck, ProtocolHeader, RequestFrame, RequestMeter, operation_id
 from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
 
@@ -94,16 +93,10 @@ _PROBLEM_REPLY: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _operation_id(route: APIRoute) -> str:
-    """`tokens_create`: the route's tag and its name. Generated clients have it as a function's name, so it never
-    changes; a test says that each is unique."""
-    return f"{route.tags[0]}_{route.name.rstrip('_')}"
-
-
 def _routes_of(routers: Iterable[APIRouter]) -> list[BaseRoute]:
     every = APIRouter(
         responses={status: reply | {"model": Problem} for status, reply in _PROBLEM_REPLY.items()},
-        generate_unique_id_function=_operation_id,
+        generate_unique_id_function=operation_id,
     )
     for router in routers:
         every.include_router(router)

@@ -91,7 +91,7 @@ def create_token_command(  # noqa: PLR0917 (typer calls it by keyword)
     from holdfast_service.auth.principal import new_token_text
     from holdfast_service.auth.tokens import insert_token, token_facts
     from holdfast_service.db.dialect import database_now
-    from holdfast_service.runs.find import ensure_project
+    from holdfast_service.runs.views import ensure_project
     from holdfast_service.service import open_database
 
     with _failures_said():

@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
 
-from holdfast_service.auth.authenticate import RequireScope
+from holdfast_service.auth.principal import RequireScope
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from tests.support.service import RunningService, running_service
 
 OPEN = {

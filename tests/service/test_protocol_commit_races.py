@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 import holdfast_service.training.attempts
 import holdfast_service.training.begin
+import holdfast_service.training.commit
 import holdfast_service.training.negotiate
 import holdfast_service.training.seal
 from tests.support.interleave import hold_after, hold_before, in_background, overlap, refused
@@ -26,7 +27,7 @@ def test_a_new_attempt_is_never_told_an_older_step_than_one_that_then_commits(
     first.save(800)
     save = first.begin(1000)
     save.upload(0, [b"w", b"i"])
-    gate = hold_after(monkeypatch, holdfast_service.training.seal, "complete_if_whole")
+    gate = hold_after(monkeypatch, holdfast_service.training.commit, "complete_if_whole")
     # 1000 is committed in a transaction that has not ended.
     sealing, opening = overlap(service, gate, lambda: save.seal(0, [b"w", b"i"]), lambda: Job(service.http(), after=1))
     assert sealing.result()["state"] == "committed"
@@ -70,7 +71,7 @@ def test_of_two_last_seals_at_the_same_moment_one_commits(
     save = job.begin(100)
     for rank in (0, 1):
         save.upload(rank, [b"w%d" % rank, b"i"])
-    gate = hold_after(monkeypatch, holdfast_service.training.seal, "complete_if_whole")
+    gate = hold_after(monkeypatch, holdfast_service.training.commit, "complete_if_whole")
     # Rank 0 has counted one seal and has not committed its own.
     one, other = overlap(service, gate, lambda: save.seal(0, [b"w0", b"i"]), lambda: save.seal(1, [b"w1", b"i"]))
     assert one.result()["state"] == "uploading"
@@ -125,7 +126,7 @@ def test_a_late_negotiation_adds_nothing_to_a_shard_that_is_being_sealed(
     job = Job(service.http(), world_size=2)
     save = job.begin(100)
     save.upload(0, [b"w", b"i"])
-    gate = hold_before(monkeypatch, holdfast_service.training.seal, "complete_if_whole")
+    gate = hold_before(monkeypatch, holdfast_service.training.commit, "complete_if_whole")
     sealing, late = overlap(service, gate, lambda: save.seal(0, [b"w", b"i"]), lambda: save.negotiate(0, [b"more"]))
     sealing.result()
     with refused("shard_sealed"):

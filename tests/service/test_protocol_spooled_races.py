@@ -7,7 +7,7 @@ import pytest
 
 import holdfast_service.training.attempts
 import holdfast_service.training.begin
-import holdfast_service.training.seal
+import holdfast_service.training.commit
 from tests.support.interleave import hold_after, in_background, overlap, refused
 from tests.support.rank import Job, Save, answer
 from tests.support.service import RunningService
@@ -50,7 +50,7 @@ def test_a_newer_attempt_is_told_of_an_adoption_that_commits_before_it(
 ) -> None:
     save = begin_late(second)
     save.upload(0, CHUNKS)
-    gate = hold_after(monkeypatch, holdfast_service.training.seal, "complete_if_whole")
+    gate = hold_after(monkeypatch, holdfast_service.training.commit, "complete_if_whole")
     sealing, opening = overlap(service, gate, lambda: save.seal(0, CHUNKS), lambda: Job(service.http(), after=2))
     assert sealing.result()["state"] == "committed"
     assert opening.result().opened["restore_point"]["step"] == 200

@@ -28,12 +28,11 @@ from holdfast_protocol.codecs import Codec
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import MAX_AT_ONCE, ApplyRetention, PruneCheckpoints
 from holdfast_protocol.states import Scope
-from holdfast_service.auth.authenticate import BURST, SECONDS_PER_FAILURE, FailedCalls
-from holdfast_service.auth.principal import Principal, new_token_text
+from holdfast_service.auth.principal import BURST, SECONDS_PER_FAILURE, FailedCalls, Principal, new_token_text
 from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.web import guarded_route
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web import frame
+from holdfast_service.web.frame import GuardedRoute
 from tests.support.in_process import LOOP_THREAD
 from tests.support.service import RunningService, running_service
 
@@ -98,7 +97,7 @@ def routes_with_bodies(service: RunningService) -> list[tuple[str, str, int]]:
         if isinstance(route.original_route, GuardedRoute) and route.original_route.body_field is not None:
             (method,) = route.methods or ()
             path = (route.path or "").replace("{rank}", "0").replace("{number}", "1").replace("{role}", "second")
-            most = guarded_route._Body.of(route.original_route).most_bytes
+            most = frame._Body.of(route.original_route).most_bytes
             found.append((method, path.replace("{", "").replace("}", ""), most))
     return found
 
@@ -138,7 +137,7 @@ def test_a_body_in_pieces_ends_where_it_becomes_too_large(service: RunningServic
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_route, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(frame, "BODY_SECONDS", 0.1)
     wire = Wire(service, service.token())
     wire.head("POST", "/v1/tokens", "Content-Length: 100")
     wire.send(b'{"name":')
@@ -160,13 +159,13 @@ def test_large_bodies_are_parsed_beside_the_event_loop(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed_in: list[str] = []
-    parse = guarded_route._Body._parse
+    parse = frame._Body._parse
 
     def noted(self: Any, body: bytes) -> Any:
         parsed_in.append(threading.current_thread().name)
         return parse(self, body)
 
-    monkeypatch.setattr(guarded_route._Body, "_parse", noted)
+    monkeypatch.setattr(frame._Body, "_parse", noted)
     http = service.http()
     assert http.put(SEAL, content=b" " * 100_000, headers=JSON).status_code == 422
     assert parsed_in not in ([], [LOOP_THREAD])

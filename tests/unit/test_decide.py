@@ -9,7 +9,7 @@ import pytest
 from holdfast_protocol.checkpoints import ChunkOffer
 from holdfast_protocol.codecs import Codec
 from holdfast_service.db.tables.core import Copy
-from holdfast_service.training.offers import decide
+from holdfast_service.training.negotiate import decide
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ME, OTHER = 1, 2

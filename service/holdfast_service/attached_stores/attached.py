@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from holdfast_protocol.checkpoints import MountProofOffer
+from holdfast_service.stores.base import MountedStore
+
+if TYPE_CHECKING:
+    from holdfast_service.context import ServiceContext
+
 import threading
 import time
 from contextlib import suppress
@@ -175,3 +183,44 @@ class AttachedStore:
     store: Store
     store_id: int
     watch: StoreWatch
+
+
+def ask_stores(context: ServiceContext) -> None:
+    """Where there are several: so that what is known of each is fresh. Never called inside a transaction."""
+    if len(context.stores) > 1:
+        for attached in context.stores:
+            attached.watch.refresh()
+
+
+# Offers a fresh nonce on each mounted store's filesystem: whoever can read it back sees the same mount (rule drop-box).
+
+
+def offer_mount_proof(context: ServiceContext) -> MountProofOffer:
+    """`path` is null where the primary store is not a mounted filesystem. Raises StoreError if it is the only store and
+    does not answer; where there are others, a reader goes on with those."""
+    ask_stores(context)
+    seconds = context.settings.ticket_seconds
+    alone = len(context.stores) == 1
+    offers: dict[StoreRole, MountProofOffer] = {}
+    away = False
+    for attached in context.stores:
+        if not isinstance(attached.store, MountedStore):
+            continue
+        try:
+            offered = None if attached.watch.away and not alone else _new_proof(attached.store, seconds)
+        except StoreError:
+            if alone:
+                raise
+            offered = None
+        if offered is not None:
+            offers[attached.role] = offered
+        elif attached.role is StoreRole.PRIMARY:
+            away = True
+    others = [offer for role, offer in offers.items() if role is not StoreRole.PRIMARY]
+    nothing = MountProofOffer(proof_id=None, path=None, expires_in_seconds=seconds)
+    return offers.get(StoreRole.PRIMARY, nothing).model_copy(update={"away": away, "others": others})
+
+
+def _new_proof(store: MountedStore, seconds: int) -> MountProofOffer:
+    proof_id, path = store.new_mount_proof(expires_in_seconds=seconds)
+    return MountProofOffer(proof_id=proof_id, path=str(path), expires_in_seconds=seconds)

@@ -12,7 +12,7 @@ from holdfast_service.attached_stores import samples as sample
 from holdfast_service.attached_stores.samples import store_clocks
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE, page_of
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import AnyCaller, Cursor, Limit, Trainer
 
 # Routes of sample objects and of the stores' clocks. See holdfast_protocol.stores.

@@ -15,8 +15,7 @@ from sqlalchemy import select, update
 
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.engine import Database
-from holdfast_service.db.memory import prove_history
+from holdfast_service.db.engine import Database, prove_history
 from holdfast_service.db.place import MOVED, place_of
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.db.tables.core import Store as StoreRow

@@ -11,7 +11,7 @@ from holdfast_protocol.service import ActorKind, EventView
 from holdfast_service.audit.list_events import EventFilter, list_events
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Cursor, Limit, Moment, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["events"])

@@ -19,7 +19,7 @@ from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.find import checkpoint_by_id, project_named, run_named
+from holdfast_service.runs.views import checkpoint_by_id, project_named, run_named
 
 _CURSOR = "events"
 

@@ -14,7 +14,7 @@ from holdfast_protocol.states import Health
 from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.auth.principal import Principal
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.memory import note_change
+from holdfast_service.db.engine import note_change
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.webhooks.outbox import leave_calls
 

@@ -1,1 +1,5 @@
-"""Who is calling, and what the token may do. Default-deny: a route without `require(scope)` fails a test."""
+"""Who is calling, and what the token may do. Default-deny: a route without `require(scope)` fails a test.
+
+principal.py  from a token's text to the caller of a route, and what it may do
+tokens.py     making, listing and revoking tokens; bootstrap.py: the first one
+"""

@@ -9,7 +9,7 @@ from holdfast_protocol.service import CreateToken, TokenCreated, TokenView
 from holdfast_service.auth.tokens import create_token, list_tokens, revoke_token
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Admin, Cursor, IdempotencyKey, Limit
 
 router = APIRouter(route_class=GuardedRoute, tags=["tokens"])

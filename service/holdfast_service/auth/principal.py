@@ -1,15 +1,32 @@
-"""The caller, as its token says, and the text of a token: shown once, and nowhere afterwards. A hash of it is kept."""
+"""Who is calling, and what the token may do: from a token's text to the caller of a route."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastapi import Depends, Request
+from sqlalchemy import select
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Project, Token
 from holdfast_service.errors import ProblemError
+
+if TYPE_CHECKING:
+    from holdfast_service.context import ServiceContext
 
 
 @dataclass(frozen=True)
@@ -86,3 +103,162 @@ def check_entropy(text: str) -> None:
             "its secret is not random; make one with `python -c 'import secrets; "
             'print(f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}")\'`'
         )
+
+
+# Slows down who calls with wrong tokens: each costs a question to the database.
+#
+# An address may fail BURST times, and then once in SECONDS_PER_FAILURE. A token that was good lately is still asked
+# for: behind one address may be a whole cluster, and one job's old token must not stop the training of the others. Kept
+# by each process for itself, in memory.
+
+BURST = 20
+SECONDS_PER_FAILURE = 3.0
+_MOST_KEPT = 10_000
+
+KeptT = TypeVar("KeptT")
+
+
+class FailedCalls:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        # By address, when its failures will all be forgotten: each adds SECONDS_PER_FAILURE to what is left.
+        self._forgotten_at: OrderedDict[str, float] = OrderedDict()
+        self._good: OrderedDict[str, Principal] = OrderedDict()
+
+    def authenticated(self, address: str, token: str, ask: Callable[[str], Principal]) -> Principal:
+        """`ask(token)`, counted. Raises `too_many_failures` before it, where this address has used up its tries."""
+        fingerprint = _fingerprint(token)
+        self._check(address, fingerprint)
+        try:
+            caller = ask(token)
+        except ProblemError as error:
+            if error.code is ProblemCode.UNAUTHENTICATED:
+                self._failed(address, fingerprint)
+            raise
+        with self._lock:
+            _keep(self._good, fingerprint, caller)
+        return caller
+
+    def last_known(self, token: str) -> Principal | None:
+        """Who came with this token when it was last looked at; None: nobody, or it was not good."""
+        with self._lock:
+            return self._good.get(_fingerprint(token))
+
+    def _check(self, address: str, fingerprint: str) -> None:
+        with self._lock:
+            left = self._forgotten_at.get(address, 0.0) - self._clock()
+            if left <= (BURST - 1) * SECONDS_PER_FAILURE or fingerprint in self._good:
+                return
+        wait = ceil(left - (BURST - 1) * SECONDS_PER_FAILURE)
+        raise ProblemError(
+            ProblemCode.TOO_MANY_FAILURES,
+            f"Too many calls from {address} had a token that is not valid. Correct HOLDFAST_TOKEN there; the next try "
+            f"is looked at in {wait} s.",
+            retry_after_seconds=wait,
+        )
+
+    def _failed(self, address: str, fingerprint: str) -> None:
+        with self._lock:
+            self._good.pop(fingerprint, None)
+            now = self._clock()
+            _keep(self._forgotten_at, address, max(now, self._forgotten_at.get(address, now)) + SECONDS_PER_FAILURE)
+
+
+def _fingerprint(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _keep(kept: OrderedDict[str, KeptT], key: str, value: KeptT) -> None:
+    """The newest `_MOST_KEPT` of them: neither addresses nor tokens of strangers fill the memory."""
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > _MOST_KEPT:
+        kept.popitem(last=False)
+
+
+# From a token's text to the caller. Only the SHA-256 of the secret is kept; comparison takes constant time.
+
+
+def authenticate(database: Database, text: str) -> Principal:
+    """Raises `unauthenticated`; the sentence does not tell a wrong secret from an unknown id."""
+    try:
+        token_id, offered = parse_token(text)
+    except ValueError:
+        raise _refused("is not a Holdfast token; it has the form hold_<id>_<secret>") from None
+    with database.read() as session:
+        row = session.execute(
+            select(Token, Project.name).outerjoin(Project, Project.id == Token.project_id).where(Token.id == token_id)
+        ).one_or_none()
+        if row is None or not hmac.compare_digest(offered, row[0].secret_sha256):
+            raise _refused("is not known")
+        token, project_name = row
+        if token.revoked_at is not None:
+            raise _refused("was revoked")
+        if token.expires_at is not None and token.expires_at <= database_now(session):
+            raise _refused("has expired")
+        return Principal(
+            token_id=token.id,
+            name=token.name,
+            scopes=frozenset(Scope(scope) for scope in token.scopes),
+            project_id=token.project_id,
+            project_name=project_name,
+        )
+
+
+def _refused(why: str) -> ProblemError:
+    return ProblemError(
+        ProblemCode.UNAUTHENTICATED,
+        f"The token {why}. Set HOLDFAST_TOKEN to a valid one; an administrator makes it with `holdfast tokens create`.",
+    )
+
+
+# `require(scope)`: the dependency that every route but the open ones declares.
+#
+#     router = APIRouter(route_class=GuardedRoute)
+#
+#     @router.get("/v1/…")
+#     def read(caller: Annotated[Principal, require(Scope.READ)]) -> …
+#
+# The route itself asks for the caller before it reads the body (`web/frame.py`); the dependency hands the
+# caller on, and no route has one that did not ask. A test walks the routes and fails on one without a RequireScope.
+
+
+@dataclass(frozen=True)
+class RequireScope:
+    """None: any valid token. `from_memory`: while the database is away, who was let in before is let in again."""
+
+    scope: Scope | None
+    from_memory: bool = False
+
+    async def __call__(self, request: Request) -> Principal:
+        caller: Principal = request.state.caller
+        return caller
+
+    def caller_of(self, request: Request) -> Principal:
+        """From the request's head alone; asks the database. Raises `unauthenticated`, `forbidden` and
+        `too_many_failures`."""
+        context: ServiceContext = request.app.state.context
+        failed_calls: FailedCalls = request.app.state.failed_calls
+        kind, _, text = request.headers.get("authorization", "").partition(" ")
+        token = text.strip()
+        if kind.lower() != "bearer" or not token:
+            raise ProblemError(
+                ProblemCode.UNAUTHENTICATED,
+                "This call needs a token. Set HOLDFAST_TOKEN, or send `Authorization: Bearer hold_…`.",
+            )
+        address = "" if request.client is None else request.client.host
+        try:
+            principal = failed_calls.authenticated(address, token, partial(authenticate, context.database))
+        except ProblemError as error:
+            known = failed_calls.last_known(token) if self.from_memory else None
+            if known is None or error.code is not ProblemCode.DATABASE_UNAVAILABLE:
+                raise
+            principal = known
+        if self.scope is not None:
+            principal.check_scope(self.scope)
+        return principal
+
+
+def require(scope: Scope | None, *, from_memory: bool = False) -> Any:
+    return Depends(RequireScope(scope, from_memory))

@@ -21,7 +21,7 @@ from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text,
 from holdfast_service.db.repeats import Repeatable, already_made, digest_of
 from holdfast_service.db.tables.core import Project, Token
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.find import project_named
+from holdfast_service.runs.views import project_named
 
 # Making a token and keeping it as a hash.
 

@@ -20,7 +20,7 @@ from holdfast_service.background.controllers import (
 from holdfast_service.background.list_operations import cancel_operation, list_operations, show_operation
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE, page_of
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Cursor, Limit, Operator, Reader
 from holdfast_service.work.report import ControllerLoop
 

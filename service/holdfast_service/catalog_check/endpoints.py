@@ -12,7 +12,7 @@ from holdfast_service.attached_stores.claim import claim, list_stores
 from holdfast_service.catalog_check.check import start_check
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE, page_of
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Admin, Cursor, IdempotencyKey, Limit, Operator, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["stores"])

@@ -9,7 +9,7 @@ from holdfast_protocol.stores import CollectionPlan, StartSweep, SweepReport
 from holdfast_service.collect import on_demand as operations
 from holdfast_service.collect.plan import plan_collection
 from holdfast_service.context import Context
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import IdempotencyKey, Operator, Reader
 
 collections_router = APIRouter(route_class=GuardedRoute, tags=["collections"])

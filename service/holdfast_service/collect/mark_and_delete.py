@@ -17,7 +17,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import leave_candidates, object_key
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.memory import note_change, refuse_if_went_back
+from holdfast_service.db.engine import note_change, refuse_if_went_back
 from holdfast_service.db.tables.core import Chunk, ChunkListEntry, Copy, ShardChunk
 from holdfast_service.db.tables.operations import CollectCandidate
 from holdfast_service.stores.base import ObjectKey, StoreError

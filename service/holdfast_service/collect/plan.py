@@ -26,7 +26,7 @@ from holdfast_service.collect.garbage import (
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.holds.held import store_lets_go
-from holdfast_service.runs.find import project_named
+from holdfast_service.runs.views import project_named
 
 _GOES = "goes"
 

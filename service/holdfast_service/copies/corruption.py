@@ -13,7 +13,7 @@ from holdfast_protocol.tiers import coldness
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.copies.predicates import is_readable, keeps_anywhere, keeps_whole, may_keep
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
-from holdfast_service.runs.find import locked_checkpoint
+from holdfast_service.runs.views import locked_checkpoint
 
 # Marking what is lost, and taking the mark away again: from a chunk to every checkpoint that needs it.
 #

@@ -11,7 +11,7 @@ from holdfast_protocol.pruning import ExtendHold, HoldView, PlaceHold, ReleaseHo
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.holds.holds import extend_hold, list_holds, place_hold, release_hold
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Admin, Cursor, IdempotencyKey, Limit, Operator, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["holds"])

@@ -22,7 +22,7 @@ from holdfast_service.db.tables.core import Checkpoint, Project, Run, Token
 from holdfast_service.db.tables.operations import Hold
 from holdfast_service.errors import ProblemError
 from holdfast_service.holds.held import in_force
-from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint, project_named, run_named
+from holdfast_service.runs.views import checkpoint_by_id, locked_checkpoint, project_named, run_named
 from holdfast_service.stores.base import LockingStore
 
 # How a hold is shown, and the way from its id to its rows.

@@ -6,7 +6,7 @@ from holdfast_protocol.runs import AdviceBound, AdviceOutlook, AdviceSource, Adv
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.insights.save_interval import STORE_TIMES, Measured, Recommendation
-from holdfast_service.runs.find import run_named
+from holdfast_service.runs.views import run_named
 
 # The recommended interval in words: what was measured, where, and which bound it met. Pure.
 

@@ -8,7 +8,7 @@ from holdfast_protocol.runs import AdviceView, Goodput
 from holdfast_service.context import Context
 from holdfast_service.insights.advice import show_advice
 from holdfast_service.insights.goodput import read_goodput
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["runs"])

@@ -17,7 +17,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Checkpoint
-from holdfast_service.runs.find import run_named
+from holdfast_service.runs.views import run_named
 
 # How much of a run's time went into steps that it still has. Pure: attempts in, seconds and steps out.
 #

@@ -14,6 +14,7 @@ from holdfast_protocol.checkpoints import RestoreDecision, RestorePoint, Skipped
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.runs import AtStep, Best, ById, Latest, Point, SelectorError, parse_point
 from holdfast_protocol.states import CheckpointState, CopyState, Health, Tier
+from holdfast_service.attached_stores.attached import ask_stores
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.cold import cold_problem, how_to_thaw, selector_of
 from holdfast_service.copies.predicates import is_readable
@@ -32,30 +33,6 @@ def point_of(selector: str) -> Point:
         return parse_point(selector)
     except SelectorError as error:
         raise ProblemError(ProblemCode.INVALID_REQUEST, f"{error}.", selector=selector[:200]) from None
-
-
-# Which checkpoints can be looked into: those that are wholly there.
-
-WHOLE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
-
-
-def refuse_unless_whole(checkpoint: Checkpoint) -> None:
-    """Raises `incomplete_checkpoint`, `checkpoint_aborted`, and `chunk_gone` for one whose bytes are being deleted."""
-    if checkpoint.state in WHOLE:
-        return
-    if checkpoint.state == CheckpointState.UPLOADING:
-        raise ProblemError(
-            ProblemCode.INCOMPLETE_CHECKPOINT,
-            f"Step {checkpoint.step} is still uploading. Wait with GET /v1/checkpoints/{checkpoint.id}?wait=30.",
-        )
-    if checkpoint.state == CheckpointState.ABORTED:
-        raise ProblemError(
-            ProblemCode.CHECKPOINT_ABORTED,
-            f"Step {checkpoint.step} was never complete: {checkpoint.abort_reason}. Read another checkpoint.",
-        )
-    raise ProblemError(
-        ProblemCode.CHUNK_GONE, f"Step {checkpoint.step} was deleted, and so are its bytes. Read another checkpoint."
-    )
 
 
 # What a rebuilt catalog does not know, and who has looked into it (rule rebuild-doubts).
@@ -128,13 +105,6 @@ def reach_of(context: ServiceContext) -> Reach | None:
         tuple(each.store_id for each in context.stores if each not in silent),
         f"{named[:1].upper()}{named[1:]} has not answered for {seconds} s.",
     )
-
-
-def ask_stores(context: ServiceContext) -> None:
-    """Where there are several: so that what is known of each is fresh. Never called inside a transaction."""
-    if len(context.stores) > 1:
-        for attached in context.stores:
-            attached.watch.refresh()
 
 
 def whole_in(session: Session, checkpoint_id: str, attempt_id: int, store_ids: Collection[int]) -> bool:

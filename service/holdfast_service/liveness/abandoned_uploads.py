@@ -17,7 +17,7 @@ from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.runs.views import MISSING_RANKS_SHOWN, seal_progress
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.training.commit import abort
+from holdfast_service.training.abort import abort
 from holdfast_service.training.fencing import DRAIN_SECONDS, REAPER, is_silent
 from holdfast_service.work.processes import SILENT_AFTER, last_served_at
 from holdfast_service.work.report import Backlog, ReconcileReport

@@ -68,7 +68,7 @@ def to_settle(session: Session, settings: ServiceSettings) -> ColumnElement[bool
 
 
 def settle(session: Session, actor: Actor, settings: ServiceSettings) -> int:
-    """How many were lost. Should one call later all the same, `training/attempt_reports.py` corrects it."""
+    """How many were lost. Should one call later all the same, `training/attempts.py` corrects it."""
     rows = session.execute(
         select(Attempt, Run.project_id)
         .join(Run, Run.id == Attempt.run_id)

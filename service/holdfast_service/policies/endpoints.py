@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from holdfast_protocol.policies import PolicyKind, PolicyView, PutPolicy
 from holdfast_service.context import Context
 from holdfast_service.policies.policies import PolicyName, put_policy, remove_policy, show_policy
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import IfMatch, Operator, Reader, made, or_made, tagged
 
 router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects/{project}", tags=["policies"])

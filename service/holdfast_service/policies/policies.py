@@ -25,7 +25,7 @@ from holdfast_service.db.tables.operations import Policy
 from holdfast_service.errors import ProblemError, refuse_unless_seen
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
-from holdfast_service.runs.find import project_named, run_named
+from holdfast_service.runs.views import project_named, run_named
 from holdfast_service.stores.base import ClassedStore, StoreRefused
 
 # Which policy holds for a run: its own, else its project's. Every controller that follows a policy asks here.

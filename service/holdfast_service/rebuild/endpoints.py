@@ -18,7 +18,7 @@ from holdfast_service.db.pages import DEFAULT_PAGE, page_of
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.records import RebuildDoubt
 from holdfast_service.lineage.restore_choice import EVERY, why_in_doubt
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Admin, Cursor, Limit, Reader
 
 # What a rebuild could not know, by project, and the person's word that ends the doubt (rule rebuild-doubts).

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.engine import Database
-from holdfast_service.db.memory import Snapshot, forget_long_gone, note_change, prove_history
+from holdfast_service.db.engine import Database, Snapshot, forget_long_gone, note_change, prove_history
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.errors import ProblemError, WentBackError
 from holdfast_service.stores.base import ObjectMissing, Store, StoreError
@@ -120,7 +119,7 @@ def _snapshot(name: str, document: dict[str, Any]) -> Snapshot:
 
 # What the processes remember, against the database: asked before what cannot be taken back (rule database-went-back).
 #
-# `db/memory.py` is what a process remembers, `history.py` its copy beside the data, `db/memory.py` the question.
+# `db/engine.py` is what a process remembers and the question, this is its copy beside the data.
 
 _LOOK_SECONDS = 1.0
 _REFRESHED_AFTER_SECONDS = 6 * 3600.0

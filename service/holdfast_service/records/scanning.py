@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import select
 
 from holdfast_protocol.states import CheckpointState
-from holdfast_service.db.engine import Database
-from holdfast_service.db.memory import note_change, prove_history
+from holdfast_service.db.engine import Database, note_change, prove_history
 from holdfast_service.db.tables.core import Checkpoint, Project
 from holdfast_service.errors import WentBackError
 from holdfast_service.records.documents import (

@@ -11,7 +11,7 @@ from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.replicate.drill import start_drill
 from holdfast_service.replicate.lag import copies_of_project, copies_of_run
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Cursor, IdempotencyKey, Limit, Operator, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["copies"])

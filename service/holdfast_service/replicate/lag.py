@@ -20,7 +20,7 @@ from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import CheckpointCopy, Policy
 from holdfast_service.policies.policies import effective_policy
-from holdfast_service.runs.find import project_named, run_named
+from holdfast_service.runs.views import project_named, run_named
 
 # How far a second store is behind, by run: from the rows, so that it is cheap and the same in every process.
 #

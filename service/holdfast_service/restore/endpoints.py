@@ -15,8 +15,8 @@ from holdfast_service.lineage.restore_choice import choose_restore_point, known_
 from holdfast_service.records.history import settle_history
 from holdfast_service.restore.read_tickets import read_chunks, release_lease
 from holdfast_service.restore.report_chunk import report_chunk
-from holdfast_service.runs.find import run_named
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.runs.views import run_named
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import ProtocolSpoken, Reader
 
 # Which checkpoint would be restored now, and why not a newer one. The choice itself is in `lineage/restore_choice.py`.

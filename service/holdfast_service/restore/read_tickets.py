@@ -17,7 +17,7 @@ from holdfast_protocol.checkpoints import ChunkReads, ReadChunks, ReadTicket
 from holdfast_protocol.codecs import Codec, codecs_of_minor
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CopyState
-from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.attached_stores.attached import AttachedStore, ask_stores
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.cold import cold_problem
@@ -25,8 +25,7 @@ from holdfast_service.copies.predicates import PROVEN, is_readable, may_keep, ob
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, ReadLease, Shard
 from holdfast_service.errors import ProblemError
-from holdfast_service.lineage.restore_choice import ask_stores, refuse_unless_whole
-from holdfast_service.runs.find import checkpoint_by_id
+from holdfast_service.runs.views import checkpoint_by_id, refuse_unless_whole
 from holdfast_service.stores.base import MountedStore, StoreError, make_tickets
 
 # The chunks that a reader asks for: only those of this checkpoint, whatever digests it knows.

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.checkpoints import ChunkVerdict, ReportChunk
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CopyState
+from holdfast_service.attached_stores.attached import ask_stores
 from holdfast_service.audit.record import Actor
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -28,9 +29,8 @@ from holdfast_service.copies.read_back import (
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.errors import ProblemError
-from holdfast_service.lineage.restore_choice import ask_stores, refuse_unless_whole
 from holdfast_service.restore.read_tickets import chunks_of_checkpoint
-from holdfast_service.runs.find import checkpoint_by_id
+from holdfast_service.runs.views import checkpoint_by_id, refuse_unless_whole
 from holdfast_service.stores.base import StoreError
 
 _log = structlog.get_logger("holdfast.reports")

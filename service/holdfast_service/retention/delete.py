@@ -16,7 +16,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.memory import refuse_if_went_back
+from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError, refuse_unless_seen
 from holdfast_service.records.documents import RecordKind
@@ -27,8 +27,7 @@ from holdfast_service.retention.prune import refusal, stays_of_all
 from holdfast_service.retention.read_facts import read_facts
 from holdfast_service.retention.show_plan import freed_bytes
 from holdfast_service.retention.trash import Trashing, lock_run, move_to_trash, out_of_trash
-from holdfast_service.runs.find import project_named, refuse_if_deleted, run_named
-from holdfast_service.runs.views import in_trash
+from holdfast_service.runs.views import in_trash, project_named, refuse_if_deleted, run_named
 
 # A person deletes a whole run: it is in no list from then on, takes no job, and waits in the trash (rule
 # deleted-run-trash).

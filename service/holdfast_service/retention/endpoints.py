@@ -25,7 +25,7 @@ from holdfast_service.retention.delete import delete_project, delete_run, undele
 from holdfast_service.retention.pins import pin_checkpoint, unpin_checkpoint
 from holdfast_service.retention.show_plan import show_plan
 from holdfast_service.retention.trash import undelete_checkpoint
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Admin, IfMatch, Operator, Reader, tagged
 
 retention_router = APIRouter(

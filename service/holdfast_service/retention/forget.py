@@ -14,7 +14,7 @@ from holdfast_protocol.states import CheckpointState, OperationState
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.memory import refuse_if_went_back
+from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.repeats import KEPT_FOR
 from holdfast_service.db.tables.core import FORGOTTEN, Attempt, Checkpoint, Project, ReadLease, Run, Shard, Token
 from holdfast_service.db.tables.operations import (

@@ -17,8 +17,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.errors import ProblemError, refuse_unless_seen
-from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint
-from holdfast_service.runs.views import current_checkpoint_view
+from holdfast_service.runs.views import checkpoint_by_id, current_checkpoint_view, locked_checkpoint
 
 
 def pin_checkpoint(

@@ -34,7 +34,7 @@ from holdfast_service.retention.plan import (
 from holdfast_service.retention.read_facts import read_facts
 from holdfast_service.retention.show_plan import freed_of, left_views, pruned_views, stored_rules, when
 from holdfast_service.retention.trash import Trashing, lock_run, move_to_trash
-from holdfast_service.runs.find import run_named
+from holdfast_service.runs.views import run_named
 
 # A person deletes one checkpoint or many: by their ids, by a filter, or by what of a filter's result was shown.
 #

@@ -16,7 +16,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import bytes_against_quota
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.memory import refuse_if_went_back
+from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.lineage.lineage import PROVEN_POINTS

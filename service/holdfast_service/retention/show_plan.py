@@ -51,7 +51,7 @@ from holdfast_service.policies.policies import StoredPolicy, effective_policy
 from holdfast_service.retention.plan import Decision, Fact, make_plan, only_for_want_of_a_metric, policy_digest
 from holdfast_service.retention.read_facts import read_facts
 from holdfast_service.retention.trash import is_pinned
-from holdfast_service.runs.find import run_named
+from holdfast_service.runs.views import run_named
 
 # The bytes that the stores would have less without some checkpoints, net of sharing with everything that stays.
 #

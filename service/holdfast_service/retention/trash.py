@@ -19,7 +19,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.memory import refuse_if_went_back
+from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.tables.core import Checkpoint, ReadLease, Run
 from holdfast_service.errors import ProblemError
 from holdfast_service.holds.held import is_held, pin_in_force
@@ -27,8 +27,7 @@ from holdfast_service.lineage.lineage import PROVEN_POINTS, newest_proven, prove
 from holdfast_service.records.history import settle_history
 from holdfast_service.retention.pins import pinned_now, set_pin
 from holdfast_service.retention.plan import Fact
-from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint, refuse_if_deleted
-from holdfast_service.runs.views import current_checkpoint_view
+from holdfast_service.runs.views import checkpoint_by_id, current_checkpoint_view, locked_checkpoint, refuse_if_deleted
 
 # What keeps a checkpoint where it is, as conditions of a query; asked anew under the checkpoint's lock, in a later
 # statement than the one that took it.

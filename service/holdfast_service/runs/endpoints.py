@@ -22,7 +22,7 @@ from holdfast_service.runs.list_checkpoints import (
     list_checkpoints,
     select_checkpoint,
 )
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.health import server_info
 from holdfast_service.web.parameters import (
     Admin,

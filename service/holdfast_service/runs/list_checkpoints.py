@@ -24,8 +24,14 @@ from holdfast_service.db.tables.core import Checkpoint, Run
 from holdfast_service.errors import ProblemError, refuse_unless_seen
 from holdfast_service.lineage.lineage import unproven_among
 from holdfast_service.lineage.restore_choice import choose_restore_point, line_of_run, point_of
-from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint, run_named
-from holdfast_service.runs.views import checkpoint_view, current_checkpoint_view, seal_progress
+from holdfast_service.runs.views import (
+    checkpoint_by_id,
+    checkpoint_view,
+    current_checkpoint_view,
+    locked_checkpoint,
+    run_named,
+    seal_progress,
+)
 
 # A run's checkpoints, the largest step first, with filters. What `holdfast checkpoints list` and the dashboards read.
 

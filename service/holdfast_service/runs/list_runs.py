@@ -17,8 +17,7 @@ from holdfast_service.copies.stored_bytes import stored_bytes_of_run
 from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.lineage.restore_choice import choose_restore_point
-from holdfast_service.runs.find import ensure_run, project_named, run_named
-from holdfast_service.runs.views import in_trash, run_status, status_detail
+from holdfast_service.runs.views import ensure_run, in_trash, project_named, run_named, run_status, status_detail
 
 _CURSOR = "runs"
 

@@ -17,8 +17,7 @@ from holdfast_service.db.tables.core import Project, Run
 from holdfast_service.errors import refuse_unless_seen
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
-from holdfast_service.runs.find import ensure_project, page_of_projects, project_named
-from holdfast_service.runs.views import in_trash
+from holdfast_service.runs.views import ensure_project, in_trash, page_of_projects, project_named
 
 # Projects, by name, with what they hold. A project's token sees its own only.
 

@@ -13,7 +13,7 @@ from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.scrub.impact import impact_of_checkpoint, impact_of_chunk, list_bad_copies
 from holdfast_service.scrub.on_demand import scrub_checkpoint, scrub_run
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Cursor, IdempotencyKey, Limit, Operator, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["scrubs"])

@@ -19,8 +19,8 @@ from holdfast_service.copies.predicates import KEPT, keeps_whole
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.errors import ProblemError
-from holdfast_service.lineage.restore_choice import WHOLE, line_of_run
-from holdfast_service.runs.find import checkpoint_by_id, project_named
+from holdfast_service.lineage.restore_choice import line_of_run
+from holdfast_service.runs.views import WHOLE, checkpoint_by_id, project_named
 
 # A chunk's copies as the wire shows them, and what counts as bad or as kept.
 

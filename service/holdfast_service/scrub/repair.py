@@ -41,7 +41,7 @@ from holdfast_service.copies.read_back import (
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import COPY_DAMAGED, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
-from holdfast_service.lineage.restore_choice import WHOLE
+from holdfast_service.runs.views import WHOLE
 from holdfast_service.scrub.read_copies import BATCH, Tally, keep_totals, read_one, total_of
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.report import Backlog, ReconcileReport

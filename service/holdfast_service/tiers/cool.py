@@ -32,8 +32,8 @@ from holdfast_service.copies.corruption import lock_users, mark_cold
 from holdfast_service.copies.predicates import PROVEN
 from holdfast_service.copies.read_back import Claim, Finding, claim, let_go, read_back, settle
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.engine import note_change
 from holdfast_service.db.lease import end_locked, is_free
-from holdfast_service.db.memory import note_change
 from holdfast_service.db.tables.core import TO_COOL, Checkpoint, Chunk, Copy
 from holdfast_service.stores.base import ClassedStore, ObjectArchived, ObjectMismatch, ObjectMissing, StoreError
 from holdfast_service.tiers.movable import (

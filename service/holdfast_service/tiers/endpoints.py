@@ -8,7 +8,7 @@ from holdfast_protocol.tiers import RequestThaw, ThawView, TierPlan
 from holdfast_service.context import Context
 from holdfast_service.tiers.show_plan import plan_run
 from holdfast_service.tiers.thaw_requests import request_thaw, show_thaw
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Operator, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["tiers"])

@@ -21,7 +21,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Run, Shard
-from holdfast_service.runs.find import run_named
+from holdfast_service.runs.views import run_named
 from holdfast_service.stores.base import ClassedStore
 from holdfast_service.tiers.rules import Subject, Wish, moves_at, next_move, policy_of, subjects_of, wishes
 

@@ -30,7 +30,7 @@ from holdfast_service.copies.predicates import PROVEN, can_be_read, is_readable,
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import THAWED, Checkpoint, Chunk, Copy, ReadLease
-from holdfast_service.runs.find import locked_checkpoint
+from holdfast_service.runs.views import locked_checkpoint
 from holdfast_service.stores.base import ClassedStore, ClassFacts, ObjectKey, ObjectMissing, StoreError
 from holdfast_service.tiers.cool import CONTROLLER
 from holdfast_service.tiers.movable import classed_store, needed_by

@@ -19,8 +19,7 @@ from holdfast_service.copies.predicates import KEPT, PROVEN
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.errors import ProblemError
-from holdfast_service.lineage.restore_choice import refuse_unless_whole
-from holdfast_service.runs.find import checkpoint_by_id, locked_checkpoint
+from holdfast_service.runs.views import checkpoint_by_id, locked_checkpoint, refuse_unless_whole
 from holdfast_service.stores.base import ClassedStore
 
 # How a checkpoint can be read now, and what a thaw would take: looked up in its chunks' copies, not remembered.

@@ -18,8 +18,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.find import attempt_numbered, run_named
-from holdfast_service.runs.views import current_checkpoint_view
+from holdfast_service.runs.views import attempt_numbered, current_checkpoint_view, run_named
 from holdfast_service.training.fencing import (
     DRAIN_SECONDS,
     Writing,

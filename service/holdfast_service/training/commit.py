@@ -1,4 +1,8 @@
-"""The commit: if all ranks have sealed, the checkpoint becomes a restore point; else it can be given up."""
+"""The commit: the transaction of a seal. The last seal of a world makes the checkpoint a restore point.
+
+`commit_seal` is the whole transaction, `complete_if_whole` what the last seal adds to it. `training/seal.py` comes
+before: it has checked the seal, asked the store for what is pending and written the chunk list.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +10,140 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import exists, func, select, update
+from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView
+from holdfast_protocol.checkpoints import CheckpointView, SealShard, ShardContent
 from holdfast_protocol.digests import checkpoint_digest
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import AbortCause, CheckpointState, Health, Scope, ShardState
-from holdfast_protocol.text import without_secrets
+from holdfast_protocol.states import AbortCause, CheckpointState, Health, ShardState
 from holdfast_protocol.webhooks import WebhookEvent
-from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import is_usable_by
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.memory import note_change
-from holdfast_service.db.tables.core import Attempt, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from holdfast_service.db.engine import note_change
+from holdfast_service.db.tables.core import (
+    Attempt,
+    Checkpoint,
+    Chunk,
+    ChunkList,
+    ChunkListEntry,
+    Copy,
+    Shard,
+    ShardChunk,
+)
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.lineage import first_components
-from holdfast_service.runs.find import checkpoint_by_id
 from holdfast_service.runs.views import current_checkpoint_view
-from holdfast_service.training.fencing import Writing, begin_writing
+from holdfast_service.training.abort import abort
+from holdfast_service.training.fencing import (
+    Writing,
+    begin_writing,
+    keep_alive,
+    locked_shard,
+    refuse_unless_uploading,
+)
 from holdfast_service.webhooks.outbox import leave_calls
 
-# Which state of a checkpoint may follow which. Pure; whoever changes one asks here first.
 
-CHECKPOINT: dict[CheckpointState, frozenset[CheckpointState]] = {
-    CheckpointState.UPLOADING: frozenset({CheckpointState.COMMITTED, CheckpointState.ABORTED}),
-    CheckpointState.COMMITTED: frozenset({CheckpointState.TRASHED}),
-    CheckpointState.ABORTED: frozenset(),
-    CheckpointState.TRASHED: frozenset({CheckpointState.COMMITTED, CheckpointState.DELETING}),
-    CheckpointState.DELETING: frozenset({CheckpointState.DELETED}),
-    CheckpointState.DELETED: frozenset(),
-}
+def commit_seal(
+    context: ServiceContext,
+    caller: Principal,
+    checkpoint_id: str,
+    rank: int,
+    request: SealShard,
+    *,
+    list_id: int,
+    deduplicated: int,
+) -> CheckpointView | None:
+    """What the checkpoint is then. None: the chunk list was collected meanwhile, before this shard referred to it.
+    Raises what `complete_if_whole` does, with the checkpoint aborted."""
+    refusal: ProblemError | None = None
+    with context.database.transaction() as session:
+        # The checkpoint's row FOR UPDATE: two last seals at once would each count the other as missing.
+        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
+        shard = locked_shard(session, writing.checkpoint, rank)
+        view = sealed_before(session, writing, shard, request)
+        if view is not None:
+            return view
+        refuse_unless_uploading(writing.checkpoint)
+        # KEY SHARE holds the collector off until this shard refers to the list.
+        held = select(ChunkList.id).where(ChunkList.id == list_id).with_for_update(read=True, key_share=True)
+        if session.scalar(held) is None:
+            return None
+        now = database_now(session)
+        shard.state = ShardState.SEALED
+        shard.chunk_list_id = list_id
+        shard.sealed_at = now
+        shard.uploaded_bytes = _sent_bytes(session, shard)
+        shard.deduplicated_bytes = deduplicated
+        shard.digest = request.digest
+        shard.index_ordinal, shard.layout_ordinal = request.index.shard, request.index.layout
+        shard.summary = request.summary
+        session.flush()
+        # From here on the chunk list is the reference.
+        session.execute(
+            delete(ShardChunk).where(ShardChunk.shard_id == shard.id), execution_options={"synchronize_session": False}
+        )
+        keep_alive(session, writing, context.settings)
+        try:
+            complete_if_whole(session, writing, context.store_id, now)
+        except ProblemError as problem:
+            # Another rank's chunk was lost since it sealed, or has another size there; nobody could ever complete this.
+            gone = problem.code is ProblemCode.CHUNK_GONE
+            cause = AbortCause.CHUNK_GONE if gone else AbortCause.RANK_FAILED
+            abort(writing.checkpoint, problem.detail, now, cause=cause)
+            refusal = problem
+        session.flush()
+        view = current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
+    if view.state != CheckpointState.UPLOADING:
+        context.notifier.notify(checkpoint_id)
+    if refusal is not None:
+        raise refusal
+    return view
 
 
-def may_become(current: CheckpointState, new: CheckpointState) -> bool:
-    return new in CHECKPOINT[current]
+def sealed_before(session: Session, writing: Writing, shard: Shard | None, request: SealShard) -> CheckpointView | None:
+    """The view, if this very content was sealed already; also after the commit. Raises `manifest_conflict`."""
+    if shard is None or shard.state != ShardState.SEALED or writing.checkpoint.state == CheckpointState.ABORTED:
+        return None
+    _refuse_other_content(shard, request)
+    return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
 
 
-# Giving a checkpoint up: by its job, by a rank that failed, by a newer attempt, by the reaper.
-#
-# The row must be locked by the caller; whoever aborts tells the notifier after the commit.
+def _refuse_other_content(shard: Shard, request: SealShard) -> None:
+    """Raises `manifest_conflict` if the shard was sealed with anything else than this."""
+    sealed, said = _content(shard.summary), _content(request)
+    sealed |= {"digest": shard.digest, "index_ordinal": shard.index_ordinal, "layout_ordinal": shard.layout_ordinal}
+    said |= {"digest": request.digest, "index_ordinal": request.index.shard, "layout_ordinal": request.index.layout}
+    different = [name for name, value in said.items() if sealed[name] != value]
+    if different:
+        raise ProblemError(
+            ProblemCode.MANIFEST_CONFLICT,
+            f"Rank {shard.rank} has sealed this shard with other content ({', '.join(different)}). What is sealed "
+            "stays; save under another step.",
+            rank=shard.rank,
+            different=different,
+            sealed_digest=shard.digest,
+        )
 
 
-def abort(checkpoint: Checkpoint, reason: str, now: datetime, *, cause: AbortCause, rank: int | None = None) -> None:
-    """`rank` is the one to blame, if it is known. The same step can be begun anew afterwards (rule
-    one-checkpoint-per-step)."""
-    if not may_become(CheckpointState(checkpoint.state), CheckpointState.ABORTED):
-        raise ValueError(f"a checkpoint that is {checkpoint.state} cannot be aborted")
-    checkpoint.state = CheckpointState.ABORTED
-    checkpoint.aborted_at = now
-    checkpoint.abort_reason = reason
-    checkpoint.abort_rank = rank
-    checkpoint.abort_cause = cause
-    checkpoint.version += 1
+def _content(said: ShardContent) -> dict[str, Any]:
+    return {name: getattr(said, name) for name in ShardContent.model_fields}
 
 
-# What the ranks said, put together at the commit. Pure (rule metrics-from-rank-0).
+def _sent_bytes(session: Session, shard: Shard) -> int:
+    """What this shard had to send."""
+    total = session.scalar(
+        select(func.coalesce(func.sum(Copy.stored_bytes), 0))
+        .join(ShardChunk, ShardChunk.copy_id == Copy.id)
+        .where(ShardChunk.shard_id == shard.id, ShardChunk.uploading)
+    )
+    return int(total or 0)
+
+
+# What the ranks said, put together. Pure (rule metrics-from-rank-0).
 
 _SHOWN = 5
 
@@ -114,7 +194,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
-# The commit itself: if all ranks have sealed, the checkpoint becomes a restore point, in the last seal's transaction.
+# If all ranks have sealed, the checkpoint becomes a restore point.
 #
 # The caller holds the checkpoint's row FOR UPDATE. Counting happens in a later statement than that lock, under READ
 # COMMITTED: so the last of two simultaneous seals sees the other's (rule commit-before-reply).
@@ -240,51 +320,3 @@ def _cut_the_line(session: Session, attempt: Attempt, now: datetime) -> None:
         update(Attempt).where(Attempt.id == attempt.id, Attempt.cut_at.is_(None)).values(cut_at=now),
         execution_options={"synchronize_session": False},
     )
-
-
-# The job gives a checkpoint up. Repeating it is fine; what is committed stays committed.
-
-
-def abort_checkpoint(
-    context: ServiceContext, caller: Principal, checkpoint_id: str, request: AbortCheckpoint
-) -> CheckpointView:
-    """Raises `checkpoint_conflict` if it has committed meanwhile."""
-    reason = without_secrets(request.reason)
-    with context.database.transaction() as session:
-        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
-        checkpoint = writing.checkpoint
-        if checkpoint.state == CheckpointState.UPLOADING:
-            abort(checkpoint, reason, database_now(session), cause=AbortCause.JOB)
-            record_event(
-                session,
-                Actor.person(caller),
-                "checkpoint.abort",
-                project_id=writing.project.id,
-                run_id=writing.run.id,
-                checkpoint_id=checkpoint_id,
-                reason=reason,
-            )
-            session.flush()
-        elif checkpoint.state != CheckpointState.ABORTED:
-            raise ProblemError(
-                ProblemCode.CHECKPOINT_CONFLICT,
-                f"Step {checkpoint.step} is {checkpoint.state} and cannot be aborted any more. Delete it, if it is not "
-                "wanted.",
-                checkpoint_id=checkpoint_id,
-                state=checkpoint.state,
-            )
-        view = current_checkpoint_view(session, writing.project.name, writing.run.name, checkpoint)
-    context.notifier.notify(checkpoint_id)
-    return view
-
-
-# One checkpoint, now. With `?wait=` the endpoint waits for the notifier in between.
-
-
-def read_checkpoint(context: ServiceContext, caller: Principal, checkpoint_id: str) -> CheckpointView:
-    """For tokens that read and for those that train: a job waits for its own commit. Raises `checkpoint_not_found`."""
-    if Scope.TRAIN not in caller.scopes:
-        caller.check_scope(Scope.READ)
-    with context.database.read() as session:
-        project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
-        return current_checkpoint_view(session, project.name, run.name, checkpoint)

@@ -18,7 +18,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.lineage.restore_choice import Reach, choose_restore_point
-from holdfast_service.runs.find import locked_checkpoint
+from holdfast_service.runs.views import locked_checkpoint
 
 # Whether a checkpoint crashes the job: attempt after attempt resumes from it and ends without progress. Pure.
 #

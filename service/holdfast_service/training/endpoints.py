@@ -29,17 +29,25 @@ from holdfast_protocol.checkpoints import (
 )
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState
+from holdfast_service.attached_stores.attached import offer_mount_proof
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import known_to
-from holdfast_service.training.attempt_reports import end_attempt, list_attempts, read_attempt, take_heartbeat
-from holdfast_service.training.attempts import open_attempt, record_resumed_from
+from holdfast_service.runs.views import read_checkpoint
+from holdfast_service.training.abort import abort_checkpoint, fail_shard
+from holdfast_service.training.attempts import (
+    end_attempt,
+    list_attempts,
+    open_attempt,
+    read_attempt,
+    record_resumed_from,
+    take_heartbeat,
+)
 from holdfast_service.training.begin import begin_checkpoint
-from holdfast_service.training.commit import abort_checkpoint, read_checkpoint
-from holdfast_service.training.negotiate import negotiate_chunks, offer_mount_proof
-from holdfast_service.training.seal import fail_shard, seal_shard
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.training.negotiate import negotiate_chunks
+from holdfast_service.training.seal import seal_shard
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import AnyCaller, Cursor, Limit, ProtocolSpoken, Trainer, tagged
 
 # Routes of attempts, under `/v1/projects/{project}/runs/{run}/attempts`.

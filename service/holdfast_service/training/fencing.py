@@ -10,14 +10,14 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Fence
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import AttemptOutcome, CheckpointState
+from holdfast_protocol.states import AttemptOutcome, CheckpointState, ShardState
 from holdfast_service.auth.principal import Principal
-from holdfast_service.db.dialect import database_now
-from holdfast_service.db.memory import refuse_if_went_back
-from holdfast_service.db.tables.core import SILENT, Attempt, Checkpoint, Project, Run
+from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.engine import refuse_if_went_back
+from holdfast_service.db.tables.core import SILENT, Attempt, Checkpoint, Project, Run, Shard
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.find import attempt_numbered, checkpoint_by_id
+from holdfast_service.runs.views import attempt_numbered, checkpoint_by_id
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.work.processes import last_served_at
 
@@ -266,3 +266,40 @@ def lock_attempt(session: Session, attempt: Attempt) -> None:
         select(Attempt).where(Attempt.id == attempt.id).with_for_update(key_share=True),
         execution_options={"populate_existing": True},
     )
+
+
+# One rank's shard of a checkpoint, as a row.
+
+
+def shard_of(session: Session, checkpoint: Checkpoint, rank: int) -> Shard | None:
+    """None if the rank has not called yet. Raises `invalid_request` for a rank outside the world."""
+    refuse_unless_in_world(checkpoint, rank)
+    return session.execute(
+        select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank),
+        execution_options={"populate_existing": True},
+    ).scalar_one_or_none()
+
+
+def locked_shard(session: Session, checkpoint: Checkpoint, rank: int) -> Shard:
+    """FOR UPDATE: a late negotiation of the same rank must not add references while it is sealed. Made if absent."""
+    refuse_unless_in_world(checkpoint, rank)
+    locked = select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank).with_for_update()
+    anew = {"populate_existing": True}
+    if (shard := session.execute(locked, execution_options=anew).scalar_one_or_none()) is not None:
+        return shard
+    insert_absent(
+        session,
+        Shard,
+        [
+            {
+                "checkpoint_id": checkpoint.id,
+                "rank": rank,
+                "state": ShardState.OPEN,
+                "logical_bytes": 0,
+                "uploaded_bytes": 0,
+                "components": {},
+                "finite": True,
+            }
+        ],
+    )
+    return session.execute(locked, execution_options=anew).scalar_one()

@@ -5,72 +5,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import delete, exists, func, insert, select
+from sqlalchemy import exists, insert, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.checkpoints import CheckpointView, FailShard, SealShard, ShardContent
+from holdfast_protocol.checkpoints import CheckpointView, SealShard
 from holdfast_protocol.digests import MAX_STORED_DOCUMENT_BYTES, shard_digest
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import AbortCause, CheckpointState, CopyState, ShardState
-from holdfast_protocol.text import counted, without_secrets
+from holdfast_protocol.states import CopyState
+from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import object_key, usable_by
 from holdfast_service.copies.verify_upload import Finding, Upload, Verdict, verify_uploads
-from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.dialect import insert_absent
 from holdfast_service.db.engine import Database
-from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkList, ChunkListEntry, Copy, Shard, ShardChunk
+from holdfast_service.db.tables.core import Chunk, ChunkList, ChunkListEntry, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.views import current_checkpoint_view
-from holdfast_service.training.commit import abort, complete_if_whole
+from holdfast_service.training.commit import commit_seal, sealed_before
 from holdfast_service.training.fencing import (
-    Writing,
     begin_writing,
     keep_alive,
-    refuse_unless_in_world,
     refuse_unless_uploading,
+    shard_of,
 )
-
-# One rank's shard: its row, its chunk list, what it negotiated and what its seal says.
-
-# One rank's shard of a checkpoint, as a row.
-
-
-def shard_of(session: Session, checkpoint: Checkpoint, rank: int) -> Shard | None:
-    """None if the rank has not called yet. Raises `invalid_request` for a rank outside the world."""
-    refuse_unless_in_world(checkpoint, rank)
-    return session.execute(
-        select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank),
-        execution_options={"populate_existing": True},
-    ).scalar_one_or_none()
-
-
-def locked_shard(session: Session, checkpoint: Checkpoint, rank: int) -> Shard:
-    """FOR UPDATE: a late negotiation of the same rank must not add references while it is sealed. Made if absent."""
-    refuse_unless_in_world(checkpoint, rank)
-    locked = select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank).with_for_update()
-    anew = {"populate_existing": True}
-    if (shard := session.execute(locked, execution_options=anew).scalar_one_or_none()) is not None:
-        return shard
-    insert_absent(
-        session,
-        Shard,
-        [
-            {
-                "checkpoint_id": checkpoint.id,
-                "rank": rank,
-                "state": ShardState.OPEN,
-                "logical_bytes": 0,
-                "uploaded_bytes": 0,
-                "components": {},
-                "finite": True,
-            }
-        ],
-    )
-    return session.execute(locked, execution_options=anew).scalar_one()
-
 
 # The chunk list of a sealed shard: one row for all the shards that have this very list.
 #
@@ -148,17 +107,7 @@ def deduplicated_bytes(negotiated: Mapping[str, Negotiated], digests: Sequence[s
     return needed - sum(each.bytes for each in negotiated.values() if each.sent)
 
 
-def sent_bytes(session: Session, shard: Shard) -> int:
-    """What this shard had to send."""
-    total = session.scalar(
-        select(func.coalesce(func.sum(Copy.stored_bytes), 0))
-        .join(ShardChunk, ShardChunk.copy_id == Copy.id)
-        .where(ShardChunk.shard_id == shard.id, ShardChunk.uploading)
-    )
-    return int(total or 0)
-
-
-# What a seal says: checked against itself, compared when it comes twice. Pure.
+# What a seal says: checked against itself, and against its chunks. Pure.
 
 
 def check_seal(rank: int, request: SealShard) -> None:
@@ -190,27 +139,6 @@ def check_sizes(request: SealShard, sizes: Sequence[int]) -> None:
             _refuse(f"index.{name} is a chunk of {sizes[ordinal]} bytes; no document may be as large as that.")
 
 
-def refuse_other_content(shard: Shard, request: SealShard) -> None:
-    """Raises `manifest_conflict` if the shard was sealed with anything else than this."""
-    sealed, said = _content(shard.summary), _content(request)
-    sealed |= {"digest": shard.digest, "index_ordinal": shard.index_ordinal, "layout_ordinal": shard.layout_ordinal}
-    said |= {"digest": request.digest, "index_ordinal": request.index.shard, "layout_ordinal": request.index.layout}
-    different = [name for name, value in said.items() if sealed[name] != value]
-    if different:
-        raise ProblemError(
-            ProblemCode.MANIFEST_CONFLICT,
-            f"Rank {shard.rank} has sealed this shard with other content ({', '.join(different)}). What is sealed "
-            "stays; save under another step.",
-            rank=shard.rank,
-            different=different,
-            sealed_digest=shard.digest,
-        )
-
-
-def _content(said: ShardContent) -> dict[str, Any]:
-    return {name: getattr(said, name) for name in ShardContent.model_fields}
-
-
 def _refuse(detail: str) -> None:
     raise ProblemError(ProblemCode.INVALID_REQUEST, detail)
 
@@ -221,7 +149,8 @@ def _refuse(detail: str) -> None:
 # 1. look     the request against itself, the checkpoint, what was negotiated; a repeated seal ends here
 # 2. verify   what nobody has reported as finished is asked of the store, outside of any transaction
 # 3. list     the chunk list gets its row, shared by all shards that have this very list
-# 4. settle   under the checkpoint's lock: the shard is sealed, the seals are counted, the last one commits
+# 4. commit   under the checkpoint's lock: the shard is sealed, the seals are counted, the last one commits
+#             (training/commit.py)
 
 _SHOWN_MISSING = 100
 _LIST_TRIES = 3
@@ -266,7 +195,7 @@ def seal_shard(
             request.digest,
             [look.negotiated[digest].chunk_id for digest in request.chunks],
         )
-        view = _settle(context, caller, checkpoint_id, rank, request, list_id=list_id, deduplicated=deduplicated)
+        view = commit_seal(context, caller, checkpoint_id, rank, request, list_id=list_id, deduplicated=deduplicated)
         if view is not None:
             return view
     raise ProblemError(ProblemCode.BUSY, "The chunk list was collected while the shard was being sealed. Try again.")
@@ -277,23 +206,13 @@ def _look(context: ServiceContext, caller: Principal, checkpoint_id: str, rank: 
         # Comparing is open to whoever finds it committed: the attempt that staged a late save may have made it in time.
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, compares=True)
         shard = shard_of(session, writing.checkpoint, rank)
-        view = _sealed_before(session, writing, shard, request)
+        view = sealed_before(session, writing, shard, request)
         if view is not None:
             return _Look(view)
         refuse_unless_uploading(writing.checkpoint)
         keep_alive(session, writing, context.settings)
         negotiated = chunks_negotiated(session, shard, request.chunks)
         return _Look(None, writing.project.id, writing.attempt.id, negotiated)
-
-
-def _sealed_before(
-    session: Session, writing: Writing, shard: Shard | None, request: SealShard
-) -> CheckpointView | None:
-    """The view, if this very content was sealed already; also after the commit. Raises `manifest_conflict`."""
-    if shard is None or shard.state != ShardState.SEALED or writing.checkpoint.state == CheckpointState.ABORTED:
-        return None
-    refuse_other_content(shard, request)
-    return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
 
 
 def _verify_the_rest(context: ServiceContext, look: _Look) -> list[Verdict]:
@@ -328,93 +247,3 @@ def _refuse_incomplete(look: _Look, verdicts: list[Verdict]) -> None:
         digests=list(why)[:_SHOWN_MISSING],
         count=len(why),
     )
-
-
-def _settle(
-    context: ServiceContext,
-    caller: Principal,
-    checkpoint_id: str,
-    rank: int,
-    request: SealShard,
-    *,
-    list_id: int,
-    deduplicated: int,
-) -> CheckpointView | None:
-    """None: the chunk list was collected meanwhile, before this shard referred to it."""
-    refusal: ProblemError | None = None
-    with context.database.transaction() as session:
-        # The checkpoint's row FOR UPDATE: two last seals at once would each count the other as missing.
-        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
-        shard = locked_shard(session, writing.checkpoint, rank)
-        view = _sealed_before(session, writing, shard, request)
-        if view is not None:
-            return view
-        refuse_unless_uploading(writing.checkpoint)
-        # KEY SHARE holds the collector off until this shard refers to the list.
-        held = select(ChunkList.id).where(ChunkList.id == list_id).with_for_update(read=True, key_share=True)
-        if session.scalar(held) is None:
-            return None
-        now = database_now(session)
-        shard.state = ShardState.SEALED
-        shard.chunk_list_id = list_id
-        shard.sealed_at = now
-        shard.uploaded_bytes = sent_bytes(session, shard)
-        shard.deduplicated_bytes = deduplicated
-        shard.digest = request.digest
-        shard.index_ordinal, shard.layout_ordinal = request.index.shard, request.index.layout
-        shard.summary = request.summary
-        session.flush()
-        # From here on the chunk list is the reference.
-        session.execute(
-            delete(ShardChunk).where(ShardChunk.shard_id == shard.id), execution_options={"synchronize_session": False}
-        )
-        keep_alive(session, writing, context.settings)
-        try:
-            complete_if_whole(session, writing, context.store_id, now)
-        except ProblemError as problem:
-            # Another rank's chunk was lost since it sealed, or has another size there; nobody could ever complete this.
-            gone = problem.code is ProblemCode.CHUNK_GONE
-            cause = AbortCause.CHUNK_GONE if gone else AbortCause.RANK_FAILED
-            abort(writing.checkpoint, problem.detail, now, cause=cause)
-            refusal = problem
-        session.flush()
-        view = current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
-    if view.state != CheckpointState.UPLOADING:
-        context.notifier.notify(checkpoint_id)
-    if refusal is not None:
-        raise refusal
-    return view
-
-
-# A rank says that its share failed: the checkpoint is aborted at once and names the rank (rule no-failure-after-seal).
-
-
-def fail_shard(
-    context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: FailShard
-) -> CheckpointView:
-    """Raises `shard_sealed` once the rank has sealed: a lost seal reply must not abort a good checkpoint."""
-    with context.database.transaction() as session:
-        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
-        checkpoint = writing.checkpoint
-        if checkpoint.state != CheckpointState.ABORTED:
-            refuse_unless_uploading(checkpoint)
-            shard = locked_shard(session, checkpoint, rank)
-            if shard.state == ShardState.SEALED:
-                raise ProblemError(
-                    ProblemCode.SHARD_SEALED,
-                    f"Rank {rank} has sealed its shard of step {checkpoint.step} and cannot report failure any more. "
-                    "Its share is safe; wait for the checkpoint to commit.",
-                    rank=rank,
-                )
-            shard.state = ShardState.FAILED
-            abort(
-                checkpoint,
-                f"rank {rank} failed: {without_secrets(request.reason)}",
-                database_now(session),
-                cause=AbortCause.RANK_FAILED,
-                rank=rank,
-            )
-            session.flush()
-        view = current_checkpoint_view(session, writing.project.name, writing.run.name, checkpoint)
-    context.notifier.notify(checkpoint_id)
-    return view

@@ -27,7 +27,7 @@ from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
 from holdfast_service.policies.policies import effective_policy
 from holdfast_service.retention.plan import Fact, RunFacts, make_plan
-from holdfast_service.runs.find import run_named
+from holdfast_service.runs.views import run_named
 from holdfast_service.tiers.rules import Subject, wishes
 from holdfast_service.usage.cost import current_prices, price_of
 

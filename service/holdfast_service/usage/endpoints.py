@@ -10,7 +10,7 @@ from holdfast_service.context import Context
 from holdfast_service.usage.cost import put_prices, show_cost, show_prices
 from holdfast_service.usage.cost_forecast import forecast_cost
 from holdfast_service.usage.show_usage import list_usage, show_usage
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Admin, Cursor, IfMatch, Limit, Reader, tagged
 
 # Routes of usage, cost and prices.

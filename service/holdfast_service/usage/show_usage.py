@@ -20,7 +20,7 @@ from holdfast_service.copies.stored_bytes import CommittedBytes, CountedBytes, K
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Project, Run, Store
 from holdfast_service.db.tables.operations import StoreMaintenance
-from holdfast_service.runs.find import page_of_projects, project_named, run_named
+from holdfast_service.runs.views import page_of_projects, project_named, run_named
 
 _CURSOR = "usage"
 

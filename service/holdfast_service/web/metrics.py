@@ -10,9 +10,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from holdfast_protocol.states import Scope
-from holdfast_service.auth.authenticate import require
-from holdfast_service.auth.principal import Principal
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.auth.principal import Principal, require
+from holdfast_service.web.frame import GuardedRoute
 
 router = APIRouter(route_class=GuardedRoute, tags=["health"])
 

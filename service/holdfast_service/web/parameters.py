@@ -9,8 +9,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator
 
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_MAJOR
 from holdfast_protocol.states import Scope
-from holdfast_service.auth.authenticate import require
-from holdfast_service.auth.principal import Principal
+from holdfast_service.auth.principal import Principal, require
 from holdfast_service.db.pages import MAX_PAGE
 
 AnyCaller = Annotated[Principal, require(None)]

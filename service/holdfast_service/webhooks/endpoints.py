@@ -8,7 +8,7 @@ from holdfast_protocol.base import Page
 from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookCreated, WebhookView
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE, page_of
-from holdfast_service.web.guarded_route import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Admin, Cursor, IdempotencyKey, Limit
 from holdfast_service.webhooks.manage import (
     create_webhook,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select, update
 
-import holdfast_service.training.seal
+import holdfast_service.training.commit
 from holdfast_service.audit.record import Actor
 from holdfast_service.collect.controller import collect, reconcile
 from holdfast_service.copies.predicates import object_key
@@ -37,7 +37,7 @@ def test_a_seal_that_is_just_turning_references_into_a_list_keeps_its_chunks(
     save.upload(0, [b"weights", b"index"])
     clock.let_tickets_expire(service.context.settings)
     # The references are gone and the list is there, in a transaction that has not ended.
-    gate = hold_before(monkeypatch, holdfast_service.training.seal, "complete_if_whole")
+    gate = hold_before(monkeypatch, holdfast_service.training.commit, "complete_if_whole")
     sealing, collecting = overlap(
         service, gate, lambda: save.seal(0, [b"weights", b"index"]), lambda: collect(service.context, whole=True)
     )

@@ -53,7 +53,7 @@ class WrittenRecord(Leased, Table):
 
 
 class HistoryMark(Table):
-    """How many changes one slot of one process's memory has seen acknowledged (`db/memory.py`). Each process writes its
+    """How many changes one slot of one process's memory has seen acknowledged (`db/engine.py`). Each process writes its
     own, and a copy of the numbers lies beside the data."""
 
     __tablename__ = "history_marks"

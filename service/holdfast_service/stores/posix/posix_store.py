@@ -3,7 +3,7 @@
     <root>/<project id>/chunks/<2 hex>/<digest>/<generation>           the object
     <root>/<project id>/chunks/<2 hex>/<digest>/<generation>.sha256    only if the service hashed it while writing
     <root>/incoming/<ticket id>                                        what clients with the mount write
-    <root>/proofs/<proof id>                                           see mount.py
+    <root>/proofs/<proof id>                                           who sees the same mount, see files.py
 
 Every object is a file that the service wrote to `incoming/`, published by link(): whole or not at all, never over
 another. A client with the mount leaves a file there, and the service copies it (`publish`): the client may still have
@@ -14,14 +14,16 @@ which is safe, and whose name the next `publish` makes durable. Clients cannot w
 claim a proof; the hash is of the stored bytes, which need not be the chunk's digest.
 
 Nothing in the store is reached by a symbolic link, and everything in it is for the service's user alone, or for one
-group (rule no-symlinks); see files.py and files.py.
+group (rule no-symlinks); see files.py.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -40,6 +42,7 @@ from holdfast_service.stores.base import (
     ObjectMissing,
     Opening,
     PutTicket,
+    Store,
     StoredObject,
     StoreRefused,
     StoreUnavailable,
@@ -47,7 +50,7 @@ from holdfast_service.stores.base import (
     validated_name,
     validated_project_id,
 )
-from holdfast_service.stores.posix import mount as mount_proof
+from holdfast_service.stores.posix import files as mount_proof
 from holdfast_service.stores.posix.files import (
     INCOMING,
     Access,
@@ -62,7 +65,6 @@ from holdfast_service.stores.posix.files import (
     remove_whatever,
     store_errors,
 )
-from holdfast_service.stores.posix.mount import probe_posix
 from holdfast_service.stores.posix.signed_urls import Grant, UrlSigner
 
 _EXAMPLE = "posix:///var/lib/holdfast/store"
@@ -370,3 +372,35 @@ def open_store(url: str, opening: Opening) -> PosixStore:
         else:
             store.prepare()
     return store
+
+
+# What the filesystem under a posix store really does, found by trying.
+#
+# What comes in through endpoints.py is hashed by the service, whatever the filesystem; of a file that was handed over
+# only the size is known, and head() then reports no checksum.
+
+PROBE_PROJECT = "probe"
+
+
+def probe_posix(store: Store) -> Capabilities:
+    """StoreRefused where two writes to one key do not leave the first (no real link())."""
+    first, second = secrets.token_bytes(64), secrets.token_bytes(64)
+    key = ObjectKey(PROBE_PROJECT, hashlib.sha256(first).hexdigest(), secrets.token_hex(16))
+    try:
+        facts = store.put_bytes(key, first)
+        store.put_bytes(key, second)
+        if b"".join(store.open_read(key)) != first:
+            raise StoreRefused("the store's filesystem overwrites objects; use one with atomic hard links")
+    finally:
+        store.delete(key)
+    return Capabilities(
+        sha256_enforced=True,
+        sha256_reported=facts.sha256 == key.digest,
+        content_length_enforced=True,
+        conditional_put=True,
+        md5_enforced=False,
+        range_get=True,
+        versioned=False,
+        probed_at=datetime.now(UTC),
+        signature_enforced=True,  # by the service itself, which gives out its URLs
+    )
