@@ -393,7 +393,7 @@ GUARDS = (
     Guard(
         "database-clock",
         "an attempt is lost for a silence in which nobody could have heard it",
-        "service/holdfast_service/liveness/abandoned_uploads.py",
+        "service/holdfast_service/liveness/lost_attempts.py",
         "            func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,\n",
         "",
         ("tests/service/test_liveness.py",),

@@ -20,6 +20,7 @@ import holdfast_service.catalog_check.endpoints
 import holdfast_service.collect.endpoints
 import holdfast_service.holds.endpoints
 import holdfast_service.insights.endpoints
+import holdfast_service.operations.endpoints
 import holdfast_service.policies.endpoints
 import holdfast_service.rebuild.endpoints
 import holdfast_service.replicate.endpoints
@@ -78,7 +79,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.catalog_check.endpoints.router,
     holdfast_service.catalog_check.endpoints.catalog_router,
     holdfast_service.rebuild.endpoints.router,
-    holdfast_service.background.endpoints.operations_router,
+    holdfast_service.operations.endpoints.router,
     holdfast_service.background.endpoints.controllers_router,
     holdfast_service.background.endpoints.workers_router,
     holdfast_service.audit.endpoints.router,

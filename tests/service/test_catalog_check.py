@@ -11,12 +11,11 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import make_url, select, text, update
 
-import holdfast_service.background.operations_controller
+import holdfast_service.operations.controller
 from holdfast_protocol.stores import FindingKind
 from holdfast_service.attached_stores.epoch import NotCheckedError, claim_store, raise_epoch
 from holdfast_service.audit.record import Actor
-from holdfast_service.background.operation_kinds import OPERATION_KINDS
-from holdfast_service.background.registry import loops_of
+from holdfast_service.background.registry import OPERATION_KINDS, loops_of
 from holdfast_service.catalog_check.check import check_catalog
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy
@@ -135,7 +134,7 @@ def test_a_person_starts_the_check_and_sees_what_to_do(service: RunningService) 
     record_all(service.context)
     chunk_files(service)[0].unlink()
     started = answer(http.post("/v1/catalog/checks", json={}))
-    holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
+    holdfast_service.operations.controller.reconcile(service.context, kinds=OPERATION_KINDS)
     (store,) = answer(http.get(f"/v1/operations/{started['id']}"))["result"]["stores"]
     (finding,) = store["findings"]
     assert (finding["kind"], finding["count"], finding["blocks"]) == ("missing_objects", 1, False)

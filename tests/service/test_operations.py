@@ -18,10 +18,15 @@ from holdfast_client.settings import ClientSettings
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import OperationState, Scope
-from holdfast_service.background import operations_controller as claim
-from holdfast_service.background import operations_controller as operations
-from holdfast_service.background.operation_kinds import OPERATION_KINDS
-from holdfast_service.background.operations_controller import (
+from holdfast_service.background.reconcile import locked_row
+from holdfast_service.background.registry import OPERATION_KINDS
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.tables.operations import AuditEvent, Operation
+from holdfast_service.errors import ProblemError
+from holdfast_service.operations import controller as claim
+from holdfast_service.operations import controller as operations
+from holdfast_service.operations import queue as operation_run
+from holdfast_service.operations.controller import (
     AGAIN_AFTER_SECONDS,
     MOST_TRIES,
     OperationsReport,
@@ -29,13 +34,8 @@ from holdfast_service.background.operations_controller import (
     claim_next,
     settle,
 )
-from holdfast_service.background.reconcile import locked_row
-from holdfast_service.context import ServiceContext
-from holdfast_service.db.tables.operations import AuditEvent, Operation
-from holdfast_service.errors import ProblemError
+from holdfast_service.operations.queue import Handler, LeaseLost, OperationRun, start_operation
 from holdfast_service.stores.base import StoreUnavailable
-from holdfast_service.work import operations as operation_run
-from holdfast_service.work.operations import Handler, LeaseLost, OperationRun, start_operation
 from tests.service.conftest import Clock
 from tests.support.interleave import Gate, hold_before, in_background, overlap, refused
 from tests.support.rank import answer

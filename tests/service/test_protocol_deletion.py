@@ -21,9 +21,9 @@ from holdfast_service.db.tables import Table
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.db.tables.records import RecordSubject
+from holdfast_service.operations.queue import start_operation
 from holdfast_service.runs.metrics import _read as numbers
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.work.operations import start_operation
 from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.interleave import hold_after, overlap, refused

@@ -9,10 +9,10 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from holdfast_service.background.operation_kinds import OPERATION_KINDS
-from holdfast_service.background.operations_controller import reconcile as operations_pass
+from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.db.tables.core import Token
 from holdfast_service.db.tables.operations import IdempotencyKey
+from holdfast_service.operations.controller import reconcile as operations_pass
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
 from tests.support.retention import HOUR, purge

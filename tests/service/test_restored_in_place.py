@@ -11,8 +11,8 @@ from sqlalchemy import make_url
 from holdfast_service.attached_stores.epoch import raise_epoch
 from holdfast_service.audit.record import Actor
 from holdfast_service.collect.controller import reconcile as collect
+from holdfast_service.collect.orphans import reconcile as sweep
 from holdfast_service.collect.orphans import sweep_store
-from holdfast_service.collect.sweep_controller import reconcile as sweep
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.writing import remove_record
 from holdfast_service.service import open_database

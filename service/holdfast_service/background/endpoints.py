@@ -1,4 +1,4 @@
-"""Routes of controllers, workers and operations."""
+"""Routes of controllers and workers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.service import ControllerView, OperationView, PauseController, WorkerView
-from holdfast_protocol.states import OperationState
+from holdfast_protocol.service import ControllerView, PauseController, WorkerView
 from holdfast_service.background.controllers import (
     list_controllers,
     list_workers,
@@ -17,7 +16,6 @@ from holdfast_service.background.controllers import (
     run_controller,
     show_controller,
 )
-from holdfast_service.background.list_operations import cancel_operation, list_operations, show_operation
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE, page_of
 from holdfast_service.web.frame import GuardedRoute
@@ -78,36 +76,3 @@ def workers(context: Context, caller: Reader, cursor: Cursor = None, limit: Limi
     found = list_workers(context, caller)
     key = lambda each: f"{each.started_at.isoformat()} {each.id}"  # noqa: E731
     return page_of("workers", found, key, cursor=cursor, limit=limit)
-
-
-# Routes of operations. What starts one belongs to its verb.
-
-operations_router = APIRouter(route_class=GuardedRoute, tags=["operations"])
-
-
-@operations_router.get("/v1/operations", summary="List long operations, the newest first", name="list")
-def list_long_operations(  # noqa: PLR0917 (FastAPI calls it by keyword)
-    context: Context,
-    caller: Reader,
-    project: str | None = None,
-    run: str | None = None,
-    kind: str | None = None,
-    state: OperationState | None = None,
-    cursor: Cursor = None,
-    limit: Limit = DEFAULT_PAGE,
-) -> Page[OperationView]:
-    return list_operations(
-        context, caller, project=project, run=run, kind=kind, state=state, cursor=cursor, limit=limit
-    )
-
-
-@operations_router.get(
-    "/v1/operations/{operation_id}", summary="Show a long operation: how far it is, and what came of it", name="show"
-)
-def show_long_operation(operation_id: str, context: Context, caller: Reader) -> OperationView:
-    return show_operation(context, caller, operation_id)
-
-
-@operations_router.post("/v1/operations/{operation_id}/cancel", summary="Cancel a long operation")
-def cancel(operation_id: str, context: Context, caller: Operator) -> OperationView:
-    return cancel_operation(context, caller, operation_id)

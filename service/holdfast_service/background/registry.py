@@ -11,99 +11,58 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 import structlog
-from sqlalchemy.orm import Session
 
-from holdfast_service.background import operations_controller as operations
-from holdfast_service.background.operation_kinds import OPERATION_KINDS
+import holdfast_service.catalog_check.check
+import holdfast_service.collect.on_demand
+import holdfast_service.replicate.drill
+import holdfast_service.scrub.on_demand
+from holdfast_service.attached_stores import controller as attached_stores
 from holdfast_service.background.reconcile import run_pass
 from holdfast_service.collect import controller as collect
-from holdfast_service.collect import sweep_controller as sweep
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.holds import controller as holds
-from holdfast_service.liveness import abandoned_uploads, stalled_attempts
+from holdfast_service.liveness import controller as liveness
+from holdfast_service.operations import controller as operations
+from holdfast_service.operations.queue import Handler
 from holdfast_service.records import controller as records
-from holdfast_service.records.history import HistoryKeeper, settle_history
+from holdfast_service.records.history import HistoryKeeper
 from holdfast_service.replicate import controller as replicate
 from holdfast_service.retention import controller as retention
-from holdfast_service.retention import purge
 from holdfast_service.scrub import controller as scrub
-from holdfast_service.scrub import repair, verify
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.tiers import controller as tiers
 from holdfast_service.webhooks import controller as webhooks
 from holdfast_service.work.processes import Presence, ProcessKind
-from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
+from holdfast_service.work.report import ControllerLoop
 
 _log = structlog.get_logger("holdfast.background")
 
-# Garbage is no hurry, and looking for it reads more of the catalog than anything else.
-_COLLECT_EVERY_ROUNDS = 12
-_HOLDS_EVERY_ROUNDS = 6
-# A drill of an hour must not keep a prune of a second waiting.
-_OPERATION_THREADS = 4
-# One receiver that does not answer must not keep the others waiting.
-_WEBHOOK_THREADS = 2
+# Every kind of operation, and the handler that carries it out. A verb registers its own by one line.
+#
+# A handler is `handler(context, run) -> dict`: it moves bytes outside of transactions, calls `run.progress` between two
+# steps, may be begun again by another worker at any point, and returns the result as JSON values. What it raises
+# becomes the operation's reason: a ProblemError or a StoreError says what to do, anything else is told as a bug.
+
+OPERATION_KINDS: dict[str, Handler] = {
+    "catalog.check": holdfast_service.catalog_check.check.run_check,
+    "collect": holdfast_service.collect.on_demand.run_collection,
+    "sweep": holdfast_service.collect.on_demand.run_sweep,
+    "drill": holdfast_service.replicate.drill.run_drill,
+    "scrub": holdfast_service.scrub.on_demand.run_scrub,
+}
+
+
+# Which controllers there are: each room's `controller.py` has its own.
+
+_ROOMS = (liveness, attached_stores, records, scrub, holds, replicate, retention, webhooks, tiers, collect)
 
 
 def loops_of(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
     """Every controller of the service."""
-    interval = settings.controller_interval_seconds
-    return (
-        _controller("reap", interval, abandoned_uploads),
-        _controller("liveness", interval, stalled_attempts),
-        ControllerLoop("stores", interval, _watch_stores, own=True),
-        ControllerLoop("records", interval, records.reconcile, records.backlog),
-        _controller("prove", interval, verify),
-        _controller("scrub", interval, scrub),
-        _controller("repair", interval * repair.EVERY_ROUNDS, repair),
-        _controller("holds", interval * _HOLDS_EVERY_ROUNDS, holds),
-        _controller("replicate", interval, replicate),
-        ControllerLoop(
-            "operations",
-            interval,
-            partial(operations.reconcile, kinds=OPERATION_KINDS),
-            operations.backlog,
-            threads=_OPERATION_THREADS,
-        ),
-        _controller("retention", settings.retention_interval_seconds, retention),
-        _controller("purge", interval * purge.EVERY_ROUNDS, purge),
-        ControllerLoop("webhooks", interval, webhooks.reconcile, webhooks.backlog, threads=_WEBHOOK_THREADS),
-        _controller("tiers", interval * tiers.EVERY_ROUNDS, tiers),
-        _controller("collect", interval * _COLLECT_EVERY_ROUNDS, collect),
-        _controller("sweep", interval * _COLLECT_EVERY_ROUNDS, sweep, sole=True),
-    )
-
-
-class Controller(Protocol):
-    """A module with these two functions."""
-
-    def reconcile(self, context: ServiceContext) -> ReconcileReport: ...
-
-    def backlog(self, session: Session, context: ServiceContext) -> Backlog: ...
-
-
-def _controller(name: str, interval_seconds: float, module: Controller, *, sole: bool = False) -> ControllerLoop:
-    return ControllerLoop(name, interval_seconds, module.reconcile, module.backlog, sole=sole)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoresReport(ReconcileReport):
-    """`away`: the roles whose store this process cannot use now."""
-
-    away: tuple[str, ...] = ()
-
-
-def _watch_stores(context: ServiceContext) -> StoresReport:
-    problems = {attached.role.value: attached.watch.reconcile() for attached in context.stores}
-    settle_history(context)  # so a process without traffic notices it too
-    away = tuple(role for role, problem in problems.items() if problem is not None)
-    return StoresReport(away=away, error=next((f"{role}: {problems[role]}" for role in away), None))
+    return (*(loop for room in _ROOMS for loop in room.loops(settings)), *operations.loops(settings, OPERATION_KINDS))
 
 
 class Background:

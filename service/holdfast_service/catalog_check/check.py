@@ -21,8 +21,8 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.db.tables.core import Store as StoreRow
+from holdfast_service.operations.queue import OperationRun, start_operation
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.operations import OperationRun, start_operation
 
 # One store against the catalog, both ways. What came of it is kept with the store: only after a check in this epoch
 # may it be claimed (rule fencing-token).

@@ -1,12 +1,11 @@
 """Garbage collection: bytes in the stores that nothing refers to, and rows that nobody will ask for.
 
-controller.py        one pass
+controller.py        one pass of the collector; the controllers of this room
 references.py        drops what checkpoints refer to that are over, and leaves their chunks as candidates
 scan_copies.py       the full scan of the catalog's copies, a portion in each pass: finds what nobody left
 garbage.py           which copies may go, and from which stores (queries)
 mark_and_delete.py   the transaction: locks, asks again, marks, drops what is gone; then the bytes go
 plan.py              what would go now, and what waits for what: for people
-orphans.py           the sweep of a store: objects that no row knows, and when a sweep must stop
-sweep_controller.py  sweeps each store once in a while
+orphans.py           the sweep of a store: objects that no row knows, and when a sweep must stop; its pass
 on_demand.py         passes and sweeps that a person asks for
 """

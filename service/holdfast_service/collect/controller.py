@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
 from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.collect import orphans
 from holdfast_service.collect.garbage import ready_stores
 from holdfast_service.collect.mark_and_delete import Deleted, delete_marked, mark
 from holdfast_service.collect.references import drop_past_references
@@ -22,10 +23,13 @@ from holdfast_service.db.lease import is_free
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.operations import CollectCandidate
 from holdfast_service.records.history import keep_history
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import MountedStore, StoreError
-from holdfast_service.work.report import Backlog, ReconcileReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
 _BATCHES_PER_ROUND = 100
+# Garbage is no hurry, and looking for it reads more of the catalog than anything else.
+_EVERY_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -99,3 +103,12 @@ def _sweep_incoming(context: ServiceContext, attached: AttachedStore, deleted: D
         attached.store.sweep_incoming(older_than_seconds=settings.ticket_seconds + settings.longest_upload_seconds)
     except StoreError as error:
         deleted.problems[attached.store_id] = str(error)
+
+
+def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
+    """The controllers of this room."""
+    seconds = settings.controller_interval_seconds * _EVERY_ROUNDS
+    return (
+        ControllerLoop("collect", seconds, reconcile, backlog),
+        ControllerLoop("sweep", seconds, orphans.reconcile, orphans.backlog, sole=True),
+    )

@@ -18,8 +18,8 @@ from holdfast_service.collect.orphans import sweep_store
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.errors import ProblemError
+from holdfast_service.operations.queue import OperationRun, start_operation
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.operations import OperationRun, start_operation
 
 COLLECT = "collect"
 SWEEP = "sweep"

@@ -1,4 +1,7 @@
-"""The sweep of one store: its listing against the catalog, orphans deleted, missing objects reported."""
+"""The sweep of one store: its listing against the catalog, orphans deleted, missing objects reported.
+
+The pass of the controller `sweep` is at the end.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Chunk, Copy, Project
 from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.errors import ProblemError
-from holdfast_service.stores.base import MountedStore, ObjectKey, ObjectMissing, StoredObject, StoreRefused
+from holdfast_service.stores.base import MountedStore, ObjectKey, ObjectMissing, StoredObject, StoreError, StoreRefused
+from holdfast_service.work.report import Backlog, ReconcileReport
 
 # When a sweep must not delete: what looks like very many orphans is more likely a catalog that has lost rows. Pure.
 
@@ -230,7 +234,7 @@ class SweepLease:
 # 1. list      every project, wholly: any error ends the sweep, for what is not listed looks missing or deletable
 # 2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (rule late-put-window)
 # 3. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
-#              of the store or of a project (sweep.py)
+#              of the store or of a project
 # 4. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
 #
 # Nothing can come to need an orphan: generations are random and never used again, a copy's row is there before its
@@ -419,3 +423,71 @@ def _project(name: str, inventory: Inventory, missing: int) -> ProjectSweep:
         deleted_bytes=0,
         missing=missing,
     )
+
+
+# The pass that sweeps each store once in HOLDFAST_SWEEP_INTERVAL_SECONDS. A person may do so at any time.
+
+_ACTOR = Actor.controller("sweep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPass(ReconcileReport):
+    """`done`: stores that were swept; `deleted` orphans; `missing` objects, handed over."""
+
+    deleted: int = 0
+    deleted_bytes: int = 0
+    missing: int = 0
+
+
+class _ProcessEndsError(Exception):
+    """This process was asked to end in the middle of a listing."""
+
+
+def reconcile(context: ServiceContext) -> SweepPass:
+    """An outage of one store keeps no other from being swept."""
+    with context.database.read() as session:
+        due = _due(session, context)
+    done = failed = deleted = size = missing = 0
+    error: str | None = None
+    for attached in due:
+        try:
+            report = sweep_store(
+                context,
+                attached,
+                dry_run=False,
+                force=False,
+                actor=_ACTOR,
+                on_listed=lambda _: _end_if_asked(context),
+            )
+        except _ProcessEndsError:
+            break
+        except (ProblemError, StoreError) as problem:
+            if isinstance(problem, ProblemError) and problem.code is ProblemCode.BUSY:
+                continue
+            failed, error = failed + 1, f"{attached.role.value} store: {problem}"
+            continue
+        done, deleted, size = done + 1, deleted + report.deleted, size + report.deleted_bytes
+        missing += sum(one.missing for one in report.projects)
+        error = report.stopped or error
+    return SweepPass(done=done, failed=failed, error=error, deleted=deleted, deleted_bytes=size, missing=missing)
+
+
+def backlog(session: Session, context: ServiceContext) -> Backlog:
+    return Backlog(due=len(_due(session, context)))
+
+
+def _due(session: Session, context: ServiceContext) -> list[AttachedStore]:
+    before = database_now(session) - timedelta(seconds=context.settings.sweep_interval_seconds)
+    swept = set(
+        session.scalars(
+            select(StoreMaintenance.store_id).where(
+                StoreMaintenance.store_id.in_(context.store_ids), StoreMaintenance.swept_at > before
+            )
+        )
+    )
+    return [attached for attached in context.stores if attached.store_id not in swept]
+
+
+def _end_if_asked(context: ServiceContext) -> None:
+    if context.stopping.is_set():
+        raise _ProcessEndsError

@@ -20,8 +20,9 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import COPY_LOCKED, Checkpoint, Chunk, ChunkListEntry, Copy, Run, Shard
 from holdfast_service.db.tables.operations import Hold
 from holdfast_service.holds.held import CopyLock, in_force
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import LockingStore, ObjectKey, StoreError
-from holdfast_service.work.report import Backlog, ReconcileReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
 # Which copies the store is to hold, and which it holds for nobody any more (rule holds-outrank). Queries only.
 #
@@ -95,6 +96,7 @@ def _free(now: datetime) -> ColumnElement[bool]:
 NAME = "holds"
 _BATCH = 100
 _BATCHES_PER_ROUND = 100
+_EVERY_ROUNDS = 6
 _AT_ONCE = 8
 _LEASE_SECONDS = 600
 # What the store refused is not the first one again in this pass, or it would hold up the others.
@@ -289,3 +291,8 @@ def _state_of(session: Session, work: _Pass, hold_id: str) -> tuple[bool, str | 
     )
     error = work.failures[failed] if failed is not None else work.error if locked < copies else None
     return locked == copies and error is None, error
+
+
+def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
+    """The controllers of this room."""
+    return (ControllerLoop(NAME, settings.controller_interval_seconds * _EVERY_ROUNDS, reconcile, backlog),)

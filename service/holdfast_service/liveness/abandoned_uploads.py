@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState
@@ -15,6 +15,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
 from holdfast_service.db.tables.operations import Controller
+from holdfast_service.liveness.lost_attempts import mark_lost
 from holdfast_service.runs.views import MISSING_RANKS_SHOWN, seal_progress
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.training.abort import abort
@@ -34,10 +35,6 @@ def silent(missing_ranks: Sequence[int], idle_seconds: int) -> str:
 
 def ended(attempt: int, outcome: str | None) -> str:
     return f"attempt {attempt} has ended ({outcome}) without completing it"
-
-
-def not_heard(seconds: float) -> str:
-    return f"not heard of for {seconds:g} seconds (HOLDFAST_LOST_AFTER_SECONDS)"
 
 
 # Deadlines leave out the service's own downtime and jumps of the clock (rule database-clock).
@@ -113,7 +110,7 @@ def reconcile(context: ServiceContext) -> ReapReport:
     if moved:
         return ReapReport(deadlines_moved_seconds=moved.total_seconds())
     with context.database.transaction() as session:
-        lost = _mark_lost(session, context)
+        lost = mark_lost(session, Actor.controller(NAME), context.settings)
     with context.database.read() as session:
         due = _due(session, database_now(session))
     aborted = tuple(checkpoint_id for checkpoint_id in due if _give_up(context, checkpoint_id))
@@ -129,44 +126,6 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
         .where(_is_due(database_now(session)))
     ).one()
     return Backlog(due, oldest_due_at=oldest)
-
-
-def _mark_lost(session: Session, context: ServiceContext) -> int:
-    """They come back by calling again."""
-    now = database_now(session)
-    seconds = context.settings.lost_after_seconds
-    silent_since = now - timedelta(seconds=seconds)
-    lost = session.scalars(
-        update(Attempt)
-        .where(
-            Attempt.ended_at.is_(None),
-            func.coalesce(Attempt.heartbeat_at, Attempt.opened_at) < silent_since,
-            func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,
-        )
-        .values(ended_at=now, outcome=AttemptOutcome.LOST, outcome_detail=not_heard(seconds))
-        .returning(Attempt.id),
-        execution_options={"synchronize_session": False},
-    ).all()
-    _record_lost(session, lost)
-    return len(lost)
-
-
-def _record_lost(session: Session, attempt_ids: Sequence[int]) -> None:
-    for number, detail, run_id, project_id in session.execute(
-        select(Attempt.number, Attempt.outcome_detail, Run.id, Run.project_id)
-        .join(Run, Run.id == Attempt.run_id)
-        .where(Attempt.id.in_(attempt_ids))
-        .order_by(Attempt.id)
-    ):
-        record_event(
-            session,
-            Actor.controller(NAME),
-            "attempt.lost",
-            project_id=project_id,
-            run_id=run_id,
-            reason=detail,
-            after={"attempt": number},
-        )
 
 
 def _due(session: Session, now: datetime) -> list[str]:

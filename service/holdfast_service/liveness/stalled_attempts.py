@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import AttemptOutcome, Doing
+from holdfast_protocol.states import Doing
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
-from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Run
-from holdfast_service.settings import ServiceSettings
-from holdfast_service.training.fencing import heard_until, is_silent
+from holdfast_service.liveness.lost_attempts import fenced_and_silent, settle_fenced
 from holdfast_service.work.report import Backlog, ReconcileReport
 
 # Whether an attempt that lives still comes on. Pure.
@@ -46,54 +44,6 @@ def stalled_since(rate: StepRate, *, stall_seconds: float) -> datetime | None:
     return rate.progressed_at if rate.heartbeat_at - rate.progressed_at > longest else None
 
 
-# A fenced attempt that has never called again was lost before it was fenced, and nobody had noticed yet.
-#
-# At the takeover nobody knows whether the older one is alive: a job that was killed looks for a while like one that is
-# between two heartbeats. So it is fenced first; one that calls later was alive, and one that stays silent was lost.
-
-_HEARTBEATS = 3
-"""So many a living job would have sent meanwhile, and have been refused."""
-
-
-def to_settle(session: Session, settings: ServiceSettings) -> ColumnElement[bool]:
-    """Over `attempts`."""
-    silent_since = heard_until(session, database_now(session)) - timedelta(
-        seconds=settings.heartbeat_interval_seconds * _HEARTBEATS
-    )
-    return and_(
-        is_silent(silent_since),
-        Attempt.ended_at <= silent_since,
-        or_(Attempt.excused_until.is_(None), Attempt.excused_until <= silent_since),
-    )
-
-
-def settle(session: Session, actor: Actor, settings: ServiceSettings) -> int:
-    """How many were lost. Should one call later all the same, `training/attempts.py` corrects it."""
-    rows = session.execute(
-        select(Attempt, Run.project_id)
-        .join(Run, Run.id == Attempt.run_id)
-        .where(to_settle(session, settings))
-        .order_by(Attempt.id)
-        .with_for_update(of=Attempt, skip_locked=True)
-    ).all()
-    for attempt, project_id in rows:
-        attempt.outcome = AttemptOutcome.LOST.value
-        last_sign_at = attempt.heartbeat_at or attempt.opened_at
-        attempt.outcome_detail = (
-            f"not heard of since {last_sign_at:%Y-%m-%d %H:%M:%S} UTC; attempt {attempt.number + 1} has taken over"
-        )
-        record_event(
-            session,
-            actor,
-            "attempt.lost",
-            project_id=project_id,
-            run_id=attempt.run_id,
-            reason=attempt.outcome_detail,
-            after={"attempt": attempt.number},
-        )
-    return len(rows)
-
-
 # One pass: which living attempts have come to a stop, which go on again, and which fenced ones were dead already.
 #
 # May run in several processes at once, and twice: each row is changed only as long as it is as it was seen. An attempt
@@ -121,7 +71,7 @@ def reconcile(context: ServiceContext) -> LivenessReport:
         ).all()
     if due:
         with context.database.transaction() as session:
-            lost = settle(session, _ACTOR, context.settings)
+            lost = settle_fenced(session, _ACTOR, context.settings)
     for attempt, project_id in seen:
         since = _stalled_since(attempt, context.settings.stall_seconds)
         if (since is None) == (attempt.stalled_at is None):
@@ -136,7 +86,7 @@ def reconcile(context: ServiceContext) -> LivenessReport:
 def backlog(session: Session, context: ServiceContext) -> Backlog:
     """Fenced attempts that nobody has heard of since; whether a living one comes on is looked at in each pass."""
     due, oldest = session.execute(
-        select(func.count(), func.min(Attempt.ended_at)).where(to_settle(session, context.settings))
+        select(func.count(), func.min(Attempt.ended_at)).where(fenced_and_silent(session, context.settings))
     ).one()
     return Backlog(due, oldest_due_at=oldest)
 

@@ -27,8 +27,9 @@ from holdfast_service.records.writing import (
     settle_record,
     write_record,
 )
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.report import Backlog, ReconcileReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
 # Whose record is due, in a store that can be written now. What waits for a store that is away must not stand in the
 # way of what does not, so it is left out here and told in the backlog.
@@ -158,3 +159,8 @@ def _write(context: ServiceContext, subject: Subject, stores: Collection[Attache
                     let_go(context, claimed)
             raise
     return written, refusal
+
+
+def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
+    """The controllers of this room."""
+    return (ControllerLoop("records", settings.controller_interval_seconds, reconcile, backlog),)

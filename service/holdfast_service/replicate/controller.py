@@ -19,8 +19,9 @@ from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.db.tables.operations import TO_COPY, CheckpointCopy
 from holdfast_service.replicate.copy_checkpoint import copy_checkpoint, due
 from holdfast_service.replicate.policy import judge, reopen_damaged
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.read_rate_limit import ReadRateLimit
-from holdfast_service.work.report import Backlog, ReconcileReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
 _CHECKPOINTS_AT_ONCE = 50
 _SHORTEST_ROUND_SECONDS = 1.0
@@ -101,3 +102,8 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
         )
     )
     return Backlog(int(waiting), int(leased or 0), oldest)
+
+
+def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
+    """The controllers of this room."""
+    return (ControllerLoop("replicate", settings.controller_interval_seconds, reconcile, backlog),)

@@ -31,9 +31,9 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, ReadLease, Run, Shard
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import Reach, choose_restore_point, point_of
+from holdfast_service.operations.queue import OperationRun, start_operation
 from holdfast_service.runs.views import run_named
 from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store
-from holdfast_service.work.operations import OperationRun, start_operation
 
 # What a drill reads: the checkpoint that one store alone gives back, its shards, its copies there, under a lease.
 

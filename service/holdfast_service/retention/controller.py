@@ -24,12 +24,14 @@ from holdfast_service.db.tables.core import Checkpoint, Run
 from holdfast_service.db.tables.operations import Policy, RetentionMark
 from holdfast_service.policies.policies import effective_policies, effective_policy
 from holdfast_service.records.history import settle_history
+from holdfast_service.retention import purge
 from holdfast_service.retention.plan import RunFacts, make_plan, policy_digest
 from holdfast_service.retention.prune import expire_shown
 from holdfast_service.retention.read_facts import read_facts
 from holdfast_service.retention.show_plan import stored_rules
 from holdfast_service.retention.trash import lock_run
-from holdfast_service.work.report import Backlog, ReconcileReport
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
 NAME = "retention"
 _LOOK_AGAIN = timedelta(hours=1)
@@ -190,3 +192,12 @@ def _is(claim: _Claim) -> ColumnElement[bool]:
 def _name(context: ServiceContext, run_id: str) -> str:
     with context.database.read() as session:
         return session.get_one(Run, run_id).name
+
+
+def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
+    """The controllers of this room."""
+    purge_seconds = settings.controller_interval_seconds * purge.EVERY_ROUNDS
+    return (
+        ControllerLoop(NAME, settings.retention_interval_seconds, reconcile, backlog),
+        ControllerLoop(purge.NAME, purge_seconds, purge.reconcile, purge.backlog),
+    )

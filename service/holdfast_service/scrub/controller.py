@@ -22,9 +22,11 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Copy
+from holdfast_service.scrub import repair, verify
 from holdfast_service.scrub.read_copies import Due, backlog_of, read_due, total_of
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.read_rate_limit import ReadRateLimit
-from holdfast_service.work.report import Backlog, ReconcileReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
 _SLOTS = 8
 _EARLIEST = 0.2
@@ -107,3 +109,13 @@ def _due(context: ServiceContext) -> Due:
 def _settled(attached: AttachedStore) -> CopyState:
     """What a good copy there is, if it can be read at once."""
     return CopyState.COLD if attached.role is StoreRole.COLD else CopyState.VERIFIED
+
+
+def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
+    """The controllers of this room."""
+    interval = settings.controller_interval_seconds
+    return (
+        ControllerLoop("prove", interval, verify.reconcile, verify.backlog),
+        ControllerLoop("scrub", interval, reconcile, backlog),
+        ControllerLoop("repair", interval * repair.EVERY_ROUNDS, repair.reconcile, repair.backlog),
+    )

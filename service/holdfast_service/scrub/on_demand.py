@@ -22,11 +22,11 @@ from holdfast_service.copies.read_back import READABLE, Claim, Finding, claim, c
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.db.tables.operations import Operation
+from holdfast_service.operations.queue import OperationRun, start_operation
 from holdfast_service.runs.views import WHOLE, checkpoint_by_id, refuse_unless_whole, run_named
 from holdfast_service.scrub.read_copies import Tally, keep_totals, read_one, seems_fine, total_of
 from holdfast_service.scrub.repair import Damaged, RepairResult, claim_damaged, defer, repair_copy, unmark
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.operations import OperationRun, start_operation
 
 # Scrubs the copies of given chunks, in every attached store, and repairs the damaged ones: what an operation does.
 #

@@ -15,12 +15,13 @@ from holdfast_service.attached_stores.ownership import ForeignStoreError, delete
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import THAWED, TO_COOL, Checkpoint, Copy
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
 from holdfast_service.stores.read_rate_limit import ReadRateLimit
 from holdfast_service.tiers.cool import cool_checkpoint, due_checkpoints
 from holdfast_service.tiers.rules import decide
 from holdfast_service.tiers.thaw import Thawed, advance_thaw, thawing_checkpoints
-from holdfast_service.work.report import Backlog, ReconcileReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
 _CHECKPOINTS_AT_ONCE = 50
 # Nothing here is a matter of seconds, and judging all runs reads much of the catalog.
@@ -118,3 +119,8 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
     )
     oldest = min((each for each in (cool_since, thaw_since) if each is not None), default=None)
     return Backlog(int(waits) + int(asked), int(leased or 0), oldest)
+
+
+def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
+    """The controllers of this room."""
+    return (ControllerLoop("tiers", settings.controller_interval_seconds * EVERY_ROUNDS, reconcile, backlog),)

@@ -19,10 +19,11 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDelivery
 from holdfast_service.release import VERSION
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.webhooks.call import WHOLE_SECONDS, Answer, call, pause_seconds, signature
 from holdfast_service.webhooks.manage import delivery_id
 from holdfast_service.webhooks.target import RefusedTargetError, find_target
-from holdfast_service.work.report import Backlog, ReconcileReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
 # Forgets calls that were over long ago, and deleted webhooks with the last of theirs. Called by each pass.
 
@@ -82,6 +83,8 @@ def _is_unused(now: datetime, kept_for: timedelta) -> ColumnElement[bool]:
 NAME = "webhooks"
 _LEASE_SECONDS = 8 * WHOLE_SECONDS
 _CALLS_OF_A_ROUND = 100
+# One receiver that does not answer must not keep the others waiting.
+_THREADS = 2
 _GONE = 410
 
 _log = structlog.get_logger("holdfast.webhooks")
@@ -247,3 +250,8 @@ def _settle(context: ServiceContext, claimed: _Call, answer: Answer) -> int:
             return 1
         delivery.next_try_at = now + timedelta(seconds=pause)
         return 0
+
+
+def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
+    """The controllers of this room."""
+    return (ControllerLoop(NAME, settings.controller_interval_seconds, reconcile, backlog, threads=_THREADS),)

@@ -1,1 +1,1 @@
-"""What background work is made of: the report of a pass, long operations, the processes."""
+"""What background work is made of: `report.py` is what every controller shares, `processes.py` the processes."""

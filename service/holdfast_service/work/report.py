@@ -1,7 +1,8 @@
 """What every controller shares: its pass, the report of one, and how much work is waiting.
 
-A controller is a module with `reconcile(context) -> ReconcileReport`, and, where rows of the catalog are its work, with
-`backlog(session, context) -> Backlog`. It is registered by one line in `background.loops_of`.
+A controller is a function `reconcile(context) -> ReconcileReport`, and, where rows of the catalog are its work, one
+`backlog(session, context) -> Backlog`. A room names its own in `loops(settings)` of its `controller.py`, and
+`background/registry.py` names the rooms.
 
 A reconcile may run in several processes at once, may be killed after any step, and runs again. A long one looks at
 `context.stopping` between two steps.

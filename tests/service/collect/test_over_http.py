@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import update
 
 from holdfast_protocol.states import Scope
-from holdfast_service.background.operation_kinds import OPERATION_KINDS
-from holdfast_service.background.operations_controller import reconcile as operations_tick
+from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Copy
+from holdfast_service.operations.controller import reconcile as operations_tick
 from tests.service.conftest import Clock
 from tests.support.garbage import given_up, orphan
 from tests.support.rank import Job, Refused, answer

@@ -18,7 +18,7 @@ from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import StoreSweep
 from holdfast_service.attached_stores.ownership import Marker, write_marker
 from holdfast_service.audit.record import Actor
-from holdfast_service.collect import sweep_controller as sweep_tick
+from holdfast_service.collect import orphans as sweep_tick
 from holdfast_service.collect.controller import reconcile as collect_tick
 from holdfast_service.collect.orphans import sweep_store
 from holdfast_service.copies.predicates import object_key

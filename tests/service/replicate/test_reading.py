@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import update
 
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_service.background.operation_kinds import OPERATION_KINDS
-from holdfast_service.background.operations_controller import reconcile
+from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Copy
+from holdfast_service.operations.controller import reconcile
 from tests.support.rank import Job, answer, digest_of, redeem
 from tests.support.replicated import CONTENT, SECOND, file_of, replicate
 from tests.support.rot import attached, copies_of, flip, overwrite, states_of

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-import holdfast_service.background.operations_controller
 import holdfast_service.collect.controller
+import holdfast_service.operations.controller
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_service.background.operation_kinds import OPERATION_KINDS
+from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.copies.read_back import is_emptied, pause_before_look
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.scrub import controller as rescrub
@@ -89,7 +89,7 @@ def actions(service: RunningService) -> list[str]:
 def scrub_on_demand(service: RunningService, checkpoint_id: str) -> Any:
     http = service.http()
     started = answer(http.post(f"/v1/checkpoints/{checkpoint_id}/scrubs", json={"mode": "read"}))
-    holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
+    holdfast_service.operations.controller.reconcile(service.context, kinds=OPERATION_KINDS)
     ended = answer(http.get(f"/v1/operations/{started['id']}"))
     assert ended["error"] is None
     return ended["result"]

@@ -14,13 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-import holdfast_service.background.operations_controller
+import holdfast_service.operations.controller
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.cli.main import app
 from holdfast_protocol.copies import ScrubMode, ScrubResult
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import CopyState, Scope, StoreRole
-from holdfast_service.background.operation_kinds import OPERATION_KINDS
+from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.scrub import on_demand as run_scrub
 from holdfast_service.scrub import repair
@@ -42,7 +42,7 @@ def client(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def result_of(service: RunningService, client: Client, started: OperationView) -> ScrubResult:
-    holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
+    holdfast_service.operations.controller.reconcile(service.context, kinds=OPERATION_KINDS)
     ended = client.operations.get(started.id)
     assert ended.error is None
     return ScrubResult.model_validate(ended.result)
@@ -96,7 +96,7 @@ def test_one_that_was_cut_off_does_not_read_again_what_it_has_read(
     with monkeypatch.context() as broken:
         broken.setattr(run_scrub, "unmark", lambda *_: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
-            holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
+            holdfast_service.operations.controller.reconcile(service.context, kinds=OPERATION_KINDS)
     clock.advance(service.context.settings.lease_seconds + 60)
     found = result_of(service, client, started)
     assert (found.copies, found.good, found.missing, found.lost, found.read_bytes) == (2, 1, 1, 1, 0)
@@ -212,13 +212,13 @@ def test_the_commands_print_it_in_both_forms(
         return done.stdout
 
     begun = json.loads(run("scrubs", "start", "demo/gpt", "--no-wait", "--json"))
-    holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
+    holdfast_service.operations.controller.reconcile(service.context, kinds=OPERATION_KINDS)
     assert client.operations.get(begun["id"]).state == "done"
     ended = threading.Event()
 
     def works() -> None:
         while not ended.wait(0.02):
-            holdfast_service.background.operations_controller.reconcile(service.context, kinds=OPERATION_KINDS)
+            holdfast_service.operations.controller.reconcile(service.context, kinds=OPERATION_KINDS)
 
     worker = threading.Thread(target=works, daemon=True)
     worker.start()

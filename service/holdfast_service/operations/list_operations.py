@@ -17,8 +17,8 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
 from holdfast_service.db.tables.operations import Operation
 from holdfast_service.errors import ProblemError
+from holdfast_service.operations.queue import operation_views
 from holdfast_service.runs.views import project_named, run_named
-from holdfast_service.work.operations import operation_views
 
 # Operations for people, the newest first. A project's token sees its project's only.
 

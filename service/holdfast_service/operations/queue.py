@@ -90,7 +90,7 @@ class OperationRun:
 
 
 Handler = Callable[[ServiceContext, OperationRun], dict[str, Any]]
-"""Carries out one kind of operation, and returns what came of it as JSON values. See `operation_kinds`."""
+"""Carries out one kind of operation, and returns what came of it as JSON values. See `background/registry.py`."""
 
 
 # Long work that a person starts, as rows: started here by a verb's call, carried out by the controller `operations`.
@@ -98,8 +98,8 @@ Handler = Callable[[ServiceContext, OperationRun], dict[str, Any]]
 #     with context.database.transaction() as session:
 #         return start_operation(session, caller, "drill", project_id=project.id, run_id=run.id, arguments={})
 #
-# Its handler stands in `operation_kinds`. The row is written in the caller's transaction, so a call that is refused
-# leaves none.
+# Its handler stands in `background/registry.py`. The row is written in the caller's transaction, so a call that is
+# refused leaves none.
 
 _TRIES = 5
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import structlog
@@ -21,9 +22,10 @@ from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.operations import Controller, Operation
 from holdfast_service.errors import ProblemError
+from holdfast_service.operations.queue import Handler, HandlerStopped, LeaseLost, OperationCancelled, OperationRun
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.operations import Handler, HandlerStopped, LeaseLost, OperationCancelled, OperationRun
-from holdfast_service.work.report import Backlog, ReconcileReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
 # How a try of an operation ended, written only while its lease is still the one that was given (`lease_token`).
 
@@ -105,6 +107,8 @@ def _mine(session: Session, run: OperationRun) -> Operation | None:
 
 NAME = "operations"
 MOST_TRIES = 3
+# A drill of an hour must not keep a prune of a second waiting.
+_THREADS = 4
 
 
 def claim_next(context: ServiceContext, kinds: Collection[str], worker_id: str) -> OperationRun | None:
@@ -248,3 +252,9 @@ def _is_passing(error: ProblemError | StoreError) -> bool:
     if isinstance(error, StoreError):
         return error.retryable
     return PROBLEM_KINDS[error.code].retryable
+
+
+def loops(settings: ServiceSettings, kinds: Mapping[str, Handler]) -> tuple[ControllerLoop, ...]:
+    """The controller of this room, for these kinds of operations."""
+    reconcile_kinds = partial(reconcile, kinds=kinds)
+    return (ControllerLoop(NAME, settings.controller_interval_seconds, reconcile_kinds, backlog, threads=_THREADS),)

@@ -1,0 +1,106 @@
+"""Attempts that fell silent: living ones, and fenced ones that were dead before they were fenced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from holdfast_protocol.states import AttemptOutcome
+from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Attempt, Run
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.training.fencing import heard_until, is_silent
+
+
+def mark_lost(session: Session, actor: Actor, settings: ServiceSettings) -> int:
+    """How many fell silent. They come back by calling again."""
+    now = database_now(session)
+    seconds = settings.lost_after_seconds
+    silent_since = now - timedelta(seconds=seconds)
+    lost = session.scalars(
+        update(Attempt)
+        .where(
+            Attempt.ended_at.is_(None),
+            func.coalesce(Attempt.heartbeat_at, Attempt.opened_at) < silent_since,
+            func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,
+        )
+        .values(
+            ended_at=now,
+            outcome=AttemptOutcome.LOST,
+            outcome_detail=f"not heard of for {seconds:g} seconds (HOLDFAST_LOST_AFTER_SECONDS)",
+        )
+        .returning(Attempt.id),
+        execution_options={"synchronize_session": False},
+    ).all()
+    _record_lost(session, actor, lost)
+    return len(lost)
+
+
+def _record_lost(session: Session, actor: Actor, attempt_ids: Sequence[int]) -> None:
+    for number, detail, run_id, project_id in session.execute(
+        select(Attempt.number, Attempt.outcome_detail, Run.id, Run.project_id)
+        .join(Run, Run.id == Attempt.run_id)
+        .where(Attempt.id.in_(attempt_ids))
+        .order_by(Attempt.id)
+    ):
+        record_event(
+            session,
+            actor,
+            "attempt.lost",
+            project_id=project_id,
+            run_id=run_id,
+            reason=detail,
+            after={"attempt": number},
+        )
+
+
+# A fenced attempt that has never called again was lost before it was fenced, and nobody had noticed yet.
+#
+# At the takeover nobody knows whether the older one is alive: a job that was killed looks for a while like one that is
+# between two heartbeats. So it is fenced first; one that calls later was alive, and one that stays silent was lost.
+
+_HEARTBEATS = 3
+"""So many a living job would have sent meanwhile, and have been refused."""
+
+
+def fenced_and_silent(session: Session, settings: ServiceSettings) -> ColumnElement[bool]:
+    """Over `attempts`."""
+    silent_since = heard_until(session, database_now(session)) - timedelta(
+        seconds=settings.heartbeat_interval_seconds * _HEARTBEATS
+    )
+    return and_(
+        is_silent(silent_since),
+        Attempt.ended_at <= silent_since,
+        or_(Attempt.excused_until.is_(None), Attempt.excused_until <= silent_since),
+    )
+
+
+def settle_fenced(session: Session, actor: Actor, settings: ServiceSettings) -> int:
+    """How many were lost. Should one call later all the same, `training/attempts.py` corrects it."""
+    rows = session.execute(
+        select(Attempt, Run.project_id)
+        .join(Run, Run.id == Attempt.run_id)
+        .where(fenced_and_silent(session, settings))
+        .order_by(Attempt.id)
+        .with_for_update(of=Attempt, skip_locked=True)
+    ).all()
+    for attempt, project_id in rows:
+        attempt.outcome = AttemptOutcome.LOST.value
+        last_sign_at = attempt.heartbeat_at or attempt.opened_at
+        attempt.outcome_detail = (
+            f"not heard of since {last_sign_at:%Y-%m-%d %H:%M:%S} UTC; attempt {attempt.number + 1} has taken over"
+        )
+        record_event(
+            session,
+            actor,
+            "attempt.lost",
+            project_id=project_id,
+            run_id=attempt.run_id,
+            reason=attempt.outcome_detail,
+            after={"attempt": attempt.number},
+        )
+    return len(rows)
