@@ -46,7 +46,7 @@ def backend(gcs):
             outage=outage,
             enforces="md5",
             past_store=GcsStore(
-                store.location, store.wire, store.signer, now=lambda: datetime.now(UTC) - timedelta(hours=2)
+                store.location, store.calls, store.signer, now=lambda: datetime.now(UTC) - timedelta(hours=2)
             ),
         )
         store.close()
@@ -131,9 +131,9 @@ def test_deleting_from_a_bucket_with_versions_leaves_no_bytes(gcs, monkeypatch):
             facts = store.put_bytes(written, b"versioned")
         store.delete(neighbour, facts.version_id) if with_version else store.delete(neighbour)
         # What was hidden by somebody else's delete is deleted as well.
-        store.wire.request("DELETE", store.location.path_of(key.path))
+        store.calls.request("DELETE", store.location.path_of(key.path))
         store.delete(key)
-        listed = store.wire.request(
+        listed = store.calls.request(
             "GET",
             f"/storage/v1/b/{gcs.versioned_bucket}/o",
             query=[("versions", "true"), ("prefix", store.location.key_prefix)],

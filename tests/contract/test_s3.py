@@ -10,7 +10,7 @@ import pytest
 
 from holdfast_service.stores.base import Credentials, StoreRefused, StoreUnavailable
 from holdfast_service.stores.registry import open_store
-from holdfast_service.stores.s3.s3_location import FixedCredentials, parse_s3_url
+from holdfast_service.stores.s3.s3_location import S3Credentials, parse_s3_url
 from holdfast_service.stores.s3.s3_store import S3Store
 from tests.contract.backends import Backend
 from tests.contract.suite import StoreContract, TicketContract
@@ -21,7 +21,7 @@ from tests.support.stores import chunk_key, fetch, put_ticket, send
 def backend(seaweedfs):
     url, keys = seaweedfs.store_url_for(secrets.token_hex(4)), Credentials(seaweedfs.access_key, seaweedfs.secret_key)
     store = open_store(url, b"k" * 32, keys)
-    past = S3Store(parse_s3_url(url), FixedCredentials(keys), now=lambda: datetime.now(UTC) - timedelta(hours=2))
+    past = S3Store(parse_s3_url(url), S3Credentials(keys), now=lambda: datetime.now(UTC) - timedelta(hours=2))
 
     @contextmanager
     def outage():
@@ -72,9 +72,9 @@ def test_a_wrong_secret_is_refused_and_never_shown(seaweedfs):
 @pytest.mark.rule("mark-before-delete")
 def test_deleting_from_a_versioned_bucket_leaves_no_bytes(seaweedfs):
     store = _opened(seaweedfs, bucket="versioned")
-    store.wire.request("PUT", "/versioned/")
+    assert seaweedfs.signed("PUT", "/versioned").status == 200
     enabled = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
-    store.wire.request("PUT", "/versioned/", query=[("versioning", "")], body=enabled)
+    assert seaweedfs.signed("PUT", "/versioned?versioning=", body=enabled).status == 200
     assert store.probe().versioned
     for with_version in (True, False):
         key, neighbour = chunk_key(b"versioned"), chunk_key(b"versioned")
@@ -82,7 +82,7 @@ def test_deleting_from_a_versioned_bucket_leaves_no_bytes(seaweedfs):
             facts = store.put_bytes(written, b"versioned")
         store.delete(neighbour, facts.version_id) if with_version else store.delete(neighbour)
         store.delete(key)
-        listing = store.wire.request("GET", "/versioned/", query=[("versions", "")]).data.decode()
+        listing = seaweedfs.signed("GET", "/versioned?versions=").data.decode()
         assert key.generation not in listing
         assert neighbour.generation not in listing
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from sqlalchemy import select, update
 
 from holdfast_protocol.states import CheckpointState, CopyState, Proof
@@ -84,10 +85,17 @@ def legal_holds(service: RunningService) -> list[bool]:
     assert isinstance(store, S3Store)
     found = []
     for copy, digest in copies(service):
-        path = store.location.path_of(object_key(copy.project_id, digest, copy).path)
-        query = [("legal-hold", ""), ("versionId", str(copy.version_id))]
-        reply = store.wire.request("GET", path, query=query, accept=(200, 404))
-        found.append(b"<Status>ON</Status>" in reply.data)
+        asked = {
+            "Bucket": store.location.bucket,
+            "Key": store.location.key_of(object_key(copy.project_id, digest, copy).path),
+            "VersionId": str(copy.version_id),
+        }
+        try:
+            found.append(store.calls.client.get_object_legal_hold(**asked)["LegalHold"]["Status"] == "ON")
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
+                raise
+            found.append(False)
     return found
 
 

@@ -72,7 +72,7 @@ def overwrite(store: Store, key: ObjectKey, data: bytes) -> None:
         path.write_bytes(data)
         return
     assert isinstance(store, S3Store)
-    store.wire.request("PUT", store.location.path_of(key.path), body=data)
+    store.calls.put(store.location.key_of(key.path), data)
 
 
 def flip(store: Store, key: ObjectKey) -> None:

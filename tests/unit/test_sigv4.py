@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import botocore.auth
 import botocore.credentials
 import pytest
-from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
+from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast_service.stores.bucket.canonical_request import encoded_query
-from holdfast_service.stores.s3.s3_location import FixedCredentials, parse_s3_url
+from holdfast_service.stores.s3.s3_location import S3Credentials, parse_s3_url
 from holdfast_service.stores.s3.s3_store import S3Store
-from holdfast_service.stores.s3.signer import EMPTY_SHA256, Credentials, SigV4Signer
+from holdfast_service.stores.s3.signer import Credentials, SigV4Signer
 from tests.support.stores import chunk_key
 
 _TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), max_size=12)
@@ -54,7 +53,7 @@ _NAME_WITHIN_A_NAME = example(
 
 def _botocore_request(origin, method, path, query, headers, at, monkeypatch) -> AWSRequest:
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: at)
-    url = origin + path + (f"?{encoded_query(query)}" if query else "")
+    url = origin + path + (f"?{urlencode(query, quote_via=quote, safe='~')}" if query else "")
     return AWSRequest(method, url, headers=dict(headers))
 
 
@@ -80,28 +79,6 @@ def test_presigned_urls_equal_botocores(region, origin, method, path, query, hea
     assert ours == theirs.url
 
 
-@pytest.mark.rule("verify-while-uploading")
-@settings(max_examples=300, deadline=None)
-@_CASES
-@_NAME_WITHIN_A_NAME
-def test_signed_headers_equal_botocores(region, origin, method, path, query, headers, at, token, secret, seconds):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        theirs = _botocore_request(origin, method, path, query, headers, at, monkeypatch)
-        keys = botocore.credentials.Credentials("AKIDEXAMPLE", secret, token)
-        S3SigV4Auth(keys, "s3", region).add_auth(theirs)
-    ours = SigV4Signer(region).sign_headers(
-        Credentials("AKIDEXAMPLE", secret, token),
-        method,
-        origin,
-        path,
-        headers=headers,
-        payload_sha256=EMPTY_SHA256,
-        at=at,
-        query=query,
-    )
-    assert ours == {name.lower(): value for name, value in theirs.headers.items()}
-
-
 def test_a_cached_key_is_not_used_for_another_day_or_secret():
     at = datetime(2026, 3, 1, 23, 59, 59, tzinfo=UTC)
     moments = [("first", at), ("first", at + timedelta(seconds=1)), ("second", at), ("first", at)]
@@ -113,7 +90,7 @@ def test_a_cached_key_is_not_used_for_another_day_or_secret():
         assert reused.presign(keys, "GET", "http://s3", "/b/k", **terms) == fresh
 
 
-class _EndingCredentials(FixedCredentials):
+class _EndingCredentials(S3Credentials):
     def __init__(self, seconds: float) -> None:
         super().__init__(Credentials("AKIDEXAMPLE", "secret", "token"))
         self._ends_at = datetime.now(UTC) + timedelta(seconds=seconds)
@@ -134,7 +111,7 @@ def test_a_ticket_ends_with_the_earlier_of_url_and_credentials(credentials_end_a
 
 def test_secrets_do_not_show_in_representations():
     keys = Credentials("AKIDEXAMPLE", "the-secret", "the-token")
-    ticket = S3Store(parse_s3_url("s3://bucket?region=x"), FixedCredentials(keys)).presign_get(
+    ticket = S3Store(parse_s3_url("s3://bucket?region=x"), S3Credentials(keys)).presign_get(
         chunk_key(b""), expires_in_seconds=60
     )
     assert "the-" not in repr(keys)

@@ -68,13 +68,40 @@ def test_an_authority_that_is_not_there_is_refused_at_the_start(private, monkeyp
         (_refusal("PermanentRedirect", 301, **{"x-amz-bucket-region": "eu-west-3"}), r"write region=eu-west-3"),
         (_refusal("AuthorizationHeaderMalformed", 400, "<Region>eu-west-3</Region>"), r"write region=eu-west-3"),
         (_refusal("AuthorizationHeaderMalformed", 400), r"AuthorizationHeaderMalformed, status 400.*region"),
-        (_refusal("NotImplemented", 501), r"lacks an operation that the service needs, GET list-type"),
+        (_refusal("NotImplemented", 501), r"lacks an operation that the service needs, ListObjectsV2"),
     ],
 )
 def test_what_is_wrong_with_the_bucket_has_its_own_sentence(reply, sentence):
     with scripted(lambda seen: reply) as server, pytest.raises(StoreRefused, match=sentence):
         _store(server.url).ping()
     assert len(server.seen) == 1, "to ask again helps nothing"
+
+
+_CHUNK = f"<Key>prefix/p1/chunks/ab/{'ab' * 32}/01234567</Key>"
+_DATED = "<LastModified>2026-03-01T00:00:00.000Z</LastModified>"
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ("<ListBucketResult></ListBucketResult>", "listing lacks IsTruncated"),
+        ("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", "listing lacks NextContinuationToken"),
+        (f"<ListBucketResult><Contents>{_CHUNK}{_DATED}</Contents></ListBucketResult>", "listing lacks Size"),
+        (f"<ListBucketResult><Contents>{_CHUNK}<Size>1</Size></Contents></ListBucketResult>", "lacks LastModified"),
+        (f"<ListBucketResult><Contents>{_DATED}<Size>1</Size></Contents></ListBucketResult>", "listing lacks Key"),
+        ("<ListBucketResult><IsTruncated>false</IsTr", "status 500"),
+        ("<html><body>Please log in.</body></html>", "listing lacks IsTruncated"),
+        ("Please log in.", "status 500"),
+        ("", "listing lacks IsTruncated"),
+    ],
+)
+def test_a_listing_that_lacks_something_never_passes_for_a_short_one(document, sentence, monkeypatch):
+    monkeypatch.setattr("holdfast_service.stores.retry._FIRST_PAUSE_SECONDS", 0)
+    with (
+        scripted(lambda seen: Reply(body=document.encode())) as server,
+        pytest.raises(StoreUnavailable, match=sentence),
+    ):
+        list(_store(server.url).list_objects("p1"))
 
 
 def test_https_to_a_port_that_speaks_http_has_its_own_sentence():

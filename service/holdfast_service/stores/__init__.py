@@ -9,6 +9,7 @@ gcs/         a bucket of Google Cloud Storage
 azure/       a container of Azure Blob Storage
 bucket/      what the buckets have in common
 
-In each folder: `<kind>_store.py` keeps the contract and has `open_store`, `<kind>_url.py` reads the URL, `probe.py`
-finds what is really enforced. A new store is a folder and a line in `registry.py`.
+In each bucket's folder: `<kind>_store.py` keeps the contract and has `open_store`, `<kind>_location.py` reads the URL,
+`calls.py` has the vendor's library make requests, `signer.py` makes tickets, `probe.py` finds what is really enforced.
+A new store is a folder and a line in `registry.py`.
 """

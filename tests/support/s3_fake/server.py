@@ -8,7 +8,7 @@ import hashlib
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -34,7 +34,7 @@ _KNOWN_HEADERS = {
     "DELETE": set(),
 }
 _SIGNED_QUERY = re.compile(r"X-Amz-[A-Za-z]+")
-_LISTING = {"list-type", "prefix", "max-keys", "continuation-token"}
+_LISTING = {"list-type", "prefix", "max-keys", "continuation-token", "encoding-type"}
 _PAGE = 1000
 
 
@@ -110,8 +110,8 @@ class S3Fake:
                 return self._put(key, headers, body)
             case ("COPY", True, {}) if not wanted and not body:
                 return self._copy(key, headers)
-            case ("GET", False, {"versions": ""}) if wanted.keys() == {"versions", "prefix"}:
-                return self._versions(wanted["prefix"])
+            case ("GET", False, {"versions": ""}) if wanted.keys() <= {"versions", "prefix", "encoding-type"}:
+                return self._versions(wanted)
             case ("HEAD", True, {}) if not wanted.keys() - {"versionId"}:
                 return self._described(self.objects.find(key, wanted.get("versionId")), headers)
             case ("GET", True, {}) if not wanted.keys() - {"versionId"}:
@@ -130,24 +130,26 @@ class S3Fake:
         after = wanted.get("continuation-token", "")
         names = [name for name in self.objects.names(wanted.get("prefix", "")) if name > after]
         page = names[: min(int(wanted.get("max-keys", _PAGE)), _PAGE)]
-        entries = "".join(self._entry(name) for name in page)
+        encoding, spelt = _encoding(wanted)
+        entries = encoding + "".join(self._entry(name, spelt(name)) for name in page)
         more = len(page) < len(names)
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more and page else ""
         shown = f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}"
         return xml(f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{shown}</ListBucketResult>')
 
-    def _entry(self, name: str) -> str:
+    def _entry(self, name: str, spelt: str) -> str:
         stored = self.objects.find(name)
         modified = stored.modified_at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return (
-            f"<Contents><Key>{escape(name)}</Key><LastModified>{modified}</LastModified>"
+            f"<Contents><Key>{escape(spelt)}</Key><LastModified>{modified}</LastModified>"
             f"<Size>{len(stored.body)}</Size><StorageClass>{stored.storage_class}</StorageClass></Contents>"
         )
 
-    def _versions(self, prefix: str) -> Reply:
-        entries = "".join(
-            f"<Version><Key>{escape(key)}</Key><VersionId>{version_id}</VersionId></Version>"
-            for key, version_id in self.objects.versions(prefix)
+    def _versions(self, wanted: dict[str, str]) -> Reply:
+        encoding, spelt = _encoding(wanted)
+        entries = encoding + "".join(
+            f"<Version><Key>{escape(spelt(key))}</Key><VersionId>{version_id}</VersionId></Version>"
+            for key, version_id in self.objects.versions(wanted.get("prefix", ""))
         )
         return xml(
             f'<ListVersionsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{entries}</ListVersionsResult>'
@@ -251,6 +253,16 @@ def s3_fake(*, lenient: bool = False, versioned: bool = False) -> Iterator[S3Fak
         yield fake
     finally:
         fake.close()
+
+
+def _encoding(wanted: dict[str, str]) -> tuple[str, Callable[[str], str]]:
+    """How a listing names its encoding, and spells its keys."""
+    match wanted.get("encoding-type"):
+        case None:
+            return "", str
+        case "url":
+            return "<EncodingType>url</EncodingType>", quote
+    raise Refusal(400, "InvalidArgument", "Only url is an encoding-type.")
 
 
 def _check_sha256(headers: dict[str, str], body: bytes) -> str | None:

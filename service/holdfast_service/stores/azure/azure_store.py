@@ -123,11 +123,6 @@ class AzureStore(AzureClasses):
         lives_seconds = int((ends_at - now).total_seconds())
         return f"{origin}{self.location.path_of(key.path)}?{version}{query}", lives_seconds
 
-    @property
-    def wire(self) -> AzureCalls:
-        """For the probe: what sends requests that carry their signature in the URL."""
-        return self.calls
-
     # What the service itself reads and writes.
 
     def head(self, key: ObjectKey) -> ObjectFacts:

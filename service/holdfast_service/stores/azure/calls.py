@@ -36,14 +36,18 @@ from holdfast_service.stores.base import (
     StoreRefused,
     StoreUnavailable,
 )
-from holdfast_service.stores.bucket.wire import StorePool, authorities
+from holdfast_service.stores.bucket.network import (
+    CONNECT_SECONDS,
+    CONNECTIONS,
+    READ_SECONDS,
+    authorities,
+    connections,
+    unreachable,
+)
 from holdfast_service.stores.retry import TRIES, with_retries
 
 LARGEST_PUT_BYTES = 5000 * 1024 * 1024
 """Of one Put Blob: https://learn.microsoft.com/rest/api/storageservices/put-blob"""
-_CONNECTIONS = 64
-_CONNECT_SECONDS = 5
-_READ_SECONDS = 60
 _RANGE_BYTES = 4 * 1024 * 1024
 _SKEW = timedelta(minutes=14)
 
@@ -68,7 +72,7 @@ class AzureCalls:
     def __init__(self, location: AzureLocation, credential: Any) -> None:
         self.location = location
         self.guard: Callable[[], None] = lambda: None
-        self.pool = StorePool()
+        self.pool = connections(location.origin)
         """For requests that carry their signature in the URL."""
         self._name = f"the store at {location.origin}, container {location.bucket},"
         options: dict[str, Any] = {
@@ -123,13 +127,8 @@ class AzureCalls:
         return told
 
     def unreachable(self, error: Exception) -> StoreError:
-        """What stands between the service and the store; to be tried again only where that may help."""
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return StoreRefused(
-                f"{self._name} shows a certificate that is not trusted; name the file of its authority in "
-                "SSL_CERT_FILE, or put a right certificate on the server"
-            )
-        return StoreUnavailable(f"{self._name} does not answer ({type(error).__name__}); check that it is up")
+        """What stands between the service and the store."""
+        return unreachable(self._name, error)
 
     def store_error(self, error: AzureError) -> StoreError:
         """The same failure as the contract has it."""
@@ -205,14 +204,14 @@ def _transport() -> RequestsTransport:
     """Its own pool holds ten connections; a seal asks after sixteen objects at once, and so do the tickets."""
     session = requests.Session()
     adapter = HTTPAdapter(
-        pool_maxsize=_CONNECTIONS, max_retries=urllib3.Retry(total=False, redirect=False, raise_on_status=False)
+        pool_maxsize=CONNECTIONS, max_retries=urllib3.Retry(total=False, redirect=False, raise_on_status=False)
     )
     for scheme in ("http://", "https://"):
         session.mount(scheme, adapter)
     return RequestsTransport(
         session=session,
-        connection_timeout=_CONNECT_SECONDS,
-        read_timeout=_READ_SECONDS,
+        connection_timeout=CONNECT_SECONDS,
+        read_timeout=READ_SECONDS,
         # The same authorities as for every other store: requests alone would look at one variable of the three.
-        connection_verify=next(iter(authorities().values()), True),
+        connection_verify=authorities() or True,
     )

@@ -28,7 +28,11 @@ class BucketLocation:
 
     def path_of(self, relative_key: str) -> str:
         """The URL path of a key, which needs no quoting."""
-        return f"{self.bucket_path}/{self.key_prefix}{relative_key}"
+        return f"{self.bucket_path}/{self.key_of(relative_key)}"
+
+    def key_of(self, relative_key: str) -> str:
+        """As the bucket has it, with the prefix."""
+        return f"{self.key_prefix}{relative_key}"
 
 
 def split_bucket_url(

@@ -13,18 +13,18 @@ import re
 import secrets
 from collections.abc import Mapping
 from typing import Protocol
+from xml.etree import ElementTree
 
 import urllib3
 
 from holdfast_service.stores.base import ObjectFacts, ObjectKey, ObjectMissing, StoreError, StoreUnavailable
-from holdfast_service.stores.bucket.wire import error_code
 
 _PROBE_PROJECT = "probe"
 _TICKET_SECONDS = 60
 _FIRST_DIGIT = re.compile(r"(-Signature=|[?&]sig=)(.)", re.IGNORECASE)
 
 
-class PresignedWire(Protocol):
+class PresignedCalls(Protocol):
     """Sends what carries its signature in the URL, and says what stands in the way."""
 
     @property
@@ -37,7 +37,7 @@ class PresigningStore(Protocol):
     """What the probe needs of a store."""
 
     @property
-    def wire(self) -> PresignedWire: ...
+    def calls(self) -> PresignedCalls: ...
 
     def presign(
         self, method: str, key: ObjectKey, headers: Mapping[str, str], expires_in_seconds: int, *, public: bool = True
@@ -91,7 +91,7 @@ class PresignedProbe:
         signed = {**headers, "content-length": str(len(body) if signed_bytes is None else signed_bytes)}
         sent = {**headers, "content-length": str(len(body))}
         answer = self._send("PUT", key, signed, sent, body, tampered=tampered)
-        return answer.status < 300, error_code(answer.data) or str(answer.status)
+        return answer.status < 300, _error_code(answer.data) or str(answer.status)
 
     def get_range(self, key: ObjectKey, first: int, last: int) -> bytes:
         return self._send("GET", key, {}, {"range": f"bytes={first}-{last}"}, None).data
@@ -118,9 +118,9 @@ class PresignedProbe:
         if tampered:
             url = _FIRST_DIGIT.sub(lambda found: found[1] + ("0" if found[2] != "0" else "1"), url)
         try:
-            answer = self._store.wire.pool.request(method, url, headers=dict(sent), body=body)
+            answer = self._store.calls.pool.request(method, url, headers=dict(sent), body=body)
         except urllib3.exceptions.HTTPError as error:
-            raise self._store.wire.unreachable(error) from error
+            raise self._store.calls.unreachable(error) from error
         if answer.status in {500, 502, 503, 504}:
             raise StoreUnavailable(f"the store answered the probe with status {answer.status}; try again later")
         return answer
@@ -128,3 +128,11 @@ class PresignedProbe:
 
 def base64_md5(body: bytes) -> str:
     return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
+def _error_code(body: bytes) -> str:
+    """The reason in an error document; empty if there is none."""
+    try:
+        return ElementTree.fromstring(body).findtext("{*}Code") or ""  # noqa: S314  (our own store's answer)
+    except ElementTree.ParseError:
+        return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import ssl
 from abc import ABC, abstractmethod
@@ -11,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
@@ -29,6 +27,7 @@ from holdfast_service.stores.base import (
     StoreUnavailable,
 )
 from holdfast_service.stores.bucket.canonical_request import encoded_query
+from holdfast_service.stores.bucket.network import authorities
 from holdfast_service.stores.retry import TRIES, with_retries
 
 # Connections to buckets, with the authorities and the proxies that the environment names, as for the vendors' tools.
@@ -39,7 +38,6 @@ from holdfast_service.stores.retry import TRIES, with_retries
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 60.0
 _CONNECTIONS = 64
-_CA_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 _NEVER_BY_PROXY = ("localhost", "metadata.google.internal", "169.254.169.254", "::1")
 """This machine, and what a cloud tells it of itself."""
 
@@ -52,7 +50,7 @@ class StorePool(urllib3.PoolManager):
             "maxsize": _CONNECTIONS,
             "timeout": urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
             "retries": False,
-            **authorities(),
+            "ca_certs": authorities(),
         }
         super().__init__(**options)
         self._proxies = getproxies_environment()
@@ -81,17 +79,6 @@ class StorePool(urllib3.PoolManager):
         if proxy_bypass_environment(parts.netloc.rpartition("@")[2], self._proxies):
             return None
         return self._proxies.get(parts.scheme) or self._proxies.get("all") or None
-
-
-def authorities() -> dict[str, str]:
-    """urllib3's name for a file or a folder of certificates, and where that is; empty: those of the system."""
-    for variable in _CA_VARIABLES:
-        path = os.environ.get(variable)
-        if path:
-            if not Path(path).exists():
-                raise StoreRefused(f"{variable} names {path}, which is not there; correct it or leave it out")
-            return {"ca_cert_dir" if Path(path).is_dir() else "ca_certs": path}
-    return {}
 
 
 def _proxy_manager(proxy: str, options: dict[str, Any]) -> urllib3.ProxyManager:

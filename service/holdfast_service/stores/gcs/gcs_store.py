@@ -57,7 +57,7 @@ class GcsStore:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.location = location
-        self.wire = wire
+        self.calls = wire
         self.capabilities = capabilities
         self.tickets_at_once = signer.at_once
         self.signer = signer
@@ -100,23 +100,23 @@ class GcsStore:
     def head(self, key: ObjectKey) -> ObjectFacts:
         path = self.location.path_of(key.path)
         query = _version_query(key)
-        answer = self.wire.request("HEAD", path, query=query, accept=(200, 404))
+        answer = self.calls.request("HEAD", path, query=query, accept=(200, 404))
         if answer.status == 404:
             # A HEAD cannot say whether the object or the whole bucket is missing, and the difference is everything.
-            answer = self.wire.request("GET", path, query=query, stream=True)
+            answer = self.calls.request("GET", path, query=query, stream=True)
             answer.close()  # it may have appeared meanwhile: its facts are enough
         headers = answer.headers
         return ObjectFacts(int(headers["x-goog-stored-content-length"]), None, headers["x-goog-generation"])
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
-        return self.wire.read(self.location.path_of(key.path), _version_query(key))
+        return self.calls.read(self.location.path_of(key.path), _version_query(key))
 
     def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
         headers = {**_ONLY_NEW, "x-goog-hash": f"md5={base64_md5(data)}"}
         if storage_class is not None:
             headers["x-goog-storage-class"] = storage_class
         path = self.location.path_of(key.path)
-        answer = self.wire.request("PUT", path, headers=headers, body=data, accept=(200, 412))
+        answer = self.calls.request("PUT", path, headers=headers, body=data, accept=(200, 412))
         if answer.status == 412:
             return self.head(key)
         # The service has hashed these very bytes, and Google has compared them with what arrived.
@@ -129,7 +129,7 @@ class GcsStore:
         path = self.location.path_of(relative_key)
         for each in self._generations(relative_key) if generation is None else [generation]:
             with suppress(ObjectMissing):
-                self.wire.request("DELETE", path, query=[("generation", each)])
+                self.calls.request("DELETE", path, query=[("generation", each)])
 
     def _generations(self, relative_key: str) -> list[str]:
         wanted = self.location.key_prefix + relative_key
@@ -138,7 +138,7 @@ class GcsStore:
 
     def hides_deleted(self, key: ObjectKey) -> bool:
         """For the probe: deletes without naming a generation, and says whether the bytes are still there."""
-        self.wire.request("DELETE", self.location.path_of(key.path))
+        self.calls.request("DELETE", self.location.path_of(key.path))
         return bool(self._generations(key.path))
 
     def is_retained(self, key: ObjectKey) -> bool:
@@ -171,7 +171,7 @@ class GcsStore:
 
     def _listing(self, query: list[tuple[str, str]], *, tries: int = 4) -> Mapping[str, Any]:
         path = f"/storage/v1/b/{self.location.bucket}/o"
-        answer = self.wire.request("GET", path, query=query, tries=tries)
+        answer = self.calls.request("GET", path, query=query, tries=tries)
         try:
             found = json.loads(answer.data)
         except ValueError:
@@ -182,10 +182,10 @@ class GcsStore:
 
     def write_named(self, name: str, data: bytes) -> None:
         headers = {"x-goog-hash": f"md5={base64_md5(data)}"}
-        self.wire.request("PUT", self.location.path_of(validated_name(name)), headers=headers, body=data)
+        self.calls.request("PUT", self.location.path_of(validated_name(name)), headers=headers, body=data)
 
     def read_named(self, name: str) -> bytes:
-        return self.wire.request("GET", self.location.path_of(validated_name(name))).data
+        return self.calls.request("GET", self.location.path_of(validated_name(name))).data
 
     def delete_named(self, name: str) -> None:
         self._delete(validated_name(name), None)
@@ -195,7 +195,7 @@ class GcsStore:
             yield _field(entry, "name").removeprefix(self.location.key_prefix)
 
     def guard_changes(self, guard: Callable[[], None]) -> None:
-        self.wire.guard = guard
+        self.calls.guard = guard
 
     def probe(self) -> Capabilities:
         self.capabilities = probe_gcs(self)
@@ -203,13 +203,13 @@ class GcsStore:
 
     def clock(self) -> datetime:
         query = [("maxResults", "1"), ("prefix", self.location.key_prefix)]
-        return date_of(self.wire.request("GET", f"/storage/v1/b/{self.location.bucket}/o", query=query))
+        return date_of(self.calls.request("GET", f"/storage/v1/b/{self.location.bucket}/o", query=query))
 
     def ping(self) -> None:
         self._listing([("maxResults", "1"), ("prefix", self.location.key_prefix)], tries=1)
 
     def close(self) -> None:
-        self.wire.close()
+        self.calls.close()
 
 
 def _version_query(key: ObjectKey) -> list[tuple[str, str]]:

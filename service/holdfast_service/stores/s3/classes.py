@@ -9,12 +9,9 @@ import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import quote
-from xml.etree import ElementTree
 
 from holdfast_protocol.tiers import ARCHIVED, ClassTerms, StorageClass, ThawSpeed
 from holdfast_service.stores.base import (
@@ -22,30 +19,30 @@ from holdfast_service.stores.base import (
     ObjectArchived,
     ObjectFacts,
     ObjectKey,
+    ObjectMissing,
     StoreRefused,
     StoreUnavailable,
 )
-from holdfast_service.stores.bucket.presigned_probe import base64_md5
-from holdfast_service.stores.bucket.wire import BucketWire, error_code
+from holdfast_service.stores.s3.calls import AlreadyDone, S3Calls
 from holdfast_service.stores.s3.s3_location import S3Location
 
-# What the headers of S3's answers say of an object. Pure.
+# What S3's answers say of an object. Pure.
 
 
-def facts_of(headers: Mapping[str, Any]) -> ObjectFacts:
+def facts_of(answer: Mapping[str, Any]) -> ObjectFacts:
     """Of a HEAD or GET with checksum mode on: else no checksum comes back."""
-    version_id = headers.get("x-amz-version-id")
+    version_id = answer.get("VersionId")
     return ObjectFacts(
-        int(headers["content-length"]),
-        _hex_sha256(headers.get("x-amz-checksum-sha256")),
+        int(answer["ContentLength"]),
+        _hex_sha256(answer.get("ChecksumSHA256")),
         None if version_id in {None, "null"} else str(version_id),
     )
 
 
-def _hex_sha256(header: str | None) -> str | None:
+def _hex_sha256(told: str | None) -> str | None:
     """None for a missing one, and for a multipart's digest of digests (`...-3`), which is no SHA-256 of the bytes."""
     try:
-        digest = base64.b64decode(header or "", validate=True)
+        digest = base64.b64decode(told or "", validate=True)
     except binascii.Error:
         return None
     return digest.hex() if len(digest) == hashlib.sha256().digest_size else None
@@ -99,80 +96,74 @@ class S3StorageClasses:
 
     class_terms = TERMS
     location: S3Location
-    wire: BucketWire
+    calls: S3Calls
 
     def check_storage_class(self, storage_class: StorageClass) -> None:
         body = secrets.token_bytes(32)
-        digest = hashlib.sha256(body)
-        key = ObjectKey(_PROBE_PROJECT, digest.hexdigest(), secrets.token_hex(16))
-        path = self.location.path_of(key.path)
-        headers = {
-            "x-amz-checksum-sha256": base64.b64encode(digest.digest()).decode(),
-            "x-amz-storage-class": name_of(storage_class),
-        }
-        version = self.wire.request("PUT", path, headers=headers, body=body).headers.get("x-amz-version-id")
+        key = ObjectKey(_PROBE_PROJECT, hashlib.sha256(body).hexdigest(), secrets.token_hex(16))
+        path = self.location.key_of(key.path)
+        put = self.calls.put(path, body, ChecksumSHA256=base64_sha256(body), StorageClass=name_of(storage_class))
         try:
             told = self.class_facts(key).storage_class
             if told != storage_class:
                 raise StoreRefused(f"the store takes an object for {storage_class.value} and keeps it in {told}")
             if storage_class in ARCHIVED:
                 with suppress(ObjectArchived):
-                    self.wire.request("GET", path)
+                    self.calls.read_whole(path)
                     raise StoreRefused(
                         f"the store lets anybody read what it says is in {storage_class.value}: it has no archive"
                     )
         finally:
             # By its version, or a bucket that keeps them would keep it.
-            query = [("versionId", version)] if version else []
-            self.wire.request("DELETE", path, query=query, accept=(200, 204))
+            self.calls.change("delete_object", Key=path, **_named(put.get("VersionId")))
 
     def copy_object(self, source: ObjectKey, target: ObjectKey, storage_class: StorageClass) -> ClassFacts:
-        headers = {
-            "x-amz-copy-source": self.location.copy_source(source.path)
-            + (f"?versionId={quote(source.version_id)}" if source.version_id else ""),
-            "x-amz-storage-class": name_of(storage_class),
-            "x-amz-checksum-algorithm": "SHA256",
-        }
-        answer = self.wire.request("PUT", self.location.path_of(target.path), headers=headers)
-        # S3 may begin its answer with 200 and find out later that the copy failed.
-        if _root_name(answer.data) != "CopyObjectResult":
-            raise StoreUnavailable(
-                f"the store did not copy the object ({error_code(answer.data) or 'no reason given'})"
-            )
+        copied = self.calls.change(
+            "copy_object",
+            Key=self.location.key_of(target.path),
+            CopySource={
+                "Bucket": self.location.bucket,
+                "Key": self.location.key_of(source.path),
+                **version_of(source),
+            },
+            StorageClass=name_of(storage_class),
+            ChecksumAlgorithm="SHA256",
+        )
+        # S3 may begin its answer with 200 and find out later that the copy failed; botocore raises that.
+        if not copied.get("CopyObjectResult"):
+            raise StoreUnavailable("the store does not say that it copied the object; try again")
         return self.class_facts(target)
 
     def class_facts(self, key: ObjectKey) -> ClassFacts:
-        path, headers, query = self.location.path_of(key.path), {"x-amz-checksum-mode": "ENABLED"}, version_query(key)
-        answer = self.wire.request("HEAD", path, query=query, headers=headers, accept=(200, 404))
-        if answer.status == 404:
-            # A HEAD cannot say whether the object or the whole bucket is missing.
-            self.wire.request("GET", path, query=query, headers=headers, stream=True).close()
-            raise StoreUnavailable("the object appeared while the store was asked for it; ask again")
-        thawing, readable_until = restore_state(answer.headers.get("x-amz-restore"))
-        told = class_of(answer.headers.get("x-amz-storage-class"))
-        return ClassFacts(facts_of(answer.headers), told, thawing, readable_until)
+        answer = self.described(key)
+        thawing, readable_until = restore_state(answer.get("Restore"))
+        return ClassFacts(facts_of(answer), class_of(answer.get("StorageClass")), thawing, readable_until)
+
+    def described(self, key: ObjectKey) -> Mapping[str, Any]:
+        """boto3's description of an object. ObjectMissing only if the bucket is there."""
+        asked: dict[str, Any] = {"Key": self.location.key_of(key.path), "ChecksumMode": "ENABLED", **version_of(key)}
+        try:
+            return self.calls.ask("head_object", **asked)
+        except ObjectMissing:
+            # A HEAD cannot say whether the object or the whole bucket is missing, and the difference is everything.
+            answer = self.calls.ask("get_object", **asked)
+            answer["Body"].close()  # it may have appeared meanwhile: what is said of it is enough
+            return answer
 
     def restore_object(self, key: ObjectKey, days: int, speed: ThawSpeed) -> None:
-        body = (
-            '<RestoreRequest xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-            f"<Days>{days}</Days><GlacierJobParameters><Tier>{speed.value.capitalize()}</Tier></GlacierJobParameters>"
-            "</RestoreRequest>"
-        ).encode()
-        answer = self.wire.request(
-            "POST",
-            self.location.path_of(key.path),
-            query=[("restore", ""), *version_query(key)],
-            headers={"content-type": "application/xml", "x-amz-checksum-sha256": _base64_sha256(body)},
-            body=body,
-            accept=(200, 202, 409),
-        )
-        if answer.status == 409 and (code := error_code(answer.data)) != "RestoreAlreadyInProgress":
-            raise StoreRefused(f"the store does not restore the object ({code or 'no reason given'}, status 409)")
+        wanted = {"Days": days, "GlacierJobParameters": {"Tier": speed.value.capitalize()}}
+        path = self.location.key_of(key.path)
+        with suppress(AlreadyDone):
+            self.calls.change("restore_object", Key=path, RestoreRequest=wanted, **version_of(key))
 
 
-def version_query(key: ObjectKey) -> list[tuple[str, str]]:
-    """What makes a request one for the version that the key names; nothing for the newest."""
-    return [("versionId", key.version_id)] if key.version_id else []
+def version_of(key: ObjectKey) -> dict[str, Any]:
+    """What makes a call one for the version that the key names, as boto3 has it; empty for the newest."""
+    return _named(key.version_id)
+
+
+def _named(version_id: str | None) -> dict[str, Any]:
+    return {"VersionId": version_id} if version_id else {}
 
 
 def restore_state(header: str | None) -> tuple[bool, datetime | None]:
@@ -188,15 +179,8 @@ def restore_state(header: str | None) -> tuple[bool, datetime | None]:
     return False, parsedate_to_datetime(until).astimezone(UTC)
 
 
-def _root_name(document: bytes) -> str:
-    try:
-        return ElementTree.fromstring(document).tag.rpartition("}")[2]  # noqa: S314  (our own store's answer)
-    except ElementTree.ParseError:
-        return ""
-
-
-def _base64_sha256(body: bytes) -> str:
-    return base64.b64encode(hashlib.sha256(body).digest()).decode()
+def base64_sha256(data: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
 
 
 # S3's Object Lock: what the bucket says of it, and the legal hold of one version.
@@ -204,52 +188,32 @@ def _base64_sha256(body: bytes) -> str:
 # Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_PutObjectLegalHold.html and
 # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObjectLockConfiguration.html.
 
-_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-# What buckets without it, stores that do not know it, and services that may not ask for it are answered.
-_NONE = (400, 403, 404, 405, 501)
-
-
-@dataclass(frozen=True)
-class _Configuration:
-    enabled: bool = False
-    default_retention: bool = False
-
 
 class S3ObjectLock:
     """What makes an S3Store a LockingStore."""
 
     location: S3Location
-    wire: BucketWire
+    calls: S3Calls
 
     def has_object_lock(self) -> bool:
-        return self._configuration().enabled
+        return self._configuration().get("ObjectLockEnabled") == "Enabled"
 
     def set_legal_hold(self, key: ObjectKey, version_id: str | None, *, on: bool) -> None:
-        status = "ON" if on else "OFF"
-        body = f'<LegalHold xmlns="{_NAMESPACE}"><Status>{status}</Status></LegalHold>'.encode()
-        query = [("legal-hold", "")] + ([("versionId", version_id)] if version_id else [])
-        # S3 wants a checksum of the body of this call, and every store that speaks like it knows this one.
-        headers = {"content-md5": base64_md5(body)}
-        self.wire.request("PUT", self.location.path_of(key.path), query=query, headers=headers, body=body)
+        path, hold = self.location.key_of(key.path), {"Status": "ON" if on else "OFF"}
+        self.calls.change("put_object_legal_hold", Key=path, LegalHold=hold, **_named(version_id))
 
     def refuse_default_retention(self) -> None:
         """Raises StoreRefused: such a bucket locks every upload, and nothing could be deleted (rule holds-outrank)."""
-        if self._configuration().default_retention:
+        if self._configuration().get("Rule", {}).get("DefaultRetention"):
             raise StoreRefused(
                 f"the bucket {self.location.bucket} has a default retention, which locks every upload, so that nothing "
                 "could be deleted; take the default retention off (Object Lock itself may stay), or use another bucket"
             )
 
-    def _configuration(self) -> _Configuration:
-        path = f"{self.location.bucket_path}/"
-        answer = self.wire.request("GET", path, query=[("object-lock", "")], accept=(200, *_NONE))
-        if answer.status != 200:
-            return _Configuration()
+    def _configuration(self) -> Mapping[str, Any]:
         try:
-            document = ElementTree.fromstring(answer.data)  # noqa: S314  (our own store's answer)
-        except ElementTree.ParseError:  # of a store that does not know the question
-            return _Configuration()
-        return _Configuration(
-            enabled=document.findtext("{*}ObjectLockEnabled") == "Enabled",
-            default_retention=document.find("{*}Rule/{*}DefaultRetention") is not None,
-        )
+            answer = self.calls.ask("get_object_lock_configuration")
+        except StoreRefused:
+            # What buckets without it, stores that do not know it, and services that may not ask for it are answered.
+            return {}
+        return answer.get("ObjectLockConfiguration") or {}

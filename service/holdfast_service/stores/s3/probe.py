@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import secrets
 from datetime import UTC, datetime
 
 from holdfast_service.stores.base import Capabilities, StoreRefused
 from holdfast_service.stores.bucket.presigned_probe import PresignedProbe, PresigningStore, base64_md5
+from holdfast_service.stores.s3.classes import base64_sha256
 
 
 def probe_s3(store: PresigningStore) -> Capabilities:
@@ -16,7 +15,7 @@ def probe_s3(store: PresigningStore) -> Capabilities:
     probe = PresignedProbe(store)
     try:
         body, other = secrets.token_bytes(32), secrets.token_bytes(32)
-        right, wrong = {"x-amz-checksum-sha256": _sha256(body)}, {"x-amz-checksum-sha256": _sha256(other)}
+        right, wrong = {"x-amz-checksum-sha256": base64_sha256(body)}, {"x-amz-checksum-sha256": base64_sha256(other)}
         plain = probe.fresh_key(body)
         accepted, reason = probe.put(plain, body, right)
         if not accepted:
@@ -37,7 +36,3 @@ def probe_s3(store: PresigningStore) -> Capabilities:
         )
     finally:
         probe.clean_up()
-
-
-def _sha256(body: bytes) -> str:
-    return base64.b64encode(hashlib.sha256(body).digest()).decode()

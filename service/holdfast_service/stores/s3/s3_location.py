@@ -6,8 +6,10 @@ import os
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
 from urllib.parse import quote
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
 
 from holdfast_service.stores.base import Credentials, StoreRefused, StoreUnavailable
 from holdfast_service.stores.bucket.location import BucketLocation, origin_option, split_bucket_url
@@ -23,15 +25,17 @@ _OPTIONS = ("endpoint", "public_endpoint", "region", "path_style", "profile")
 
 @dataclass(frozen=True, slots=True)
 class S3Location(BucketLocation):
-    """A bucket with the region that its requests are signed for. `profile`: the section of the AWS configuration that
-    has its keys; None: the environment's."""
+    """A bucket with the region that its requests are signed for. `endpoint` is the service's way to all buckets.
+    `profile`: the section of the AWS configuration that has its keys; None: the environment's."""
 
+    endpoint: str
     region: str
     profile: str | None = None
 
-    def copy_source(self, relative_key: str) -> str:
-        """As `x-amz-copy-source` has it: the bucket is always named."""
-        return f"/{quote(self.bucket)}/{self.key_prefix}{relative_key}"
+    @property
+    def addressing_style(self) -> str:
+        """As botocore calls it."""
+        return "path" if self.bucket_path else "virtual"
 
 
 def parse_s3_url(url: str) -> S3Location:
@@ -51,8 +55,9 @@ def parse_s3_url(url: str) -> S3Location:
     if profile is not None and not _PROFILE.fullmatch(profile):
         raise ValueError(f"its profile {profile!r} is no name of a section of the AWS configuration")
     if path_style:
-        return S3Location(bucket, prefix, internal, public, f"/{quote(bucket)}", region, profile)
-    return S3Location(bucket, prefix, _with_bucket(internal, bucket), _with_bucket(public, bucket), "", region, profile)
+        return S3Location(bucket, prefix, internal, public, f"/{quote(bucket)}", internal, region, profile)
+    hosts = _with_bucket(internal, bucket), _with_bucket(public, bucket)
+    return S3Location(bucket, prefix, *hosts, "", internal, region, profile)
 
 
 def _with_bucket(origin: str, bucket: str) -> str:
@@ -71,33 +76,18 @@ def _flag(value: str | None, *, default: bool) -> bool:
 # Where the keys for a bucket come from: given, or found by botocore's default chain (environment, profile, role).
 
 
-class CredentialSource(Protocol):
-    def current(self) -> tuple[Credentials, datetime | None]:
-        """Credentials that are good now, and when they end (UTC), if they do."""
+class S3Credentials:
+    """The given keys; else whatever botocore finds, or finds in the `profile` that is named. Temporary keys are
+    refreshed by it. `session` makes clients with them. StoreRefused if there are none."""
 
-
-class FixedCredentials:
-    """Long-lived keys."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-
-    def current(self) -> tuple[Credentials, datetime | None]:
-        return self._credentials, None
-
-
-class DefaultChainCredentials:
-    """Whatever botocore finds, or what it finds in the `profile` that is named; temporary ones are refreshed by it."""
-
-    def __init__(self, profile: str | None = None) -> None:
-        # Imported here because it takes 0.2 s and a service with a posix store never needs it.
-        from botocore.exceptions import BotoCoreError
-        from botocore.session import Session
-
-        self._refresh_failure = BotoCoreError
+    def __init__(self, given: Credentials | None = None, profile: str | None = None) -> None:
         try:
-            # A profile that is named comes before the environment's keys, which may be another store's.
-            found = Session(profile=profile).get_credentials()
+            if given is not None:
+                self.session = boto3.Session(given.access_key, given.secret_key, given.session_token)
+            else:
+                # A profile that is named comes before the environment's keys, which may be another store's.
+                self.session = boto3.Session(profile_name=profile)
+            found = self.session.get_credentials()
         except BotoCoreError as error:
             raise StoreRefused(f"reading the AWS credentials failed: {error}") from error
         if found is None:
@@ -108,9 +98,11 @@ class DefaultChainCredentials:
         self._found = found
 
     def current(self) -> tuple[Credentials, datetime | None]:
+        """Credentials that are good now, and when they end (UTC), if they do. StoreUnavailable if they cannot be
+        refreshed."""
         try:
             frozen = self._found.get_frozen_credentials()
-        except self._refresh_failure as error:
+        except (BotoCoreError, ClientError) as error:
             raise StoreUnavailable(f"the AWS credentials could not be refreshed: {error}") from error
         # botocore keeps the end of temporary credentials in no public place.
         ends_at: datetime | None = getattr(self._found, "_expiry_time", None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from xml.etree import ElementTree
+from typing import Any
 
 from holdfast_service.stores.base import (
     CHUNKS,
@@ -22,56 +22,19 @@ from holdfast_service.stores.base import (
     validated_name,
     validated_project_id,
 )
-from holdfast_service.stores.bucket.wire import BucketWire, date_of
+from holdfast_service.stores.s3.calls import AlreadyDone, S3Calls
 from holdfast_service.stores.s3.classes import (
     S3ObjectLock,
     S3StorageClasses,
+    base64_sha256,
     class_of,
     facts_of,
     name_of,
-    version_query,
+    version_of,
 )
 from holdfast_service.stores.s3.probe import probe_s3
-from holdfast_service.stores.s3.s3_location import (
-    EXAMPLE,
-    CredentialSource,
-    DefaultChainCredentials,
-    FixedCredentials,
-    S3Location,
-    parse_s3_url,
-)
-from holdfast_service.stores.s3.signer import EMPTY_SHA256, LONGEST_URL_SECONDS, SigV4Signer
-
-# How the service's own requests to S3 are signed. The rest of a request is stores/bucket/wire.py's.
-
-
-class S3Wire(BucketWire):
-    """Header-signed requests from the service to the store."""
-
-    def __init__(self, location: S3Location, credentials: CredentialSource, signer: SigV4Signer) -> None:
-        super().__init__(
-            location.origin,
-            name=f"the store at {location.origin}, bucket {location.bucket},",
-            remedy="check credentials, permissions, region and clock",
-        )
-        self._credentials = credentials
-        self._signer = signer
-
-    def _signed(
-        self, method: str, path: str, *, query: Sequence[tuple[str, str]], headers: Mapping[str, str], body: bytes
-    ) -> dict[str, str]:
-        credentials, _ = self._credentials.current()
-        return self._signer.sign_headers(
-            credentials,
-            method,
-            self._origin,
-            path,
-            headers=headers,
-            payload_sha256=hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256,
-            at=datetime.now(UTC),
-            query=query,
-        )
-
+from holdfast_service.stores.s3.s3_location import EXAMPLE, S3Credentials, S3Location, parse_s3_url
+from holdfast_service.stores.s3.signer import LONGEST_URL_SECONDS, SigV4Signer
 
 # Chunks in a bucket: S3 and what speaks like it. Clients send and read by presigned URLs, never through the service.
 #
@@ -88,7 +51,7 @@ class S3Store(S3StorageClasses, S3ObjectLock):
     def __init__(
         self,
         location: S3Location,
-        credentials: CredentialSource,
+        credentials: S3Credentials,
         *,
         capabilities: Capabilities | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -98,7 +61,7 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         self._credentials = credentials
         self._now = now
         self._signer = SigV4Signer(location.region)
-        self.wire = S3Wire(location, credentials, self._signer)
+        self.calls = S3Calls(location, credentials)
 
     # Tickets.
 
@@ -137,100 +100,80 @@ class S3Store(S3StorageClasses, S3ObjectLock):
             headers=headers,
             expires_in_seconds=lives_seconds,
             at=now,
-            query=version_query(key) if method == "GET" else (),
+            query=[("versionId", key.version_id)] if method == "GET" and key.version_id else (),
         )
         return url, lives_seconds
 
     # What the service itself reads and writes.
 
     def head(self, key: ObjectKey) -> ObjectFacts:
-        path, headers, query = self.location.path_of(key.path), {"x-amz-checksum-mode": "ENABLED"}, version_query(key)
-        answer = self.wire.request("HEAD", path, query=query, headers=headers, accept=(200, 404))
-        if answer.status == 404:
-            # A HEAD cannot say whether the object or the whole bucket is missing, and the difference is everything.
-            answer = self.wire.request("GET", path, query=query, headers=headers, stream=True)
-            answer.close()  # it may have appeared meanwhile: its facts are enough
-        return facts_of(answer.headers)
+        return facts_of(self.described(key))
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
-        return self.wire.read(self.location.path_of(key.path), version_query(key))
+        return self.calls.read(self.location.key_of(key.path), version_of(key))
 
     def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
-        headers = {"x-amz-checksum-sha256": _base64(hashlib.sha256(data).hexdigest())}
-        if storage_class is not None:
-            headers["x-amz-storage-class"] = name_of(storage_class)
+        more = {"StorageClass": name_of(storage_class)} if storage_class is not None else {}
         if self.capabilities is not None and self.capabilities.conditional_put:
-            headers["if-none-match"] = "*"
-        self.wire.request("PUT", self.location.path_of(key.path), headers=headers, body=data, accept=(200, 412))
+            more["IfNoneMatch"] = "*"
+        with suppress(AlreadyDone):
+            self.calls.put(self.location.key_of(key.path), data, ChecksumSHA256=base64_sha256(data), **more)
         return self.head(key)
 
     def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
-        self._delete(key.path, version_id)
+        self._delete(self.location.key_of(key.path), version_id)
 
-    def _delete(self, relative_key: str, version_id: str | None = None) -> None:
-        query = [("versionId", version_id)] if version_id else []
-        answer = self.wire.request("DELETE", self.location.path_of(relative_key), query=query, accept=(200, 204))
-        if version_id is None and answer.headers.get("x-amz-delete-marker") == "true":
+    def _delete(self, key: str, version_id: str | None = None) -> None:
+        if version_id is not None:
+            self.calls.change("delete_object", Key=key, VersionId=version_id)
+        elif self.calls.change("delete_object", Key=key).get("DeleteMarker"):
             # In a versioned bucket that only hid the object: all its bytes stay until the versions go.
-            for version in self._versions(relative_key):
-                self._delete(relative_key, version)
+            for version in self._versions(key):
+                self._delete(key, version)
 
-    def _versions(self, relative_key: str) -> list[str]:
-        wanted = self.location.key_prefix + relative_key
-        found = self._listing([("prefix", wanted), ("versions", "")])
-        entries = [*found.iterfind("{*}Version"), *found.iterfind("{*}DeleteMarker")]
-        return [_text(entry, "VersionId") for entry in entries if _text(entry, "Key") == wanted]
+    def _versions(self, key: str) -> list[str]:
+        found = self.calls.ask("list_object_versions", Prefix=key)
+        entries = [*found.get("Versions", []), *found.get("DeleteMarkers", [])]
+        return [_field(entry, "VersionId") for entry in entries if _field(entry, "Key") == key]
 
     def list_objects(self, project_id: str | None) -> Iterator[StoredObject]:
         folder = "" if project_id is None else f"{validated_project_id(project_id)}/{CHUNKS}/"
         for entry in self._entries(folder):
-            yield from self._described(entry)
+            yield from self._described_entry(entry)
 
-    def _entries(self, folder: str) -> Iterator[ElementTree.Element]:
-        query = [("list-type", "2"), ("prefix", self.location.key_prefix + folder)]
-        page = self._listing(query)
+    def _entries(self, folder: str) -> Iterator[Mapping[str, Any]]:
+        asked: dict[str, Any] = {"Prefix": self.location.key_of(folder)}
         while True:
-            yield from page.iterfind("{*}Contents")
-            if _text(page, "IsTruncated") != "true":
+            page = self.calls.ask("list_objects_v2", **asked)
+            yield from page.get("Contents", [])
+            if not _field(page, "IsTruncated"):
                 return
-            page = self._listing([*query, ("continuation-token", _text(page, "NextContinuationToken"))])
+            asked["ContinuationToken"] = _field(page, "NextContinuationToken")
 
-    def _described(self, entry: ElementTree.Element) -> Iterator[StoredObject]:
+    def _described_entry(self, entry: Mapping[str, Any]) -> Iterator[StoredObject]:
         """Nothing for what is no chunk of ours."""
         try:
-            key = ObjectKey.from_path(_text(entry, "Key").removeprefix(self.location.key_prefix))
+            key = ObjectKey.from_path(_field(entry, "Key").removeprefix(self.location.key_prefix))
         except ValueError:
             return
-        yield StoredObject(
-            key,
-            int(_text(entry, "Size")),
-            datetime.fromisoformat(_text(entry, "LastModified")),
-            class_of(entry.findtext("{*}StorageClass")),
-        )
-
-    def _listing(self, query: list[tuple[str, str]], *, tries: int = 4) -> ElementTree.Element:
-        answer = self.wire.request("GET", self.location.bucket_path + "/", query=query, tries=tries)
-        try:
-            return ElementTree.fromstring(answer.data)  # noqa: S314  (our own store's answer)
-        except ElementTree.ParseError as error:
-            raise StoreUnavailable("the store answered a listing with something else; try again") from error
+        size, modified_at = _field(entry, "Size"), _field(entry, "LastModified")
+        yield StoredObject(key, size, modified_at, class_of(entry.get("StorageClass")))
 
     def write_named(self, name: str, data: bytes) -> None:
-        headers = {"x-amz-checksum-sha256": _base64(hashlib.sha256(data).hexdigest())}
-        self.wire.request("PUT", self.location.path_of(validated_name(name)), headers=headers, body=data)
+        self.calls.put(self.location.key_of(validated_name(name)), data, ChecksumSHA256=base64_sha256(data))
 
     def read_named(self, name: str) -> bytes:
-        return self.wire.request("GET", self.location.path_of(validated_name(name))).data
+        return self.calls.read_whole(self.location.key_of(validated_name(name)))
 
     def delete_named(self, name: str) -> None:
-        self._delete(validated_name(name))
+        self._delete(self.location.key_of(validated_name(name)))
 
     def list_named(self, folder: str) -> Iterator[str]:
         for entry in self._entries(f"{validated_name(folder)}/"):
-            yield _text(entry, "Key").removeprefix(self.location.key_prefix)
+            yield _field(entry, "Key").removeprefix(self.location.key_prefix)
 
     def guard_changes(self, guard: Callable[[], None]) -> None:
-        self.wire.guard = guard
+        self.calls.guard = guard
 
     def probe(self) -> Capabilities:
         self.refuse_default_retention()
@@ -238,23 +181,22 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         return self.capabilities
 
     def clock(self) -> datetime:
-        query = [("list-type", "2"), ("max-keys", "1"), ("prefix", self.location.key_prefix)]
-        # Whom the store refuses for a clock that is too far off, it tells the time all the same.
-        return date_of(self.wire.request("GET", self.location.bucket_path + "/", query=query, accept=(200, 403)))
+        return self.calls.clock(self.location.key_prefix)
 
     def ping(self) -> None:
-        self._listing([("list-type", "2"), ("max-keys", "1"), ("prefix", self.location.key_prefix)], tries=1)
+        found = self.calls.ask("list_objects_v2", tries=1, Prefix=self.location.key_prefix, MaxKeys=1)
+        _field(found, "IsTruncated")  # else it is something else that answers
 
     def close(self) -> None:
-        self.wire.close()
+        self.calls.close()
 
 
-def _text(element: ElementTree.Element, name: str) -> str:
-    found = element.findtext(f"{{*}}{name}")
-    if found is None:
+def _field(answer: Mapping[str, Any], name: str) -> Any:
+    try:
+        return answer[name]
+    except KeyError:
         # A listing that leaves something out must not pass for a short one: what is not listed looks deletable.
-        raise StoreUnavailable(f"the store's listing lacks {name}; try again")
-    return found
+        raise StoreUnavailable(f"the store's listing lacks {name}; try again") from None
 
 
 def _base64(hex_digest: str) -> str:
@@ -267,6 +209,5 @@ def open_store(url: str, opening: Opening) -> S3Store:
         location = parse_s3_url(url)
     except ValueError as error:
         raise StoreUrlError(url, str(error), EXAMPLE) from error
-    given = opening.credentials
-    source = FixedCredentials(given) if given is not None else DefaultChainCredentials(location.profile)
-    return S3Store(location, source, capabilities=opening.capabilities)
+    credentials = S3Credentials(opening.credentials, location.profile)
+    return S3Store(location, credentials, capabilities=opening.capabilities)
