@@ -5,8 +5,10 @@ from __future__ import annotations
 import ssl
 
 import pytest
+import requests
 
 from holdfast_service.stores.base import Credentials, StoreRefused, StoreUnavailable
+from holdfast_service.stores.gcs.identity import GoogleSession
 from holdfast_service.stores.registry import open_store
 from tests.support.scripted_http import Reply, ScriptedServer, scripted
 from tests.support.tls import self_signed
@@ -128,3 +130,17 @@ def test_a_proxy_that_lets_nobody_through_is_named(monkeypatch):
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         with pytest.raises(StoreUnavailable, match="the proxy on the way"):
             _store("https://store.invalid").ping()
+
+
+def test_what_goes_to_google_trusts_and_goes_by_the_same_variables(private, monkeypatch):
+    with pytest.raises(requests.exceptions.SSLError):
+        GoogleSession().get(private[0])
+    monkeypatch.setenv("SSL_CERT_FILE", str(private[1]))
+    assert GoogleSession().get(private[0]).ok
+    with scripted(lambda seen: _LISTING) as proxy:
+        monkeypatch.setenv("ALL_PROXY", proxy.url.replace("http://", "http://user:p%40ss@"))
+        assert GoogleSession().get("http://store.invalid").ok
+        (seen,) = proxy.seen
+        assert (seen.headers["host"], seen.headers["proxy-authorization"]) == ("store.invalid", "Basic dXNlcjpwQHNz")
+        assert GoogleSession().get(private[0]).ok
+        assert len(proxy.seen) == 1, "this machine is reached directly"

@@ -110,9 +110,11 @@ def test_without_google_credentials_the_message_names_the_variable(monkeypatch, 
             open_store("gs://bucket", _KEY)
 
 
-def test_without_google_auth_the_message_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "google.auth", None)
-    with pytest.raises(StoreRefused, match=r"holdfast\[gcs\]"):
+def test_without_google_cloud_storage_the_message_names_the_extra(monkeypatch):
+    for name in [each for each in sys.modules if each.startswith("holdfast_service.stores.gcs.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
+    with pytest.raises(StoreRefused, match=r"google\.cloud\.storage; install holdfast\[gcs\]"):
         open_store("gs://bucket", _KEY)
 
 

@@ -1,49 +1,86 @@
-"""Who the service is to Google, and its own requests with that identity."""
+"""Who the service is to Google, and the connections that its requests go over.
+
+Found as every Google tool finds it (GOOGLE_APPLICATION_CREDENTIALS, gcloud's files, the metadata server): a key file,
+the machine's own identity, or whatever else google-auth knows. Here, and only here, google-auth's errors become
+StoreErrors.
+"""
 
 from __future__ import annotations
 
+import io
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
-import urllib3
+import google.auth
+import requests
+from google.auth.credentials import Credentials
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.auth.transport.requests import Request
+from google.oauth2 import service_account
+from requests.adapters import HTTPAdapter
 
 from holdfast_service.stores.base import StoreRefused, StoreUnavailable
-from holdfast_service.stores.bucket.wire import BucketWire
-from holdfast_service.stores.gcs.gcs_location import GcsLocation
-
-if TYPE_CHECKING:
-    from google.auth.credentials import Credentials
-    from google.auth.crypt import Signer
-
-
-# Who the service is to Google: a key file, the machine's own identity, or whatever else google-auth finds.
-#
-# Found as every Google tool finds them (GOOGLE_APPLICATION_CREDENTIALS, gcloud's files, the metadata server). Here, and
-# only here, google-auth's errors become StoreErrors. It is imported late: a service with another store needs it not.
+from holdfast_service.stores.bucket.network import CONNECT_SECONDS, CONNECTIONS, READ_SECONDS, authorities, proxy_for
 
 # For the bucket and, without a key, for IAM's signBlob; what may be done is decided by the account's roles.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_SENT_WHOLE_BYTES = 256 * 1024
+
+
+class _Adapter(HTTPAdapter):
+    """With this project's time-outs, whatever the library asks for."""
+
+    def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
+        body = request.body
+        if isinstance(body, bytes) and len(body) > _SENT_WHOLE_BYTES:
+            # urllib3 applies the connect time-out to each send: in one piece a large body would have to fit into it.
+            request.body = io.BytesIO(body)
+        options["timeout"] = (CONNECT_SECONDS, READ_SECONDS)
+        return super().send(request, *arguments, **options)
+
+
+class GoogleSession(requests.Session):
+    """Obeys the variables of stores/bucket/network.py. With an `identity`, each request carries its token."""
+
+    def __init__(self, identity: GoogleIdentity | None = None) -> None:
+        super().__init__()
+        self.trust_env = False  # else a .netrc would replace the token
+        self.max_redirects = 0
+        self.verify = authorities() or True
+        self.auth = None if identity is None else identity.authorize
+        for scheme in ("http://", "https://"):
+            self.mount(scheme, _Adapter(pool_maxsize=CONNECTIONS))
+
+    def merge_environment_settings(
+        self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
+    ) -> dict[str, Any]:  # what requests calls for each request
+        del proxies, verify
+        proxy = proxy_for(url)
+        return {
+            "proxies": {"all": proxy} if proxy else {},
+            "stream": bool(stream),
+            "verify": self.verify,
+            "cert": cert,
+        }
 
 
 class GoogleIdentity:
     """Access tokens, and the key if there is one. Safe to use from several threads."""
 
-    def __init__(self, credentials: Credentials, pool: urllib3.PoolManager) -> None:
-        from google.auth.transport.urllib3 import Request
-
+    def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
-        self._request = Request(pool)
+        self._request = Request(GoogleSession())
         self._refreshing = threading.Lock()
 
     @property
-    def key(self) -> tuple[str, Signer] | None:
-        """The account and its private key, if this identity came with one."""
-        from google.oauth2 import service_account
+    def key(self) -> service_account.Credentials | None:
+        """What signs as the account, if this identity came with its private key."""
+        return self._credentials if isinstance(self._credentials, service_account.Credentials) else None
 
-        if isinstance(self._credentials, service_account.Credentials):
-            return str(self._credentials.service_account_email), self._credentials.signer
-        return None
+    def authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """The request with a token. Raises as `token`."""
+        request.headers["authorization"] = f"Bearer {self.token()}"
+        return request
 
     def token(self) -> str:
         """Good for some minutes at least. StoreRefused if Google refuses the identity; StoreUnavailable."""
@@ -52,17 +89,20 @@ class GoogleIdentity:
                 self._refresh()
             return str(self._credentials.token)
 
-    def email(self) -> str | None:
-        """The service account's address; None if it is not one, such as a person's own login."""
+    def email(self) -> str:
+        """The service account's address. StoreRefused if it is none, such as a person's own login; as `token`."""
         found = getattr(self._credentials, "service_account_email", None)
         if found == "default":  # the machine's own account: its name comes with the first token
             self.token()
             found = getattr(self._credentials, "service_account_email", None)
-        return None if found is None else str(found)
+        if found is None:
+            raise StoreRefused(
+                "these Google credentials are no service account's, and only those can sign; add "
+                "?service_account=NAME@PROJECT.iam.gserviceaccount.com to HOLDFAST_STORE"
+            )
+        return str(found)
 
     def _refresh(self) -> None:
-        from google.auth.exceptions import GoogleAuthError, TransportError
-
         try:
             self._credentials.refresh(self._request)
         except GoogleAuthError as error:
@@ -77,13 +117,8 @@ class GoogleIdentity:
             ) from error
 
 
-def default_identity(pool: urllib3.PoolManager) -> GoogleIdentity:
+def default_identity() -> GoogleIdentity:
     """StoreRefused if there are no credentials, or none that can be read."""
-    try:
-        import google.auth
-        from google.auth.exceptions import GoogleAuthError
-    except ImportError as error:
-        raise StoreRefused("the gcs store needs google-auth; install holdfast[gcs]") from error
     try:
         credentials, _ = google.auth.default(scopes=[_SCOPE])
     except (GoogleAuthError, ValueError, OSError) as error:
@@ -91,43 +126,4 @@ def default_identity(pool: urllib3.PoolManager) -> GoogleIdentity:
             "there are no Google credentials that can be used; set GOOGLE_APPLICATION_CREDENTIALS to a service "
             f"account's key file, or give the machine a service account ({type(error).__name__})"
         ) from error
-    return GoogleIdentity(credentials, pool)
-
-
-# The service's own requests to Google: with an access token. The rest of a request is stores/bucket/wire.py's.
-
-
-class _TokenWire(BucketWire):
-    _identity: GoogleIdentity
-
-    def _signed(
-        self, method: str, path: str, *, query: Sequence[tuple[str, str]], headers: Mapping[str, str], body: bytes
-    ) -> dict[str, str]:
-        return {**headers, "authorization": f"Bearer {self._identity.token()}"}
-
-
-class GcsWire(_TokenWire):
-    """To the bucket."""
-
-    def __init__(self, location: GcsLocation, identity: GoogleIdentity, pool: urllib3.PoolManager) -> None:
-        super().__init__(
-            location.origin,
-            name=f"the store at {location.origin}, bucket {location.bucket},",
-            remedy="check credentials, permissions (roles/storage.objectUser on the bucket) and the bucket's name",
-            pool=pool,
-        )
-        self._identity = identity
-
-
-class IamWire(_TokenWire):
-    """To the service that signs."""
-
-    def __init__(self, location: GcsLocation, identity: GoogleIdentity, pool: urllib3.PoolManager) -> None:
-        super().__init__(
-            location.iam_origin,
-            name=f"Google's IAM at {location.iam_origin}",
-            remedy="give it roles/iam.serviceAccountTokenCreator on the account that signs, and enable the IAM "
-            "Service Account Credentials API; or use a key file",
-            pool=pool,
-        )
-        self._identity = identity
+    return GoogleIdentity(credentials)

@@ -11,9 +11,10 @@ import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
+from urllib.parse import quote
 
 from holdfast_service.stores.base import Credentials
-from holdfast_service.stores.bucket.canonical_request import canonical_headers, joined, quoted_pairs
 
 LONGEST_URL_SECONDS = 7 * 24 * 3600
 _ALGORITHM = "AWS4-HMAC-SHA256"
@@ -41,7 +42,7 @@ class SigV4Signer:
     ) -> str:
         """A URL that allows this method with these headers. The payload is not part of the signature."""
         timestamp, scope = self._when_and_where(at)
-        names, header_lines = canonical_headers(origin, headers)
+        names, header_lines = _canonical_headers(origin, headers)
         terms = [
             ("X-Amz-Algorithm", _ALGORITHM),
             ("X-Amz-Credential", f"{credentials.access_key}/{scope}"),
@@ -51,10 +52,10 @@ class SigV4Signer:
         ]
         if credentials.session_token:
             terms.append(("X-Amz-Security-Token", credentials.session_token))
-        pairs = quoted_pairs([*query, *terms])
-        canonical = f"{method}\n{path}\n{joined(sorted(pairs))}\n{header_lines}\n{names}\nUNSIGNED-PAYLOAD"
+        pairs = _quoted_pairs([*query, *terms])
+        canonical = f"{method}\n{path}\n{_joined(sorted(pairs))}\n{header_lines}\n{names}\nUNSIGNED-PAYLOAD"
         signature = self._signature(credentials, timestamp, scope, canonical)
-        return f"{origin}{path}?{joined(pairs)}&X-Amz-Signature={signature}"
+        return f"{origin}{path}?{_joined(pairs)}&X-Amz-Signature={signature}"
 
     def _when_and_where(self, at: datetime) -> tuple[str, str]:
         timestamp = at.strftime("%Y%m%dT%H%M%SZ")
@@ -75,3 +76,26 @@ class SigV4Signer:
                 key = hmac.digest(key, part.encode(), "sha256")
             self._cached = (wanted, key)
         return key
+
+
+def _quoted_pairs(query: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Pairs, because the canonical order is by name and then value: `a=` comes before `a0=`, and "a0=" before "a="."""
+    return [(_quoted(name), _quoted(value)) for name, value in query]
+
+
+def _joined(pairs: Sequence[tuple[str, str]]) -> str:
+    return "&".join([f"{name}={value}" for name, value in pairs])
+
+
+@lru_cache(1024)
+def _quoted(text: str) -> str:
+    """Cached, because almost all of it is the same in every URL of a day, and quoting was most of a URL's cost."""
+    return quote(text, safe="-_.~")
+
+
+def _canonical_headers(origin: str, headers: Mapping[str, str]) -> tuple[str, str]:
+    """The names as `a;b;c`, and one line each, with a line end after the last. `host` is added."""
+    lines = {name: " ".join(value.split()) for name, value in headers.items()}
+    lines["host"] = origin.partition("://")[2]
+    names = sorted(lines)
+    return ";".join(names), "".join(f"{name}:{lines[name]}\n" for name in names)
