@@ -17,10 +17,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from holdfast.health.diverged import FiniteCheck, Looked
 from holdfast.layout.plan import ChunkSizes, build_local_plan
 from holdfast.staging import StagingArea
 from holdfast.state.capture import capture
-from holdfast.state.finite import FiniteCheck, Looked
 from holdfast_client.chunks.workers import WorkerThreads
 
 LAYERS = 16

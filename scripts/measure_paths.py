@@ -69,8 +69,11 @@ def main(show: bool) -> None:
         with running_service(settings) as service:
             client = ClientSettings(url=service.url, token=SecretStr(service.token()))
             state = {"model": torch.nn.Linear(64, 64)}
-            for path in ("save", "restore"):
+            for path in ("save", "first restore", "restore"):
                 with holdfast.Checkpointer("paths/run", create=True, client_settings=client) as ckpt:
+                    if path == "first restore":
+                        ckpt.restore(state)
+                        continue
                     if path == "restore":
                         with crossed.traced():
                             ckpt.restore(state)

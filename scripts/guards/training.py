@@ -144,7 +144,7 @@ GUARDS = (
     Guard(
         "finish-or-supersede",
         "after a rollback a step counts as saved that was left",
-        "trainer_sdk/holdfast/restore/loading.py",
+        "trainer_sdk/holdfast/restore/restorer.py",
         "            self._parts.stats.last_committed_step = start - 1\n",
         "            pass\n",
         ("tests/trainer/test_preemption.py",),

@@ -17,7 +17,6 @@ from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.cli.main import app
-from holdfast_client.launch import open_attempt
 from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import AbortCheckpoint, BeginCheckpoint, EditCheckpoint
 from holdfast_protocol.digests import chunk_digest
@@ -212,7 +211,7 @@ def test_a_closed_pipe_is_no_error(client, project):
 @pytest.mark.parametrize("direct_files", [True, False])
 def test_many_chunks_go_up_and_come_down_through_the_real_service(client, project, direct_files):
     with Client(ClientSettings(direct_files=direct_files)) as ours:
-        opened = open_attempt(ours, RunName(project, "many"), secrets.token_hex(8), world_size=1, create=True)
+        opened = ours.attempts.open_next(RunName(project, "many"), secrets.token_hex(8), world_size=1, create=True)
         fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
         begun = ours.checkpoints.begin(project, "many", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
         bodies = {chunk_digest(body): body for body in (os.urandom(5000 + n) for n in range(1200))}
@@ -273,7 +272,7 @@ def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
 def test_garbage_is_shown_collected_and_swept(client, project, served):
     save_samples(client, project, 1)
     run_name = RunName(project, "given-up")
-    opened = open_attempt(client, run_name, "launch", world_size=1, create=True)
+    opened = client.attempts.open_next(run_name, "launch", world_size=1, create=True)
     fence = Fence(epoch=opened.epoch, attempt=opened.attempt)
     begun = client.checkpoints.begin(project, "given-up", BeginCheckpoint(**fence.model_dump(), step=0, world_size=1))
     ShardUploader(client, begun.id, 0, fence).upload([OutgoingChunk.of(b"given up")])

@@ -149,7 +149,7 @@ def test_torchrun_does_not_start_preempted_ranks_again_and_never_gets_what_kills
     torchrun.write_text(
         f"#!{sys.executable}\n"
         "import os, pathlib, signal, sys\n"
-        "from holdfast_client.launch import OutcomeNote, write_note\n"
+        "from holdfast_client.outcome_notes import OutcomeNote, write_note\n"
         "told = pathlib.Path(os.environ['HOLDFAST_OUTCOME_DIR'])\n"
         "def end(number, _):\n"
         f"    pathlib.Path({str(tmp_path / 'got')!r}).write_text(signal.Signals(number).name)\n"

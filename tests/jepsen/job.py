@@ -18,7 +18,6 @@ from pathlib import Path
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, StaleAttempt
-from holdfast_client.launch import open_attempt
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import EndAttempt, ResumedFrom
 from holdfast_protocol.base import Fence
@@ -42,7 +41,7 @@ class Job:
         self._numbers = numbers
         self._launch = uuid.uuid4().hex
         asked_at = time.monotonic()
-        self._opened = open_attempt(client, run, self._launch, world_size=RANKS, host="jepsen", create=True)
+        self._opened = client.attempts.open_next(run, self._launch, world_size=RANKS, host="jepsen", create=True)
         self._fence = Fence(epoch=self._opened.epoch, attempt=self._opened.attempt, launch_id=self._launch).model_dump()
         self._fenced_at: float | None = None
         point = self._opened.restore_point

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks.upload import put_chunk
+from holdfast_client.chunks.uploader import put_chunk
 from holdfast_client.cli.doctor import round_trip
 from holdfast_protocol.states import Scope
 from holdfast_protocol.stores import MakeSample

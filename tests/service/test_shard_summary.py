@@ -14,7 +14,6 @@ from holdfast_client import Client, ClientSettings
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.cli.main import app
-from holdfast_client.launch import open_attempt
 from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import (
     BeginCheckpoint,
@@ -68,7 +67,7 @@ def client_of(service: RunningService) -> Client:
 
 
 def save(client: Client, said: ShardSummary, *, step: int = 5) -> str:
-    opened = open_attempt(client, RUN, "launch-1", world_size=1, host="", environment={}, create=None)
+    opened = client.attempts.open_next(RUN, "launch-1", world_size=1, host="", environment={}, create=None)
     fence = Fence(epoch=opened.epoch, attempt=opened.attempt, launch_id="launch-1")
     begun = client.checkpoints.begin(
         RUN.project, RUN.run, BeginCheckpoint(**fence.model_dump(), step=step, world_size=1)

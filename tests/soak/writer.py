@@ -13,7 +13,6 @@ from pathlib import Path
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, StaleAttempt
-from holdfast_client.launch import open_attempt
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import AttemptOpened, ResumedFrom
 from holdfast_protocol.checkpoints import (
@@ -42,8 +41,8 @@ class Job:
         self._run = run
         self._ledger = ledger
         self._numbers = numbers
-        self._opened: AttemptOpened = open_attempt(
-            client, run, uuid.uuid4().hex, world_size=RANKS, host="soak", create=True
+        self._opened: AttemptOpened = client.attempts.open_next(
+            run, uuid.uuid4().hex, world_size=RANKS, host="soak", create=True
         )
 
     def resume(self) -> int:

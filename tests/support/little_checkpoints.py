@@ -14,7 +14,6 @@ from holdfast_client.chunks.fetcher import ShardFetcher
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, IntegrityError
-from holdfast_client.launch import open_attempt
 from holdfast_protocol.attempts import AttemptOpened, EndAttempt, ResumedFrom
 from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, Component, IndexOrdinals, SealShard
@@ -31,7 +30,7 @@ _COMPONENT = "sample"
 def save_little_checkpoint(client: Client, project: str) -> RunName:
     """The run that it was saved to. Raises HoldfastError where anything fails."""
     run = RunName(project, RUN)
-    opened = open_attempt(client, run, uuid.uuid4().hex, world_size=1, host=platform.node()[:255], create=True)
+    opened = client.attempts.open_next(run, uuid.uuid4().hex, world_size=1, host=platform.node()[:255], create=True)
     _follow(client, run, opened)
     # The attempt's number, so that each has a step of its own and the newest is the latest.
     saved_as = SavedAs(str(run), step=opened.attempt, world_size=1)

@@ -9,7 +9,7 @@ from tests.support.training import Job
 from torch import nn
 
 import holdfast
-from holdfast.state.finite import FiniteCheck
+from holdfast.health.diverged import FiniteCheck
 
 FLOATS = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and dtype.is_floating_point]
 STORED = sorted({dtype for dtype in FLOATS if not str(dtype).startswith("torch.float4")}, key=str)

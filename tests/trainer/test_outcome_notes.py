@@ -12,7 +12,7 @@ from tests.support.training import Job
 import holdfast
 from holdfast_client.cli.launch import catalog_of, outcome_of_launch
 from holdfast_client.errors import ServiceUnavailable
-from holdfast_client.launch import open_attempt, read_notes
+from holdfast_client.outcome_notes import read_notes
 from holdfast_protocol.attempts import EndAttempt
 from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import AttemptOutcome
@@ -63,7 +63,7 @@ def test_each_attempt_of_a_launch_is_told_when_it_opens_and_when_it_ends(service
 @pytest.mark.rule("told-outcome")
 def test_an_attempt_that_learns_only_at_its_end_that_it_is_fenced_tells_so(service, run, launch):
     with pytest.raises(holdfast.errors.StaleAttempt):
-        train_and(lambda: open_attempt(service.client, parse_run(run), "another-launch", world_size=1), run)
+        train_and(lambda: service.client.attempts.open_next(parse_run(run), "another-launch", world_size=1), run)
     assert words(launch) == [(1, 0, AttemptOutcome.FENCED)]
 
 

@@ -15,7 +15,6 @@ from holdfast.save.job import SaveStats
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import ManifestConflict, QuotaExceeded, StoreFull
-from holdfast_client.launch import open_attempt
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.push import SavePusher, push_late
 from holdfast_client.local.spool import SpoolRecord, record_name, saves_of
@@ -44,7 +43,9 @@ class Spooled:
     def open(self):
         """A new attempt."""
         launch_id = os.urandom(16).hex()
-        opened = open_attempt(self.client, self.run, launch_id, world_size=2, host="node1", environment={}, create=None)
+        opened = self.client.attempts.open_next(
+            self.run, launch_id, world_size=2, host="node1", environment={}, create=None
+        )
         return SimpleNamespace(
             fence=Fence(epoch=opened.epoch, attempt=opened.attempt, launch_id=launch_id),
             launch_id=launch_id,

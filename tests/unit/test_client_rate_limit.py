@@ -21,7 +21,7 @@ from holdfast_client.chunks.rate_limit import (
     RateLimit,
     TransferWindow,
 )
-from holdfast_client.chunks.upload import put_chunk
+from holdfast_client.chunks.uploader import put_chunk
 from holdfast_client.chunks.workers import Jobs, TransferWorkers
 from holdfast_client.transport import Backoff
 from holdfast_protocol.checkpoints import ReadTicket, UploadTicket

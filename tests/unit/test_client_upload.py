@@ -12,7 +12,7 @@ import pytest
 
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks import mounted_files as direct_files
-from holdfast_client.chunks.upload import put_chunk
+from holdfast_client.chunks.uploader import put_chunk
 from holdfast_protocol.checkpoints import UploadTicket
 from tests.support.scripted_http import DROP, Reply, in_turn, problem, scripted
 

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from holdfast.errors import ConfigurationError
+from holdfast.health.diverged import FiniteCheck, HealthJudge, first_reasons, losses_are_finite
 from holdfast.health.loss_spike import LossSpike
-from holdfast.health.rule import HealthJudge, losses_are_finite
-from holdfast.save.saver import _first_reasons
 from holdfast.state.capture import capture
 from holdfast.state.components import Declarations
-from holdfast.state.finite import FiniteCheck
 from holdfast_protocol.checkpoints import MetricValue
 from holdfast_service.training.commit import diverged_reason
 
@@ -160,11 +158,11 @@ def test_without_being_demanded_only_gpus_are_looked_at_and_nothing_fails_for_it
 def test_of_many_ranks_a_few_say_what_is_wrong():
     told = [f"model/{rank % 7} held NaN or infinity" for rank in range(1000)]
     verdicts = {rank: {"healthy": False, "reason": reason} for rank, reason in enumerate(told)}
-    said, kept = _first_reasons(told), diverged_reason([], {}, verdicts)
+    said, kept = first_reasons(told), diverged_reason([], {}, verdicts)
     assert said.startswith("model/0 held NaN or infinity; model/1")
     for text in (said, kept):
         assert "model/4 held" in text
         assert text.endswith("; and 285 more ranks")
         assert len(text) < 500
-    assert _first_reasons(told[:6]).endswith("; and 1 more rank")
-    assert _first_reasons(told[:2]) == "; ".join(told[:2])
+    assert first_reasons(told[:6]).endswith("; and 1 more rank")
+    assert first_reasons(told[:2]) == "; ".join(told[:2])

@@ -17,7 +17,7 @@ from holdfast_client.cli.launch import (
     outcome_of_launch,
     signal_for_child,
 )
-from holdfast_client.launch import OutcomeNote, read_notes, write_note
+from holdfast_client.outcome_notes import OutcomeNote, read_notes, write_note
 from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import AttemptOutcome
 

@@ -1,6 +1,6 @@
 """The one object of a training script. `compose.py` puts its parts together; each part's file says what it does.
 
-restore()  -> restore/loading -> session (attempt) -> restore/restorer -> state/load
+restore()  -> restore/restorer -> session (attempt) -> state/load
 step()     -> distributed/step_agreement, schedule/schedule (due?) -> save()
 save()     -> save/saver (capture, plan, vote, stage) -> save/pipeline (hash, upload, seal) -> save/outcome
 """
@@ -21,10 +21,10 @@ from holdfast.compose import Parts, compose
 from holdfast.dcp.own_saves import OwnSaves
 from holdfast.distributed.step_agreement import Ask
 from holdfast.errors import HoldfastError, Preempted
-from holdfast.health.rule import HealthRule
+from holdfast.health.diverged import HealthRule
 from holdfast.layout.plan import ChunkSizes
 from holdfast.progress import Progress, speak_up
-from holdfast.restore.loading import Loading
+from holdfast.restore.restorer import Loading
 from holdfast.save.job import SaveHandle, SaveStats
 from holdfast.save.saver import Metrics
 from holdfast.schedule.save_policy import Policy
@@ -60,12 +60,12 @@ class Checkpointer:
             `.data`) can put its older bytes into checkpoints until its turn to be compared comes. restore() is no such
             change.
         create: make project and run (True), refuse to (False), or make the run unless its name looks mistyped (None).
-        check_finite: look for NaN and infinity in models and optimizers at each save (state/finite.py says what
+        check_finite: look for NaN and infinity in models and optimizers at each save (health/diverged.py says what
             counts): True everywhere, None only in what is on GPUs. A checkpoint that has them is kept as diverged, and
             not resumed from.
         healthy: your own rule on what is diverged, asked on rank 0 at each save: `(step, metrics) -> True`, or False,
-            or a text that says why (health/rule.py), or `LossSpike()`. Without it: a metric that is called loss is not
-            finite.
+            or a text that says why (health/diverged.py), or `LossSpike()`. Without it: a metric that is called loss is
+            not finite.
         drop: components that the run's first checkpoint has and this job leaves out on purpose. Without that, the log
             names a missing component, and `strict` refuses it (MissingComponent).
         stage_every: stage the state after every so many steps, in place of what was staged before, and send nothing. If

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast.distributed.ranks import Ranks
 from holdfast.distributed.step_agreement import StepAgreement
-from holdfast.health.components import Completeness
+from holdfast.health.diverged import HealthJudge, HealthRule
+from holdfast.health.missing_components import Completeness
 from holdfast.health.rollback import Rollback
-from holdfast.health.rule import HealthJudge, HealthRule
 from holdfast.layout.plan import ChunkSizes
 from holdfast.local.adoption import Adoption
 from holdfast.local.keep import open_local_tier

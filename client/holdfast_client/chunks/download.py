@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 from holdfast_client.chunks.connections import LONGEST_BODY_BYTES, TransferPool, refusal
 from holdfast_client.chunks.mounted_files import read_file
-from holdfast_client.chunks.receive import Receiver, receiver_for
+from holdfast_client.chunks.rate_limit import RateLimit
 from holdfast_client.errors import ChunkCorrupt, ChunkGone, ChunkNotFound, HoldfastError, ServiceUnavailable
 from holdfast_client.transport import Backoff, check_stop, retry_after_seconds
 from holdfast_protocol.checkpoints import ReadTicket
+from holdfast_protocol.codecs import Codec, DecodeError, decode
 
 
 def get_chunk(
@@ -73,3 +76,117 @@ def _get_once(
         if not announced.isdecimal() and response.read(1):
             receiver.expect(receiver.wire_bytes + 1)
         return None, 0.0
+
+
+# Bytes arrive in a buffer and are hashed while they are still in the CPU's cache. Pure but for the given reader.
+
+BLOCK_BYTES = 1024 * 1024
+"""Measured: blocks of 1 MiB cost 0.18 s of CPU per GB through urllib3, of 64 KiB 0.3 s, of 4 MiB 0.17 to 0.27 s."""
+
+
+class Receiver:
+    """One chunk's buffer. Nobody may believe its content before `finish` has returned."""
+
+    def __init__(self, buffer: memoryview, digest: str, rate_limit: RateLimit | None = None) -> None:
+        """Without a `pace` as fast as it goes: what comes from this host is no transfer."""
+        self.buffer = buffer
+        self.wire_bytes = buffer.nbytes
+        self._rate_limit = rate_limit
+        self._block_bytes = BLOCK_BYTES if rate_limit is None else rate_limit.slice_bytes(BLOCK_BYTES)
+        self._digest = digest
+        self._filled = 0
+        self._hash = hashlib.sha256()
+
+    def expect(self, announced_bytes: int) -> None:
+        """What the other side says that it will send. Raises ChunkCorrupt if that cannot be the chunk."""
+        if announced_bytes != self.wire_bytes:
+            raise ChunkCorrupt(
+                self._digest,
+                "truncated" if announced_bytes < self.wire_bytes else "mismatch",
+                f"{announced_bytes} bytes instead of {self.wire_bytes}",
+            )
+
+    def fill(self, read_into: Callable[[memoryview], int | None], stop: threading.Event | None) -> None:
+        """Reads until the buffer is full. Raises ChunkCorrupt if the reader ends before."""
+        while self._filled < self.buffer.nbytes:
+            check_stop(stop)
+            block = self.buffer[self._filled : self._filled + self._block_bytes]
+            if self._rate_limit is not None:
+                self._rate_limit.acquire(block.nbytes, stop)
+            count = read_into(block)
+            if not count:
+                raise ChunkCorrupt(
+                    self._digest, "truncated", f"{self._filled} bytes instead of {self.buffer.nbytes} arrived"
+                )
+            self._hash.update(block[:count])
+            self._filled += count
+
+    def finish(self) -> None:
+        """Raises ChunkCorrupt unless the bytes are the chunk's."""
+        found = self._hash.hexdigest()
+        if found != self._digest:
+            raise ChunkCorrupt(self._digest, "mismatch", f"its bytes hash to {found[:12]}")
+
+
+# What is stored encoded is decoded while it arrives, and its raw bytes are hashed: they alone are the chunk.
+#
+# Whatever a store sends, it takes no more memory than the chunk's buffer and a few blocks: reading ends at the size
+# that the ticket names, and decoding at the chunk's.
+
+WIRE_BLOCK_BYTES = 256 * 1024
+
+ReadInto = Callable[[memoryview], int | None]
+
+
+def receiver_for(ticket: ReadTicket, buffer: memoryview, digest: str, rate_limit: RateLimit | None = None) -> Receiver:
+    """A receiver for whatever the ticket leads to."""
+    if ticket.codec is Codec.RAW:
+        return Receiver(buffer, digest, rate_limit)
+    return EncodedReceiver(buffer, digest, rate_limit, codec=ticket.codec, stored_bytes=ticket.stored_bytes)
+
+
+class EncodedReceiver(Receiver):
+    """As Receiver, where `stored_bytes` come over the wire and the buffer gets what they decode to."""
+
+    def __init__(
+        self, buffer: memoryview, digest: str, rate_limit: RateLimit | None = None, *, codec: Codec, stored_bytes: int
+    ) -> None:
+        super().__init__(buffer, digest, rate_limit)
+        self.wire_bytes = stored_bytes
+        self._codec = codec
+        self._received = 0
+        self._ended = False
+
+    def fill(self, read_into: ReadInto, stop: threading.Event | None) -> None:
+        """Reads to the end and decodes. Raises ChunkCorrupt where that gives another number of bytes."""
+        arriving = self._arriving(read_into, stop)
+        try:
+            for block in decode(self._codec, self.buffer.nbytes, arriving):
+                self.buffer[self._filled : self._filled + block.nbytes] = block
+                self._hash.update(block)
+                self._filled += block.nbytes
+            for _ in arriving:  # to the end: only then can the connection be used again
+                pass
+        except DecodeError as error:
+            if not self._ended or self._received >= self.wire_bytes:
+                raise ChunkCorrupt(self._digest, "mismatch", f"stored as {self._codec}, {error}") from None
+        if self._received < self.wire_bytes:
+            raise ChunkCorrupt(
+                self._digest, "truncated", f"{self._received} bytes instead of {self.wire_bytes} arrived"
+            )
+
+    def _arriving(self, read_into: ReadInto, stop: threading.Event | None) -> Iterator[memoryview]:
+        block = memoryview(bytearray(min(WIRE_BLOCK_BYTES, self._block_bytes)))
+        while not self._ended:
+            check_stop(stop)
+            # One byte more than there should be shows that there are more.
+            part = block[: max(1, self.wire_bytes - self._received)]
+            if self._rate_limit is not None:
+                self._rate_limit.acquire(part.nbytes, stop)
+            count = read_into(part)
+            self._ended = not count
+            if count:
+                self._received += count
+                if self._received > self.wire_bytes:
+                    self.expect(self._received)
+                yield part[:count]

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast_client.chunks.rate_limit import RateLimit
-from holdfast_client.chunks.receive import Receiver
 from holdfast_client.chunks.workers import CoreLimit
 from holdfast_client.errors import (
     ChunkCorrupt,
@@ -26,6 +26,9 @@ from holdfast_client.errors import (
 )
 from holdfast_client.transport import check_stop
 from holdfast_protocol.checkpoints import MountProof, MountProofOffer
+
+if TYPE_CHECKING:
+    from holdfast_client.chunks.download import Receiver
 
 # Chunks as plain files, where this machine sees the store's own filesystem (rule drop-box). No HTTP.
 #

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
+from holdfast_client.errors import AttemptConflict, NotFound, StaleAttempt
 from holdfast_client.resources.base import Resource, all_items
 from holdfast_client.transport import path
 from holdfast_protocol.attempts import (
@@ -16,13 +18,18 @@ from holdfast_protocol.attempts import (
     ResumedFrom,
 )
 from holdfast_protocol.base import Page
+from holdfast_protocol.runs import RunName
+
+log = logging.getLogger("holdfast.client")
+
+_TRIES = 5
 
 
 class Attempts(Resource):
     """Launches of a job. See holdfast_protocol.attempts."""
 
     def open(self, project: str, run: str, request: OpenAttempt) -> AttemptOpened:
-        """Opens an attempt and fences every older one. Most callers want `launch.open_attempt`, which also reads
+        """Opens an attempt and fences every older one. Most callers want `open_next`, which also reads
         the newest number. Raises AttemptConflict if `after` is not the newest."""
         return self.transport.call(
             "POST", path("projects", project, "runs", run, "attempts"), AttemptOpened, body=request
@@ -57,3 +64,53 @@ class Attempts(Resource):
     def end(self, project: str, run: str, number: int, request: EndAttempt) -> AttemptView:
         route = path("projects", project, "runs", run, "attempts", number, "end")
         return self.transport.call("POST", route, AttemptView, body=request)
+
+    def open_next(
+        self,
+        run_name: RunName,
+        launch_id: str,
+        *,
+        world_size: int,
+        host: str = "",
+        environment: dict[str, str] | None = None,
+        create: bool | None = None,
+    ) -> AttemptOpened:
+        """Opens an attempt after the newest one (rule attempt-compare-and-swap). Rank 0 calls it.
+
+        A later launch wins over an earlier one. A late retry of an earlier launch must not fence its successor: if this
+        launch's opening may have been carried out, and another attempt is newer now, that one is the successor, and
+        this launch stops. Raises StaleAttempt if a later launch has taken over in between,
+        RunNotFound or ProjectNotFound if they may not be made (see OpenAttempt.create)."""
+        after = self._newest(run_name)
+        for tries_left in reversed(range(_TRIES)):
+            request = OpenAttempt(
+                launch_id=launch_id,
+                after=after,
+                world_size=world_size,
+                host=host,
+                environment=environment or {},
+                create=create,
+            )
+            try:
+                return self.open(run_name.project, run_name.run, request)
+            except AttemptConflict as conflict:
+                if conflict.earlier_try_ambiguous:
+                    raise StaleAttempt(
+                        f"Launch {launch_id} of {run_name} lost the reply to its opening, and a later attempt is open "
+                        "now",
+                        request_id=conflict.request_id,
+                        context=conflict.context,
+                    ) from conflict
+                if not tries_left:
+                    raise
+                after = self._newest(run_name)
+                log.info("another attempt of %s was opened in between; opening after %d", run_name, after)
+        raise AssertionError("the last try returns or raises")
+
+    def _newest(self, run_name: RunName) -> int:
+        """0 where there is none yet. The list of attempts is open to a token that may only train."""
+        try:
+            newest_first = self.list(run_name.project, run_name.run, limit=1).items
+        except NotFound:
+            return 0
+        return newest_first[0].number if newest_first else 0

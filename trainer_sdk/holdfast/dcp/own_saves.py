@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.distributed.step_agreement import Ask
-from holdfast.state.finite import FiniteCheck
+from holdfast.health.diverged import FiniteCheck
 from holdfast_protocol.states import CheckpointKind
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from torch.futures import Future
 
 from holdfast.dcp.metadata import COMPONENT, describe, encode_value, unpickled
 from holdfast.errors import CheckpointAborted, ConfigurationError, RanksDisagree, UnsupportedStateError
+from holdfast.health.diverged import FiniteCheck
 from holdfast.layout.plan import ChunkSizes, PieceSpec, check_whole, item_bytes_of_chunks, place
 from holdfast.save.job import SaveStats
 from holdfast.session.session import Session
-from holdfast.state.finite import FiniteCheck
 from holdfast.state.tensors import dtype_name, refuse_unsupported
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import ConfigurationError
-from holdfast.health.rule import losses_are_finite
+from holdfast.health.diverged import losses_are_finite
 
 _TO_SIGMA = 1.4826
 """The median absolute deviation of normally distributed values, times this, is their standard deviation."""

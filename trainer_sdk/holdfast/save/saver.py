@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.distributed.ranks import Ballot, Question
 from holdfast.errors import ConfigurationError, SaveDeclined
-from holdfast.health.components import Completeness
-from holdfast.health.rule import HealthJudge
+from holdfast.health.diverged import FiniteCheck, HealthJudge, Looked, both_verdicts, first_reasons, verdict_on
+from holdfast.health.missing_components import Completeness
 from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
 from holdfast.save.job import SaveHandle, SaveJob, SaveState, SaveStats, Standstill
 from holdfast.save.pipeline import SavePipeline
@@ -26,7 +26,6 @@ from holdfast.session.session import Session
 from holdfast.staging import StagedShard, StagingArea, WindowedShard
 from holdfast.state.capture import CapturedState, capture
 from holdfast.state.components import Declarations, capture_rng, path_of
-from holdfast.state.finite import FiniteCheck, Looked
 from holdfast.state.replicas import check_optimizers, first_difference, shared_by
 from holdfast_client.chunks.workers import WorkerThreads
 from holdfast_protocol.checkpoints import MAX_METRICS, Component, HealthVerdict, MetricValue, ShardSummary
@@ -69,8 +68,6 @@ def number_of(name: str, value: Any) -> float:
 # the pipeline starts first and takes the chunks while this stages them.
 
 log = logging.getLogger("holdfast")
-
-_REASONS_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -268,7 +265,7 @@ class Saver:
         staged, verdict = self._stage(captured, state, area)
         if first:
             own = self._judge.judge(handle.step, captured.metrics)
-            verdict = own if verdict is None else _both(verdict, own)
+            verdict = own if verdict is None else both_verdicts(verdict, own)
         return SaveJob(
             number=self._number,
             step=handle.step,
@@ -307,7 +304,7 @@ class Saver:
                 return area.stage(plan, pieces), None
             staged = area.stage(plan, pieces, meanwhile=lambda: looked.append(check.look(plan, pieces, state)))
             try:
-                return staged, _verdict_on(check.found(looked[0]))
+                return staged, verdict_on(check.found(looked[0]))
             except BaseException:
                 staged.release()
                 raise
@@ -321,7 +318,7 @@ class Saver:
         ballot = Ballot(job.step, busy=False, failed=False, layout_digest=None, question=Question.IS_DIVERGED)
         if not self._ranks.vote(dataclasses.replace(ballot, yes=own is not None)).yes:
             return
-        reason = _first_reasons([each for each in self._ranks.gather(own) if each])
+        reason = first_reasons([each for each in self._ranks.gather(own) if each])
         job.handle.diverged = reason
         self._stats.diverged += 1
         if self._ranks.is_first:
@@ -331,25 +328,6 @@ class Saver:
                 job.step,
                 reason,
             )
-
-
-def _first_reasons(told: list[str]) -> str:
-    """What is wrong with the ranks' parts, one for each rank with a reason: a few say it, of thousands."""
-    shown = list(dict.fromkeys(told))[:_REASONS_SHOWN]
-    more = sum(each not in shown for each in told)
-    return "; ".join(shown) + (f"; and {more} more rank{'s' if more > 1 else ''}" if more else "")
-
-
-def _verdict_on(not_finite: list[str]) -> HealthVerdict | None:
-    if not not_finite:
-        return None
-    more = f" and {len(not_finite) - 1} more" if len(not_finite) > 1 else ""
-    return HealthVerdict(healthy=False, reason=f"{not_finite[0]:.500}{more} held NaN or infinity")
-
-
-def _both(found: HealthVerdict, said: HealthVerdict) -> HealthVerdict:
-    reasons = [each.reason for each in (found, said) if not each.healthy]
-    return HealthVerdict(healthy=not reasons, reason="; ".join(reasons)[:1000])
 
 
 def _warn_of_idle_patterns(layout: Layout, declared: Declarations) -> None:

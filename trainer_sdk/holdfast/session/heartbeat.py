@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError, ServiceUnavailable, StaleAttempt, Tok
 from holdfast.settings import TrainerSettings
 from holdfast_client.client import Client
 from holdfast_client.errors import UnsupportedProtocol
-from holdfast_client.launch import OutcomeNote, write_note
+from holdfast_client.outcome_notes import OutcomeNote, write_note
 from holdfast_protocol.attempts import AttemptOpened, EndAttempt, Heartbeat, Notice
 from holdfast_protocol.base import Fence, text_to_keep
 from holdfast_protocol.runs import RunName

@@ -17,7 +17,6 @@ from holdfast.session.heartbeat import ENDS_THE_JOB, HeartbeatThread, OutcomeFil
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import AttemptConflict
-from holdfast_client.launch import open_attempt
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import AttemptOpened, Notice, OpenAttempt, ResumedFrom
 from holdfast_protocol.base import Fence
@@ -270,8 +269,7 @@ class Session:
     def _open_on_first(self) -> AttemptOpened:
         if self._own is not None:
             return self._open_right_after(self._own, self.launch_id)
-        return open_attempt(
-            self.client,
+        return self.client.attempts.open_next(
             self.run,
             self.launch_id,
             world_size=self.ranks.world_size,

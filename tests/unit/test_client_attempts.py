@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.launch import open_attempt
 from holdfast_protocol.runs import RunName
 from tests.support.scripted_http import DROP, as_json, problem, scripted
 
@@ -75,7 +74,7 @@ class Run:
 
 def launch(run, launch_id="mine"):
     with scripted(run) as server, Client(ClientSettings(url=server.url, token="t", retry_seconds=5)) as client:
-        return open_attempt(client, RunName("demo", "gpt"), launch_id, world_size=2)
+        return client.attempts.open_next(RunName("demo", "gpt"), launch_id, world_size=2)
 
 
 @pytest.mark.rule("attempt-compare-and-swap")

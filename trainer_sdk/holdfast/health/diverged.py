@@ -1,21 +1,27 @@
-"""Whether a rank's part of models and optimizers is finite, for `check_finite=`: planned -> copies begin -> **looked
-at** -> copied to the end. A save by DCP looks at each tensor before it is copied (dcp/writer.py).
+"""Whether a state has diverged: what its tensors hold, and what the user's rule says of its metrics.
 
-Queued behind the copies that staging has started: on CUDA they use the copy engine, and this the idle cores. All there
-is to wait for is one small read per device, at the end.
+    planned -> copies begin -> FiniteCheck.look -> copied to the end -> FiniteCheck.found        on every rank
+    step() -> HealthJudge.observe ... save() -> HealthJudge.judge                                on rank 0
+    both -> the shard's verdict -> seal -> the service keeps the checkpoint as diverged, and offers it for no resume
+
+`check_finite=`: each rank looks at its part of models and optimizers (a save by DCP at each tensor before it is copied,
+dcp/writer.py). The check is queued behind the copies that staging has started: on CUDA they use the copy engine, and
+this the idle cores. All there is to wait for is one small read per device, at the end.
 
 What counts is what a training cannot go on from. NaN does, anywhere. Infinity does in what is trained and in optimizer
-state (an infinite second moment of Adam stands still for good, with a finite parameter); in buffers and frozen
+state (an infinite second moment of Adam stands still for good, with a finite parameter). In buffers and frozen
 parameters it is often meant, as in attention masks.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -23,6 +29,8 @@ from holdfast.layout.plan import LocalPlan
 from holdfast.staging.copy import boxes
 from holdfast.state.components import path_of
 from holdfast.state.tensors import TensorPiece
+from holdfast_protocol.base import text_to_keep
+from holdfast_protocol.checkpoints import HealthVerdict, MetricValue
 
 log = logging.getLogger("holdfast")
 
@@ -162,3 +170,97 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         for start in range(0, tensor.numel(), _CONVERTED):
             for box in boxes(tensor, start, min(start + _CONVERTED, tensor.numel())):
                 yield box.float()
+
+
+# What the user says, in `healthy=`. Asked on rank 0, at saves only.
+
+_LOSS = re.compile(r"loss(?![_/. -]?scale)", re.IGNORECASE)
+_LONGEST_REASON = 1000
+_SHOWN = 5
+_REASONS_SHOWN = 5
+
+
+class HealthRule(Protocol):
+    """`step` is the one that is saved; `metrics` are those of its save() or step(), as floats, not finite ones among
+    them; empty where none were given. True: healthy. False, or a text that says why: diverged.
+
+    A rule may also have `observe(step, metrics)`: called on rank 0 after every step() that has metrics, with the values
+    as they were given. To read a tensor of a device there would make each step wait for it; keep it for the next save.
+    """
+
+    def __call__(self, step: int, metrics: Mapping[str, float], /) -> bool | str: ...
+
+
+def losses_are_finite(step: int, metrics: Mapping[str, float], /) -> bool | str:
+    """The rule without `healthy=`: no metric whose name says loss (`loss`, `val_loss`, `train/lm_loss`; not
+    `loss_scale`) is NaN or infinite. Others may be: a gradient's norm is infinite whenever GradScaler skips a step."""
+    bad = [f"{name} is {value}" for name, value in metrics.items() if _LOSS.search(name) and not math.isfinite(value)]
+    return True if not bad else "the metric " + ", ".join(bad[:_SHOWN]) + (" and more" if len(bad) > _SHOWN else "")
+
+
+class HealthJudge:
+    """Of one job. No rule's mistake ends a training: it is told, and the default rule takes its place."""
+
+    def __init__(self, rule: HealthRule | None, *, asked: bool) -> None:
+        """`asked`: on rank 0, which alone has the metrics."""
+        self._rule: HealthRule = rule or losses_are_finite
+        observe = getattr(rule, "observe", None) if asked else None
+        self._observe: Callable[[int, Mapping[str, Any]], object] | None = observe if callable(observe) else None
+
+    def observe(self, step: int, metrics: Mapping[str, Any] | None) -> None:
+        """After every step; without a rule that wants to see them it costs nothing."""
+        if self._observe is not None and metrics is not None:
+            try:
+                self._observe(step, metrics)
+            except Exception as error:
+                self._observe = None
+                log.warning("%s, and it sees no more steps", _mistake(self._rule, step, error))
+
+    def judge(self, step: int, metrics: Mapping[str, MetricValue] | None) -> HealthVerdict:
+        """What the rule says of the state after `step`."""
+        values = {name: _as_float(value) for name, value in (metrics or {}).items()}
+        try:
+            said = self._rule(step, values)
+            if not isinstance(said, (bool, str)):
+                raise TypeError(f"it returned {said!r:.80}, not True, False or a text")
+        except Exception as error:
+            log.warning("%s, so only the losses are looked at", _mistake(self._rule, step, error))
+            said = losses_are_finite(step, values)
+        if said is True:
+            return HealthVerdict(healthy=True)
+        reason = said if said else f"the rule {_name(self._rule)} says so"
+        return HealthVerdict(healthy=False, reason=text_to_keep(str(reason), _LONGEST_REASON))
+
+
+def _as_float(value: MetricValue) -> float:
+    return float(value.nonfinite or math.nan) if value.value is None else value.value
+
+
+def _mistake(rule: HealthRule, step: int, error: Exception) -> str:
+    return f"healthy={_name(rule)} failed at step {step} ({type(error).__name__}: {error})"
+
+
+def _name(rule: HealthRule) -> str:
+    return str(getattr(rule, "__name__", type(rule).__name__))
+
+
+# Both together, as the shard says it and as people read it.
+
+
+def first_reasons(told: list[str]) -> str:
+    """What is wrong with the ranks' parts, one for each rank with a reason: a few say it, of thousands."""
+    shown = list(dict.fromkeys(told))[:_REASONS_SHOWN]
+    more = sum(each not in shown for each in told)
+    return "; ".join(shown) + (f"; and {more} more rank{'s' if more > 1 else ''}" if more else "")
+
+
+def verdict_on(not_finite: list[str]) -> HealthVerdict | None:
+    if not not_finite:
+        return None
+    more = f" and {len(not_finite) - 1} more" if len(not_finite) > 1 else ""
+    return HealthVerdict(healthy=False, reason=f"{not_finite[0]:.500}{more} held NaN or infinity")
+
+
+def both_verdicts(found: HealthVerdict, said: HealthVerdict) -> HealthVerdict:
+    reasons = [each.reason for each in (found, said) if not each.healthy]
+    return HealthVerdict(healthy=not reasons, reason="; ".join(reasons)[:1000])

@@ -1,0 +1,60 @@
+"""What a job leaves for `holdfast launch` in HOLDFAST_OUTCOME_DIR: which attempt each rank had, and how it ended.
+
+One file per attempt and rank, written by the SDK (holdfast.session.heartbeat) and read by the command around it
+(cli/launch.py). The catalog knows the outcome too. The files tell it when the service is away, and which attempts are
+this launch's.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from holdfast_protocol.runs import RunName
+from holdfast_protocol.states import AttemptOutcome
+
+LAUNCH = "HOLDFAST_LAUNCH"
+OUTCOME_DIR = "HOLDFAST_OUTCOME_DIR"
+
+_SUFFIX = ".outcome.json"
+
+
+class OutcomeNote(BaseModel):
+    """One rank's word on one attempt. Rank 0's is the job's."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    project: str
+    run: str
+    attempt: int
+    """0: the launch was fenced before it had one."""
+    rank: int
+    """-1: nobody's word, only known from the catalog."""
+    outcome: AttemptOutcome | None = None
+    """None: opened, and not ended as far as this rank could tell."""
+    detail: str = ""
+
+    @property
+    def run_name(self) -> RunName:
+        return RunName(self.project, self.run)
+
+
+def write_note(folder: Path, note: OutcomeNote) -> None:
+    """Whole or not at all, also for who reads meanwhile. Replaces this rank's earlier word. Raises OSError."""
+    name = f"{note.project}.{note.run}.{note.attempt}.{note.rank}"
+    unfinished = folder / f"{name}.{os.getpid()}.tmp"
+    unfinished.write_text(note.model_dump_json(), encoding="utf-8")
+    unfinished.replace(folder / f"{name}{_SUFFIX}")
+
+
+def read_notes(folder: Path) -> list[OutcomeNote]:
+    """All there are. What is no note is left out: it tells nothing, and the catalog is asked then."""
+    notes = []
+    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+        try:
+            notes.append(OutcomeNote.model_validate_json(path.read_bytes()))
+        except (OSError, ValidationError):
+            continue
+    return notes
