@@ -87,6 +87,17 @@ def test_save_and_load_give_back_tensors_and_values(run, service):
     assert (view.step, view.state) == (4, "committed")
 
 
+def test_the_time_that_dcp_save_blocks_training_is_told_and_that_of_async_save_is_not_known(run, service):
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.save({"t": torch.arange(5)}, storage_writer=ckpt.writer(0))
+        blocked = ckpt.stats.blocked_seconds
+        dcp.async_save({"t": torch.arange(5)}, storage_writer=ckpt.writer(1), no_dist=True).result(timeout=60)
+        assert ckpt.stats.blocked_seconds == blocked
+    told = {view.step: view.blocked_seconds for view in service.client.checkpoints.all(*run.split("/"))}
+    assert 0 < told[0] <= blocked
+    assert told[1] is None
+
+
 def test_nan_is_seen_and_such_a_checkpoint_is_kept_as_diverged(run, service):
     masked = {"weight": torch.ones(3, 3), "mask": torch.full((2,), -float("inf")), "count": torch.tensor(2)}
     poisoned = {**masked, "moment": torch.tensor([1.0, float("nan")], dtype=torch.bfloat16)}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from holdfast.dcp.metadata import COMPONENT, describe, encode_value, unpickled
 from holdfast.errors import CheckpointAborted, ConfigurationError, RanksDisagree, UnsupportedStateError
 from holdfast.health.diverged import FiniteCheck
 from holdfast.layout.plan import ChunkSizes, PieceSpec, check_whole, item_bytes_of_chunks, place
-from holdfast.save.job import SaveStats
+from holdfast.save.job import SaveStats, Standstill
 from holdfast.session.session import Session
 from holdfast.state.tensors import dtype_name, refuse_unsupported
 from holdfast_client.chunks.encoding import OutgoingChunk
@@ -66,7 +67,7 @@ class _Share(NamedTuple):
 
 
 class HoldfastWriter(StorageWriter):
-    """For one save. Made by `ckpt.writer(step)` on every rank."""
+    """For one save. Made by `ckpt.writer(step)` on every rank, on the training thread."""
 
     def __init__(
         self,
@@ -84,6 +85,8 @@ class HoldfastWriter(StorageWriter):
         self._kind = kind
         self._finite = finite
         self._stats = stats
+        self._training_thread = threading.get_ident()
+        self._standstill = Standstill()
         self._with_nan: dict[str, None] = {}
         self._rank = session.ranks.rank
         self._layout: Layout | None = None
@@ -168,6 +171,13 @@ class HoldfastWriter(StorageWriter):
         if self._finite is not None and self._finite.holds_nan(name, local):
             self._with_nan[name] = None
 
+    def _blocked_seconds(self) -> float | None:
+        """How long training has stood still so far. None for `dcp.async_save`: it stages before it calls the writer, and
+        writes on another thread or in another process, so nothing here can know."""
+        if threading.get_ident() != self._training_thread:
+            return None
+        return self._standstill.seconds
+
     def _verdict(self) -> HealthVerdict | None:
         """On this rank's part. None where nothing is found: other rules than that one have not been asked."""
         if not self._with_nan:
@@ -190,10 +200,13 @@ class HoldfastWriter(StorageWriter):
         documents = [document.encode()] if layout is None else [document.encode(), layout.encode()]
         writer.upload(map(OutgoingChunk.of, documents))
         verdict = self._verdict()
+        blocked_seconds = self._blocked_seconds()
+        self._stats.blocked_seconds += blocked_seconds or 0.0
         summary = ShardSummary(
             components={COMPONENT: Component(kind="extra", logical_bytes=self._stored_bytes)},
             finite=verdict is None,
             verdict=verdict,
+            blocked_seconds=blocked_seconds,
         )
         index = IndexOrdinals(shard=ordinal, layout=None if layout is None else ordinal + 1)
         view = writer.seal(summary=summary, index=index)
