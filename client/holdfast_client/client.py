@@ -20,14 +20,15 @@ from holdfast_client.resources.checkpoints import Checkpoints, Restores
 from holdfast_client.resources.insights import Insights
 from holdfast_client.resources.retention import Holds, Policies, Retention
 from holdfast_client.resources.runs import Projects, Runs, Tokens
-from holdfast_client.resources.service import Controllers, Events, Operations, Server, Webhooks
+from holdfast_client.resources.service import Controllers, Events, Operations, Service, Webhooks
 from holdfast_client.resources.stores import (
     Catalog,
-    Collection,
+    Collections,
     Copies,
     Samples,
-    Scrub,
+    Scrubs,
     Stores,
+    Sweeps,
     Tiers,
     Usage,
 )
@@ -60,7 +61,7 @@ class Client:
         self.attempts = Attempts(self.transport)
         self.catalog = Catalog(self.transport)
         self.checkpoints = Checkpoints(self.transport)
-        self.collection = Collection(self.transport)
+        self.collections = Collections(self.transport)
         self.controllers = Controllers(self.transport)
         self.copies = Copies(self.transport)
         self.events = Events(self.transport)
@@ -73,9 +74,10 @@ class Client:
         self.retention = Retention(self.transport)
         self.runs = Runs(self.transport)
         self.samples = Samples(self.transport)
-        self.scrub = Scrub(self.transport)
-        self.server = Server(self.transport)
+        self.scrubs = Scrubs(self.transport)
+        self.service = Service(self.transport)
         self.stores = Stores(self.transport)
+        self.sweeps = Sweeps(self.transport)
         self.tiers = Tiers(self.transport)
         self.tokens = Tokens(self.transport)
         self.usage = Usage(self.transport)
@@ -101,7 +103,7 @@ class Client:
 
     def _known_server(self) -> ServerInfo:
         if self._server is None or time.monotonic() - self._server_asked_at > _ASK_SERVER_AGAIN_SECONDS:
-            self._server, self._server_asked_at = self.server.info(), time.monotonic()
+            self._server, self._server_asked_at = self.service.info(), time.monotonic()
         return self._server
 
     def close(self) -> None:

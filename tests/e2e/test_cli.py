@@ -181,10 +181,10 @@ def test_a_token_is_shown_once_works_and_ends_when_it_is_revoked(monkeypatch, pr
     assert (listed["scopes"], listed["project"]) == (["read", "train"], project)
     assert token.split("_")[2] not in run("tokens", "list").stdout
     with Client(ClientSettings(token=token)) as ours:
-        assert ours.server.info().token_name == "ci"
+        assert ours.service.info().token_name == "ci"
         assert read("tokens", "revoke", listed["id"])["revoked_at"]
         with pytest.raises(errors.Unauthenticated, match="revoked"):
-            ours.server.info()
+            ours.service.info()
     run("tokens", "revoke", "0123456789abcdef", exit_code=3)
 
 
@@ -252,7 +252,7 @@ def test_background_work_is_shown_paused_and_done_now():
 
 def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
     name = save_samples(client, project, 1)
-    started = client.scrub.run(name.project, name.run)
+    started = client.scrubs.run(name.project, name.run)
     waited = read("operations", "wait", started.id)
     assert (waited["state"], waited["result"]["bad"]) == ("done", 0)
     assert [one["id"] for one in read("operations", "list", project)] == [started.id]
@@ -263,7 +263,7 @@ def test_a_long_operation_is_listed_waited_for_and_cancelled(client, project):
     assert read("operations", "cancel", started.id)["state"] == "done", "it has ended, and stays as it ended"
     assert "holdfast operations list" in run("operations", "show", "op_none", exit_code=3).stderr
     client.controllers.pause("operations", "to cancel one before it is begun")
-    cancelled = client.scrub.run(name.project, name.run)
+    cancelled = client.scrubs.run(name.project, name.run)
     run("operations", "cancel", cancelled.id)
     client.controllers.resume("operations")
     assert "cancelled" in run("operations", "wait", cancelled.id, exit_code=1).stderr

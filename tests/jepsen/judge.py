@@ -71,7 +71,7 @@ class Judge:
         while (orphans := self._quiet.leaked()) and time.monotonic() < deadline:
             # Rows were lost with each failover: what nobody knows may be more than a sweep takes by itself.
             sweep = self._client.operations.wait(
-                self._client.collection.sweep(StartSweep(force=True)).id, timeout_seconds=_SWEEP_SECONDS
+                self._client.sweeps.start(StartSweep(force=True)).id, timeout_seconds=_SWEEP_SECONDS
             )
             if sweep.error is not None:
                 return [*found, *orphans, f"a sweep failed: {sweep.error}"]

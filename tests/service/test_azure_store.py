@@ -34,7 +34,7 @@ def _proofs(service: RunningService) -> set[str]:
 @pytest.mark.rule("reuse-only-hashed")
 def test_a_client_is_asked_for_md5_and_its_checkpoint_comes_back(service):
     with Client(ClientSettings(url=service.url, token=service.token())) as client:
-        info = client.server.info()
+        info = client.service.info()
         assert (info.store_kind, info.store_asks_md5) == ("azure", True)
         save_little_checkpoint(client, "demo")
     assert _proofs(service) == {"unproven"}

@@ -44,7 +44,7 @@ def _proofs(service: RunningService) -> set[str]:
 def test_a_client_is_asked_for_md5_and_its_checkpoint_comes_back(service):
     token = service.token()
     with Client(ClientSettings(url=service.url, token=token)) as client:
-        info = client.server.info()
+        info = client.service.info()
         assert (info.store_kind, info.store_asks_md5) == ("gcs", True)
         save_little_checkpoint(client, "demo")
     assert _proofs(service) == {"unproven"}

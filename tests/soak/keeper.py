@@ -34,10 +34,10 @@ class Keeper:
             "undelete": self._undelete,
             "pin": self._pin,
             "unpin": self._unpin,
-            "collect": lambda: client.collection.start(),
-            "sweep": lambda: client.collection.sweep(StartSweep(dry_run=self._numbers.random() < 0.3)),
+            "collect": lambda: client.collections.start(),
+            "sweep": lambda: client.sweeps.start(StartSweep(dry_run=self._numbers.random() < 0.3)),
             "scrub": self._scrub,
-            "look": lambda: client.collection.plan(project),
+            "look": lambda: client.collections.plan(project),
         }
 
     def start(self, policies: Mapping[PolicyKind, dict[str, Any]]) -> None:
@@ -94,4 +94,4 @@ class Keeper:
 
     def _scrub(self) -> None:
         if (run := self._run()) is not None:
-            self._client.scrub.run(self._project, run)
+            self._client.scrubs.run(self._project, run)

@@ -37,7 +37,7 @@ class Quiet:
             left = self.on_the_way()
             if not left or time.monotonic() > deadline:
                 return left
-            self._client.operations.wait(self._client.collection.start().id, timeout_seconds=60)
+            self._client.operations.wait(self._client.collections.start().id, timeout_seconds=60)
             time.sleep(_POLL_SECONDS)
 
     def on_the_way(self) -> list[str]:
@@ -105,9 +105,7 @@ class Quiet:
 
     def swept(self) -> list[str]:
         """The service's own sweep must find the same: nothing."""
-        view = self._client.operations.wait(
-            self._client.collection.sweep(StartSweep(dry_run=True)).id, timeout_seconds=60
-        )
+        view = self._client.operations.wait(self._client.sweeps.start(StartSweep(dry_run=True)).id, timeout_seconds=60)
         if view.error:
             return [f"the last sweep failed: {view.error}"]
         report = SweepReport.model_validate(view.result)

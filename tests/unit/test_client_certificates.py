@@ -44,7 +44,7 @@ def test_a_store_with_a_strange_certificate_is_not_asked_again(server):
 def test_a_service_with_a_strange_certificate_is_not_asked_again(server):
     with Client(ClientSettings(url=server.url, token="t", retry_seconds=900)) as client:
         with pytest.raises(errors.ServiceUnavailable, match=r"not trusted.*SSL_CERT_FILE"):
-            client.server.info()
+            client.service.info()
     assert not server.seen
 
 

@@ -66,7 +66,7 @@ def test_no_token_says_where_it_looked(tmp_path):
             Client(ClientSettings(url=server.url, data_dir=tmp_path)) as client,
             pytest.raises(Unauthenticated) as caught,
         ):
-            client.server.info()
+            client.service.info()
     assert "authorization" not in server.seen[0].headers
     assert str(tmp_path / "token") in str(caught.value)
     assert "HOLDFAST_TOKEN" in str(caught.value)

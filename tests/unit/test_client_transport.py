@@ -37,7 +37,7 @@ def client_of(url: str, **settings) -> Client:
 
 def test_a_call_tells_token_protocol_and_request_id_and_reads_the_reply():
     with scripted(in_turn(as_json({**SERVER, "something_new": 1}))) as server, client_of(server.url) as client:
-        assert client.server.info().epoch == 1
+        assert client.service.info().epoch == 1
     seen = server.seen[0]
     assert seen.headers["authorization"] == "Bearer hold_id_secret"
     assert seen.headers["holdfast-protocol"] == PROTOCOL_VERSION
@@ -48,7 +48,7 @@ def test_a_call_tells_token_protocol_and_request_id_and_reads_the_reply():
 def test_every_problem_code_has_its_own_exception(code):
     with scripted(in_turn(problem(code, "It is so."))) as server, client_of(server.url, retry_seconds=0) as client:
         with pytest.raises(HoldfastError) as caught:
-            client.server.info()
+            client.service.info()
     error = caught.value
     assert error.code == code
     assert type(error).code == code, "a code without a class of its own cannot be caught"
@@ -59,13 +59,13 @@ def test_every_problem_code_has_its_own_exception(code):
 def test_a_code_newer_than_this_client_goes_by_its_status():
     with scripted(in_turn(problem("not_yet_invented", status=404))) as server, client_of(server.url) as client:
         with pytest.raises(errors.NotFound) as caught:
-            client.server.info()
+            client.service.info()
     assert caught.value.code == "not_yet_invented"
 
 
 def test_a_lost_reply_is_asked_for_again_under_the_same_request_id():
     with scripted(in_turn(DROP, problem("busy"), as_json(SERVER))) as server, client_of(server.url) as client:
-        client.server.info()
+        client.service.info()
     assert len(server.seen) == 3
     assert len({seen.headers["x-request-id"] for seen in server.seen}) == 1
 
@@ -76,14 +76,14 @@ def test_a_lost_reply_is_asked_for_again_under_the_same_request_id():
 def test_the_error_says_whether_an_earlier_try_may_have_been_carried_out(first, ambiguous):
     with scripted(in_turn(first, problem("attempt_conflict"))) as server, client_of(server.url) as client:
         with pytest.raises(errors.AttemptConflict) as caught:
-            client.server.info()
+            client.service.info()
     assert caught.value.earlier_try_ambiguous is ambiguous
 
 
 def test_what_cannot_succeed_later_is_not_tried_again():
     with scripted(in_turn(problem("forbidden"))) as server, client_of(server.url) as client:
         with pytest.raises(errors.Forbidden):
-            client.server.info()
+            client.service.info()
     assert len(server.seen) == 1
 
 
@@ -106,7 +106,7 @@ def test_retrying_ends_with_the_total_time():
         with client_of(url, retry_seconds=0.5) as client:
             begun = time.monotonic()
             with pytest.raises(errors.ServiceUnavailable) as caught:
-                client.server.info()
+                client.service.info()
     assert time.monotonic() - begun < 5
     assert "holdfast serve" in str(caught.value)
     assert caught.value.earlier_try_ambiguous is False
@@ -119,7 +119,7 @@ def test_a_service_that_never_answers_is_given_up_after_the_time_out():
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with client_of(url, retry_seconds=0, timeout_seconds=0.3) as client:
             with pytest.raises(errors.ServiceUnavailable) as caught:
-                client.server.info()
+                client.service.info()
     assert "HOLDFAST_TIMEOUT_SECONDS" in str(caught.value)
     assert caught.value.earlier_try_ambiguous is True
 
@@ -130,7 +130,7 @@ def test_another_major_version_is_refused_with_both_numbers():
     newer.protocol = "2.3"
     with scripted(in_turn(newer)) as server, client_of(server.url) as client:
         with pytest.raises(errors.UnsupportedProtocol) as caught:
-            client.server.info()
+            client.service.info()
     assert PROTOCOL_VERSION in str(caught.value)
     assert "2.3" in str(caught.value)
 
@@ -138,10 +138,10 @@ def test_another_major_version_is_refused_with_both_numbers():
 def test_what_the_service_calls_a_bug_is_tried_a_few_times():
     with scripted(in_turn(problem("internal"), problem("internal"), as_json(SERVER))) as server:
         with client_of(server.url) as client:
-            assert client.server.info().epoch == 1
+            assert client.service.info().epoch == 1
     with scripted(in_turn(problem("internal"))) as server, client_of(server.url, retry_seconds=60) as client:
         with pytest.raises(errors.ServiceFault):
-            client.server.info()
+            client.service.info()
         assert len(server.seen) == 3
 
 
@@ -156,7 +156,7 @@ def test_a_slow_call_of_the_background_has_its_whole_patience_when_it_fails():
         return as_json(SERVER)
 
     with scripted(answer) as server, client_of(server.url) as client:
-        assert client.with_retry_deadline(0.5, threading.Event()).server.info().epoch == 1
+        assert client.with_retry_deadline(0.5, threading.Event()).service.info().epoch == 1
 
 
 def test_a_call_with_patience_ends_when_it_is_told_to():
@@ -164,9 +164,9 @@ def test_a_call_with_patience_ends_when_it_is_told_to():
     with scripted(in_turn(Reply(503))) as server, client_of(server.url) as client:
         threading.Timer(0.3, stop.set).start()
         with pytest.raises(errors.TransferStopped):
-            client.with_retry_deadline(900, stop).server.info()
+            client.with_retry_deadline(900, stop).service.info()
         with pytest.raises(errors.ServiceUnavailable):
-            client.with_retry_deadline(0, threading.Event()).server.info()
+            client.with_retry_deadline(0, threading.Event()).service.info()
 
 
 @pytest.mark.rule("protocol-version")
@@ -174,7 +174,7 @@ def test_a_newer_minor_version_is_understood():
     newer = as_json(SERVER)
     newer.protocol = "1.9"
     with scripted(in_turn(newer)) as server, client_of(server.url) as client:
-        assert client.server.info().protocol == PROTOCOL_VERSION
+        assert client.service.info().protocol == PROTOCOL_VERSION
 
 
 @pytest.mark.parametrize(
@@ -190,13 +190,13 @@ def test_a_newer_minor_version_is_understood():
 def test_what_is_not_holdfast_is_named_and_never_taken_for_an_answer(reply):
     with scripted(in_turn(reply)) as server, client_of(server.url) as client:
         with pytest.raises(errors.UnexpectedReply):
-            client.server.info()
+            client.service.info()
 
 
 def test_a_gateway_without_its_service_is_tried_again():
     replies = in_turn(Reply(502, b"<html>", protocol=None), as_json(SERVER))
     with scripted(replies) as server, client_of(server.url) as client:
-        client.server.info()
+        client.service.info()
 
 
 def test_neither_token_nor_query_reaches_a_log_or_a_message(caplog):
@@ -220,8 +220,8 @@ def test_names_are_quoted_so_that_none_reaches_another_route():
 def test_not_ready_is_an_answer():
     body = {"ready": False, "checks": [{"name": "store", "ok": False, "detail": "away"}]}
     with scripted(in_turn(as_json(body, 503))) as server, client_of(server.url) as client:
-        assert client.server.ready().checks[0].detail == "away"
-        assert client.server.healthy() is False
+        assert client.service.ready().checks[0].detail == "away"
+        assert client.service.healthy() is False
     assert len(server.seen) == 2
 
 
@@ -262,7 +262,7 @@ def test_a_long_poll_may_last_longer_than_the_time_out():
 def test_the_message_is_title_detail_and_remedy():
     with scripted(in_turn(problem("stale_attempt", "Attempt 3 is open"))) as server, client_of(server.url) as client:
         with pytest.raises(errors.StaleAttempt) as caught:
-            client.server.info()
+            client.service.info()
     assert str(caught.value) == (
         "This attempt may not write to its run any more. Attempt 3 is open. This job must stop."
     )

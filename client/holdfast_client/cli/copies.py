@@ -185,7 +185,7 @@ def impact_of_chunk(
             "A digest has 64 hexadecimal digits. For a checkpoint there is `holdfast checkpoints impact`."
         )
     with connect() as client:
-        _show_impact(client.scrub.impact_of_chunk(digest), json=json)
+        _show_impact(client.scrubs.impact_of_chunk(digest), json=json)
 
 
 @checkpoints.command("impact")
@@ -193,7 +193,7 @@ def impact_of_checkpoint(selector: SelectorArgument, json: JsonOption = False) -
     """Tell what its bad chunks mean, and the nearest good steps."""
     with connect() as client:
         chosen = select(client, selector)
-        _show_impact(client.scrub.impact_of_checkpoint(chosen.id), json=json)
+        _show_impact(client.scrubs.impact_of_checkpoint(chosen.id), json=json)
 
 
 @copies.command("list-bad")
@@ -205,7 +205,7 @@ def list_bad_copies(
 ) -> None:
     """List the copies that are bad or suspect, oldest finding first."""
     with connect() as client:
-        found = first(client.scrub.all_bad_copies(project), limit)
+        found = first(client.scrubs.all_bad_copies(project), limit)
     if json:
         show_json(found)
         return
@@ -230,8 +230,8 @@ def list_bad_copies(
 def _start(client: Client, selector: str, mode: ScrubMode) -> OperationView:
     if "@" not in selector:
         run = read_run(selector)
-        return client.scrub.run(run.project, run.run, mode)
-    return client.scrub.checkpoint(select(client, selector).id, mode)
+        return client.scrubs.run(run.project, run.run, mode)
+    return client.scrubs.checkpoint(select(client, selector).id, mode)
 
 
 def _facts(result: ScrubResult) -> list[tuple[str, str]]:

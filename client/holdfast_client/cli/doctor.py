@@ -104,7 +104,7 @@ _SHOWN_BY_LIST = "`holdfast stores list` shows what each store does not enforce,
 def check_all(client: Client) -> Iterator[Finding]:
     """Findings as they come. Ends early where nothing further could succeed."""
     yield check_url(client)
-    if not client.server.healthy():
+    if not client.service.healthy():
         yield failed(
             "service",
             f"nothing answers at {client.settings.url}/healthz",
@@ -114,7 +114,7 @@ def check_all(client: Client) -> Iterator[Finding]:
         return
     asked_at = datetime.now(UTC)
     try:
-        info = client.server.info()
+        info = client.service.info()
     except HoldfastError as error:
         kind = {TokenProblem: "token", UnsupportedProtocol: "protocol"}
         check = next((name for of, name in kind.items() if isinstance(error, of)), "service")
@@ -164,7 +164,7 @@ def check_ready(client: Client) -> Iterator[Finding]:
         "store": "See that the store runs, has room, and lets the service in (HOLDFAST_STORE).",
     }
     try:
-        readiness = client.server.ready()
+        readiness = client.service.ready()
     except HoldfastError as error:
         yield failed("ready", str(error), "", exit_code_of(error))
         return
@@ -180,7 +180,7 @@ def check_ready(client: Client) -> Iterator[Finding]:
 def check_store_clocks(client: Client) -> Iterator[Finding]:
     """What the service signs is dated by its own clock, and judged by the store's."""
     try:
-        clocks = client.server.store_clocks()
+        clocks = client.service.store_clocks()
     except RouteNotFound:
         return  # a service of before this was asked
     except HoldfastError as error:

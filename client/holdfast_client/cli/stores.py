@@ -199,7 +199,7 @@ def _show(found: CatalogCheck) -> None:
 def plan(project: OnlyProject = None, json: JsonOption = False) -> None:
     """Show what would be deleted now, and what waits for what."""
     with connect() as client:
-        found = client.collection.plan(project)
+        found = client.collections.plan(project)
     if json:
         show_json(found)
     else:
@@ -210,7 +210,7 @@ def plan(project: OnlyProject = None, json: JsonOption = False) -> None:
 def start_collection(wait: WaitOption = True, json: JsonOption = False) -> None:
     """Delete what nothing needs any more now, not in the next pass."""
     with connect() as client:
-        ended = run_to_end(client, client.collection.start(), wait=wait, json=json)
+        ended = run_to_end(client, client.collections.start(), wait=wait, json=json)
     if ended is None or json:
         return
     done = CollectionPass.model_validate(ended.result)
@@ -227,7 +227,7 @@ def start_collection(wait: WaitOption = True, json: JsonOption = False) -> None:
 def list_sweeps(*, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List what the last sweep of each store has found."""
     with connect() as client:
-        found = client.collection.last_sweeps()
+        found = client.sweeps.last()
     found = found.model_copy(update={"stores": first(found.stores, limit)})
     if json:
         show_json(found.stores)
@@ -253,7 +253,7 @@ def start_sweep(
     """
     only_look = dry_run or (force and not yes)
     with connect() as client:
-        started = client.collection.sweep(StartSweep(store=store, dry_run=only_look, force=force))
+        started = client.sweeps.start(StartSweep(store=store, dry_run=only_look, force=force))
         ended = run_to_end(client, started, wait=wait, json=json)
     if ended is not None:
         report = SweepReport.model_validate(ended.result)

@@ -187,7 +187,7 @@ class SavePusher:
         self._client = client
         self._tier = tier
         self._allow_detached = allow_detached
-        self._epoch = client.server.info().epoch
+        self._epoch = client.service.info().epoch
 
     def push(self, save: SpooledSave) -> Outcome:
         """Raises ServiceUnavailable and TokenProblem, which would meet the next save too; all else is the outcome."""

@@ -31,7 +31,7 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 
 
-class Server(Resource):
+class Service(Resource):
     """What the service tells of itself."""
 
     def info(self) -> ServerInfo:

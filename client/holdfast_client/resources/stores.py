@@ -106,7 +106,7 @@ class Copies(Resource):
         return self.transport.call("POST", route, OperationView, body=request, headers=once())
 
 
-class Scrub(Resource):
+class Scrubs(Resource):
     """Reading copies again, and what damage concerns."""
 
     def run(self, project: str, run: str, mode: ScrubMode = ScrubMode.READ) -> OperationView:
@@ -154,7 +154,7 @@ class Tiers(Resource):
         return self.transport.call("GET", path("checkpoints", checkpoint_id, "thaw"), ThawView)
 
 
-class Collection(Resource):
+class Collections(Resource):
     """What nothing needs any more."""
 
     def plan(self, project: str | None = None) -> CollectionPlan:
@@ -165,10 +165,15 @@ class Collection(Resource):
         """Starts a pass of the collector, with a look at every copy; its result is a CollectionPass."""
         return self.transport.call("POST", path("collections"), OperationView, headers=once())
 
-    def last_sweeps(self) -> SweepReport:
+
+class Sweeps(Resource):
+    """Objects in the stores that no row of the catalog knows."""
+
+    def last(self) -> SweepReport:
+        """What the last sweep of each store found."""
         return self.transport.call("GET", path("sweeps"), SweepReport)
 
-    def sweep(self, request: StartSweep) -> OperationView:
+    def start(self, request: StartSweep) -> OperationView:
         """Starts to compare a store, or all of them, with the catalog; its result is a SweepReport."""
         return self.transport.call("POST", path("sweeps"), OperationView, body=request, headers=once())
 

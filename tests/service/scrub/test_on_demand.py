@@ -63,7 +63,7 @@ def test_a_run_is_scrubbed_on_demand_repaired_and_told(service: RunningService, 
     cut(store, key_of(service, b"three"))
     remove(second, key_of(service, b"three", StoreRole.SECOND))
     flip(store, key_of(service, b"of another run"))
-    found = result_of(service, client, client.scrub.run("demo", "gpt"))
+    found = result_of(service, client, client.scrubs.run("demo", "gpt"))
     assert found.model_dump() == {
         "mode": ScrubMode.READ,
         "copies": 12,
@@ -82,7 +82,7 @@ def test_a_run_is_scrubbed_on_demand_repaired_and_told(service: RunningService, 
     assert client.checkpoints.get(other[1]["id"]).health == "ok"
     # What was lost is sent anew: the next one finds all of it good, and takes the mark back.
     Job(service.http(), after=1).save(4, content=b"three")
-    again = result_of(service, client, client.scrub.run("demo", "gpt"))
+    again = result_of(service, client, client.scrubs.run("demo", "gpt"))
     assert (again.lost, again.marked, again.bad, again.missing) == (0, [], 1, 1)
     assert client.checkpoints.select("demo", "gpt", "3#1").health == "ok"
 
@@ -92,7 +92,7 @@ def test_one_that_was_cut_off_does_not_read_again_what_it_has_read(
 ) -> None:
     saved = save_steps(service, "demo/gpt", {1: b"one", 2: b"two"})
     remove(service.context.store, key_of(service, b"two"))
-    started = client.scrub.checkpoint(saved[2]["id"])
+    started = client.scrubs.checkpoint(saved[2]["id"])
     with monkeypatch.context() as broken:
         broken.setattr(run_scrub, "unmark", lambda *_: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
@@ -112,11 +112,11 @@ def test_the_cheap_mode_finds_what_is_missing_or_cut_and_postpones_no_scrub(
     cut(service.context.store, key_of(service, b"two"))
     flip(service.context.store, key_of(service, b"three"))
     before = copies_of(service, b"index three")[0].verified_at
-    found = result_of(service, client, client.scrub.run("demo", "gpt", ScrubMode.METADATA))
+    found = result_of(service, client, client.scrubs.run("demo", "gpt", ScrubMode.METADATA))
     assert (found.copies, found.good, found.bad, found.missing, found.lost) == (6, 4, 1, 1, 2)
     assert found.read_bytes == len(b"tw"), "only what seemed wrong was read"
     assert copies_of(service, b"index three")[0].verified_at == before
-    assert result_of(service, client, client.scrub.run("demo", "gpt")).bad == 2, "reading finds the rest"
+    assert result_of(service, client, client.scrubs.run("demo", "gpt")).bad == 2, "reading finds the rest"
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_now_is_told_and_marks_nothing(
         (cold,) = copies_of(service, b"two")
         session.execute(update(Copy).where(Copy.id == cold.id).values(state=CopyState.COLD))
     (tmp_path / "second").rename(tmp_path / "away")
-    found = result_of(service, client, client.scrub.run("demo", "gpt"))
+    found = result_of(service, client, client.scrubs.run("demo", "gpt"))
     assert (found.copies, found.good, found.cold, found.unread, found.lost) == (8, 3, 1, 4, 0)
     assert list(found.problems) == ["second"]
     assert found.marked == []
@@ -140,12 +140,12 @@ def test_a_bad_chunk_names_what_it_concerns_and_the_nearest_good_steps(service: 
     save_steps(service, "demo/side", {1: SHARED})
     remove(service.context.store, key_of(service, SHARED))
     save_steps(service, "other/gpt", {1: SHARED})
-    marked = result_of(service, client, client.scrub.checkpoint(gpt[20]["id"])).marked
+    marked = result_of(service, client, client.scrubs.checkpoint(gpt[20]["id"])).marked
     assert marked == ["demo/gpt@20#1", "demo/gpt@40#1", "demo/side@1#1"], "whoever needs the chunk, by name"
     scoped = ClientSettings(url=service.url, token=service.token(Scope.READ, project="demo"))
     with Client(scoped) as reader:
-        impact = reader.scrub.impact_of_chunk(digest_of(SHARED))
-        bad = list(reader.scrub.all_bad_copies("demo"))
+        impact = reader.scrubs.impact_of_chunk(digest_of(SHARED))
+        bad = list(reader.scrubs.all_bad_copies("demo"))
     assert impact.lost
     (chunk,) = impact.chunks
     assert (chunk.project, chunk.lost, [copy.finding for copy in chunk.copies]) == (
@@ -173,10 +173,10 @@ def test_a_bad_chunk_names_what_it_concerns_and_the_nearest_good_steps(service: 
         (digest_of(SHARED), True, 3, StoreRole.PRIMARY)
     ]
     # The other project's copy is a copy of its own, and nobody has read it.
-    assert not client.scrub.impact_of_chunk(digest_of(SHARED)).chunks[1].lost
-    of_checkpoint = client.scrub.impact_of_checkpoint(gpt[40]["id"])
+    assert not client.scrubs.impact_of_chunk(digest_of(SHARED)).chunks[1].lost
+    of_checkpoint = client.scrubs.impact_of_checkpoint(gpt[40]["id"])
     assert [each.digest for each in of_checkpoint.chunks] == [digest_of(SHARED)]
-    assert client.scrub.impact_of_checkpoint(gpt[30]["id"]).chunks == []
+    assert client.scrubs.impact_of_checkpoint(gpt[30]["id"]).chunks == []
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -185,13 +185,13 @@ def test_a_token_of_another_project_sees_and_scrubs_nothing(service: RunningServ
     service.make_project("other")
     with Client(ClientSettings(url=service.url, token=service.token(project="other"))) as stranger:
         for call in (
-            lambda: stranger.scrub.impact_of_chunk(digest_of(SHARED)),
-            lambda: stranger.scrub.impact_of_checkpoint(saved[1]["id"]),
-            lambda: stranger.scrub.checkpoint(saved[1]["id"]),
+            lambda: stranger.scrubs.impact_of_chunk(digest_of(SHARED)),
+            lambda: stranger.scrubs.impact_of_checkpoint(saved[1]["id"]),
+            lambda: stranger.scrubs.checkpoint(saved[1]["id"]),
         ):
             with pytest.raises(errors.NotFound):
                 call()
-        for call in (lambda: stranger.scrub.bad_copies("demo"), lambda: stranger.scrub.run("demo", "gpt")):
+        for call in (lambda: stranger.scrubs.bad_copies("demo"), lambda: stranger.scrubs.run("demo", "gpt")):
             with pytest.raises(errors.TokenProblem):
                 call()
     reader = service.http(token=service.token(Scope.READ))
@@ -241,7 +241,7 @@ def test_metrics_tell_how_far_and_what_was_found(service: RunningService, client
     save_steps(service, "demo/gpt", {1: b"one", 2: b"two"})
     copy_to_second(service)
     flip(service.context.store, key_of(service, b"two"))
-    result_of(service, client, client.scrub.run("demo", "gpt"))
+    result_of(service, client, client.scrubs.run("demo", "gpt"))
     clock.advance(100)
     seen = {
         (sample.name, sample.labels["store"]): sample.value

@@ -172,8 +172,8 @@ class HoldfastWriter(StorageWriter):
             self._with_nan[name] = None
 
     def _blocked_seconds(self) -> float | None:
-        """How long training has stood still so far. None for `dcp.async_save`: it stages before it calls the writer, and
-        writes on another thread or in another process, so nothing here can know."""
+        """How long training has stood still so far. None for `dcp.async_save`: it stages before it calls this writer,
+        and writes on another thread or in another process."""
         if threading.get_ident() != self._training_thread:
             return None
         return self._standstill.seconds
