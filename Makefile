@@ -16,7 +16,10 @@ MINUTES ?= 10
 # make preempt: how many launches are told to leave.
 TIMES ?= 100
 
-.PHONY: help demo test test-slow test-all check prove soak chaos jepsen preempt bench run format docs site venv
+# make scale: how many ranks save one checkpoint at once.
+RANKS ?= 64,256,1024
+
+.PHONY: help demo test test-slow test-all check prove soak chaos jepsen preempt bench scale run format docs site venv
 
 help:
 	@echo 'make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
@@ -30,6 +33,7 @@ help:
 	@echo 'make jepsen [MINUTES=10]                                every part fails, the database goes back: all commits there?'
 	@echo 'make preempt [TIMES=100]                                SIGTERM at random moments: is the newest state saved?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5]                      beside its peers: docs/performance.md'
+	@echo 'make scale [RANKS=64,256,1024]                          what a checkpoint of many ranks costs the control plane'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff fix and format the code'
 	@echo 'make docs                                               write docs/settings.md anew'
@@ -79,6 +83,10 @@ preempt: venv
 # Writes benchmarks/results/latest.json and the plot. Leave the machine alone meanwhile: half an hour with the defaults.
 bench: venv
 	@$(VENV)/bin/python -m benchmarks.run --size $(SIZE) --repeats $(REPEATS)
+
+# Writes benchmarks/results/scale.json. Leave the machine alone meanwhile, too: ten minutes with the defaults.
+scale: venv
+	@$(VENV)/bin/python -m benchmarks.scale --ranks $(RANKS)
 
 run: venv
 	@$(VENV)/bin/holdfast serve

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +44,25 @@ def _cpu_seconds(pid: int) -> float:
     # The command's name may hold spaces; behind its bracket come the fields from the third on.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+def cpu_seconds_of_tree(pid: int) -> float:
+    """Of a process, its children and theirs, those that have ended and were waited for among them."""
+    children: dict[int, list[int]] = defaultdict(list)
+    spent: dict[int, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        children[int(fields[1])].append(int(folder.name))
+        spent[int(folder.name)] = sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
+    tree, total = [pid], 0.0
+    while tree:
+        at = tree.pop()
+        total += spent.get(at, 0.0)
+        tree.extend(children[at])
+    return total
 
 
 def warm_pages(size_bytes: int) -> None:

@@ -1,0 +1,96 @@
+"""Some ranks of a storm: python -m benchmarks.scale.ranks. Reads `Orders` from stdin, says READY, waits for a line, and
+prints `Told` as its last line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from pydantic import BaseModel
+
+from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.workers import TransferWorkers, WorkerThreads
+from holdfast_client.client import Client
+from holdfast_client.shard_writer import ShardWriter
+from holdfast_protocol.checkpoints import BeginCheckpoint, Component, IndexOrdinals, ShardSummary
+from holdfast_protocol.runs import parse_run
+from holdfast_protocol.states import CheckpointState
+
+READY = "ready"
+_CHUNK_BYTES = 512
+
+
+class Orders(BaseModel):
+    """Ranks `first` to `last` - 1 of a checkpoint. The service is found by the environment."""
+
+    run: str
+    begin: BeginCheckpoint
+    first: int
+    last: int
+
+
+class Told(BaseModel):
+    """`seconds`: from the start of the storm until each rank was sealed, by rank."""
+
+    seconds: list[float]
+    cpu_seconds: float
+    committed: bool
+    """One of these ranks' seals has committed the checkpoint."""
+
+
+class Ranks:
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._run = parse_run(orders.run)
+        count = orders.last - orders.first
+        self._clients = [Client() for _ in range(count)]
+        # The threads of a rank's own workers would be thousands here. Each rank has a call under way, as on its own.
+        self._workers = TransferWorkers()
+        self._workers.calls.close()
+        self._workers.calls = WorkerThreads(count, "call")
+
+    def connect(self) -> None:
+        """A running job has open connections, and has shown that it sees the store's folder."""
+        for client in self._clients:
+            client.store_asks_md5()
+            client.mount.proof()
+
+    def storm(self) -> Told:
+        count = len(self._clients)
+        gate = threading.Barrier(count + 1)
+        with ThreadPoolExecutor(count) as pool:
+            pending = [pool.submit(self._save, at, gate) for at in range(count)]
+            gate.wait()
+            began, cpu = time.monotonic(), time.process_time()
+            ended = [each.result() for each in pending]
+        return Told(
+            seconds=[at - began for at, _ in ended],
+            cpu_seconds=time.process_time() - cpu,
+            committed=any(state is CheckpointState.COMMITTED for _, state in ended),
+        )
+
+    def _save(self, at: int, gate: threading.Barrier) -> tuple[float, CheckpointState]:
+        chunks = [OutgoingChunk.of(memoryview(os.urandom(_CHUNK_BYTES))) for _ in range(2)]
+        rank = self._orders.first + at
+        gate.wait()
+        writer = ShardWriter.begin(self._clients[at], self._run, rank, self._orders.begin, workers=self._workers)
+        writer.upload(chunks)
+        summary = ShardSummary(components={"model": Component(kind="model", logical_bytes=_CHUNK_BYTES)})
+        index = IndexOrdinals(shard=1, layout=0 if rank == 0 else None)
+        view = writer.seal(summary=summary, index=index)
+        return time.monotonic(), view.state
+
+
+def main() -> None:
+    ranks = Ranks(Orders.model_validate_json(sys.stdin.readline()))
+    ranks.connect()
+    print(READY, flush=True)
+    sys.stdin.readline()
+    print(ranks.storm().model_dump_json(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

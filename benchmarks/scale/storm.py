@@ -1,0 +1,185 @@
+"""All ranks of one checkpoint at once, and what service and database used for it."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from tests.support.postgres import OwnPostgresServer, postgres_server
+from tests.support.serve import holdfast_serve, without_holdfast_settings
+
+from benchmarks.measure import cpu_seconds_of_tree
+from benchmarks.scale.ranks import READY, Orders, Told
+from holdfast_client.client import Client
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.attempts import ResumedFrom
+from holdfast_protocol.base import Fence
+from holdfast_protocol.checkpoints import BeginCheckpoint
+from holdfast_protocol.runs import RunName
+from holdfast_protocol.states import CheckpointState
+
+_PROJECT = "scale"
+_PROCESSES = 2
+_COMMIT_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Storm:
+    """One checkpoint: from the first rank's begin until it was committed."""
+
+    ranks: int
+    seconds: float
+    client_cpu_seconds: float
+    service_cpu_seconds: float
+    database_cpu_seconds: float
+    calls: dict[str, int]
+    """By method and route."""
+    call_seconds: dict[str, float]
+    """The service's, added up, by method and route."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A service and its database, and the environment by which ranks find them."""
+
+    environment: dict[str, str]
+    service_pid: int
+    database_pid: int
+
+    def client(self) -> Client:
+        return Client(ClientSettings(url=self.environment["HOLDFAST_URL"], token=self.environment["HOLDFAST_TOKEN"]))
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    """One service on a Postgres of its own; checkpoints lie in a folder on this machine."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        postgres = stack.enter_context(postgres_server(own=True))
+        assert isinstance(postgres, OwnPostgresServer)
+        token = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
+        settings = {"HOLDFAST_DATABASE_URL": postgres.create_database("scale"), "HOLDFAST_BOOTSTRAP_TOKEN": token}
+        service = stack.enter_context(holdfast_serve(folder, other_settings=settings))
+        environment = service.environment | {"HOLDFAST_TOKEN": token}
+        yield Cluster(environment, service.process.pid, postgres.pid)
+
+
+def storm(cluster: Cluster, ranks: int) -> Storm:
+    """Raises RuntimeError if a rank fails or the checkpoint is not committed."""
+    with cluster.client() as client, ExitStack() as stack:
+        run = RunName(_PROJECT, f"of-{ranks}")
+        begin = _begin(client, run, ranks)
+        processes = [
+            stack.enter_context(_ranks(cluster, Orders(run=str(run), begin=begin, first=first, last=last)))
+            for first, last in _parts(ranks)
+        ]
+        for process in processes:
+            _expect_ready(process)
+        calls, seconds = _counted(cluster)
+        service, database = cpu_seconds_of_tree(cluster.service_pid), cpu_seconds_of_tree(cluster.database_pid)
+        began = time.monotonic()
+        for process in processes:
+            print(file=process.stdin, flush=True)
+        told = [_told(process) for process in processes]
+        ended = time.monotonic()
+        _expect_committed(client, run, begin.step)
+        service = cpu_seconds_of_tree(cluster.service_pid) - service
+        database = cpu_seconds_of_tree(cluster.database_pid) - database
+        calls_after, seconds_after = _counted(cluster)
+    calls_after.subtract(calls)
+    return Storm(
+        ranks,
+        seconds=ended - began,
+        client_cpu_seconds=sum(each.cpu_seconds for each in told),
+        service_cpu_seconds=service,
+        database_cpu_seconds=database,
+        calls={route: count for route, count in calls_after.items() if count},
+        call_seconds={route: seconds_after[route] - seconds[route] for route in calls_after if calls_after[route]},
+    )
+
+
+def _begin(client: Client, run: RunName, ranks: int) -> BeginCheckpoint:
+    """What each rank begins: a launch's first save after the newest checkpoint, if there is one."""
+    launch = uuid.uuid4().hex
+    opened = client.attempts.open_next(run, launch, world_size=ranks, host="scale", create=True)
+    fence = Fence(epoch=opened.epoch, attempt=opened.attempt, launch_id=launch)
+    point = opened.restore_point
+    resumed = ResumedFrom(checkpoint_id=None if point is None else point.checkpoint_id, **fence.model_dump())
+    client.attempts.resumed_from(run.project, run.run, opened.attempt, resumed)
+    return BeginCheckpoint(step=0 if point is None else point.step + 1, world_size=ranks, **fence.model_dump())
+
+
+def _parts(ranks: int) -> list[tuple[int, int]]:
+    bounds = [at * ranks // _PROCESSES for at in range(_PROCESSES + 1)]
+    return list(itertools.pairwise(bounds))
+
+
+@contextmanager
+def _ranks(cluster: Cluster, orders: Orders) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.scale.ranks"],
+        env=without_holdfast_settings() | cluster.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        print(orders.model_dump_json(), file=process.stdin, flush=True)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        raise RuntimeError(f"the ranks ended with {process.wait()}; their own words are above")
+    return line
+
+
+def _expect_ready(process: subprocess.Popen[str]) -> None:
+    if (line := _line(process)) != READY:
+        raise RuntimeError(f"the ranks said {line!r} and not {READY!r}")
+
+
+def _told(process: subprocess.Popen[str]) -> Told:
+    return Told.model_validate_json(_line(process))
+
+
+def _expect_committed(client: Client, run: RunName, step: int) -> None:
+    view = client.checkpoints.select(run.project, run.run, str(step))
+    view = client.checkpoints.get(view.id, wait_seconds=_COMMIT_SECONDS)
+    if view.state is not CheckpointState.COMMITTED:
+        raise RuntimeError(f"{run} step {step} is {view.state} after all ranks have sealed: {view.abort_reason}")
+
+
+def _counted(cluster: Cluster) -> tuple[Counter[str], Counter[str]]:
+    """Calls and seconds since the service started, by method and route."""
+    headers = {"Authorization": f"Bearer {cluster.environment['HOLDFAST_TOKEN']}"}
+    answer = httpx.get(f"{cluster.environment['HOLDFAST_URL']}/metrics", headers=headers, timeout=60).raise_for_status()
+    calls: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            key = f"{sample.labels.get('method')} {sample.labels.get('route')}"
+            if not key.startswith(("POST ", "PUT ")):  # the others are this process's own
+                continue
+            if sample.name == "holdfast_requests_total":
+                calls[key] += int(sample.value)
+            elif sample.name == "holdfast_request_seconds_sum":
+                seconds[key] += sample.value  # type: ignore[assignment]
+    return calls, seconds
