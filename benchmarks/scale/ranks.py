@@ -76,11 +76,10 @@ class Ranks:
         chunks = [OutgoingChunk.of(memoryview(os.urandom(_CHUNK_BYTES))) for _ in range(2)]
         rank = self._orders.first + at
         gate.wait()
-        writer = ShardWriter.begin(self._clients[at], self._run, rank, self._orders.begin, workers=self._workers)
-        writer.upload(chunks)
+        writer = ShardWriter(self._clients[at], self._run, rank, self._orders.begin, workers=self._workers)
         summary = ShardSummary(components={"model": Component(kind="model", logical_bytes=_CHUNK_BYTES)})
         index = IndexOrdinals(shard=1, layout=0 if rank == 0 else None)
-        view = writer.seal(summary=summary, index=index)
+        view = writer.upload_and_seal(chunks, lambda: (summary, index))
         return time.monotonic(), view.state
 
 

@@ -17,10 +17,15 @@ from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError
 from holdfast_protocol.base import Fence, text_to_keep
 from holdfast_protocol.checkpoints import (
+    AbortCheckpoint,
     BeginCheckpoint,
     CheckpointView,
+    ChunkAnswer,
+    ChunksNegotiated,
     FailShard,
+    FirstOffer,
     IndexOrdinals,
+    NegotiateChunks,
     SealShard,
     ShardSummary,
 )
@@ -33,42 +38,10 @@ log = logging.getLogger("holdfast.client")
 
 
 class ShardWriter:
-    """Made by `begin`. `stop` may be called from any thread."""
+    """Begins the checkpoint with its first call, or when `begin` is called. `stop` may be called from any thread."""
 
     def __init__(
         self,
-        client: Client,
-        rank: int,
-        fence: Fence,
-        begun: CheckpointView,
-        *,
-        begun_at: float,
-        workers: TransferWorkers | None,
-        brief_client: Client | None,
-    ) -> None:
-        """`begun_at`: by time.monotonic()."""
-        self._client = client
-        self._brief_client = brief_client or client
-        self._rank = rank
-        self._fence = fence
-        self._workers = workers
-        self._uploader: ShardUploader | None = None
-        self._stopped = threading.Event()
-        self._begun_at = self._uploaded_at = begun_at
-        self.checkpoint_id = begun.id
-        # The step is saved a second time. The seal says whether it is the same content; nothing can be sent.
-        self._committed_before = begun.state is CheckpointState.COMMITTED
-        self.pushed_by = begun.pushed_by
-        """The attempt that pushes it late; None: the attempt that saves it writes it itself."""
-        self.on_verified: Callable[[int], object] | None = None
-        """Called on the uploading thread with the bytes of each chunk that is verified."""
-        self.digests: list[str] = []
-        """Of the chunks that were uploaded, by ordinal."""
-        self.sent_bytes = self.sent_chunk_bytes = 0
-
-    @classmethod
-    def begin(
-        cls,
         client: Client,
         run: RunName,
         rank: int,
@@ -76,37 +49,125 @@ class ShardWriter:
         *,
         workers: TransferWorkers | None = None,
         brief_client: Client | None = None,
-    ) -> ShardWriter:
-        """The writer of a checkpoint that it begins. Every rank does so, and gets the same checkpoint. `brief_client`
-        tells of a failure, which is good to say and not worth waiting for. Raises what the begin raises."""
-        fence = Fence(epoch=begin.epoch, attempt=begin.attempt, launch_id=begin.launch_id)
-        begun_at = time.monotonic()
-        begun = client.checkpoints.begin(run.project, run.run, begin)
-        return cls(client, rank, fence, begun, begun_at=begun_at, workers=workers, brief_client=brief_client)
+    ) -> None:
+        """No call is made. `brief_client` tells of a failure, which is good to say and not worth waiting for."""
+        self._client = client
+        self._brief_client = brief_client or client
+        self._run = run
+        self._rank = rank
+        self._request = begin
+        self._fence = Fence(epoch=begin.epoch, attempt=begin.attempt, launch_id=begin.launch_id)
+        self._workers = workers
+        self._uploader: ShardUploader | None = None
+        self._stopped = threading.Event()
+        self._begun: CheckpointView | None = None
+        self._begun_at = self._uploaded_at = time.monotonic()
+        self.begin_failed = False
+        """The service refused the begin or did not answer it."""
+        self.on_begun: Callable[[], object] | None = None
+        """Called once the checkpoint is begun, on the thread that made the call. What it raises, `upload` raises."""
+        self.on_verified: Callable[[int], object] | None = None
+        """Called on the uploading thread with the bytes of each chunk that is verified."""
+        self.digests: list[str] = []
+        """Of the chunks that were uploaded, by ordinal."""
+        self.sent_bytes = self.sent_chunk_bytes = 0
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """None until it is begun."""
+        return None if self._begun is None else self._begun.id
+
+    @property
+    def pushed_by(self) -> int | None:
+        """The attempt that pushes it late. None: the attempt that saves it writes it itself, or it is not begun."""
+        return None if self._begun is None else self._begun.pushed_by
+
+    def begin(self) -> ShardWriter:
+        """Begins the checkpoint now, and returns this writer. Every rank begins it, and gets the same one. Raises what
+        the begin raises."""
+        if self._begun is None:
+            self._begin(self._client, None)
+        return self
 
     def upload(self, chunks: Iterable[OutgoingChunk], *, held_bytes: int | None = None) -> None:
         """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them.
         `held_bytes`: how much their source has room for, where it waits until chunks are verified.
         Raises ShardSealed if this rank has sealed before, or the checkpoint has been committed meanwhile."""
-        if self._committed_before:
+        self._upload(chunks, held_bytes, seal=None)
+
+    def upload_and_seal(
+        self,
+        chunks: Iterable[OutgoingChunk],
+        describe: Callable[[], tuple[ShardSummary, IndexOrdinals]],
+        *,
+        held_bytes: int | None = None,
+    ) -> CheckpointView:
+        """`upload` and `seal` with one call less: the seal reports what was sent last. `describe` is called when all
+        chunks were sent, maybe more than once and on another thread. It gives what `seal` takes."""
+        sealed: list[CheckpointView] = []
+
+        def seal(digests: list[str]) -> None:
+            self._uploaded_at = time.monotonic()
+            sealed.append(self._seal([*self.digests, *digests], *describe()))
+
+        self._upload(chunks, held_bytes, seal=seal)
+        return sealed[-1] if sealed else self._seal(self.digests, *describe())
+
+    def _upload(
+        self, chunks: Iterable[OutgoingChunk], held_bytes: int | None, *, seal: Callable[[list[str]], None] | None
+    ) -> None:
+        if self._is_committed:
             self.only_hash(chunks)
             return
         self._uploader = ShardUploader(
             self._client,
-            self.checkpoint_id,
+            self.checkpoint_id or "",
             self._rank,
             self._fence,
             workers=self._workers,
             on_verified=self.on_verified,
             held_bytes=held_bytes,
+            negotiate=self._negotiate,
+            seal=seal,
         )
         if self._stopped.is_set():
             self._uploader.stop()
         uploaded = self._uploader.upload(chunks)
-        self._uploaded_at = time.monotonic()
+        self._uploaded_at = max(self._uploaded_at, time.monotonic()) if seal is None else self._uploaded_at
         self.digests.extend(uploaded.digests)
         self.sent_bytes += uploaded.sent_bytes
         self.sent_chunk_bytes += uploaded.sent_chunk_bytes
+
+    @property
+    def _is_committed(self) -> bool:
+        """The step is saved a second time. The seal says whether it is the same content; nothing can be sent."""
+        return self._begun is not None and self._begun.state is CheckpointState.COMMITTED
+
+    def _begin(self, client: Client, offer: FirstOffer | None) -> ChunksNegotiated | None:
+        """What was negotiated with it, if anything was."""
+        request = self._request.model_copy(update={"offer": offer})
+        try:
+            begun = client.checkpoints.begin(self._run.project, self._run.run, request)
+        except BaseException:
+            self.begin_failed = True
+            raise
+        self._begun = begun
+        if self.on_begun is not None:
+            self.on_begun()
+        return begun.negotiated
+
+    def _negotiate(self, request: NegotiateChunks) -> ChunksNegotiated:
+        """In one call with the begin if it is the first, on the thread of the uploader's calls."""
+        if self._begun is None:
+            offer = FirstOffer(rank=self._rank, chunks=request.chunks, mount_proof=request.mount_proof)
+            negotiated = self._begin(self._client, offer)
+            if negotiated is not None:
+                return negotiated
+        assert self._begun is not None
+        if self._is_committed:
+            present = [ChunkAnswer(digest=each.digest, status="present") for each in request.chunks]
+            return ChunksNegotiated(chunks=present, finished=[])
+        return self._client.checkpoints.negotiate(self._begun.id, self._rank, request)
 
     def only_hash(self, chunks: Iterable[OutgoingChunk]) -> None:
         """In place of an upload, where the shard is sealed: the seal says whether this is the same content."""
@@ -118,22 +179,37 @@ class ShardWriter:
 
     def seal(self, *, summary: ShardSummary, index: IndexOrdinals) -> CheckpointView:
         """`index`: where the documents are among the uploaded chunks. The seal that completes the world commits."""
+        return self._seal(self.digests, summary, index)
+
+    def _seal(self, digests: list[str], summary: ShardSummary, index: IndexOrdinals) -> CheckpointView:
+        assert self._begun is not None  # by the first negotiation
         measured = summary.model_copy(update={"upload_seconds": self._uploaded_at - self._begun_at})
         seal = SealShard(
-            **dict(self._fence), **dict(measured), digest=shard_digest(self.digests), chunks=self.digests, index=index
+            **dict(self._fence), **dict(measured), digest=shard_digest(digests), chunks=digests, index=index
         )
-        return self._client.checkpoints.seal(self.checkpoint_id, self._rank, seal)
+        return self._client.checkpoints.seal(self._begun.id, self._rank, seal)
 
     def fail(self, error: BaseException) -> None:
-        """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). Never raises."""
-        if self._committed_before:
-            return
+        """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). It begins the
+        checkpoint to do so, if it has not yet. Never raises."""
         reason = without_secrets(f"{type(error).__name__}: {error}")
         failed = FailShard(**self._fence.model_dump(), reason=text_to_keep(reason, 4000))
         try:
-            self._brief_client.checkpoints.seal(self.checkpoint_id, self._rank, failed)
+            if self._begun is None:
+                self.on_begun = None
+                self._begin(self._brief_client, None)
+            assert self._begun is not None
+            if not self._is_committed:
+                self._brief_client.checkpoints.seal(self._begun.id, self._rank, failed)
         except HoldfastError as not_told:
             log.info("the service was not told that rank %d failed: %s", self._rank, not_told)
+
+    def abort(self, reason: str) -> None:
+        """Gives the checkpoint up for all ranks. Begins it first if this rank has not yet: another rank may have.
+        Raises HoldfastError if the service is not told."""
+        begun = self._begun or self._brief_client.checkpoints.begin(self._run.project, self._run.run, self._request)
+        abort = AbortCheckpoint(**self._fence.model_dump(), reason=text_to_keep(reason, 4000))
+        self._brief_client.checkpoints.abort(begun.id, abort)
 
     def stop(self) -> None:
         self._stopped.set()

@@ -26,7 +26,7 @@ from holdfast_protocol.text import is_text, printable
 
 PROTOCOL_HEADER = "Holdfast-Protocol"
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 5
+PROTOCOL_MINOR = 6
 """1: chunks may be stored encoded (codecs.py). What an older client cannot decode is refused when it asks for it.
 Saves may be pushed late (checkpoints.py); an older client never begins one.
 2: operations: policies, trash, holds, copies in other stores, tiers, audit events. An older client never asks for

@@ -156,7 +156,7 @@ class ChunksNegotiated(Reply):
 
 # The commit protocol: begin, negotiate chunks, upload, seal each shard; the seal that completes the world commits.
 #
-# `POST /v1/projects/{project}/runs/{run}/checkpoints`   BeginCheckpoint -> CheckpointView
+# `POST /v1/projects/{project}/runs/{run}/checkpoints`   BeginCheckpoint -> CheckpointBegun
 # `POST /v1/checkpoints/{id}/shards/{rank}/chunks`       NegotiateChunks -> ChunksNegotiated   (module chunks)
 # `PUT  /v1/checkpoints/{id}/shards/{rank}`              SealShard | FailShard -> CheckpointView
 # `POST /v1/checkpoints/{id}/abort`                      AbortCheckpoint -> CheckpointView
@@ -197,12 +197,22 @@ MAX_METRICS = 1000
 MAX_COMPONENTS = 2000
 
 
+class FirstOffer(Request):
+    """A rank's first negotiation, within its begin: the same as NegotiateChunks under the begin's fence."""
+
+    rank: int = Field(ge=0, le=99_999)
+    chunks: list[ChunkOffer] = Field(min_length=1, max_length=MAX_BATCH)
+    mount_proof: MountProof | None = None
+
+
 class BeginCheckpoint(Fence):
     """With `origin_attempt` it is a late save (rule late-save-adoption): the checkpoint belongs to the attempt that
     staged it, and the fence's attempt pushes it.
     """
 
     model_config = example({"epoch": 1, "attempt": 3, "step": 1200, "world_size": 8, "labels": ["milestone"]})
+
+    largest_body_bytes: ClassVar[int] = NegotiateChunks.largest_body_bytes
 
     step: Step
     world_size: int = Field(ge=1, le=100_000)
@@ -215,6 +225,11 @@ class BeginCheckpoint(Fence):
         default=False,
         description="A late save that the run has gone on without is kept beside the line instead of refused "
         "(`detached_branch`). Only with origin_attempt.",
+    )
+    offer: FirstOffer | None = Field(
+        default=None,
+        json_schema_extra=since(6),
+        description="The rank's first chunks, negotiated in this call: begin and negotiation are one.",
     )
 
     @model_validator(mode="after")
@@ -304,7 +319,7 @@ class ShardSummary(ShardContent):
         ge=0,
         le=LARGEST_INTEGER,
         json_schema_extra=since(5),
-        description="From this rank's begin until the service had verified its last chunk.",
+        description="From this rank's begin until its last chunk was sent.",
     )
 
     @property
@@ -425,6 +440,13 @@ class CheckpointView(Reply):
     sealed_ranks: int
     missing_ranks: list[int] = Field(description="Ranks that have not sealed; the first 20 of them.")
     etag: str
+
+
+class CheckpointBegun(CheckpointView):
+    """`negotiated` answers BeginCheckpoint.offer. Null: nothing was offered, the checkpoint is not uploading any more,
+    or the negotiation failed: negotiate in a call of its own, which says why."""
+
+    negotiated: ChunksNegotiated | None = None
 
 
 class EditCheckpoint(Request):

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import torch
@@ -17,6 +18,7 @@ import torch
 import holdfast
 from holdfast.layout.plan import ChunkSizes
 from holdfast.settings import TrainerSettings
+from holdfast_client.chunks import uploader
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import CheckpointView
@@ -29,6 +31,9 @@ from tests.support.training import Job, random_numbers, values
 SMALL_CHUNKS = ChunkSizes(own_chunk_bytes=1024, cut_bytes=4096, pack_bytes=2048)
 BIG_ELEMENTS = 20_000
 """About 20 chunks of 4 KiB; with the model, the index and the layout some 24."""
+
+HELD_BYTES = 32 * 1024
+"""So few are hashed and not verified yet that a save offers and reports in several calls, as one of gigabytes does."""
 
 BOUND_SECONDS = 60
 """No call in these tests takes so long, whatever the machine is busy with."""
@@ -124,6 +129,7 @@ def all_bits(state: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
 def network(seaweedfs: SeaweedFS | None, **service: Any) -> Iterator[Network]:
     """With SeaweedFS behind a proxy of its own, or with a folder that clients reach through the service."""
     with ExitStack() as stack:
+        stack.enter_context(patch.object(uploader, "HELD_BYTES", HELD_BYTES))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-network-")))
         store = f"posix://{folder / 'store'}"
         to_store = None

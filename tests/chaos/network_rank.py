@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch.distributed as dist
 
 import holdfast
 from holdfast import errors
 from holdfast.settings import TrainerSettings
+from holdfast_client.chunks import uploader
 from holdfast_client.settings import ClientSettings
-from tests.chaos.network import BOUND_SECONDS, SMALL_CHUNKS, big_tensor
+from tests.chaos.network import BOUND_SECONDS, HELD_BYTES, SMALL_CHUNKS, big_tensor
 from tests.support.fault_proxy import SLOW_DOWN, CutReply, CutRequest, Delay, DropReply, Fault, FaultProxy, fault_proxy
 
 PASSING: tuple[Fault, ...] = (DropReply(), CutRequest(), CutReply(), SLOW_DOWN)
@@ -20,7 +22,7 @@ RESTORE = ("shard_chunks", "read_tickets", "get")
 
 def rank_main(rank: int, service_port: int, token: str, run: str) -> list[str]:
     """What this rank has seen, line by line; both must have seen the same."""
-    with fault_proxy(service_port) as proxy:
+    with fault_proxy(service_port) as proxy, patch.object(uploader, "HELD_BYTES", HELD_BYTES):
         client = ClientSettings(url=proxy.url, token=token, direct_files=False, retry_seconds=20.0)
         settings = TrainerSettings(transfers=4, collective_timeout_seconds=60, save_retry_seconds=20.0)
         with checkpointer(run, client, settings) as ckpt:

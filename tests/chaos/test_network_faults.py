@@ -149,7 +149,7 @@ def test_a_restore_gets_through(net: Network, job: RunningJob, fault: str, call:
 
 @pytest.mark.parametrize("fault", ["429"])
 def test_who_asks_for_a_pause_gets_it(net: Network, job: RunningJob):
-    for proxy, call in ((net.to_service, "negotiate"), (net.to_store, "put")):
+    for proxy, call in ((net.to_service, "begin"), (net.to_store, "put")):
         proxy.script(TOO_MANY_REQUESTS, on=call)
     began = time.monotonic()
     job.save()

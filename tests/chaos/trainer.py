@@ -27,6 +27,7 @@ def main(run: str, hold_rank: int, hold_step: int) -> None:
             chunks = upload(saving, staged)
             yield next(chunks)
             if rank == hold_rank and saving.step == hold_step:
+                ckpt.parts.pipeline._writer.begin()
                 print("holding", flush=True)
                 time.sleep(3600)
             yield from chunks

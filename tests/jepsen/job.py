@@ -106,7 +106,7 @@ class Job:
             )
 
     def _save_shard(self, rank: int, begin: BeginCheckpoint, pause: float) -> tuple[str, CheckpointState]:
-        writer = ShardWriter.begin(self._client, self._run, rank, begin)
+        writer = ShardWriter(self._client, self._run, rank, begin)
         chunks = Saved(self._run.run, self._launch, begin.attempt, begin.step, rank).chunks()
         writer.upload(OutgoingChunk.of(data) for data in chunks)
         time.sleep(pause)

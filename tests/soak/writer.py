@@ -87,7 +87,7 @@ class Job:
     def _write(
         self, rank: int, begin: BeginCheckpoint, numbers: random.Random, fate: int, loss: float
     ) -> CheckpointState | None:
-        writer = ShardWriter.begin(self._client, self._run, rank, begin)
+        writer = ShardWriter(self._client, self._run, rank, begin)
         pieces = shard_content(f"{self._run.project}/{self._run.run}", rank, numbers)
         writer.upload(OutgoingChunk.of(piece.data) for piece in pieces)
         if rank == 0 and fate < _ABORTED:

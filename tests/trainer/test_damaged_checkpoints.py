@@ -144,7 +144,7 @@ def save_malformed(run, step, *, change_layout=None, change_index=None):
             layout = malformed(layout, change_layout)
             index = dataclasses.replace(index, layout_digest=chunk_digest(zlib.decompress(layout)))
         document = index.encode() if change_index is None else malformed(index.encode(), change_index)
-        writer = ckpt.parts.session.begin_shard(step + 1, CheckpointKind.PERIODIC, ckpt.parts.workers)
+        writer = ckpt.parts.session.shard_writer(step + 1, CheckpointKind.PERIODIC, ckpt.parts.workers)
         writer.upload(OutgoingChunk.of(chunk) for chunk in (*data, document, layout))
         size = Component(kind="extra", logical_bytes=sum(map(len, data)))
         index = IndexOrdinals(shard=len(data), layout=len(data) + 1)

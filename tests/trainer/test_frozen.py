@@ -56,14 +56,14 @@ def checkpointer(run, frozen=("model/base.*",), **more):
 def offered(monkeypatch):
     """What each save has offered: the number of chunks whose digest was known, and of those that were hashed."""
     saves = []
-    upload = ShardWriter.upload
+    upload = ShardWriter.upload_and_seal
 
-    def watched(writer, chunks, **limits):
+    def watched(writer, chunks, describe, **limits):
         chunks = list(chunks)
         saves.append((sum(chunk.digest is not None for chunk in chunks), sum(chunk.digest is None for chunk in chunks)))
-        upload(writer, iter(chunks), **limits)
+        return upload(writer, iter(chunks), describe, **limits)
 
-    monkeypatch.setattr(ShardWriter, "upload", watched)
+    monkeypatch.setattr(ShardWriter, "upload_and_seal", watched)
     return saves
 
 

@@ -74,7 +74,7 @@ def test_a_crash_keeps_what_was_saved_before_it_and_is_not_fenced(run, service, 
     job, told = Job(), threading.Event()
     checkpointer = holdfast.Checkpointer(run, save=NEVER, local=tmp_path / "tier" if local else None)
     session = checkpointer.parts.session
-    begin, crashed = session.begin_shard, session.crashed
+    begin, crashed = session.shard_writer, session.crashed
 
     def begins_afterwards(*args, **options):
         assert told.wait(60)
@@ -90,7 +90,7 @@ def test_a_crash_keeps_what_was_saved_before_it_and_is_not_fenced(run, service, 
             checkpointer.save(0, job.state)
             raise ZeroDivisionError
 
-    monkeypatch.setattr(session, "begin_shard", begins_afterwards)
+    monkeypatch.setattr(session, "shard_writer", begins_afterwards)
     monkeypatch.setattr(session, "crashed", tells)
     with pytest.raises(ZeroDivisionError):
         crashes()

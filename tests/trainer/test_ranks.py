@@ -149,16 +149,18 @@ def test_a_rank_that_is_still_uploading_makes_all_ranks_decline_the_next_save(ru
 
 
 def begin_when_aborted(ckpt):
-    """The next begin comes only once the other rank has failed, and has had the checkpoint aborted."""
-    begin = ckpt.parts.session.begin_shard
+    """The next begin comes only once the other rank has failed, and has had the checkpoint aborted. Until then this
+    rank does not hear of it."""
+    begin, watch = ckpt.parts.session.shard_writer, ckpt.parts.pipeline._watch
+    given_up, watch.given_up = watch.given_up, lambda number: None
 
     def late(*arguments, **more):
-        ckpt.parts.session.begin_shard = begin
+        ckpt.parts.session.shard_writer, watch.given_up = begin, given_up
         while not any(view.state == "aborted" for view in ckpt.parts.client.checkpoints.all(*ckpt.run.split("/"))):
             time.sleep(0.05)
         return begin(*arguments, **more)
 
-    ckpt.parts.session.begin_shard = late
+    ckpt.parts.session.shard_writer = late
 
 
 def fail_in_background(rank, run, late=False):

@@ -143,16 +143,22 @@ def test_a_rank_whose_leader_has_failed_at_a_checkpoint_asks_for_itself_and_begi
 
 def before_the_first_seal(ckpt, fault):
     """Calls `fault(checkpoint_id)` when this rank's chunks are verified, and its shard is not sealed yet."""
-    begin, seals = ckpt.parts.session.begin_shard, []
+    shard_writer, faults = ckpt.parts.session.shard_writer, [fault]
 
-    def begin_shard(*arguments):
-        writer = begin(*arguments)
-        if not seals:
-            seals.append(writer.seal)
-            writer.seal = lambda **options: (fault(writer.checkpoint_id), seals[0](**options))[1]
+    def struck(*arguments):
+        writer = shard_writer(*arguments)
+
+        def upload_strike_and_seal(chunks, describe, **more):
+            writer.upload(chunks, **more)
+            faults.pop()(writer.checkpoint_id)
+            summary, index = describe()
+            return writer.seal(summary=summary, index=index)
+
+        if faults:
+            writer.upload_and_seal = upload_strike_and_seal
         return writer
 
-    ckpt.parts.session.begin_shard = begin_shard
+    ckpt.parts.session.shard_writer = struck
 
 
 def test_what_had_arrived_is_not_sent_again(service):
@@ -180,7 +186,10 @@ def test_a_step_is_begun_anew_a_few_times_and_then_the_save_fails(service):
     with holdfast.Checkpointer("tests/few", create=True) as ckpt:
         ckpt.restore({})
         write = ckpt.parts.pipeline._write
-        ckpt.parts.pipeline._write = lambda writer, job: (give_up(service, writer.checkpoint_id), write(writer, job))[1]
+        ckpt.parts.pipeline._write = lambda writer, job: (
+            give_up(service, writer.begin().checkpoint_id),
+            write(writer, job),
+        )[1]
         failed = ckpt.save(1, {}).committed.exception(timeout=100)
         assert isinstance(failed.__cause__, errors.CheckpointAborted)
         ckpt.parts.pipeline._write = write
@@ -196,6 +205,7 @@ def test_a_job_that_ends_begins_nothing_anew(service, monkeypatch):
         stop = ckpt.parts.pipeline._stop
 
         def held(writer, job):
+            writer.begin()
             reached.set()
             stop.wait(60)
             raise errors.CheckpointAborted("it was silent", context={"cause": AbortCause.SILENT})

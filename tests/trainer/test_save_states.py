@@ -11,6 +11,7 @@ import holdfast
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
 from holdfast.save.job import SaveHandle, SaveState
+from holdfast_client.transport import Transport
 
 Q, S, H, P, U, D, C, L = SaveState
 
@@ -73,3 +74,19 @@ def test_a_save_that_the_job_has_no_time_for(run, tmp_path, seen, monkeypatch, l
         assert reached.wait(60)
     assert isinstance(handle.committed.exception(timeout=60), errors.SaveFailed)
     assert seen == {0: [Q, S, H, P, U, P] if local else [Q, S, U, L]}
+
+
+def test_a_save_whose_chunks_fit_one_batch_makes_two_calls(run, monkeypatch):
+    calls, call = [], Transport.call
+
+    def counted(self, method, route, *arguments, **more):
+        if method != "GET" and not route.endswith(("/heartbeat", "/mount-proofs")):
+            calls.append((method, route.rpartition("/")[2]))
+        return call(self, method, route, *arguments, **more)
+
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        ckpt.restore({})
+        monkeypatch.setattr(Transport, "call", counted)
+        ckpt.save(1, {"notes": {"text": "a" * 5000}}).committed.result(timeout=60)
+        monkeypatch.undo()
+    assert calls == [("POST", "checkpoints"), ("PUT", "0")]

@@ -104,7 +104,7 @@ class Spooled:
         begin = BeginCheckpoint(
             **self.attempt.fence.model_dump(), step=STEP, world_size=2, kind=CheckpointKind.PERIODIC
         )
-        return ShardWriter.begin(self.client, self.run, 0, begin)
+        return ShardWriter(self.client, self.run, 0, begin).begin()
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_push_that_finds_no_room_does_not_give_up_what_the_job_is_writing_itse
         raise error
 
     spooled.begin_itself()
-    monkeypatch.setattr(ShardWriter, "upload", refused)
+    monkeypatch.setattr(ShardWriter, "upload_and_seal", refused)
     [outcome] = spooled.push()
     assert outcome.told == f"left: {error}"
     assert "attempt 1 may still be writing it itself" in caplog.text
@@ -206,7 +206,7 @@ def test_a_push_that_finds_no_room_gives_its_own_checkpoint_up_so_that_nobody_wa
         raise QuotaExceeded("used up")
 
     spooled.open()
-    monkeypatch.setattr(ShardWriter, "upload", refused)
+    monkeypatch.setattr(ShardWriter, "upload_and_seal", refused)
     assert not spooled.push()[0].committed
     assert spooled.states() == [CheckpointState.ABORTED]
     assert spooled.left() == [0, 1]

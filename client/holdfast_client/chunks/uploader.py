@@ -30,6 +30,7 @@ from holdfast_client.errors import (
     ChecksumMismatch,
     DirectFileRefused,
     HoldfastError,
+    IncompleteCheckpoint,
     ServiceUnavailable,
     StoreRefused,
     StoreUnavailable,
@@ -184,7 +185,12 @@ class ShardUploader:
     """For one shard of one checkpoint, used once. `workers` are shared with other transfers; without them it starts
     its own for the time of the upload. `on_verified(bytes)` is called on the uploading thread for each chunk that the
     service has verified, whether it was sent or was there. `held_bytes`: how much the source has room for, where it
-    waits until chunks are verified."""
+    waits until chunks are verified.
+
+    `negotiate` takes the place of the call to the service. `seal` takes the place of the last report: it gets the
+    digests by ordinal and seals the shard, which verifies what is not reported yet. It raises IncompleteCheckpoint if a
+    chunk is not in the store. Then the uploader reports, sends again what is missing, and calls `seal` once more. It is
+    not called if nothing is left to report."""
 
     def __init__(
         self,
@@ -196,10 +202,12 @@ class ShardUploader:
         workers: TransferWorkers | None = None,
         on_verified: Callable[[int], object] | None = None,
         held_bytes: int | None = None,
+        negotiate: Callable[[NegotiateChunks], ChunksNegotiated] | None = None,
+        seal: Callable[[list[str]], object] | None = None,
     ) -> None:
         self._client = client
-        self._checkpoint_id = checkpoint_id
-        self._rank = rank
+        self._negotiated = negotiate or functools.partial(client.checkpoints.negotiate, checkpoint_id, rank)
+        self._seal = seal
         self._fence = fence
         self._workers = workers
         self._on_verified = on_verified
@@ -312,6 +320,9 @@ class ShardUploader:
         ):
             return
         call = self._next_call.begin()
+        if self._seal is not None and self._is_last(call):
+            jobs.start(workers.calls, call, functools.partial(self._seal_or_report, self._seal, call.reported))
+            return
         offers = [self._open[digest].offer() for digest in call.offered]
         jobs.start(workers.calls, call, functools.partial(self._negotiate, offers, call.reported))
 
@@ -322,7 +333,20 @@ class ShardUploader:
             finished=finished,
             mount_proof=self._client.mount.proof(),
         )
-        return self._client.checkpoints.negotiate(self._checkpoint_id, self._rank, request)
+        return self._negotiated(request)
+
+    def _is_last(self, call: Call) -> bool:
+        """All chunks are taken, and all that are open were sent and are reported by this call."""
+        nothing_runs = not (self._hashing or self._sending or self._later) and self._encoding.is_idle
+        return self._taken_all and nothing_runs and not call.offered and len(call.reported) == len(self._open)
+
+    def _seal_or_report(self, seal: Callable[[list[str]], object], reported: list[str]) -> ChunksNegotiated:
+        try:
+            seal(list(self._digests))
+        except IncompleteCheckpoint:
+            return self._negotiate([], reported)  # says which of them, and why
+        verified = [FinishedAnswer(digest=digest, state=FinishedState.VERIFIED) for digest in reported]
+        return ChunksNegotiated(chunks=[], finished=verified)
 
     def _take_reply(self, call: Call, reply: ChunksNegotiated, jobs: _UploadJobs, workers: TransferWorkers) -> None:
         self._next_call.end(time.monotonic())

@@ -93,7 +93,7 @@ def push_late(
         origin_attempt=record.attempt,
         allow_detached=allow_detached,
     )
-    writer = ShardWriter.begin(client, record.run_name, record.rank, begin, workers=workers)
+    writer = ShardWriter(client, record.run_name, record.rank, begin, workers=workers).begin()
     try:
         return push_shard(writer, folder, record)
     except (IntegrityError, QuotaExceeded, StoreProblem) as error:
@@ -112,11 +112,11 @@ def push_late(
 def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) -> CheckpointView:
     """Uploads and seals what the record names. Raises ChunkCorrupt, LocalReadFailed, and what a save raises."""
     try:
-        writer.upload(spooled_chunks(folder, record))
+        return writer.upload_and_seal(spooled_chunks(folder, record), lambda: (record.summary, record.index))
     except ShardSealed:
         # An earlier push ended behind this rank's seal, or did not hear of it. Its record is still to be compared.
         writer.only_hash(spooled_chunks(folder, record))
-    return writer.seal(summary=record.summary, index=record.index)
+        return writer.seal(summary=record.summary, index=record.index)
 
 
 def spooled_chunks(folder: ChunkFolder, record: SpoolRecord) -> Iterator[OutgoingChunk]:

@@ -10,6 +10,7 @@ from holdfast_protocol.base import Page
 from holdfast_protocol.checkpoints import (
     AbortCheckpoint,
     BeginCheckpoint,
+    CheckpointBegun,
     CheckpointView,
     ChunkReads,
     ChunksNegotiated,
@@ -34,10 +35,11 @@ from holdfast_protocol.states import CheckpointState, Health
 class Checkpoints(Resource):
     """See holdfast_protocol.checkpoints and holdfast_protocol.pruning."""
 
-    def begin(self, project: str, run: str, request: BeginCheckpoint) -> CheckpointView:
-        """Begins a checkpoint; every rank may call it, the same begin gives the same checkpoint."""
+    def begin(self, project: str, run: str, request: BeginCheckpoint) -> CheckpointBegun:
+        """Begins a checkpoint; every rank may call it, the same begin gives the same checkpoint. With `offer` it is the
+        rank's first negotiation too."""
         return self.transport.call(
-            "POST", path("projects", project, "runs", run, "checkpoints"), CheckpointView, body=request
+            "POST", path("projects", project, "runs", run, "checkpoints"), CheckpointBegun, body=request
         )
 
     def negotiate(self, checkpoint_id: str, rank: int, request: NegotiateChunks) -> ChunksNegotiated:

@@ -20,6 +20,7 @@ from holdfast_protocol.base import PROTOCOL_VERSION, Name, Page, minor_of
 from holdfast_protocol.checkpoints import (
     AbortCheckpoint,
     BeginCheckpoint,
+    CheckpointBegun,
     CheckpointView,
     ChunksNegotiated,
     FailShard,
@@ -44,8 +45,7 @@ from holdfast_service.training.attempts import (
     record_resumed_from,
     take_heartbeat,
 )
-from holdfast_service.training.begin import begin_checkpoint
-from holdfast_service.training.negotiate import negotiate_chunks
+from holdfast_service.training.negotiate import begin_and_negotiate, negotiate_chunks
 from holdfast_service.training.seal import seal_shard
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import AnyCaller, Cursor, Limit, ProtocolSpoken, Trainer, tagged
@@ -160,8 +160,8 @@ def begin(
     body: BeginCheckpoint,
     context: Context,
     caller: Trainer,
-) -> CheckpointView:
-    return begin_checkpoint(context, caller, project, run, body)
+) -> CheckpointBegun:
+    return begin_and_negotiate(context, caller, project, run, body)
 
 
 @checkpoints_router.put(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -17,6 +18,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.checkpoints import (
+    BeginCheckpoint,
+    CheckpointBegun,
     ChunkAnswer,
     ChunkOffer,
     ChunksNegotiated,
@@ -28,7 +31,7 @@ from holdfast_protocol.checkpoints import (
 )
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CopyState, ShardState
+from holdfast_protocol.states import CheckpointState, CopyState, ShardState
 from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -38,7 +41,8 @@ from holdfast_service.copies.verify_upload import Finding, Upload, verify_upload
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Chunk, Copy, Project, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
-from holdfast_service.stores.base import Capabilities, MountedStore, make_tickets
+from holdfast_service.stores.base import Capabilities, MountedStore, StoreError, make_tickets
+from holdfast_service.training.begin import begin_checkpoint
 from holdfast_service.training.fencing import Writing, begin_writing, keep_alive, locked_shard, refuse_unless_uploading
 
 # Refuses offers that contradict themselves, before anything is reserved for them. Pure (rule reuse-only-hashed).
@@ -533,3 +537,23 @@ def _md5_needed(capabilities: Capabilities | None) -> bool:
     if capabilities is None or not capabilities.asks_md5:
         return False
     return capabilities.changed_at is None or datetime.now(UTC) - capabilities.changed_at > _CLIENTS_ASK_WITHIN
+
+
+def begin_and_negotiate(
+    context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: BeginCheckpoint
+) -> CheckpointBegun:
+    """Begins a checkpoint and answers the rank's first offer. Raises what `begin_checkpoint` does. An offer that is
+    refused is no failure of the begin: the rank offers again in a call of its own, and hears why."""
+    begun = begin_checkpoint(context, caller, project_name, run_name, request)
+    negotiated = None
+    if request.offer is not None and begun.state == CheckpointState.UPLOADING:
+        offer = NegotiateChunks(
+            epoch=request.epoch,
+            attempt=request.attempt,
+            launch_id=request.launch_id,
+            chunks=request.offer.chunks,
+            mount_proof=request.offer.mount_proof,
+        )
+        with suppress(ProblemError, StoreError):
+            negotiated = negotiate_chunks(context, caller, begun.id, request.offer.rank, offer)
+    return CheckpointBegun(**dict(begun), negotiated=negotiated)

@@ -213,3 +213,49 @@ def test_direct_files_can_be_switched_off(mounted):
     upload(mounted, chunks, direct_files=False)
     assert not mounted.of("POST", "/v1/mount-proofs")
     assert fetch(mounted, chunks, direct_files=False) == chunks
+
+
+def sealing(service, chunks, *answers):
+    """Uploads with a seal that raises what `answers` has, one after another. Returns what each seal was given."""
+    given, left = [], list(answers)
+
+    def seal(digests):
+        given.append(digests)
+        if left and (error := left.pop(0)) is not None:
+            raise error
+
+    with client_of(service) as client:
+        uploader = ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1), seal=seal)
+        done = uploader.upload(outgoing(chunks))
+    return given, done
+
+
+@pytest.mark.rule("verify-while-uploading")
+def test_the_seal_takes_the_place_of_the_last_report(service):
+    chunks = some_chunks(2)
+    given, done = sealing(service, chunks)
+    assert given == [list(chunks)]
+    [call] = negotiations(service)
+    assert ([each["digest"] for each in call["chunks"]], call["finished"]) == (list(chunks), [])
+    assert (done.sent_chunks, service.objects) == (2, chunks)
+
+
+@pytest.mark.rule("seal-only-negotiated")
+def test_what_a_seal_does_not_find_is_sent_again_before_the_next(service):
+    service.faults["lost object"] = 1
+    chunks = some_chunks(2)
+    given, done = sealing(service, chunks, errors.IncompleteCheckpoint("one is missing"))
+    assert given == [list(chunks)] * 2
+    assert [len(call["finished"]) for call in negotiations(service)][1] == 2, "the report that says which"
+    assert (done.sent_chunks, service.objects) == (2, chunks)
+
+
+def test_what_a_seal_is_refused_for_ends_the_upload(service):
+    with pytest.raises(errors.CheckpointAborted):
+        sealing(service, some_chunks(2), errors.CheckpointAborted("rank 1 failed"))
+
+
+def test_where_nothing_is_sent_there_is_no_report_for_the_seal_to_replace(service):
+    chunks = some_chunks(2)
+    upload(service, chunks)
+    assert sealing(service, chunks)[0] == []

@@ -130,7 +130,7 @@ class HoldfastWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         _refuse_planner(planner)
         share: _Share = plan.storage_data
-        self._writer = self._session.begin_shard(self._step, self._kind, self._workers)
+        self._writer = self._session.shard_writer(self._step, self._kind, self._workers)
         try:
             self._values = {item.index.fqn: _value(item, planner) for item in plan.items if _is_value(item)}
             items = {_box(item): item for item in plan.items if not _is_value(item)}
@@ -198,7 +198,6 @@ class HoldfastWriter(StorageWriter):
         )
         ordinal = len(writer.digests)
         documents = [document.encode()] if layout is None else [document.encode(), layout.encode()]
-        writer.upload(map(OutgoingChunk.of, documents))
         verdict = self._verdict()
         blocked_seconds = self._blocked_seconds()
         self._stats.blocked_seconds += blocked_seconds or 0.0
@@ -209,7 +208,7 @@ class HoldfastWriter(StorageWriter):
             blocked_seconds=blocked_seconds,
         )
         index = IndexOrdinals(shard=ordinal, layout=None if layout is None else ordinal + 1)
-        view = writer.seal(summary=summary, index=index)
+        view = writer.upload_and_seal(map(OutgoingChunk.of, documents), lambda: (summary, index))
         if view.state is CheckpointState.ABORTED:
             raise CheckpointAborted(view.abort_reason or "It was aborted")
 

@@ -28,8 +28,7 @@ from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier, NoRoom
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_client.transport import Backoff, check_stop
-from holdfast_protocol.base import text_to_keep
-from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView, IndexOrdinals
+from holdfast_protocol.checkpoints import CheckpointView, IndexOrdinals
 from holdfast_protocol.index_documents import Layout
 from holdfast_protocol.states import AbortCause, CheckpointState
 
@@ -165,9 +164,8 @@ class SavePipeline:
         self._session.client.transfers.cut()
         if self._rank == 0:
             # Who has sealed already waits at the service, and hears of it there.
-            abort = AbortCheckpoint(**self._session.fence.model_dump(), reason=text_to_keep(reason, 4000))
             try:
-                self._session.brief_client.checkpoints.abort(writer.checkpoint_id, abort)
+                writer.abort(reason)
             except HoldfastError as error:
                 log.info("the save in flight was not aborted at the service: %s", error)
 
@@ -284,8 +282,9 @@ class SavePipeline:
             except HoldfastError as error:
                 if not self._tries_again(job, error, tries):
                     raise
-                if self._writer is not None and worth_another_begin(error):
-                    self._watch.leave(job.number, self._writer.checkpoint_id)
+                begun = None if self._writer is None else self._writer.checkpoint_id
+                if begun is not None and worth_another_begin(error):
+                    self._watch.leave(job.number, begun)
                 self._reports.tries_again(job, error)
             patience.pause()
         raise AssertionError("the loop ends with a commit or an error")
@@ -303,35 +302,37 @@ class SavePipeline:
         prompt = self._tier is not None or (staged is not None and not staged.can_repeat)
         client = self._prompt_client if prompt else self._retrying_client
         job.handle.become(SaveState.UPLOADING)
-        self._writer = self._session.begin_shard(job.step, job.kind, self._workers, client)
+        self._writer = writer = self._session.shard_writer(job.step, job.kind, self._workers, client)
+        writer.on_begun = functools.partial(self._refuse_if_given_up, job, writer)
+        if staged is not None and not staged.can_repeat:
+            writer.begin()  # before a chunk is taken out of the window: a begin that fails can be tried again
         try:
             if job.number in self._superseded:
-                self._writer.stop()
-            self._refuse_if_given_up(job)
+                writer.stop()
             with self._progress.under_way(Phase.SAVING, job.step, job.total_bytes) as meter:
-                self._writer.on_verified = meter.advance
-                view = self._write(self._writer, job)
+                writer.on_verified = meter.advance
+                view = self._write(writer, job)
         except BaseException as error:
             if staged is not None:
                 staged.give_up()  # before the service is told, which may take a while: training may be waiting
-            if not self._tries_again(job, error, tries) and self._others_must_hear(job, error):
+            told = writer.begin_failed or self._tries_again(job, error, tries)
+            if not told and self._others_must_hear(job, error):
                 self._give_up(job, error)
-                self._writer.fail(error)
+                writer.fail(error)
             raise
         job.handle.become(SaveState.SEALED)
         if view.state is CheckpointState.UPLOADING:
-            view = self._watch.wait(job.number, self._writer.checkpoint_id)
+            view = self._watch.wait(job.number, view.id)
         if view.state is CheckpointState.ABORTED:
             raise CheckpointAborted(view.abort_reason or "It was aborted", context={"cause": view.abort_cause})
         return view
 
-    def _refuse_if_given_up(self, job: SaveJob) -> None:
+    def _refuse_if_given_up(self, job: SaveJob, writer: ShardWriter) -> None:
         """Asked once more after the begin: where the rank that failed has had the checkpoint aborted in between, this
         begin has made a new one of the same step, which nobody else will ever seal."""
         if reason := self._watch.given_up(job.number):
             error = CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
-            if self._writer is not None:
-                self._writer.fail(error)
+            writer.fail(error)
             raise error
 
     def _give_up(self, job: SaveJob, error: BaseException) -> None:
@@ -353,10 +354,13 @@ class SavePipeline:
             return view
         if isinstance(job.staged, BaseException):
             raise job.staged
-        writer.upload(self._chunks(job, job.staged), held_bytes=job.staged.room_bytes)
-        job.staged.hashed(writer.digests)
+        staged = job.staged
+        view = writer.upload_and_seal(
+            self._chunks(job, staged), lambda: (job.told, self._documents(staged)), held_bytes=staged.room_bytes
+        )
+        staged.hashed(writer.digests)
         self._reports.sent(writer)
-        return writer.seal(summary=job.told, index=self._documents(job.staged))
+        return view
 
     def _failed(self, job: SaveJob, failure: BaseException) -> tuple[SaveFailed, SaveState]:
         """How it ends: what its handle is told, and whether its bytes are safe."""

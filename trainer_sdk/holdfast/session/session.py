@@ -165,13 +165,13 @@ class Session:
         """From here on the state is no longer what it was: nothing is saved until a restore has ended well."""
         self.may_save, self.is_half_restored = False, True
 
-    def begin_shard(
+    def shard_writer(
         self, step: int, kind: CheckpointKind, workers: TransferWorkers, client: Client | None = None
     ) -> ShardWriter:
-        """This rank's part of a checkpoint of this attempt. Every rank begins it, and gets the same one. `client`: one
-        with another retry deadline."""
+        """The writer of this rank's part of a checkpoint. Its first call begins it. `client`: one with another retry
+        deadline."""
         begin = BeginCheckpoint(**self.fence.model_dump(), step=step, world_size=self.ranks.world_size, kind=kind)
-        return ShardWriter.begin(
+        return ShardWriter(
             client or self.client, self.run, self.ranks.rank, begin, workers=workers, brief_client=self.brief_client
         )
 
