@@ -1,6 +1,6 @@
 """Holdfast's client: the control plane (`client`), the data plane (`chunks`) and the CLI (`cli`).
 
-`Client` has one method per operation of the protocol; `errors` says what each failure asks of the caller.
+`Client` has one method per operation of the protocol; `errors` says what the caller must do about each failure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PLACES = {"Client": "client", "ClientSettings": "settings", "HoldfastError": "e
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when used: `holdfast --help` needs none of it, and the HTTP stack takes half a second."""
+    """Imported on use: `holdfast --help` needs none of it, and the HTTP stack takes half a second."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

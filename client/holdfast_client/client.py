@@ -1,4 +1,4 @@
-"""The client: one typed method per operation of the protocol. The SDK, the CLI and `chunks` all stand on it.
+"""The client: one typed method per operation of the protocol. The SDK, the CLI and `chunks` all use it.
 
     with Client() as client:
         decision = client.restores.restore_point("demo", "gpt")
@@ -41,7 +41,7 @@ _ASK_SERVER_AGAIN_SECONDS = 600.0
 
 
 class Client:
-    """`transfers` and `mount` are what the data plane needs; every uploader and fetcher of a client shares them.
+    """`transfers` and `mount` belong to the data plane; every uploader and fetcher of a client shares them.
 
     The calls are attributes, one for each noun: `client.checkpoints.seal(...)`, `client.runs.list(...)`. `list` gives
     one page, `all` every item, page by page.
@@ -54,7 +54,7 @@ class Client:
         transport: Transport | None = None,
         transfers: TransferPool | None = None,
     ) -> None:
-        """No call is made. `transport` and `transfers`: of another client that this one shares connections with."""
+        """Makes no call. `transport` and `transfers`: another client's, whose connections this one shares."""
         self.settings = settings if settings is not None else ClientSettings()
         self.transport = transport if transport is not None else Transport(self.settings)
         self.transfers = transfers if transfers is not None else TransferPool.of(self.settings, self.transport.tls)
@@ -87,16 +87,16 @@ class Client:
         self._server_asked_at = 0.0
 
     def store_asks_md5(self) -> bool:
-        """Whether chunks must be offered with their MD5. Asked now and then: a store may change meanwhile."""
+        """Whether chunks must be offered with their MD5. Asked now and then, because a store may change meanwhile."""
         return self._known_server().store_asks_md5
 
     def encodes_chunks(self) -> bool:
-        """Whether chunks are compressed before they are sent: it is set so, and the service takes them so."""
+        """Whether chunks are compressed before they are sent: the settings say so, and the service accepts it."""
         return self.settings.compress == "zstd" and set(Codec) <= set(self._known_server().codecs)
 
     def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Client:
-        """A client whose calls and transfers are tried again for so long; its calls end with TransferStopped when
-        `stop` is set. It shares connections and rate limit with this one, and is closed with it."""
+        """A client with another retry deadline, in seconds; its calls end with TransferStopped when `stop` is set. It
+        shares connections and rate limit with this one, and is closed with it."""
         transport = self.transport.with_retry_deadline(retry_seconds, stop)
         transfers = self.transfers.with_retry_deadline(retry_seconds)
         return Client(transport.settings, transport=transport, transfers=transfers)

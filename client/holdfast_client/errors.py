@@ -1,4 +1,47 @@
-"""What can go wrong, grouped by what the caller does about it. Every exception of this library is a HoldfastError."""
+"""The errors of this library, grouped by what the caller does about them. Each one is in this tree.
+
+HoldfastError
+├── ConfigurationError          fix the setting that it names
+│   └── HostNotAllowed
+├── InvalidRequest              fix the call
+│   └── BodyTooLarge
+├── UnsupportedProtocol         upgrade the older side
+├── UnexpectedReply             a program that is not Holdfast answers at this URL
+├── TokenProblem                get another token
+│   ├── Unauthenticated
+│   └── Forbidden
+├── NotFound                    fix the name
+│   ├── ProjectNotFound  RunNotFound  AttemptNotFound  CheckpointNotFound  ChunkNotFound  TokenNotFound
+│   ├── PolicyNotFound  HoldNotFound  ControllerNotFound  OperationNotFound  WebhookNotFound
+│   ├── RouteNotFound
+│   └── NoRestorePoint
+├── StaleAttempt                stop: a newer attempt has taken over, or this one has ended
+├── Conflict                    read again, then decide
+│   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  DetachedBranch  ManifestConflict
+│   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
+│   ├── EditNeedsVersion
+│   ├── ControllerPaused
+│   ├── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
+│   └── CommitsUnknown
+├── QuotaExceeded               prune, or raise the quota
+├── IntegrityError              the bytes are not the expected ones
+│   ├── ChecksumMismatch
+│   ├── ChunkCorrupt            one read gave wrong bytes
+│   └── ChunkLost               no copy could be read
+├── TicketProblem               ask for a new ticket
+│   ├── SignatureInvalid
+│   └── TicketExpired
+├── ServiceUnavailable          try again later
+│   ├── StoreUnavailable  DatabaseUnavailable  CatalogReadOnly  Busy  BodyTooSlow  TooManyFailures
+│   ├── CatalogWentBack
+├── StoreProblem                an operator must act
+│   ├── StoreFull
+│   └── StoreRefused
+├── DirectFileRefused           use HTTP instead
+├── LocalReadFailed             try again; if it stays, check this node's disk and limits
+├── TransferStopped             the caller asked this transfer to stop
+└── ServiceFault                report a bug in the service
+"""
 
 from __future__ import annotations
 
@@ -8,11 +51,9 @@ from typing import Any, Literal, TypeVar
 
 from holdfast_protocol.problems import PROBLEM_KINDS, Problem, ProblemCode
 
-# Whether a connection failed for a certificate that is not trusted: no later try fixes that. Both planes ask it.
-
 
 def certificate_refused(error: BaseException) -> bool:
-    """Looks through what `error` was raised from."""
+    """Whether a connection failed for an untrusted certificate, which no retry fixes. Follows the causes of `error`."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -21,51 +62,7 @@ def certificate_refused(error: BaseException) -> bool:
     return False
 
 
-# What can go wrong, grouped by what the caller does about it. Every exception of this library is in this tree.
-#
-# HoldfastError
-# ├── ConfigurationError          fix the setting that it names
-# │   └── HostNotAllowed
-# ├── InvalidRequest              fix the call
-# │   └── BodyTooLarge
-# ├── UnsupportedProtocol         upgrade the older side
-# ├── UnexpectedReply             something that is not Holdfast answers at this URL
-# ├── TokenProblem                get another token
-# │   ├── Unauthenticated
-# │   └── Forbidden
-# ├── NotFound                    fix the name
-# │   ├── ProjectNotFound  RunNotFound  AttemptNotFound  CheckpointNotFound  ChunkNotFound  TokenNotFound
-# │   ├── PolicyNotFound  HoldNotFound  ControllerNotFound  OperationNotFound  WebhookNotFound
-# │   ├── RouteNotFound
-# │   └── NoRestorePoint
-# ├── StaleAttempt                stop: a newer attempt has taken over, or this one has ended
-# ├── Conflict                    look again, then decide
-# │   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  DetachedBranch  ManifestConflict
-# │   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
-# │   ├── EditNeedsVersion
-# │   ├── ControllerPaused
-# │   ├── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
-# │   └── CommitsUnknown
-# ├── QuotaExceeded               prune, or raise the quota
-# ├── IntegrityError              the bytes are not what they should be
-# │   ├── ChecksumMismatch
-# │   ├── ChunkCorrupt            what one read gave
-# │   └── ChunkLost               no copy could be read
-# ├── TicketProblem               ask for a new ticket
-# │   ├── SignatureInvalid
-# │   └── TicketExpired
-# ├── ServiceUnavailable          try again later
-# │   ├── StoreUnavailable  DatabaseUnavailable  CatalogReadOnly  Busy  BodyTooSlow  TooManyFailures
-# │   ├── CatalogWentBack
-# ├── StoreProblem                an operator must act
-# │   ├── StoreFull
-# │   └── StoreRefused
-# ├── DirectFileRefused           go over HTTP instead
-# ├── LocalReadFailed             try again; if it stays, look at this node's disk and limits
-# ├── TransferStopped             somebody asked this transfer to stop
-# └── ServiceFault                report a bug in the service
-
-# ruff: noqa: N818  (the names are those of the problem codes, and what a reader says aloud)
+# ruff: noqa: N818  (the names are those of the problem codes)
 
 
 class HoldfastError(Exception):
@@ -106,7 +103,7 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 def rebuild_error(kind: type[ErrorT], args: tuple[Any, ...], facts: Mapping[str, Any]) -> ErrorT:
-    """An exception as it was, without asking its constructor, whatever that takes."""
+    """The exception as it was, without a call of its constructor, whose arguments are unknown."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(facts)
@@ -216,8 +213,8 @@ class NoRestorePoint(NotFound):
 
 
 class StaleAttempt(HoldfastError):
-    """`is_fenced`: a newer attempt has the run. Else this one has ended, or its catalog was restored or cloned since:
-    a new launch goes on."""
+    """`is_fenced`: a newer attempt has the run. If not, this attempt has ended, or its catalog was restored or cloned
+    since: a new launch goes on."""
 
     code = ProblemCode.STALE_ATTEMPT
 
@@ -226,7 +223,7 @@ class StaleAttempt(HoldfastError):
         return "latest_attempt" in self.context
 
     @property
-    def remedy(self) -> str:  # type: ignore[override]  # a class has one text, and here it follows from the facts
+    def remedy(self) -> str:  # type: ignore[override]  # elsewhere a class attribute, here it follows from the facts
         return "This job must stop and must not be restarted." if self.is_fenced else "This job must stop."
 
 
@@ -283,7 +280,7 @@ class IdempotencyKeyReused(Conflict):
 
 
 class AlreadyMade(Conflict):
-    """The first call made it, and only its reply showed the secret. `context["id"]` says what it made."""
+    """The first call made the thing, and only its reply showed the secret. `context["id"]` names the thing."""
 
     code = ProblemCode.ALREADY_MADE
 
@@ -340,7 +337,7 @@ class ChunkCorrupt(IntegrityError):
 
 
 class ChunkLost(IntegrityError):
-    """No copy of a chunk gave the right bytes. `corrupt_checkpoints` are those that the service marked for it."""
+    """No copy of a chunk gave the right bytes. `corrupt_checkpoints`: those that the service marked for it."""
 
     code = "chunk_lost"
     remedy = "Restore an earlier checkpoint; `holdfast runs restore-point` names it."
@@ -418,7 +415,7 @@ class DirectFileRefused(HoldfastError):
 
 
 class LocalReadFailed(HoldfastError):
-    """What the local tier holds could not be read just now; it may well be whole."""
+    """Data of the local tier could not be read just now; it may well be whole."""
 
     code = "local_read_failed"
     remedy = "Look at this node's disk, and at the process's limits (`ulimit -n`)."
@@ -430,9 +427,6 @@ class TransferStopped(HoldfastError):
 
 class ServiceFault(HoldfastError):
     code = ProblemCode.INTERNAL
-
-
-# Rebuilds the exception from a problem's code: what the service raised is what the caller catches.
 
 
 def _codes(kind: type[HoldfastError]) -> dict[str, type[HoldfastError]]:
@@ -455,7 +449,8 @@ _BY_STATUS: dict[int, type[HoldfastError]] = {
 
 
 def from_problem(problem: Problem, *, earlier_try_ambiguous: bool = False) -> HoldfastError:
-    """The exception of a problem's code. A code that is newer than this client goes by `retryable` and the status."""
+    """The exception of a problem's code. A code that is newer than this client is judged by `retryable` and the
+    status."""
     kind = _BY_CODE.get(problem.code)
     if kind is None:
         by_status = ServiceFault if problem.status >= 500 else InvalidRequest

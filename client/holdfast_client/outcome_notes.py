@@ -1,8 +1,8 @@
-"""What a job leaves for `holdfast launch` in HOLDFAST_OUTCOME_DIR: which attempt each rank had, and how it ended.
+"""The notes that a job leaves for `holdfast launch` in HOLDFAST_OUTCOME_DIR: each rank's attempt, and its outcome.
 
 One file per attempt and rank, written by the SDK (holdfast.session.heartbeat) and read by the command around it
-(cli/launch.py). The catalog knows the outcome too. The files tell it when the service is away, and which attempts are
-this launch's.
+(cli/launch.py). The catalog knows the outcome too. The files also work while the service is unavailable, and tell which
+attempts belong to this launch.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _SUFFIX = ".outcome.json"
 
 
 class OutcomeNote(BaseModel):
-    """One rank's word on one attempt. Rank 0's is the job's."""
+    """One rank's report on one attempt. Rank 0's is the job's."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     project: str
     run: str
     attempt: int
-    """0: the launch was fenced before it had one."""
+    """0: the launch was fenced before it had an attempt."""
     rank: int
-    """-1: nobody's word, only known from the catalog."""
+    """-1: no rank's report, only known from the catalog."""
     outcome: AttemptOutcome | None = None
     """None: opened, and not ended as far as this rank could tell."""
     detail: str = ""
@@ -42,7 +42,7 @@ class OutcomeNote(BaseModel):
 
 
 def write_note(folder: Path, note: OutcomeNote) -> None:
-    """Whole or not at all, also for who reads meanwhile. Replaces this rank's earlier word. Raises OSError."""
+    """Atomic, also for a concurrent reader. Replaces this rank's earlier note. Raises OSError."""
     name = f"{note.project}.{note.run}.{note.attempt}.{note.rank}"
     unfinished = folder / f"{name}.{os.getpid()}.tmp"
     unfinished.write_text(note.model_dump_json(), encoding="utf-8")
@@ -50,7 +50,7 @@ def write_note(folder: Path, note: OutcomeNote) -> None:
 
 
 def read_notes(folder: Path) -> list[OutcomeNote]:
-    """All there are. What is no note is left out: it tells nothing, and the catalog is asked then."""
+    """All notes of the folder. Other files are left out; the launcher then asks the catalog."""
     notes = []
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
         try:

@@ -1,4 +1,4 @@
-"""Where the service is and who we are: the first thing that every client, trainer and command reads.
+"""The settings of every client, trainer and command: the service's URL, the token, retries, rates, the local tier.
 
 Each is `HOLDFAST_<NAME>`; docs/settings.md is made from the descriptions below.
 """
@@ -22,39 +22,39 @@ TOKEN_FILE = "token"  # noqa: S105
 class ClientSettings(BaseSettings):
     """Read from the environment; a keyword wins over it. Raises ConfigurationError, which names the setting."""
 
-    # Bad values are never echoed: one of them may be a token.
+    # Wrong values are never printed, because one of them may be a token.
     model_config = SettingsConfigDict(env_prefix="HOLDFAST_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
     url: str = Field(default="http://127.0.0.1:8400", description="The service.")
     token: SecretStr | None = Field(
-        default=None, description="Who asks. Default: the file `token` in the data folder, for a service on loopback."
+        default=None, description="The caller's token. Default: the file `token` in the data folder, on loopback only."
     )
     timeout_seconds: float = Field(
-        default=30.0, gt=0, description="How long one request may take, and each pause within a transfer."
+        default=30.0, gt=0, description="The most that one request may take, and each pause within a transfer."
     )
     retry_seconds: float = Field(default=60.0, ge=0, description="How long one call is tried again before it fails.")
     max_bytes_per_second: int | None = Field(
         default=None,
         ge=65536,
-        description="The most that one process sends and fetches together; without it as fast as it goes.",
+        description="The most that one process sends and fetches per second, all together. Default: no limit.",
     )
     compress: Literal["none", "zstd"] = Field(
         default="none",
-        description="`zstd`: chunks are compressed before they are sent, where that saves 5% or more; without loss.",
+        description="`zstd`: chunks are compressed before they are sent, without loss, if that saves 5% or more.",
     )
-    data_dir: Path = Field(default=Path("~/.holdfast"), description="Where an embedded service keeps its token.")
+    data_dir: Path = Field(default=Path("~/.holdfast"), description="The folder of an embedded service's token.")
     direct_files: bool = Field(
-        default=True, description="Read and write a mounted store's files without HTTP, where the mount is proven."
+        default=True, description="Read and write a mounted store's files without HTTP, if the mount is proven."
     )
     local_dir: Path | None = Field(
         default=None,
-        description="The local tier: a folder on this node's own disk, where a save is durable first and uploaded "
-        "behind. Without it saves go straight to the store.",
+        description="The local tier: a folder on this node's own disk. A save is durable there first, and uploaded "
+        "later. Without it saves go straight to the store.",
     )
     local_bytes: int | None = Field(
         default=None,
         gt=0,
-        description="The most that the local tier keeps; what was used longest ago and is committed goes first. "
+        description="The most that the local tier keeps. Committed chunks that were unused for longest go first. "
         "Default: nine tenths of the disk.",
     )
 
@@ -96,7 +96,7 @@ class ClientSettings(BaseSettings):
         return None if path is None else path.expanduser()
 
     def compressing(self, compress: str | None) -> Self:
-        """With another `compress`; None: as it is. Raises ConfigurationError."""
+        """These settings with another `compress`; None: unchanged. Raises ConfigurationError."""
         return self if compress is None else type(self)(**self.model_dump() | {"compress": compress})
 
     @property
@@ -114,7 +114,7 @@ class ClientSettings(BaseSettings):
     def find_token(self) -> SecretStr | None:
         """The token that is set, else on loopback the one that an embedded service left in its data folder.
 
-        Asked for at each call until there is one: a trainer may start before the service has made its token.
+        Each call looks for it until there is one: a trainer may start before the service has made its token.
         A token file is never sent to another machine.
         """
         if self.token is not None or not self.on_loopback:
@@ -134,5 +134,5 @@ class ClientSettings(BaseSettings):
 
 @functools.lru_cache(maxsize=8)
 def _token_in(file: Path, _version: tuple[int, int, int]) -> str:
-    # Opening and reading it takes the interpreter's lock from training as often as all else that a call does.
+    # Opening and reading it takes the interpreter's lock from training as often as the rest of a call.
     return file.read_text(encoding="ascii").strip()

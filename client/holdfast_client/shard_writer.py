@@ -1,6 +1,6 @@
 """Upload and seal one rank's shard of one checkpoint: bytes -> digests -> chunks in the store -> seal. No collectives.
 
-Used by the save pipeline, by the DCP writer and for spooled saves, which differ in where the bytes come from.
+The save pipeline, the DCP writer and spooled saves use it, with different sources of bytes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ShardWriter:
 
     def upload(self, chunks: Iterable[OutgoingChunk], *, held_bytes: int | None = None) -> None:
         """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them.
-        `held_bytes`: how much their source has room for, where it waits until chunks are verified.
+        `held_bytes`: the room of their source, if it waits until chunks are verified.
         Raises ShardSealed if this rank has sealed before, or the checkpoint has been committed meanwhile."""
         self._upload(chunks, held_bytes, seal=None)
 
@@ -170,7 +170,7 @@ class ShardWriter:
         return self._client.checkpoints.negotiate(self._begun.id, self._rank, request)
 
     def only_hash(self, chunks: Iterable[OutgoingChunk]) -> None:
-        """In place of an upload, where the shard is sealed: the seal says whether this is the same content."""
+        """Instead of an upload, if the shard is sealed: the seal says whether this is the same content."""
         for chunk in chunks:
             hashed = hash_chunk(chunk, self._stopped, with_md5=False)
             self.digests.append(hashed.digest)
@@ -178,7 +178,8 @@ class ShardWriter:
                 hashed.release()
 
     def seal(self, *, summary: ShardSummary, index: IndexOrdinals) -> CheckpointView:
-        """`index`: where the documents are among the uploaded chunks. The seal that completes the world commits."""
+        """`index`: the ordinals of the documents among the uploaded chunks. The seal that completes the world
+        commits."""
         return self._seal(self.digests, summary, index)
 
     def _seal(self, digests: list[str], summary: ShardSummary, index: IndexOrdinals) -> CheckpointView:
@@ -190,8 +191,8 @@ class ShardWriter:
         return self._client.checkpoints.seal(self._begun.id, self._rank, seal)
 
     def fail(self, error: BaseException) -> None:
-        """Aborts the checkpoint at once: no rank shall wait for this one (the reaper would, in time). It begins the
-        checkpoint to do so, if it has not yet. Never raises."""
+        """Aborts the checkpoint at once, so that no rank waits until the service's reaper does. Begins it first if this
+        rank has not yet. Never raises."""
         reason = without_secrets(f"{type(error).__name__}: {error}")
         failed = FailShard(**self._fence.model_dump(), reason=text_to_keep(reason, 4000))
         try:

@@ -1,4 +1,9 @@
-"""The control plane's wire: one JSON call, tried again while that can help."""
+"""The control plane's wire: one JSON call, retried as long as that can help. Every operation goes through `call`.
+
+Every call of the protocol may be repeated, so a call with a lost reply is repeated. The error says whether an earlier
+try was sent and never answered, because that matters for opening an attempt. Foreign exceptions end here. Thread-safe.
+Neither tokens nor query strings reach a log line or a message.
+"""
 
 from __future__ import annotations
 
@@ -36,28 +41,25 @@ from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_MINOR, PROTOCOL_VERSION, body_for, minor_of, speaks_with
 from holdfast_protocol.problems import Problem
 
-# How long to wait before the next try: full-jitter back-off within a total time. Control and data plane use it.
-#
-# Full jitter, because 64 ranks that fail in the same moment must not come back in the same moment.
-
 FIRST_SECONDS = 0.2
 LONGEST_SECONDS = 10.0
 
-# Not the module's own generator: a training job draws from that one, and a retry must not change what it draws.
+# Not the module's own generator: a training job draws from that one, and a retry must not change its numbers.
 _jitter = random.Random()  # noqa: S311  (spreads load, guards nothing)
 
 
 def jittered_seconds(failures: int) -> float:
-    """A pause after so many failures in a row: anything from nothing to a ceiling that doubles each time."""
+    """A pause after so many failures in a row: between 0 and a ceiling that doubles each time. Full jitter, because 64
+    ranks that fail together must not come back together."""
     return _jitter.uniform(0, min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** min(max(failures - 1, 0), 16)))
 
 
 class Backoff:
-    """One call's retry deadline. `sleep` may be an Event's `wait`, so that a stopped transfer does not sit out its
-    pause.
+    """One call's retry deadline, for control and data plane. `sleep` may be an Event's `wait`, so that a stopped
+    transfer does not finish its pause.
 
-    `from_failure`: the total time begins with the first failure. For what nobody waits for, and for transfers: a slow
-    one may take longer than that.
+    `from_failure`: the deadline counts from the first failure. For background calls, which delay no caller, and for
+    transfers, because a slow one may take longer than the deadline.
     """
 
     def __init__(
@@ -69,13 +71,13 @@ class Backoff:
         self.tries = 1
 
     def leave_out(self, seconds: float) -> None:
-        """Time in which nothing was tried, and not for want of the other side's answer."""
+        """Excludes time from the deadline in which nothing was tried, unless the other side was silent."""
         if self._ends is not None:
             self._ends += seconds
 
     def pause(self, at_least_seconds: float = 0.0, before: Callable[[], object] | None = None) -> bool:
-        """Sleeps before the next try. False, without sleeping, if that try would begin after the total time. `before`
-        is called where there will be one, before the sleep."""
+        """Sleeps before the next try; calls `before` just before the sleep. Returns False, without either, if that try
+        would begin after the deadline."""
         now = time.monotonic()
         if self._ends is None:
             self._ends = now + self._total_seconds
@@ -90,15 +92,15 @@ class Backoff:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float:
-    """What the other side asks for in `Retry-After`, in its form of seconds; 0 if it does not ask."""
+    """The seconds that the other side asks for in `Retry-After`; 0 if it does not ask."""
     text = headers.get("retry-after", "")
     return float(text) if text.isdecimal() and len(text) < 6 else 0.0
 
 
-# Keeps query strings out of the logs of the HTTP libraries: a presigned URL's query is a secret while it lives.
-
-
 class _WithoutQuery(logging.Filter):
+    """Keeps query strings out of the logs of the HTTP libraries: a presigned URL's query is a secret while it is
+    valid."""
+
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
             record.args = tuple(
@@ -111,33 +113,25 @@ _FILTER = _WithoutQuery("holdfast-without-query")
 
 
 def keep_queries_out_of_logs() -> None:
-    """Both libraries log each URL, urllib3 at DEBUG and httpx at INFO. Safe to call again: a filter is kept once."""
+    """Both libraries log each URL, urllib3 at DEBUG and httpx at INFO. Idempotent: a filter is kept once."""
     for name in ("httpx", "urllib3.connectionpool"):
         logging.getLogger(name).addFilter(_FILTER)
 
 
-# How a transfer is told to stop: by an event that it looks at between two blocks and while it waits.
-
-
 def check_stop(stop: threading.Event | None) -> None:
+    """Raises TransferStopped if `stop` is set. A transfer calls it between two blocks and while it waits."""
     if stop is not None and stop.is_set():
         raise TransferStopped("The transfer was told to stop")
 
-
-# The control plane's wire: one JSON call, tried again while that can help. Every operation goes through `call`.
-#
-# Every call of the protocol may be repeated, so a lost reply is simply asked for again; whether an earlier try was sent
-# and never answered is told with the error, because for opening an attempt it matters. Foreign exceptions end here.
-# Thread-safe. Neither tokens nor query strings reach a log line or a message.
 
 log = logging.getLogger("holdfast.client")
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 _GATEWAY_STATUSES = frozenset({429, 500, 502, 503, 504})
-"""Without a problem document these are not the service's own, and pass."""
+"""Without a problem document they come from a proxy, not the service, and pass."""
 _FAULT_TRIES = 3
-"""What the service calls a bug of its own may have been a moment's; a bug that stays is told soon."""
+"""A bug's reply of the service may be momentary; a lasting bug must be reported soon."""
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 Params = Mapping[str, str | int | None]
@@ -162,7 +156,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Failed:
-    """One try that did not give a reply. `maybe_done`: it was sent, and the service may have carried it out."""
+    """One try without a reply. `maybe_done`: it was sent, and the service may have carried it out."""
 
     failure: HoldfastError
     retryable: bool
@@ -172,48 +166,48 @@ class _Failed:
 
 @dataclass
 class _Service:
-    """What is known of the other side; one for all copies of a transport. An older service refuses the fields that it
-    does not know, and during a rolling upgrade any reply may come from one."""
+    """Knowledge of the service; one for all copies of a transport. An older service refuses fields that it does not
+    know, and during a rolling upgrade any reply may come from an older one."""
 
     minor: int = PROTOCOL_MINOR
 
 
 def _say_nothing(failure: HoldfastError) -> None:
-    """A trainer's log has its own line for each retry."""
+    """The default, because a trainer's log has its own line for each retry."""
 
 
 def _connections(settings: ClientSettings, tls: ssl.SSLContext) -> httpx.Client:
-    """None is opened yet."""
+    """Opens no connection yet."""
     keep_queries_out_of_logs()
     return httpx.Client(
         base_url=settings.url,
         timeout=httpx.Timeout(settings.timeout_seconds),
         limits=httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=30.0),
         verify=tls,
-        # A proxy that is set for the world must not swallow 127.0.0.1.
+        # A proxy for outside connections must not get calls to 127.0.0.1.
         trust_env=not settings.on_loopback,
         headers={PROTOCOL_HEADER: PROTOCOL_VERSION, "User-Agent": "holdfast-client", "Accept": "application/json"},
     )
 
 
 class Transport:
-    """Calls of the service. `stop` ends the retries: calls raise TransferStopped then."""
+    """Calls of the service. `stop` ends the retries: calls then raise TransferStopped."""
 
     def __init__(
         self, settings: ClientSettings, *, stop: threading.Event | None = None, shares: Transport | None = None
     ) -> None:
-        """No call is made. `shares`: whose connections this one uses; only that one is closed."""
+        """Makes no call. `shares`: the transport whose connections this one uses; only that one is closed."""
         self.settings = settings
         self._stop = stop
         self.on_retry: Callable[[HoldfastError], object] = _say_nothing if shares is None else shares.on_retry
-        """Told of each failure after which the call is tried again, before the pause."""
+        """Called with each failure that is retried, before the pause."""
         self._service: _Service = _Service() if shares is None else shares._service
         # One set of trusted certificates for both planes: certifi's, or SSL_CERT_FILE's.
         self.tls: ssl.SSLContext = httpx.create_ssl_context() if shares is None else shares.tls
         self._http: httpx.Client = _connections(settings, self.tls) if shares is None else shares._http
 
     def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Transport:
-        """The same connections, with another time for retries, which end when `stop` is set."""
+        """The same connections with another retry deadline; retries end when `stop` is set."""
         settings = self.settings.model_copy(update={"retry_seconds": retry_seconds})
         return Transport(settings, stop=stop, shares=self)
 
@@ -241,7 +235,7 @@ class Transport:
             return reply.model_validate_json(response.content, extra="ignore")
         except ValidationError as error:
             raise UnexpectedReply(
-                f"{self._name(call)} was answered with something that is not a {reply.__name__} "
+                f"{self._name(call)} was answered with a reply that is not a {reply.__name__} "
                 f"({error.error_count()} fields do not fit)",
                 request_id=response.headers.get(REQUEST_ID_HEADER),
             ) from None
@@ -261,13 +255,13 @@ class Transport:
         request_id = uuid.uuid4().hex
         retry_deadline_seconds = self.settings.retry_seconds if call.retry_seconds is None else call.retry_seconds
         if retry_deadline_seconds:
-            # What the service may take for its answer is not lost yet: else a long wait that was cut off, or swallowed
-            # by a network, had used the time up with its first try.
+            # The service may take this long to answer. If the deadline did not grow, a long wait that a network cut off
+            # would use it up with its first try.
             retry_deadline_seconds += call.waits_seconds
         backoff = Backoff(
             retry_deadline_seconds,
             time.sleep if self._stop is None else self._stop.wait,
-            # In the background a call may take as long as it likes: only being without an answer costs patience.
+            # A background call may take any time; only time without an answer counts against the deadline.
             from_failure=self._stop is not None,
         )
         ambiguous = False
@@ -278,7 +272,7 @@ class Transport:
             if isinstance(tried, httpx.Response):
                 return tried
             if isinstance(tried.failure, InvalidRequest) and self._service.minor < minor:
-                continue  # said anew, in the words that an older service knows
+                continue  # repeated with the fields that an older service knows
             failure = tried.failure
             failure.earlier_try_ambiguous = ambiguous
             if not (tried.retryable or (isinstance(failure, ServiceFault) and backoff.tries < _FAULT_TRIES)):
@@ -352,7 +346,7 @@ class Transport:
             self._service.minor = min(minor_of(spoken), PROTOCOL_MINOR)
         if response.is_success or response.status_code in call.also_good:
             if spoken is None and call.route.startswith("/v1/"):
-                return UnexpectedReply(f"What answers at {self.settings.url} is not a Holdfast service")
+                return UnexpectedReply(f"The server at {self.settings.url} is not a Holdfast service")
             return None
         try:
             problem = Problem.model_validate_json(response.content)
@@ -371,7 +365,7 @@ class Transport:
         """A proxy, a load balancer or another program has answered instead of the service."""
         status, name = response.status_code, self._name(call)
         if status in _GATEWAY_STATUSES:
-            return ServiceUnavailable(f"{name} was answered with {status} by something before the service")
+            return ServiceUnavailable(f"{name} was answered with {status} by a proxy before the service")
         if status == 404:
             return RouteNotFound(f"{name} is not known there", request_id=request_id)
-        return UnexpectedReply(f"{name} was answered with {status} by something that is not a Holdfast service")
+        return UnexpectedReply(f"{name} was answered with {status} by a server that is not Holdfast's")

@@ -43,14 +43,14 @@ class OpenAttempt(Request):
     environment: Environment = Field(default_factory=dict, description="Versions and hardware, for people.")
     create: bool | None = Field(
         default=None,
-        description="True: make project and run if they are not there. False: refuse. None: make the run, unless its "
+        description="True: make project and run if they do not exist. False: refuse. None: make the run, unless its "
         "name looks like a mistyped one of a run that has checkpoints.",
     )
     rolls_back: int | None = Field(
         default=None,
         ge=1,
         json_schema_extra=since(3),
-        description="The attempt of this same job that it leaves, to go back to an older checkpoint; null: a launch.",
+        description="The attempt that this job leaves, to go back to an older checkpoint; null: a launch.",
     )
 
 
@@ -59,22 +59,23 @@ class AttemptOpened(Reply):
     epoch: int
     run_id: str
     restore_point: RestorePoint | None
-    skipped: list[Skipped] = Field(description="Newer checkpoints that were not taken, and why.")
+    skipped: list[Skipped] = Field(description="Newer checkpoints that were skipped, and why.")
     ever_committed: bool = Field(description="False only if nothing was ever committed in this run.")
     components: list[str] = Field(
-        default_factory=list, description="Those of the run's first checkpoint, by name: later ones should have them."
+        default_factory=list,
+        description="The components of the run's first checkpoint, by name: later ones should have them.",
     )
-    note: str = Field(default="", description="A sentence for people, where a store does not answer.")
+    note: str = Field(default="", description="A sentence for people, if a store does not answer.")
     save_interval_seconds: float = Field(description="The recommended time between two saves.")
     heartbeat_interval_seconds: float
 
 
 class Notice(Request):
-    """Why a job was told to go: who said so, and how long it had."""
+    """Why a job was told to leave: the source, and how long it had."""
 
     source: str = Field(max_length=100, description="Such as `SIGTERM`, `aws`, `gcp`, `azure`.")
     reason: str = Field(default="", max_length=1000)
-    deadline_seconds: float | None = Field(default=None, ge=0, description="From the notice on; null: not said.")
+    deadline_seconds: float | None = Field(default=None, ge=0, description="From the notice on; null: unknown.")
 
 
 class NoticeView(Reply):
@@ -91,54 +92,52 @@ class AttemptView(Reply):
     environment: dict[str, str] = Field(description="Left out of lists.")
     opened_at: datetime
     heartbeat_at: datetime | None = Field(
-        description="When it was last heard of: a heartbeat, a call of a save, its end; null: not since it was opened."
+        description="Its last sign: a heartbeat, a call of a save, its end; null: none since it was opened."
     )
     first_step: int | None = Field(default=None, description="The first step that it ran.")
-    first_step_at: datetime | None = Field(default=None, description="When that one was over.")
-    last_step: int | None = Field(
-        description="The last one that it is known to have reached: it told so, or began a save of that step."
-    )
+    first_step_at: datetime | None = Field(default=None, description="When that step ended.")
+    last_step: int | None = Field(description="The last step that it reported, or began a save of.")
     steps_run: int | None = Field(
-        default=None, description="As it told. Those that it ran again after a rollback count again."
+        default=None, description="By its report. Steps that it repeated after a rollback count again."
     )
     steps_per_second: float | None = Field(default=None, description="Lately, without saves and restores.")
     doing: Doing | None = None
     progressed_at: datetime | None = Field(default=None, description="The last sign of its training thread.")
-    stalled_at: datetime | None = Field(default=None, description="It lives, and has made no progress since then.")
+    stalled_at: datetime | None = Field(default=None, description="It is alive, but has made no progress since then.")
     restore_seconds: float | None = Field(default=None, description="All its restores together.")
     saves_begun: int | None = None
     save_blocked_seconds: float | None = Field(
-        default=None, description="Training stood still for its saves, on rank 0."
+        default=None, description="How long its saves blocked training, on rank 0."
     )
     ended_at: datetime | None
     outcome: AttemptOutcome | None
     outcome_detail: str | None
-    error_type: str | None = Field(default=None, description="What it crashed with: the exception's type.")
-    error_rank: int | None = Field(default=None, description="The rank that was the first to tell so.")
-    notice: NoticeView | None = Field(default=None, description="The notice that it was preempted with.")
+    error_type: str | None = Field(default=None, description="The type of the exception that it crashed with.")
+    error_rank: int | None = Field(default=None, description="The rank that reported it first.")
+    notice: NoticeView | None = Field(default=None, description="The notice of its preemption.")
     refused_at: datetime | None = Field(
         default=None, description="It called after it was fenced, so it was still alive then."
     )
     resumed_from: str | None = Field(description="Checkpoint id.")
     rolled_back_at: datetime | None = Field(
-        default=None, description="Its own job left it then, to go back to an older checkpoint."
+        default=None, description="When its own job left it, to go back to an older checkpoint."
     )
 
 
 class ResumedFrom(Fence):
-    """What the ranks have really loaded; the lineage follows it (rule latest-follows-lineage)."""
+    """The checkpoint that the ranks have really loaded; the lineage follows it (rule latest-follows-lineage)."""
 
     model_config = example({"epoch": 1, "attempt": 3, "checkpoint_id": "ck_5f0c7d9f1f4b4c0f9f0e0a3d0b8a6e21"})
 
     checkpoint_id: str | None
-    rollback: bool = Field(default=False, description="True cuts the line here: what came after is never latest.")
+    rollback: bool = Field(default=False, description="True cuts the lineage here: later checkpoints are never latest.")
 
 
 class ProgressReport(Fence):
-    """What an attempt tells of itself. Sums are of this attempt, ages of the job's own clock, all of one rank; what is
-    null is not known. An age is turned into a moment by the service's clock."""
+    """An attempt's report on itself, from one rank. Sums are of this attempt, ages by the job's own clock; null is
+    unknown. The service's clock turns an age into a moment."""
 
-    step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, description="The last step that was run.")
+    step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, description="The last step that ran.")
     first_step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
     steps_run: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
     first_step_age_seconds: float | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
@@ -181,7 +180,7 @@ class HeartbeatReply(Reply):
 
 
 class EndAttempt(ProgressReport):
-    """From rank 0, or, where it is `failed`, from the rank that met the error. The first word counts."""
+    """From rank 0, or, if it is `failed`, from the rank that met the error. The first report counts."""
 
     model_config = example({"epoch": 1, "attempt": 3, "outcome": "finished"})
 

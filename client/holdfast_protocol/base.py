@@ -1,4 +1,8 @@
-"""The base of every wire model, the fencing token, and the protocol's version."""
+"""The base of every wire model, the fencing token, and the protocol's version.
+
+Both sides send the version in the `Holdfast-Protocol` header of every request and reply. An older minor version is
+served; another major version is refused with both numbers (rule protocol-version).
+"""
 
 from __future__ import annotations
 
@@ -20,20 +24,17 @@ from pydantic_core import to_json
 
 from holdfast_protocol.text import is_text, printable
 
-# The protocol's version, told by both sides in the `Holdfast-Protocol` header of every request and reply.
-#
-# An older minor version is served; another major version is refused with both numbers (rule protocol-version).
-
 PROTOCOL_HEADER = "Holdfast-Protocol"
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 6
-"""1: chunks may be stored encoded (codecs.py). What an older client cannot decode is refused when it asks for it.
-Saves may be pushed late (checkpoints.py); an older client never begins one.
+"""1: chunks may be stored encoded (codecs.py). A read of a chunk that an older client cannot decode is refused. Saves
+may be pushed late (checkpoints.py); an older client never begins one.
 2: operations: policies, trash, holds, copies in other stores, tiers, audit events. An older client never asks for
-them, and what it reads is as it was.
-3: survival: attempts tell how they fare and why they ended; quarantine; advice on when to save; webhooks.
+them, and its replies are unchanged.
+3: survival: attempts report their progress and why they ended; quarantine; advice on when to save; webhooks.
 4: the fencing token names the launch. An older client is fenced by epoch and number alone.
-5: a manifest has all that each rank said of its shard (ShardSummary). An older service leaves some of it out.
+5: a manifest has each rank's whole report on its shard (ShardSummary). An older service leaves some of it out.
+6: a begin carries the rank's first offer. An older service answers the begin alone, and the rank offers again.
 """
 PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
 
@@ -51,10 +52,8 @@ def speaks_with(other: str) -> bool:
     return major == str(PROTOCOL_MAJOR) and minor.isdecimal() and len(minor) <= _LONGEST_MINOR
 
 
-# The base of every wire model: unknown fields are refused, so that a misspelt one never passes silently.
-
 LARGEST_INTEGER = 2**62
-"""Of what is kept as a number: both databases have 64 bits."""
+"""For stored numbers: both databases have 64 bits."""
 
 _SHORT_LETTERS = 300
 _CHECKED_ITEMS = 100
@@ -69,12 +68,13 @@ Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{
 
 
 def text_to_keep(text: str, most: int) -> str:
-    """`text`, from anywhere, as a Request takes it: at most so many letters, a mark in place of what is none."""
+    """`text`, from anywhere, as a Request accepts it: cut to so many letters, a mark in place of each control
+    character."""
     return printable(text[:most], one_line=most <= _SHORT_LETTERS)
 
 
 def fits(most_bytes: int) -> AfterValidator:
-    """For a map of a Request: all its keys and values together, as JSON."""
+    """For a map of a Request: bounds all its keys and values together, as JSON."""
 
     def check(value: Mapping[str, Any]) -> Mapping[str, Any]:
         taken = len(to_json(value))
@@ -87,31 +87,31 @@ def fits(most_bytes: int) -> AfterValidator:
 
 def since(minor: int) -> dict[str, JsonValue]:
     """For a Request's field that an older service does not know: `Field(default=None, json_schema_extra=since(3))`.
-    It is left out for a service of an older minor version (`body_for`)."""
+    `body_for` leaves it out for a service of an older minor version."""
     return {"since": f"1.{minor}"}
 
 
 def example(value: dict[str, JsonValue]) -> ConfigDict:
-    """For a Request's `model_config`: what OpenAPI shows of it."""
+    """For a Request's `model_config`: the example that OpenAPI shows."""
     return ConfigDict(json_schema_extra={"examples": [value]})
 
 
 class Request(BaseModel):
-    """What a client sends. Unknown fields are an error: the service would silently not do what was asked."""
+    """A client's message. Unknown fields are refused: the service would silently ignore a misspelt one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     largest_body_bytes: ClassVar[int] = 64 * 1024
-    """As JSON; the service reads no more of it."""
+    """As JSON; the service reads no further."""
 
     sends_defaults: ClassVar[bool] = True
-    """False: a field that is left out is not the same as one that is null."""
+    """False: an absent field differs from a null one."""
 
     @field_validator("*")
     @classmethod
     def _is_text(cls, value: Any, info: ValidationInfo) -> Any:
-        """JSON can spell what no database keeps, no reply can repeat, and a terminal obeys. Lists of more items are
-        digests and ids, which have a pattern."""
+        """Refuses text that no database keeps, no reply can repeat, or a terminal obeys. Longer lists are digests and
+        ids, which have a pattern."""
         texts: Iterable[Any] = ()
         one_line = True
         if isinstance(value, str):
@@ -137,7 +137,7 @@ def body_for(minor: int, body: BaseModel) -> bytes:
 
 
 def _most_letters(field: FieldInfo) -> int:
-    """What has no such limit has a pattern."""
+    """Fields without such a limit have a pattern."""
     return max((most for each in field.metadata if (most := getattr(each, "max_length", None)) is not None), default=0)
 
 
@@ -147,7 +147,7 @@ def _since(field: FieldInfo) -> int:
 
 
 class Reply(BaseModel):
-    """What the service answers. Unknown fields are ignored, so that an older client can read a newer service."""
+    """The service's answer. Unknown fields are ignored, so that an older client can read a newer service."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -159,10 +159,8 @@ class Page(Reply, Generic[Item]):
     """One page of a list. `next_cursor` is opaque; None on the last page."""
 
     items: list[Item]
-    next_cursor: str | None = Field(default=None, description="Give it back as `cursor` for the next page.")
+    next_cursor: str | None = Field(default=None, description="Send it as `cursor` for the next page.")
 
-
-# The fencing token that every write of a training job carries.
 
 LaunchId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
@@ -175,6 +173,6 @@ class Fence(Request):
     launch_id: LaunchId | None = Field(
         default=None,
         json_schema_extra=since(4),
-        description="Of the launch that opened the attempt: a database that fails over to an older copy gives the "
-        "number to another one. Null: a client of before 1.4, which is compared by its number alone.",
+        description="The launch that opened the attempt: a database that fails over to an older copy gives the "
+        "number to another one. Null: a client before 1.4, which is compared by its number alone.",
     )

@@ -1,4 +1,27 @@
-"""The commit protocol: begin, negotiate, upload, seal; the seal that completes the world commits. And the way back."""
+"""The commit protocol: begin, negotiate chunks, upload, seal each shard; the seal that completes the world commits.
+
+`POST /v1/projects/{project}/runs/{run}/checkpoints`   BeginCheckpoint -> CheckpointBegun
+`POST /v1/checkpoints/{id}/shards/{rank}/chunks`       NegotiateChunks -> ChunksNegotiated
+`POST /v1/mount-proofs`                                                -> MountProofOffer
+`PUT  /v1/checkpoints/{id}/shards/{rank}`              SealShard | FailShard -> CheckpointView
+`POST /v1/checkpoints/{id}/abort`                      AbortCheckpoint -> CheckpointView
+`GET  /v1/checkpoints/{id}?wait=30`                                    -> CheckpointView
+`GET  /v1/projects/{project}/runs/{run}/checkpoints`   filters         -> Page[CheckpointView]
+`GET  /v1/checkpoints/{id}/manifest`                                   -> Manifest
+`GET  /v1/checkpoints/{id}/shards/{rank}`                              -> ShardChunks
+`PATCH /v1/checkpoints/{id}`  (If-Match)               EditCheckpoint  -> CheckpointView
+
+Negotiating gives an upload ticket for each absent chunk (rule verify-while-uploading). The same call reports finished
+uploads, so that the service verifies them with the store during the rest of the upload. A client never names a bucket,
+a key or a path.
+
+And the reads of a restore: the checkpoint to restore now, why newer ones are skipped, and tickets for its chunks.
+
+`GET  /v1/projects/{project}/runs/{run}/restore-point?selector=latest&before_step=`  -> RestoreDecision
+`POST /v1/checkpoints/{id}/reads`           ReadChunks   -> ChunkReads
+`POST /v1/checkpoints/{id}/chunk-reports`   ReportChunk  -> ChunkVerdict
+`DELETE /v1/read-leases/{lease_id}`
+"""
 
 from __future__ import annotations
 
@@ -23,17 +46,6 @@ from holdfast_protocol.base import LARGEST_INTEGER, Digest, Fence, Label, Reply,
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState, Health, ShardState, StoreRole, Tier
 
-# The commit protocol: begin, negotiate chunks, upload, seal each shard; the seal that completes the world commits.
-
-# Negotiating chunks: which are there already, and an upload ticket for each that is not (rule verify-while-uploading to
-# 19).
-#
-# `POST /v1/checkpoints/{id}/shards/{rank}/chunks`   NegotiateChunks -> ChunksNegotiated
-# `POST /v1/mount-proofs`                                            -> MountProofOffer
-#
-# The same call reports the uploads that are done, so that the service verifies them with the store while the rest
-# is still going up. A client never names a bucket, a key or a path.
-
 MAX_BATCH = 1000
 MAX_CHUNK_BYTES = 5 * 1024**3
 """The largest object that one PUT can carry on S3. The SDK cuts far below it."""
@@ -46,12 +58,12 @@ class ChunkOffer(Request):
     stored_digest: Digest | None = Field(default=None, description="SHA-256 of the bytes on the wire, if encoded.")
     stored_bytes: int | None = Field(default=None, ge=0, le=MAX_CHUNK_BYTES, description="Fewer than the chunk has.")
     md5: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = Field(
-        default=None, description="Of the bytes on the wire; only where the server's capabilities ask for it."
+        default=None, description="MD5 of the bytes on the wire; only if the server's capabilities ask for it."
     )
     ask: bool = Field(
         default=False,
-        description="Only asks: `present` comes with its reference as ever, else nothing is reserved and the answer is "
-        "`absent`. For a client that would encode the chunk before it offers it.",
+        description="Only a question: `present` reserves the chunk as usual; else the answer is `absent`, and reserves "
+        "nothing. For a client that would encode the chunk before it offers it.",
     )
 
     @property
@@ -71,13 +83,13 @@ class MountProof(Request):
 
 
 class MountProofOffer(Reply):
-    """`path` is null where the primary store is not a mounted filesystem."""
+    """`path` is null unless the primary store is a mounted filesystem."""
 
     proof_id: str | None
     path: str | None
     expires_in_seconds: int
     away: bool = Field(default=False, description="The primary store does not answer; ask again (since 1.2).")
-    others: list[MountProofOffer] = Field(default_factory=list, description="Of further stores, for reading.")
+    others: list[MountProofOffer] = Field(default_factory=list, description="For further stores, for reading.")
 
 
 class NegotiateChunks(Fence):
@@ -98,17 +110,17 @@ class NegotiateChunks(Fence):
     largest_body_bytes: ClassVar[int] = 1024**2  # twice what MAX_BATCH of each take
 
     chunks: list[ChunkOffer] = Field(default_factory=list, max_length=MAX_BATCH)
-    finished: list[Digest] = Field(default_factory=list, max_length=MAX_BATCH, description="Uploads that are done.")
+    finished: list[Digest] = Field(default_factory=list, max_length=MAX_BATCH, description="Finished uploads.")
     mount_proof: MountProof | None = None
 
 
 class StoreAnswer(StrEnum):
-    """What a store's refusal means to the client."""
+    """The meaning of a store's refusal for the client."""
 
     STORED = "stored"
     """The object is there already: an earlier try has arrived."""
     MISMATCH = "mismatch"
-    """The bytes that arrived are not those that were announced."""
+    """Other bytes arrived than were announced."""
     MISSING = "missing"
     LATER = "later"
     FULL = "full"
@@ -127,13 +139,13 @@ class UploadTicket(Reply):
     path: str = ""
     expires_in_seconds: int
     answers: dict[str, StoreAnswer] = Field(
-        default_factory=dict, description="What this store's own error codes mean, beside those of S3."
+        default_factory=dict, description="The meaning of this store's own error codes, beside those of S3."
     )
 
 
 class ChunkAnswer(Reply):
     digest: str
-    status: Literal["present", "upload", "absent"] = Field(description="`absent` only where the offer was to ask.")
+    status: Literal["present", "upload", "absent"] = Field(description="`absent` only if the offer was a question.")
     ticket: UploadTicket | None = None
 
 
@@ -154,26 +166,14 @@ class ChunksNegotiated(Reply):
     finished: list[FinishedAnswer]
 
 
-# The commit protocol: begin, negotiate chunks, upload, seal each shard; the seal that completes the world commits.
-#
-# `POST /v1/projects/{project}/runs/{run}/checkpoints`   BeginCheckpoint -> CheckpointBegun
-# `POST /v1/checkpoints/{id}/shards/{rank}/chunks`       NegotiateChunks -> ChunksNegotiated   (module chunks)
-# `PUT  /v1/checkpoints/{id}/shards/{rank}`              SealShard | FailShard -> CheckpointView
-# `POST /v1/checkpoints/{id}/abort`                      AbortCheckpoint -> CheckpointView
-# `GET  /v1/checkpoints/{id}?wait=30`                                    -> CheckpointView
-# `GET  /v1/projects/{project}/runs/{run}/checkpoints`   filters         -> Page[CheckpointView]
-# `GET  /v1/checkpoints/{id}/manifest`                                   -> Manifest
-# `GET  /v1/checkpoints/{id}/shards/{rank}`                              -> ShardChunks
-# `PATCH /v1/checkpoints/{id}`  (If-Match)               EditCheckpoint  -> CheckpointView
-
 Step = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 MAX_CHUNKS_PER_SHARD = 200_000
 LARGEST_SHARD_BYTES = 2**46
-"""Of one rank: the sum over the largest world is still a number that both databases keep."""
+"""For one rank: both databases can still keep the sum over the largest world."""
 
 
 class MetricValue(Request):
-    """A metric that survives JSON and every database: a finite value, or the name of what it was (rule
+    """A metric that survives JSON and every database: a finite value, or the name of a non-finite one (rule
     finite-metrics)."""
 
     value: float | None = Field(default=None, allow_inf_nan=False)
@@ -223,14 +223,10 @@ class BeginCheckpoint(Fence):
     )
     allow_detached: bool = Field(
         default=False,
-        description="A late save that the run has gone on without is kept beside the line instead of refused "
+        description="A late save that the run has gone on without is kept beside the lineage instead of refused "
         "(`detached_branch`). Only with origin_attempt.",
     )
-    offer: FirstOffer | None = Field(
-        default=None,
-        json_schema_extra=since(6),
-        description="The rank's first chunks, negotiated in this call: begin and negotiation are one.",
-    )
+    offer: FirstOffer | None = Field(default=None, json_schema_extra=since(6), description="It negotiates these too.")
 
     @model_validator(mode="after")
     def _only_late_saves_are_detached(self) -> BeginCheckpoint:
@@ -240,24 +236,24 @@ class BeginCheckpoint(Fence):
 
 
 class Component(Request):
-    """A named part of the training state, as one rank has it."""
+    """A named part of the training state, on one rank."""
 
     kind: Literal["model", "optimizer", "lr_scheduler", "dataloader", "rng", "extra"]
     logical_bytes: int = Field(ge=0, le=LARGEST_SHARD_BYTES)
 
 
 class IndexOrdinals(Request):
-    """Where in the shard's chunk list its index lies."""
+    """The index's positions in the shard's chunk list."""
 
     shard: int = Field(ge=0, description="Ordinal of this rank's index document.")
     layout: int | None = Field(default=None, ge=0, description="Ordinal of the global layout; rank 0 has it.")
 
 
 class HealthVerdict(Request):
-    """What the trainer's own look at its state and metrics came to."""
+    """The result of the trainer's own check of its state and metrics."""
 
     healthy: bool
-    reason: str = Field(default="", max_length=1000, description="For people, where it is not healthy.")
+    reason: str = Field(default="", max_length=1000, description="For people, if it is not healthy.")
 
 
 ComponentName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -268,7 +264,7 @@ def _bytes_of_components(said: dict[str, Any]) -> int:
 
 
 class ShardContent(BaseModel):
-    """What a rank says of its shard beside the chunk list: a seal that is repeated has to say it again."""
+    """A rank's statements on its shard beside the chunk list; a repeated seal must repeat them."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -279,16 +275,16 @@ class ShardContent(BaseModel):
         default_factory=_bytes_of_components,
         ge=0,
         le=LARGEST_SHARD_BYTES,
-        description="The bytes of its components together; added up where it is left out.",
+        description="The bytes of its components together; added up if it is absent.",
     )
-    finite: bool = Field(default=True, description="False: this part holds NaN or infinity; the checkpoint diverged.")
+    finite: bool = Field(default=True, description="False: this part has NaN or infinity; the checkpoint has diverged.")
     metrics: Annotated[Metrics, Field(max_length=MAX_METRICS), fits(256 * 1024)] | None = Field(
         default=None, description="Rank 0's only (rule metrics-from-rank-0)."
     )
     verdict: HealthVerdict | None = Field(
         default=None,
         json_schema_extra=since(3),
-        description="Rank 0's is the word on the metrics too. Without it a metric that is not finite is a diverged "
+        description="Rank 0's covers the metrics too. Without it a metric that is not finite makes a diverged "
         "checkpoint.",
     )
     dropped_components: list[ComponentName] = Field(
@@ -300,10 +296,10 @@ class ShardContent(BaseModel):
 
 
 class ShardSummary(ShardContent):
-    """All that a rank says of its shard beside the chunk list. The trainer makes it. Spool record, seal, row, record
+    """A rank's whole report on its shard beside the chunk list, made by the trainer. Spool record, seal, row, record
     and manifest have each of its fields under the same name: a new one is a line here and a column of the shard.
 
-    The fields here are measured: a seal that is repeated may say something else.
+    The fields here are measured: a repeated seal may have other values.
     """
 
     blocked_seconds: float | None = Field(
@@ -311,7 +307,7 @@ class ShardSummary(ShardContent):
         ge=0,
         le=LARGEST_INTEGER,
         json_schema_extra=since(3),
-        description="Training stood still for so long for this save, on this rank.",
+        description="How long this save blocked training, on this rank.",
     )
 
     upload_seconds: float | None = Field(
@@ -324,7 +320,7 @@ class ShardSummary(ShardContent):
 
     @property
     def summary(self) -> ShardSummary:
-        """Itself, without what a subclass has beside it."""
+        """Itself, without a subclass's fields."""
         return ShardSummary(**{name: getattr(self, name) for name in ShardSummary.model_fields})
 
 
@@ -361,7 +357,7 @@ class FailShard(Fence):
 
 
 def _outcome(body: Any) -> str:
-    """OpenAPI has a default for either: a body that does not say which it is says so by its reason."""
+    """OpenAPI has a default for either; a body without `outcome` is told by its reason."""
     if isinstance(body, dict):
         return str(body.get("outcome", "failed" if "reason" in body else "sealed"))
     return str(getattr(body, "outcome", "sealed"))
@@ -391,20 +387,21 @@ class CheckpointView(Reply):
     health_reason: str | None
     tier: Tier
     digest: str | None
-    logical_bytes: int = Field(description="The state's bytes as the trainer sees them.")
+    logical_bytes: int = Field(description="The state's bytes in the trainer.")
     chunk_bytes: int = Field(description="Bytes of the distinct chunks that this checkpoint needs.")
     stored_bytes: int | None = Field(
         default=None,
-        description="What these chunks take in the store: fewer bytes where they are compressed. Told only where one "
+        description="The bytes of these chunks in the store: fewer if they are compressed. Only set if one "
         "checkpoint is selected.",
     )
     uploaded_bytes: int = Field(description="Bytes that this checkpoint had to send, as they are stored.")
-    deduplicated_bytes: int = Field(default=0, description="Bytes that it did not send, because they were there.")
+    deduplicated_bytes: int = Field(default=0, description="Bytes that it did not send, because the store had them.")
     metrics: Metrics
     labels: list[str]
     components: dict[str, Component]
     missing_components: list[str] = Field(
-        default_factory=list, description="Which the run's first checkpoint has, this one has not, and nobody dropped."
+        default_factory=list,
+        description="Components of the run's first checkpoint that this one lacks without a declared drop.",
     )
     created_at: datetime
     committed_at: datetime | None
@@ -412,30 +409,30 @@ class CheckpointView(Reply):
     abort_reason: str | None
     abort_rank: int | None
     abort_cause: AbortCause | None = Field(
-        default=None, description="The kind of the reason, for programs: after `silent` a rank begins the step anew."
+        default=None, description="The kind of the reason, for programs: after `silent` a rank begins the step again."
     )
     pushed_by: int | None = Field(
         default=None, description="The attempt that pushed this save late, from a spool; null: it was saved in time."
     )
     blocked_seconds: float | None = Field(
-        default=None, description="Training stood still for so long for it, on its slowest rank; null: not told."
+        default=None, description="How long it blocked training, on its slowest rank; null: unknown."
     )
     detached: bool = Field(
         default=False, description="Pushed when the run had gone on without it: restored by name, never as latest."
     )
     unproven: bool | None = Field(
         default=None,
-        description="Of a chunk of it there is no good copy that the store or the service has hashed: the service has "
-        "yet to read it. Told only in lists and where one checkpoint is selected.",
+        description="One of its chunks has no good copy that the store or the service has hashed: the service must "
+        "still read it. Only set in lists and if one checkpoint is selected.",
     )
-    pinned_at: datetime | None = Field(default=None, description="Kept from policies and from prune since then.")
+    pinned_at: datetime | None = Field(default=None, description="Since when it is safe from policies and prune.")
     pinned_by: str | None = None
     pin_reason: str | None = None
     pinned_until: datetime | None = Field(default=None, description="Null, while pinned: until it is unpinned.")
     trashed_at: datetime | None = Field(default=None, description="In the trash since then.")
     trashed_by: str | None = Field(default=None, description="policy, person, or run: with its whole run.")
     trash_reason: str | None = None
-    purge_at: datetime | None = Field(default=None, description="Until then it can be taken back from the trash.")
+    purge_at: datetime | None = Field(default=None, description="Until when it can be taken back from the trash.")
     deleted_at: datetime | None = None
     sealed_ranks: int
     missing_ranks: list[int] = Field(description="Ranks that have not sealed; the first 20 of them.")
@@ -458,7 +455,7 @@ class EditCheckpoint(Request):
 
 
 class ShardView(ShardSummary, Reply):
-    """What the rank said of it, complete since 1.5, and what the service knows."""
+    """The rank's report, complete since 1.5, and the service's own knowledge."""
 
     rank: int
     state: ShardState
@@ -468,7 +465,7 @@ class ShardView(ShardSummary, Reply):
 
 
 class Manifest(Reply):
-    """What a checkpoint consists of. The chunks of each shard are read shard by shard (ShardChunks)."""
+    """The content of a checkpoint. The chunks of each shard are read shard by shard (ShardChunks)."""
 
     checkpoint: CheckpointView
     layout_digest: str = Field(description="The chunk that holds the global layout.")
@@ -484,14 +481,6 @@ class ShardChunks(Reply):
     rank: int
     digest: str
     chunks: list[ChunkRef] = Field(description="In ordinal order.")
-
-
-# The way back: which checkpoint can be restored now, why not a newer one, and tickets to read its chunks.
-#
-# `GET  /v1/projects/{project}/runs/{run}/restore-point?selector=latest&before_step=`  -> RestoreDecision
-# `POST /v1/checkpoints/{id}/reads`           ReadChunks   -> ChunkReads
-# `POST /v1/checkpoints/{id}/chunk-reports`   ReportChunk  -> ChunkVerdict
-# `DELETE /v1/read-leases/{lease_id}`
 
 
 class RestorePoint(Reply):
@@ -529,7 +518,7 @@ class RestoreDecision(Reply):
     restore_point: RestorePoint | None
     skipped: list[Skipped]
     ever_committed: bool
-    note: str = Field(default="", description="A sentence for people, where a store does not answer.")
+    note: str = Field(default="", description="A sentence for people, if a store does not answer.")
 
 
 class ReadChunks(Request):
@@ -541,17 +530,17 @@ class ReadChunks(Request):
     lease_id: str | None = Field(default=None, description="Renews this lease; null opens one (rule read-lease).")
     mount_proof: MountProof | None = None
     other_mount_proofs: list[MountProof] = Field(
-        default_factory=list, max_length=4, description="Of the stores beside the primary (since 1.2)."
+        default_factory=list, max_length=4, description="For the stores beside the primary (since 1.2)."
     )
     avoid_stores: list[StoreRole] = Field(
         default_factory=list,
         max_length=4,
-        description="Stores that do not answer this reader: taken only where no other has the chunk (since 1.2).",
+        description="Stores that do not answer this reader: used only if no other has the chunk (since 1.2).",
     )
 
     @model_serializer(mode="wrap")
     def _as_an_older_service_takes_it(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """It refuses fields that it does not know, and needs none that say nothing."""
+        """An older service refuses unknown fields, and needs none with a default value."""
         document: dict[str, Any] = write(self)
         return {name: value for name, value in document.items() if name not in _SINCE_MINOR_2 or value}
 
@@ -564,7 +553,7 @@ class ReadTicket(Reply):
 
     digest: str
     bytes: int
-    stored_bytes: int = Field(description="Of what is read: the chunk's own where the codec is raw.")
+    stored_bytes: int = Field(description="Bytes to read: the chunk's own if the codec is raw.")
     codec: Codec = Codec.RAW
     kind: Literal["http", "file", "gone"]
     url: str = ""
@@ -572,9 +561,9 @@ class ReadTicket(Reply):
     path: str = ""
     expires_in_seconds: int
     answers: dict[str, StoreAnswer] = Field(
-        default_factory=dict, description="What this store's own error codes mean, beside those of S3."
+        default_factory=dict, description="The meaning of this store's own error codes, beside those of S3."
     )
-    store: StoreRole = Field(default=StoreRole.PRIMARY, description="Where it is read from.")
+    store: StoreRole = Field(default=StoreRole.PRIMARY, description="The store to read from.")
     elsewhere: bool = Field(default=False, description="Another store has it too: ask again with `avoid_stores`.")
 
 
@@ -583,7 +572,7 @@ class ChunkReads(Reply):
     lease_expires_in_seconds: int
     unprotected: str | None = Field(
         default=None,
-        description="Why no lease keeps the checkpoint from being purged while it is read; null where one does.",
+        description="Why no lease keeps the checkpoint from being purged while it is read; null if one does.",
     )
     chunks: list[ReadTicket]
 
@@ -603,7 +592,7 @@ class ReportChunk(Request):
 
 
 class ChunkVerdict(Reply):
-    """What the service found when it read the chunk itself; only that marks a checkpoint (rule report-is-suspicion)."""
+    """The service's finding after it read the chunk itself; only that marks a checkpoint (rule report-is-suspicion)."""
 
     digest: str
     readable: bool = Field(description="True: a copy with the right bytes is there; try again.")

@@ -1,4 +1,12 @@
-"""How a chunk's bytes may look on the wire and in the store: the codecs, and both directions."""
+"""The codecs: forms of a chunk's bytes on the wire and in the store, in both directions. docs/codecs.md is the format.
+
+The client picks a codec for a chunk -> encode -> PUT -> the copy's row keeps the codec -> GET -> decode. A chunk's
+digest is always that of its raw bytes; the stored form may be smaller. Pure.
+
+Planes are extended slices of small blocks, without numpy, so that the interpreter's lock is never held for long; the
+compressor releases it. Decoding proves nothing: the caller hashes the result and compares it with the chunk's digest.
+A frame that was made to grow ends at the chunk's size, and one that asks for much memory is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +16,11 @@ from typing import IO, cast
 
 import zstandard
 
-# How a chunk's bytes may look on the wire and in the store: the codecs, by name. Pure; docs/codecs.md is the format.
-#
-# Flow: the client picks a codec for a chunk -> codecs.py -> PUT -> the copy's row keeps it -> GET -> codecs.py.
-# A chunk's digest is always that of its raw bytes; what is stored may be smaller.
-
 PLANE_BYTES = 128 * 1024
-"""Of a whole block. A zstd block holds as much, so that each plane gets statistics of its own."""
+"""Bytes of a whole block. A zstd block holds as much, so that each plane gets statistics of its own."""
 
 MAX_WINDOW_BYTES = 8 * 1024**2
-"""Of a frame; a decoder needs no more memory than this and may refuse what asks for more."""
+"""The window of a frame; a decoder needs no more memory than this and may refuse a frame that asks for more."""
 
 
 class Codec(StrEnum):
@@ -29,12 +32,12 @@ class Codec(StrEnum):
 
     @property
     def planes(self) -> int:
-        """Into how many planes a block is split: the size of an item in bytes; 1 where the order is kept."""
+        """Number of planes of a block: the size of an item in bytes; 1 if the order is kept."""
         return _PLANES[self]
 
     @property
     def block_bytes(self) -> int:
-        """The chunk's bytes that are put in order at once; only the last block may be shorter."""
+        """The chunk's bytes that are reordered at once; only the last block may be shorter."""
         return self.planes * PLANE_BYTES
 
 
@@ -44,26 +47,21 @@ _SINCE_MINOR = dict.fromkeys(Codec, 1) | {Codec.RAW: 0}
 
 
 def zstd_codec(item_bytes: int) -> Codec:
-    """For a chunk of numbers of `item_bytes` each; anything but 2, 4 and 8 keeps the order of its bytes."""
+    """For a chunk of numbers of `item_bytes` each; any size but 2, 4 and 8 keeps the order of its bytes."""
     shuffled = {2: Codec.ZSTD_SHUFFLE2, 4: Codec.ZSTD_SHUFFLE4, 8: Codec.ZSTD_SHUFFLE8}
     return shuffled.get(item_bytes, Codec.ZSTD)
 
 
 def codecs_of_minor(protocol_minor: int) -> frozenset[Codec]:
-    """What a client of this minor version of the protocol can decode."""
+    """The codecs that a client of this minor version of the protocol can decode."""
     return frozenset(codec for codec, since in _SINCE_MINOR.items() if since <= protocol_minor)
 
 
-# A chunk's raw bytes -> its stored form. Pure. The inverse is `decode`, the format docs/codecs.md.
-#
-# No numpy here: planes are extended slices of small blocks, so that the interpreter's lock is never held for long, and
-# the compressor lets go of it.
-
 _LEVEL = 1
 
-# A plane of a number's bytes has few repetitions and a skew in its bytes: nearly all is won by the entropy coder, and
-# short matches only get in its way. Measured on fp32 weights: level 1 leaves 84.2% for 2.1 s of CPU per GB, a table of
-# 256 matches of 7 bytes 83.5% for 1.35 s; higher levels find more matches and are both slower and larger.
+# A plane of a number's bytes has few repetitions and skewed byte counts: the entropy coder gains nearly all, and short
+# matches only cost. Measured on fp32 weights: level 1 leaves 84.2% for 2.1 s of CPU per GB, a table of 256 matches of
+# 7 bytes 83.5% for 1.35 s; higher levels find more matches and are both slower and larger.
 _PLANE_PARAMETERS = zstandard.ZstdCompressionParameters(
     window_log=20,
     chain_log=6,
@@ -115,25 +113,20 @@ def _in_planes(raw: memoryview, planes: int, on_block: Callable[[], None]) -> It
         yield block[whole:]
 
 
-# A chunk's stored form -> its raw bytes, block by block, in bounded memory. Pure. The format is docs/codecs.md.
-#
-# Nothing here proves anything: whoever decodes hashes what comes out and compares it with the chunk's digest. A frame
-# that was made to grow ends at the chunk's size, and one that asks for much memory is refused.
-
 Piece = bytes | bytearray | memoryview
 
 
 class DecodeError(ValueError):
-    """These bytes are not a chunk of that size in that codec. The message says in a few words why."""
+    """These bytes are not a chunk of that size in that codec. The message says why in a few words."""
 
 
 def decode(codec: Codec, chunk_bytes: int, pieces: Iterator[Piece]) -> Iterator[memoryview]:
-    """Yields the chunk's bytes, exactly `chunk_bytes` in all. A block is good until the next one is asked for, and so
-    must each of `pieces` be, which are the stored bytes in any cut. Raises DecodeError, and what `pieces` raises."""
+    """Yields the chunk's bytes, exactly `chunk_bytes` in all, from the stored bytes, in `pieces` of any size. A block,
+    and a piece, is valid until the next one is asked for. Raises DecodeError, and the errors of `pieces`."""
     if codec is Codec.RAW:
-        raise ValueError("what is stored raw needs no decoding")
+        raise ValueError("raw bytes need no decoding")
     frame = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(
-        cast("IO[bytes]", _Source(pieces)),  # its types ask for a whole file; it only ever calls read
+        cast("IO[bytes]", _Source(pieces)),  # the stubs ask for a whole file; it only calls read
         read_across_frames=False,
     )
     ordered, block = bytearray(codec.block_bytes), bytearray(codec.block_bytes)
@@ -148,7 +141,7 @@ def decode(codec: Codec, chunk_bytes: int, pieces: Iterator[Piece]) -> Iterator[
 
 
 class _Source:
-    """What the decompressor reads from. It takes pieces of any size, whatever it asked for."""
+    """The decompressor's source. It takes pieces of any size, whatever the decompressor asked for."""
 
     def __init__(self, pieces: Iterator[Piece]) -> None:
         self._pieces = pieces
@@ -174,7 +167,7 @@ def _read(frame: zstandard.ZstdDecompressionReader, into: memoryview) -> int:
 
 
 def _from_planes(ordered: bytearray, block: bytearray, size: int, planes: int) -> bytearray:
-    """`block` with the bytes of `ordered` back in their places; `ordered` itself where nothing was moved."""
+    """`block` with the bytes of `ordered` back in their places; `ordered` itself if nothing was moved."""
     if planes == 1:
         return ordered
     items = size // planes

@@ -1,4 +1,14 @@
-"""Copies in a second store, scrubbing, and what a bad chunk means."""
+"""Copies in a second store, scrubbing on demand, and the impact of a bad chunk.
+
+`GET  /v1/projects/{project}/copies`              -> Page[RunCopies]
+`GET  /v1/projects/{project}/runs/{run}/copies`   -> RunCopies
+`POST /v1/projects/{project}/runs/{run}/drills`   StartDrill -> OperationView, whose result is a DrillResult
+`POST /v1/projects/{project}/runs/{run}/scrubs`   StartScrub -> OperationView, whose result is a ScrubResult
+`POST /v1/checkpoints/{id}/scrubs`                StartScrub -> OperationView, whose result is a ScrubResult
+`GET  /v1/chunks/{digest}/impact`                            -> Impact, over the projects that the token sees
+`GET  /v1/checkpoints/{id}/impact`                           -> Impact of its bad chunks
+`GET  /v1/projects/{project}/bad-copies`                     -> Page[BadCopy]
+"""
 
 from __future__ import annotations
 
@@ -12,19 +22,13 @@ from holdfast_protocol.checkpoints import Skipped
 from holdfast_protocol.retention import KeepBest
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Proof, StoreRole
 
-# Copies in a second store: which checkpoints get one (a policy of kind `copies`), how far behind it is, and drills.
-#
-# `GET  /v1/projects/{project}/copies`              -> Page[RunCopies]
-# `GET  /v1/projects/{project}/runs/{run}/copies`   -> RunCopies
-# `POST /v1/projects/{project}/runs/{run}/drills`   StartDrill -> OperationView, whose result is a DrillResult
-
 
 class CopyPolicy(Request):
-    """What gets a copy in the second store. Without a condition every checkpoint; with some, whatever meets one.
+    """Which checkpoints get a copy in the second store: all, or with conditions those that meet one.
 
-    What the policy no longer wants keeps the copy that it has, until the checkpoint itself goes."""
+    A checkpoint that the policy no longer wants keeps its copy until the checkpoint itself is deleted."""
 
-    labels: list[Label] = Field(default_factory=list, max_length=50, description="Whatever has one of these.")
+    labels: list[Label] = Field(default_factory=list, max_length=50, description="Checkpoints with one of these.")
     kinds: list[CheckpointKind] = Field(
         default_factory=list, max_length=10, description="periodic, emergency or final."
     )
@@ -32,7 +36,8 @@ class CopyPolicy(Request):
         default=None, ge=1, le=LARGEST_INTEGER, description="Every step that is a multiple of n."
     )
     best: KeepBest | None = Field(
-        default=None, description="What is among the n best finite values of a metric when it is looked at."
+        default=None,
+        description="Checkpoints that have one of the n best finite values of a metric, at the time of each pass.",
     )
 
     @property
@@ -41,22 +46,20 @@ class CopyPolicy(Request):
 
 
 class RunCopies(Reply):
-    """How far the second store is behind: what would be lost if the first one were gone now (RPO)."""
+    """How far the second store is behind: the loss if the first one were gone now (RPO)."""
 
     project: str
     run: str
     store: StoreRole | None = Field(description="null: the service has no second store.")
     policy: bool = Field(description="Whether a policy asks for copies of this run.")
-    newest_step: int | None = Field(description="Of the newest committed checkpoint that the policy wants.")
+    newest_step: int | None = Field(description="The newest committed checkpoint that the policy wants.")
     newest_committed_at: datetime | None
-    copied_step: int | None = Field(description="Of the newest one that is whole in the second store.")
+    copied_step: int | None = Field(description="The newest one that is whole in the second store.")
     copied_committed_at: datetime | None
-    lag_seconds: float = Field(
-        description="For how long a newer state has been committed that the second store does not hold; 0: none."
-    )
+    lag_seconds: float = Field(description="How long ago the first commit was that the second store lacks; 0: none.")
     lag_steps: int = Field(description="From the newest copied step to the newest wanted one.")
-    lag_bytes: int = Field(description="Still to be copied; what several checkpoints lack counts in each.")
-    waiting: int = Field(description="Checkpoints that are wanted there and not whole yet.")
+    lag_bytes: int = Field(description="Bytes to copy; a chunk that several checkpoints need counts in each.")
+    waiting: int = Field(description="Wanted checkpoints that are not whole there yet.")
     copied: int = Field(description="Checkpoints that are whole there.")
     error: str | None = Field(description="Why the last try failed, if it did.")
 
@@ -71,7 +74,7 @@ class StartDrill(Request):
 
 
 class DrillResult(Reply):
-    """What an operation of kind `drill` found."""
+    """The result of an operation of kind `drill`."""
 
     project: str
     run: str
@@ -82,23 +85,14 @@ class DrillResult(Reply):
     logical_bytes: int
     tensors: int
     chunks: int
-    bytes: int = Field(description="Of the distinct chunks, each read, decoded and hashed.")
-    stored_bytes: int = Field(description="Of them, as they were read from the store.")
+    bytes: int = Field(description="Bytes of the distinct chunks, each read, decoded and hashed.")
+    stored_bytes: int = Field(description="Their bytes as read from the store.")
     seconds: float = Field(description="From the choice of the checkpoint to the last verified byte (RTO).")
     bytes_per_second: float
-    newest_step: int = Field(description="Of the newest checkpoint that is committed, in whatever store.")
-    rpo_seconds: float = Field(description="What the restored state is behind the newest committed one.")
+    newest_step: int = Field(description="The newest committed checkpoint, in any store.")
+    rpo_seconds: float = Field(description="How far the restored state is behind the newest committed one.")
     rpo_steps: int
-    skipped: list[Skipped] = Field(description="Newer checkpoints, each with why it was not the one.")
-
-
-# Scrubbing on demand, and what a bad chunk means: which checkpoints and runs it concerns, and the nearest good steps.
-#
-# `POST /v1/projects/{project}/runs/{run}/scrubs`  StartScrub -> OperationView, whose result is a ScrubResult
-# `POST /v1/checkpoints/{id}/scrubs`               StartScrub -> OperationView, whose result is a ScrubResult
-# `GET  /v1/chunks/{digest}/impact`                           -> Impact, over the projects that the token sees
-# `GET  /v1/checkpoints/{id}/impact`                          -> Impact of its bad chunks
-# `GET  /v1/projects/{project}/bad-copies`                    -> Page[BadCopy]
+    skipped: list[Skipped] = Field(description="Newer checkpoints, each with the reason to skip it.")
 
 
 class ScrubMode(StrEnum):
@@ -115,18 +109,18 @@ class StartScrub(Request):
 
 
 class ScrubResult(Reply):
-    """Copies, but for `lost`, which counts chunks, and `marked`, which names checkpoints."""
+    """Counts of copies, but `lost` counts chunks and `marked` names checkpoints."""
 
     mode: ScrubMode
-    copies: int = Field(description="In all attached stores, of the chunks that were asked about.")
+    copies: int = Field(description="Copies of the requested chunks, in all attached stores.")
     good: int
-    bad: int = Field(description="They have other bytes, another size, or cannot be decoded.")
+    bad: int = Field(description="Copies that have other bytes, another size, or cannot be decoded.")
     missing: int
     read_bytes: int
     repaired: int = Field(description="Bad or missing before or now, and their store has another copy that was read.")
     lost: int = Field(description="Chunks of which no attached store has a good copy.")
     cold: int = Field(description="Cannot be read before a thaw, so they were left out.")
-    unread: int = Field(description="Their store did not answer, or somebody else was at work on them.")
+    unread: int = Field(description="Their store did not answer, or another process was at work on them.")
     problems: dict[str, str] = Field(description="By the store's role, why it could not be read or repaired.")
     marked: list[str] = Field(description="The checkpoints that are corrupt now, as project/run@step#attempt.")
 
@@ -142,7 +136,7 @@ class CopyView(Reply):
     storage_class: str | None
     verified_at: datetime | None = Field(description="When its bytes were proven last.")
     bad_at: datetime | None
-    finding: str | None = Field(description="What was found wrong with it.")
+    finding: str | None = Field(description="Its defect.")
     repaired_at: datetime | None = Field(description="Since when its store has another copy that was read.")
 
 
@@ -178,7 +172,7 @@ class AffectedRun(Reply):
     run: str
     checkpoints: int
     lost_checkpoints: int
-    good_before: GoodStep | None = Field(description="Before the first checkpoint that is concerned.")
+    good_before: GoodStep | None = Field(description="Before the first affected checkpoint.")
     good_after: GoodStep | None = Field(description="After the last one.")
 
 
@@ -186,7 +180,7 @@ class Impact(Reply):
     chunks: list[ChunkImpact]
     runs: list[AffectedRun]
     checkpoints: list[AffectedCheckpoint] = Field(description="The newest steps first, run by run.")
-    left_off: int = Field(description="Checkpoints that are concerned and not shown: there are too many.")
+    left_off: int = Field(description="Affected checkpoints that are not shown, because there are too many.")
     lost: bool = Field(description="One of them cannot be read whole from any attached store.")
 
 

@@ -1,4 +1,13 @@
-"""The hash tree, and the canonical JSON that documents are hashed in."""
+"""The hash tree: bytes -> chunk -> shard -> checkpoint, and the canonical JSON that documents are hashed in. Pure; used
+by the SDK, the client and the service alike.
+
+The SDK hashes each staged chunk, the seal carries the shard's digest, the commit computes the checkpoint's. Each level
+has its own first line, so that a list of chunks can never pass for a list of shards (or for a chunk). All digests are
+64 lower-case hex digits of SHA-256.
+
+Canonical JSON: keys sorted, no spaces, ASCII only, no NaN or Infinity tokens. One value has one sequence of bytes, so
+its SHA-256 names the value. The digest is taken before compression, because zlib's output differs between builds.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +18,15 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-# Canonical JSON, compressed: the outer form of every index document. Pure; below index_documents.
-#
-# Canonical: keys sorted, no spaces, ASCII only, no NaN or Infinity tokens. One value has one sequence of bytes, so its
-# SHA-256 names the value; zlib's output may differ between zlib builds, so that digest is taken before compression.
-
 MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
-MAX_STORED_DOCUMENT_BYTES = MAX_DOCUMENT_BYTES + MAX_DOCUMENT_BYTES // 1000
-"""Compressed; zlib adds less than that to what it cannot make smaller."""
 """Uncompressed. 10,000 tensors over 256 ranks need about 100 MB; more is a mistake or an attack."""
+MAX_STORED_DOCUMENT_BYTES = MAX_DOCUMENT_BYTES + MAX_DOCUMENT_BYTES // 1000
+"""Compressed; zlib adds at most this to incompressible text."""
 
 MOST_GROWTH = 64
 FREE_GROWTH_BYTES = 1024 * 1024
-"""A document's text is at most that many times its stored bytes, and that much more: a few kilobytes in the store must
-not become gigabytes in the process that reads them. Layouts grow by 6 to 14 times."""
+"""A document's text is at most so many times its stored bytes, plus so many more: a few kilobytes in the store must not
+become gigabytes in a reader. Layouts grow by 6 to 14 times."""
 
 _COMPRESSION_LEVEL = 6
 
@@ -32,7 +36,7 @@ class DocumentError(ValueError):
 
 
 def canonical_bytes(value: Any) -> bytes:
-    """The one JSON text of `value`. Raises DocumentError for what JSON cannot say (NaN, unknown types, cycles)."""
+    """The one JSON text of `value`. Raises DocumentError for a value without JSON (NaN, unknown types, cycles)."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
     except (ValueError, TypeError, RecursionError) as error:
@@ -40,8 +44,8 @@ def canonical_bytes(value: Any) -> bytes:
 
 
 def compress(canonical: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """zlib, always at one level. Refuses what decompress would refuse: never write what cannot be read. Text that would
-    shrink too much (a list of a million zeros) keeps its repetitions: without them zlib saves 8 times at most."""
+    """zlib, always at one level. Refuses text that decompress would refuse, because it could not be read. Text that
+    would shrink too much (a list of a million zeros) keeps its repetitions: without them zlib saves 8 times at most."""
     if len(canonical) > max_bytes:
         raise DocumentError(
             f"the index would be {len(canonical)} bytes, and at most {max_bytes} can be read back; "
@@ -55,7 +59,7 @@ def compress(canonical: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
 
 
 def decompress(data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """The inverse of compress, in bounded memory. Raises DocumentError on anything but one whole zlib stream."""
+    """The inverse of compress, in bounded memory. Raises DocumentError on any input but one whole zlib stream."""
     stream = zlib.decompressobj()
     most = min(max_bytes, _most_text(memoryview(data).nbytes))
     try:
@@ -85,12 +89,6 @@ def _refuse_constant(token: str) -> NoReturn:
     raise ValueError(f"{token} is not JSON")
 
 
-# The hash tree: bytes -> chunk -> shard -> checkpoint. Pure; used by the SDK, the client and the service alike.
-#
-# Flow: the SDK hashes each staged chunk, the seal carries the shard's digest, the commit computes the checkpoint's.
-# Each level has its own first line, so that a list of chunks can never pass for a list of shards (or for a chunk).
-# All digests are 64 lower-case hex digits of SHA-256.
-
 DIGEST_PATTERN = r"^[0-9a-f]{64}\Z"
 
 _DIGEST = re.compile(DIGEST_PATTERN)
@@ -107,7 +105,7 @@ def shard_digest(chunk_digests: Sequence[str]) -> str:
     """SHA-256 over the domain line and one line per chunk, in the order in which the seal lists the chunks.
 
     The index is a chunk too: list it, so that the tree covers it. An empty list has a digest as well.
-    Raises ValueError when an entry is not a digest: a stray newline could otherwise forge another list.
+    Raises ValueError if an entry is not a digest, because a stray newline could forge another list.
     """
     return _digest_of_list(_SHARD_DOMAIN, chunk_digests)
 

@@ -1,4 +1,24 @@
-"""The index: which tensor piece is in which bytes of which chunk."""
+"""The index: which tensor piece is in which bytes of which chunk. Two documents, both compressed canonical JSON.
+
+The planner builds a Layout once per plan (global, no digests, the same object for every step with that plan). Each save
+writes one ShardIndex per rank, which names its layout and holds the typed trees. A restore reads the two, plans its
+reads and never unpickles. The third part, each shard's list of chunk digests, is in the catalog.
+
+Layout:     {"format": "holdfast-layout-1", "world_size": N,
+             "tensors": {name: {"component", "dtype", "shape", "replicated", "alias_of"?}},
+             "shards": [{"chunks": [bytes per ordinal],
+                         "pieces": [[tensor, offsets, shape, [[ordinal, chunk offset, bytes], …]], …]} per rank]}
+            where `tensor` is the position of the tensor's name among the sorted names.
+            Each tensor is whole, each of its elements once; segments lie in their chunks and do not overlap. So a
+            reader's cost is bounded by the bytes of the layout's chunks.
+ShardIndex: {"format": "holdfast-shard-2", "run": "project/run", "step": s, "world_size": N, "rank": r,
+             "layout_digest": …, "trees": {component: typed tree}, "replicated_trees": {component: typed tree},
+             "rng": typed tree or null}
+
+Each rank's index names its save. The seal signs it with the rest of the shard, so every reader detects a catalog that
+gives a checkpoint another step or another run (rule index-names-its-save). The layout names none, because one layout
+serves all the steps of a plan.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +40,6 @@ from holdfast_protocol.digests import (
     parse,
 )
 
-# Whether a tensor's boxes are the whole tensor, each element once. Pure, and linear in the number of boxes.
-#
-# A restore counts the bytes that its reads fill: it refuses a hole, and boxes that overlap. So no checkpoint is written
-# or believed that has either.
-
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and shape, in elements."""
 
@@ -34,7 +49,11 @@ _FACES_PER_BOX = 64
 
 def tiles(shape: tuple[int, ...], boxes: Iterable[Box]) -> bool:
     """Whether the boxes, which lie within the shape, cover it and do not overlap. The same box may come twice: several
-    ranks stored it. False also for what is cut in so many dimensions that it would take long to tell.
+    ranks stored it. False also for boxes that are cut in so many dimensions that the check would take long. Pure,
+    linear in the number of boxes.
+
+    A restore refuses holes and overlapping boxes, because it counts the bytes that its reads fill. So no checkpoint is
+    written or believed that has either.
     """
     filled = {box for box in boxes if prod(box[1])}
     if prod(shape) == 0:
@@ -50,7 +69,7 @@ def tiles(shape: tuple[int, ...], boxes: Iterable[Box]) -> bool:
 
 def _cancels(shape: tuple[int, ...], filled: set[Box], cut: list[int]) -> bool:
     """Whether the boxes' corners, taken with alternating signs, are those of the whole: only then is the sum of the
-    boxes the whole. Dimension by dimension, as where two boxes meet their faces cancel at once.
+    boxes the whole. Dimension by dimension, so that the faces where two boxes meet cancel at once.
     """
     faces: Counter[Box] = Counter(filled)
     faces[(0,) * len(shape), shape] -= 1
@@ -67,27 +86,6 @@ def _cancels(shape: tuple[int, ...], filled: set[Box], cut: list[int]) -> bool:
     return not any(faces.values())
 
 
-# The index: which tensor piece is in which bytes of which chunk. Two documents, both compressed canonical JSON.
-#
-# Flow: the planner builds a Layout once per plan (global, no digests, the same object for every step with that plan);
-# each save writes one ShardIndex per rank, which names its layout and holds the typed trees. A restore reads the two,
-# plans its reads and never unpickles. The third part, each shard's list of chunk digests, is in the catalog.
-#
-# Layout:     {"format": "holdfast-layout-1", "world_size": N,
-#              "tensors": {name: {"component", "dtype", "shape", "replicated", "alias_of"?}},
-#              "shards": [{"chunks": [bytes per ordinal],
-#                          "pieces": [[tensor, offsets, shape, [[ordinal, chunk offset, bytes], …]], …]} per rank]}
-#             where `tensor` is the position of the tensor's name among the sorted names.
-#             Each tensor is whole, each of its elements once; segments lie in their chunks and do not overlap. So what
-#             a layout asks of its reader is bounded by the bytes of its chunks.
-# ShardIndex: {"format": "holdfast-shard-2", "run": "project/run", "step": s, "world_size": N, "rank": r,
-#              "layout_digest": …, "trees": {component: typed tree}, "replicated_trees": {component: typed tree},
-#              "rng": typed tree or null}
-#
-# Each rank's index says which save it belongs to. The seal signs it with the rest of the shard, so a catalog that gives
-# a checkpoint another step or another run is found out by every reader (rule index-names-its-save). The layout does not
-# say it: one layout serves all the steps of a plan.
-
 _SHOWN = 300
 """Letters of a message: names in a hostile document may be long."""
 
@@ -97,7 +95,7 @@ SHARD_FORMAT = "holdfast-shard-2"
 MAX_DIMENSIONS = 64
 """As torch's own limit."""
 MAX_SIZE = 2**62
-"""No size and no number of bytes in a layout reaches it: sums of two are still what every reader can count."""
+"""Sizes and numbers of bytes in a layout stay below it, so that every reader can count the sum of two."""
 
 ITEM_BYTES: Mapping[str, int] = {
     "bool": 1,
@@ -179,8 +177,8 @@ class Layout:
         return sum(entry.total_bytes for entry in self.tensors.values() if entry.alias_of is None)
 
     def torn(self) -> str | None:
-        """The first tensor that its pieces do not make whole, each element once; None where they do. A tied one is
-        where its target is."""
+        """The first tensor that its pieces do not make whole, each element once; None if there is none. A tied one is
+        whole if its target is."""
         boxes: dict[str, set[Box]] = {name: set() for name, entry in self.tensors.items() if entry.alias_of is None}
         for shard in self.shards:
             for piece in shard.pieces:
@@ -218,7 +216,7 @@ class Layout:
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Self:
         """The inverse of encode. Raises DocumentError unless each tensor is whole, each piece lies in its tensor, and
-        no two pieces lie in the same bytes of a chunk. Linear in the document, and nothing is made of its numbers."""
+        no two pieces share bytes of a chunk. Linear in the document; it allocates nothing by the document's numbers."""
         document = _open(data, LAYOUT_FORMAT, {"world_size", "tensors", "shards"}, max_bytes)
         try:
             tensors = {name: _read_tensor(name, entry) for name, entry in document["tensors"].items()}
@@ -232,7 +230,7 @@ class Layout:
 
 
 class SavedAs(NamedTuple):
-    """Which save a document belongs to, in the words of its readers: `run` is `project/run`."""
+    """The save that a document belongs to, for messages: `run` is `project/run`."""
 
     run: str
     step: int
@@ -244,13 +242,13 @@ class SavedAs(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """What one rank saved beside its tensors. Trees are in the encoded form of the typed tree (plain JSON values)."""
+    """One rank's save beside its tensors. Trees are in the encoded form of the typed tree (plain JSON values)."""
 
     saved_as: SavedAs
     rank: int
     layout_digest: str
     trees: Mapping[str, Any] = field(default_factory=dict)
-    """Per component, as this rank had it."""
+    """Per component, as on this rank."""
     replicated_trees: Mapping[str, Any] = field(default_factory=dict)
     """Per component, the same on all ranks: written by rank 0 only, empty in the others' documents."""
     rng: Any = None
@@ -276,7 +274,7 @@ class ShardIndex:
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Self:
-        """The inverse of encode. The trees inside stay encoded: the typed tree's decoder checks them. DocumentError."""
+        """The inverse of encode. The trees stay encoded, and their decoder checks them. Raises DocumentError."""
         fields = {*SavedAs._fields, "rank", "layout_digest", "trees", "replicated_trees", "rng"}
         document = _open(data, SHARD_FORMAT, fields, max_bytes)
         try:
@@ -360,7 +358,7 @@ def _check_piece(piece: Piece, entry: TensorEntry, chunks: tuple[int, ...]) -> N
 
 
 def _check_apart(pieces: list[Piece]) -> None:
-    """Raises ValueError where two segments of a shard lie in the same bytes: then pieces could outnumber the bytes."""
+    """Raises ValueError if two segments of a shard share bytes: pieces could then outnumber the bytes."""
     segments = sorted(segment for piece in pieces for segment in piece.segments)
     for one, following in pairwise(segments):
         if one.ordinal == following.ordinal and one.offset + one.bytes > following.offset:

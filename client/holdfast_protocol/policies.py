@@ -1,11 +1,11 @@
-"""Policies: what a project, or one run of it, wants of a controller. Data, checked when it is put.
+"""Policies: a project's, or one run's, wishes to a controller. Data, checked when it is put.
 
 `GET    /v1/projects/{project}/policies/{kind}`                                     -> PolicyView
 `PUT    /v1/projects/{project}/policies/{kind}`             (If-Match) PutPolicy    -> PolicyView
-`DELETE /v1/projects/{project}/policies/{kind}`             (If-Match)              -> PolicyView (what it was)
+`DELETE /v1/projects/{project}/policies/{kind}`             (If-Match)              -> PolicyView (the deleted one)
 `GET    /v1/projects/{project}/runs/{run}/policies/{kind}`  the effective one       -> PolicyView
 `PUT    /v1/projects/{project}/runs/{run}/policies/{kind}`  (If-Match) PutPolicy    -> PolicyView
-`DELETE /v1/projects/{project}/runs/{run}/policies/{kind}`  (If-Match)              -> PolicyView (what it was)
+`DELETE /v1/projects/{project}/runs/{run}/policies/{kind}`  (If-Match)              -> PolicyView (the deleted one)
 
 A run's own policy replaces the project's as a whole. Each kind has a model in POLICY_MODELS.
 """
@@ -55,8 +55,8 @@ class PutPolicy(Request):
 class PolicyView(Reply):
     kind: PolicyKind
     project: str
-    run: str | None = Field(description="The run that it was put for; null: it is the project's.")
-    level: Literal["project", "run"] = Field(description="Where it comes from.")
+    run: str | None = Field(description="The run that it was put for; null: the project's policy.")
+    level: Literal["project", "run"] = Field(description="The level that it was put at.")
     document: dict[str, Any]
     version: int
     etag: str

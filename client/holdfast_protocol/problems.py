@@ -1,6 +1,6 @@
-"""Problem codes: what went wrong, grouped by what the caller does about it (RFC 9457, `application/problem+json`).
+"""Problem codes: failures, grouped by what the caller does about them (RFC 9457, `application/problem+json`).
 
-Codes are append-only: a client that was built against an older service must still know what each one means.
+Codes are append-only, because a client that was built against an older service must still know their meaning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProblemCode(StrEnum):
     NO_RESTORE_POINT = "no_restore_point"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
-    # The world is not as the caller believed.
+    # The caller's view is out of date.
     STALE_ATTEMPT = "stale_attempt"
     ATTEMPT_CONFLICT = "attempt_conflict"
     CHECKPOINT_CONFLICT = "checkpoint_conflict"
@@ -61,7 +61,7 @@ class ProblemCode(StrEnum):
     STORE_FOREIGN = "store_foreign"
     COMMITS_UNKNOWN = "commits_unknown"
     QUOTA_EXCEEDED = "quota_exceeded"
-    # Bytes are not what they should be.
+    # The bytes are not the expected ones.
     CHECKSUM_MISMATCH = "checksum_mismatch"
     SIGNATURE_INVALID = "signature_invalid"
     TICKET_EXPIRED = "ticket_expired"
@@ -128,7 +128,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CHECKPOINT_HELD: ProblemKind(409, "A hold keeps this checkpoint"),
     ProblemCode.CHECKPOINT_COLD: ProblemKind(409, "This checkpoint must be thawed before it can be read"),
     ProblemCode.STORE_FOREIGN: ProblemKind(409, "The store does not say that it is this catalog's"),
-    ProblemCode.COMMITS_UNKNOWN: ProblemKind(409, "Nobody knows whether anything was ever committed"),
+    ProblemCode.COMMITS_UNKNOWN: ProblemKind(409, "It is unknown whether anything was ever committed"),
     ProblemCode.QUOTA_EXCEEDED: ProblemKind(409, "The project's quota is used up"),
     ProblemCode.CHECKSUM_MISMATCH: ProblemKind(422, "The bytes are not those that were announced"),
     ProblemCode.SIGNATURE_INVALID: ProblemKind(403, "The signature of this URL is not valid"),
@@ -153,7 +153,7 @@ class Problem(Reply):
     title: str
     status: int
     code: str = Field(description="Stable; see ProblemCode.", examples=["stale_attempt"])
-    detail: str = Field(description="What is wrong and what to do about it.")
+    detail: str = Field(description="The failure, and what to do about it.")
     retryable: bool = Field(description="The same call may succeed later without any change.")
     request_id: str
     context: dict[str, Any] = Field(default_factory=dict, description="Facts for programs, by code.")

@@ -1,4 +1,26 @@
-"""What expires, what people delete and take back, and what they keep with pins and holds."""
+"""Retention plans, and what people delete, take back, pin and hold.
+
+`POST   /v1/projects/{project}/runs/{run}/retention/plan`    PlanRetention      -> RetentionPlan
+`POST   /v1/projects/{project}/runs/{run}/retention/apply`   ApplyRetention     -> Pruned
+`POST   /v1/projects/{project}/runs/{run}/retention/prune`   PruneCheckpoints   -> Pruned
+`POST   /v1/checkpoints/{id}/undelete`                       UndeleteCheckpoint -> CheckpointView
+`PUT    /v1/checkpoints/{id}/pin`                            PinCheckpoint      -> CheckpointView   (If-Match)
+`DELETE /v1/checkpoints/{id}/pin`                                               -> CheckpointView   (If-Match)
+`DELETE /v1/projects/{project}/runs/{run}`  (If-Match)       DeleteAll          -> Deletion
+`POST   /v1/projects/{project}/runs/{run}/undelete`                             -> TakenBack
+`DELETE /v1/projects/{project}`             (If-Match)       DeleteAll          -> Deletion
+`POST   /v1/projects/{project}/undelete`                                        -> TakenBack
+`GET    /v1/projects/{project}/runs?deleted=true`, `GET /v1/projects?deleted=true`: the trash
+`POST   /v1/checkpoints/{id}/holds`     PlaceHold    -> HoldView   (repeated by the same token: the one in force)
+`GET    /v1/checkpoints/{id}/holds`                  -> Page[HoldView]
+`GET    /v1/holds`                      filters      -> Page[HoldView]
+`PATCH  /v1/holds/{id}`                 ExtendHold   -> HoldView
+`POST   /v1/holds/{id}/release`         ReleaseHold  -> HoldView
+
+Deleted checkpoints are in the trash first, and can be taken back until their purge begins (rule trash-first). A dry run
+changes nothing and gives the ETag of the version that it saw; the deletion names that one, or `*`. No token can delete
+a held checkpoint until a token of another person releases the hold.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +36,6 @@ from holdfast_protocol.policies import PolicyView
 from holdfast_protocol.retention import Reason
 from holdfast_protocol.states import CheckpointState, Health
 
-# What expires, what people delete and take back, and what they pin.
-#
-# `POST   /v1/projects/{project}/runs/{run}/retention/plan`    PlanRetention      -> RetentionPlan
-# `POST   /v1/projects/{project}/runs/{run}/retention/apply`   ApplyRetention     -> Pruned
-# `POST   /v1/projects/{project}/runs/{run}/retention/prune`   PruneCheckpoints   -> Pruned
-# `POST   /v1/checkpoints/{id}/undelete`                       UndeleteCheckpoint -> CheckpointView
-# `PUT    /v1/checkpoints/{id}/pin`                            PinCheckpoint      -> CheckpointView   (If-Match)
-# `DELETE /v1/checkpoints/{id}/pin`                                               -> CheckpointView   (If-Match)
-#
-# What goes is in the trash first, and can be taken back from there until its purge begins (rule trash-first).
-
 MAX_AT_ONCE = 2000
 """Checkpoints that one call moves to the trash, under one lock; a client sends more in portions."""
 MAX_SECONDS = 100 * 366 * 86400
@@ -37,7 +48,7 @@ class PlanRetention(Request):
     model_config = example({"policy": {"keep_last": 3}, "show": "expire"})
 
     policy: dict[str, Any] | None = Field(
-        default=None, description="What if this were the policy? Null: the one that holds. Only that can be applied."
+        default=None, description="The policy to try; null: the one in force. Only a plan of that one can be applied."
     )
     show: Literal["all", "keep", "expire", "none"] = Field(
         default="all", description="Which checkpoints are listed. The figures are those of all of them."
@@ -45,11 +56,11 @@ class PlanRetention(Request):
 
 
 class FreedBytes(Reply):
-    """What the stores would have less, once everything of it is purged and collected. Net of sharing: only chunks that
-    nothing else needs which stays, in this run or another of the project. What is in the trash already is going, unless
-    it is held or pinned."""
+    """The bytes that the stores would lose, once the listed checkpoints are purged and collected. Net of sharing: only
+    chunks that no remaining checkpoint needs, in this run or another of the project. Checkpoints in the trash do not
+    count as remaining, unless they are held or pinned."""
 
-    bytes: int = Field(description="As they are stored, in all stores.")
+    bytes: int = Field(description="Bytes as stored, in all stores.")
     by_store: dict[str, int] = Field(default_factory=dict, description="The same by the stores' URLs.")
 
 
@@ -57,7 +68,7 @@ class PlannedCheckpoint(Reply):
     checkpoint_id: str
     step: int
     attempt: int
-    at: datetime = Field(description="When it was committed; of one that uploads, when it was begun.")
+    at: datetime = Field(description="When it was committed; of an uploading one, when it was begun.")
     state: CheckpointState
     health: Health
     labels: list[str]
@@ -69,19 +80,19 @@ class PlannedCheckpoint(Reply):
 class RetentionPlan(Reply):
     project: str
     run: str
-    policy: PolicyView | None = Field(description="The policy that holds; null: there is none.")
-    policy_digest: str | None = Field(description="What `apply` needs; null where there is nothing to apply.")
+    policy: PolicyView | None = Field(description="The policy in force; null: none.")
+    policy_digest: str | None = Field(description="For `apply`; null if there is nothing to apply.")
     rules: dict[str, Any] | None = Field(description="The rules that the plan was made by.")
     planned_at: datetime
     kept: int
     expired: int
     freed: FreedBytes
-    notes: list[str] = Field(description="What a person should know about this plan.")
+    notes: list[str] = Field(description="Remarks for people on this plan.")
     checkpoints: list[PlannedCheckpoint] = Field(description="The newest first.")
 
 
 class ApplyRetention(Request):
-    """Expires what was shown and what the state under the run's lock allows too (rule apply-what-was-shown)."""
+    """Expires the shown checkpoints, if the state under the run's lock allows it too (rule apply-what-was-shown)."""
 
     model_config = example(
         {"policy_digest": "4f1d0c9a2b7e6835", "checkpoint_ids": ["ck_5f0c7d9f1f4b4c0f9f0e0a3d0b8a6e21"]}
@@ -89,14 +100,14 @@ class ApplyRetention(Request):
 
     largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_AT_ONCE ids are 80 KiB
 
-    policy_digest: str = Field(min_length=1, max_length=100, description="Of the plan that was shown.")
+    policy_digest: str = Field(min_length=1, max_length=100, description="The shown plan's.")
     checkpoint_ids: list[CheckpointId] = Field(
-        max_length=MAX_AT_ONCE, description="Those that the plan was seen to expire."
+        max_length=MAX_AT_ONCE, description="The shown plan's expiring checkpoints."
     )
 
 
 class PruneFilter(Request):
-    """A checkpoint matches if it meets every condition that is given."""
+    """A checkpoint matches if it meets every given condition."""
 
     before_step: Step | None = Field(default=None, description="Steps below this one.")
     from_step: Step | None = Field(default=None, description="Steps from this one on.")
@@ -107,8 +118,8 @@ class PruneFilter(Request):
 
 
 class PruneCheckpoints(Request):
-    """A person's deletion. With a filter, what must stay is left out and told; of those that are only named each must
-    go, or none does."""
+    """A person's deletion. With a filter, protected checkpoints are left out and reported; of ids without a filter all
+    are deleted, or none."""
 
     model_config = example({"filter": {"before_step": 5000, "health": ["diverged"]}, "reason": "loss spikes"})
 
@@ -116,12 +127,12 @@ class PruneCheckpoints(Request):
 
     filter: PruneFilter | None = None
     checkpoint_ids: list[CheckpointId] | None = Field(
-        default=None, max_length=MAX_AT_ONCE, description="Only these; with a filter, those that were shown."
+        default=None, max_length=MAX_AT_ONCE, description="Only these; with a filter, the shown ones."
     )
-    reason: str = Field(default="", max_length=1000, description="For those who look for it later.")
+    reason: str = Field(default="", max_length=1000, description="For readers of the audit events.")
     all_of_run: bool = Field(
         default=False,
-        description="Also the last two healthy points: only of a run of which no attempt is active.",
+        description="Also the last two healthy points: only of a run without an active attempt.",
     )
     dry_run: bool = False
 
@@ -135,7 +146,7 @@ class PrunedCheckpoint(Reply):
 
 
 class LeftCheckpoint(Reply):
-    """It was asked for and stays, for each of these reasons."""
+    """A requested checkpoint that stays, for each of these reasons."""
 
     checkpoint_id: str
     step: int
@@ -145,11 +156,11 @@ class LeftCheckpoint(Reply):
 
 class Pruned(Reply):
     dry_run: bool = False
-    trashed: list[PrunedCheckpoint] = Field(description="In the trash now; in a dry run, what would be.")
-    left: list[LeftCheckpoint] = Field(description="What stays, and why.")
-    purge_at: datetime | None = Field(description="Until then it can be taken back; null where nothing went.")
+    trashed: list[PrunedCheckpoint] = Field(description="In the trash now; in a dry run, what would be there.")
+    left: list[LeftCheckpoint] = Field(description="The checkpoints that stay, and why.")
+    purge_at: datetime | None = Field(description="Until when they can be taken back; null if none was trashed.")
     freed: FreedBytes
-    more: bool = Field(default=False, description="There is more of it: call again.")
+    more: bool = Field(default=False, description="Not all are done: call again.")
 
 
 class UndeleteCheckpoint(Request):
@@ -164,27 +175,16 @@ class UndeleteCheckpoint(Request):
 class PinCheckpoint(Request):
     model_config = example({"reason": "figure 3 of the paper", "expires_in_seconds": 7776000})
 
-    reason: Why = Field(description="For those who ask why it is still there.")
+    reason: Why = Field(description="Shown to people who find it kept.")
     expires_in_seconds: int | None = Field(
         default=None, ge=1, le=MAX_SECONDS, description="Null: until it is unpinned."
     )
 
 
-# Deleting runs and projects, and taking them back from the trash.
-#
-# `DELETE /v1/projects/{project}/runs/{run}`  (If-Match)        DeleteAll  -> Deletion
-# `POST   /v1/projects/{project}/runs/{run}/undelete`                      -> TakenBack
-# `DELETE /v1/projects/{project}`             (If-Match)        DeleteAll  -> Deletion
-# `POST   /v1/projects/{project}/undelete`                                 -> TakenBack
-# `GET    /v1/projects/{project}/runs?deleted=true`, `GET /v1/projects?deleted=true`: what is in the trash
-#
-# A dry run changes nothing and gives the ETag of what it has seen; the deletion names that one, or `*`.
-
-
 class DeleteAll(Request):
     model_config = example({"reason": "a failed idea"})
 
-    reason: str = Field(default="", max_length=1000, description="For those who look for it later.")
+    reason: str = Field(default="", max_length=1000, description="For readers of the audit events.")
     dry_run: bool = False
 
 
@@ -194,36 +194,27 @@ class InTrash(Reply):
     deleted_at: datetime
     deleted_by: str
     reason: str | None
-    purge_at: datetime = Field(description="From then on it is purged, once nothing of it is held, pinned or read.")
+    purge_at: datetime = Field(description="When it is purged, once no checkpoint in it is held, pinned or read.")
 
 
 class Deletion(Reply):
-    """`run` null: of a project, which has no runs any more that are not deleted."""
+    """`run` null: a project, whose runs are all deleted."""
 
     project: str
     run: str | None = None
     dry_run: bool
-    etag: str = Field(description="Of what was seen; for If-Match.")
-    checkpoints: int = Field(description="Committed ones that go to the trash.")
-    logical_bytes: int = Field(description="What their states are.")
+    etag: str = Field(description="The version that was seen; for If-Match.")
+    checkpoints: int = Field(description="Committed checkpoints that go to the trash.")
+    logical_bytes: int = Field(description="Bytes of their states.")
     freed: FreedBytes
-    in_trash: InTrash | None = Field(description="Null in a dry run of what is not deleted yet.")
+    in_trash: InTrash | None = Field(description="Null in a dry run, if it is not deleted yet.")
 
 
 class TakenBack(Reply):
     project: str
     run: str | None = None
-    checkpoints: int = Field(description="That are committed again.")
-    purged: int = Field(description="Whose purge had begun: they stay deleted.")
-
-
-# Holds: what keeps a checkpoint from being taken away by anybody, until somebody else releases it.
-#
-# `POST  /v1/checkpoints/{id}/holds`     PlaceHold    -> HoldView   (the same by the same token gives the one in force)
-# `GET   /v1/checkpoints/{id}/holds`                  -> Page[HoldView]
-# `GET   /v1/holds`                      filters      -> Page[HoldView]
-# `PATCH /v1/holds/{id}`                 ExtendHold   -> HoldView
-# `POST  /v1/holds/{id}/release`         ReleaseHold  -> HoldView
+    checkpoints: int = Field(description="Checkpoints that are committed again.")
+    purged: int = Field(description="Checkpoints whose purge had begun: they stay deleted.")
 
 
 class HoldKind(StrEnum):
@@ -236,9 +227,9 @@ class HoldKind(StrEnum):
 class PlaceHold(Request):
     model_config = example({"reason": "evidence for the audit of 2026", "retain_until": "2033-12-31T00:00:00Z"})
 
-    reason: str = Field(min_length=1, max_length=1000, description="Others read it when they are refused.")
+    reason: str = Field(min_length=1, max_length=1000, description="Shown to people whose deletion it refuses.")
     retain_until: AwareDatetime | None = Field(
-        default=None, description="In force until then, by the database's clock; null: until it is released."
+        default=None, description="The end of the hold, by the database's clock; null: until it is released."
     )
     mirror: bool = Field(
         default=False, description="Also by the store's Object Lock, on each copy of each chunk; S3 only."
@@ -270,7 +261,7 @@ class HoldView(Reply):
     in_force: bool
     mirror: bool
     mirrored_at: datetime | None = Field(
-        description="Since when every copy in stores with Object Lock is locked; null: some are not, or it is over."
+        description="Since when every copy in stores with Object Lock is locked; null: some are not, or it has ended."
     )
     mirror_error: str | None = Field(description="Why the store did not lock a copy; it is tried again.")
     placed_at: datetime

@@ -1,4 +1,10 @@
-"""Retention: which checkpoints of a run stay."""
+"""Retention: which checkpoints of a run stay. A policy is data, the union of its rules, with the names of restic's
+`forget`. Without a policy no checkpoint ever expires.
+
+Time counts back from the run's newest checkpoint, as in restic, not from now: a run that has ended keeps its
+checkpoints. Hours, days, weeks (from Monday), months and years are those of UTC, by the moment of the commit; the
+newest healthy checkpoint of each stays.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +19,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from holdfast_protocol.base import LARGEST_INTEGER, Label, Request
 
-# Spans of time as restic writes them, for policies: `6h`, `7d`, `3m`, `1y6m`. Pure.
-#
-# Calendar units: a month before 31 March is the end of February. There are no minutes, so `3m` has one meaning.
-
 _SPAN = re.compile(
     r"(?=\S)(?:(?P<y>\d{1,3})y)?(?:(?P<m>\d{1,4})m)?(?:(?P<w>\d{1,4})w)?(?:(?P<d>\d{1,5})d)?(?:(?P<h>\d{1,6})h)?"
 )
@@ -25,12 +27,15 @@ _EARLIEST_YEAR = 1
 
 @dataclass(frozen=True)
 class Span:
+    """A span of time as restic writes it, for policies: `6h`, `7d`, `3m`, `1y6m`. Calendar units: a month before 31
+    March is the end of February. There are no minutes, so `3m` has one meaning."""
+
     months: int
     days: int
     hours: int
 
     def before(self, moment: datetime) -> datetime:
-        """The moment that lies this span earlier; the earliest there is, where the calendar ends."""
+        """The moment that lies this span earlier, at the earliest the calendar's first."""
         month = moment.year * 12 + moment.month - 1 - self.months
         year, month = divmod(month, 12)
         if year < _EARLIEST_YEAR:
@@ -62,13 +67,6 @@ def _checked(text: str) -> str:
 
 SpanText = Annotated[str, AfterValidator(_checked)]
 
-
-# Retention: which checkpoints of a run stay. A policy is data, the union of its rules, with the names of restic's
-# `forget`. Without a policy nothing ever expires.
-#
-# Time is counted back from the run's newest checkpoint, as restic does, and not from now: a run that has ended keeps
-# what it has. Hours, days, weeks (from Monday), months and years are those of UTC, by the moment of the commit; of each
-# the newest healthy checkpoint stays.
 
 _MOST = 1_000_000
 
@@ -111,9 +109,11 @@ class RetentionPolicy(Request):
     keep_best: list[KeepBest] = Field(
         default_factory=list,
         max_length=20,
-        description="The n best of a metric. What has no finite value of it cannot be judged, and stays.",
+        description="The n best of a metric. A checkpoint without a finite value cannot be judged, and stays.",
     )
-    keep_labels: list[Label] = Field(default_factory=list, max_length=50, description="Whatever has one of these.")
+    keep_labels: list[Label] = Field(
+        default_factory=list, max_length=50, description="Every checkpoint with one of these."
+    )
 
     @field_validator("keep_best", mode="before")
     @classmethod
@@ -130,14 +130,14 @@ class RetentionPolicy(Request):
         return self
 
     def rules(self) -> dict[str, Any]:
-        """Only what is set, as JSON values: how a policy is kept and shown."""
+        """Only the fields that are set, as JSON values: the stored and shown form of a policy."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
 PRESETS: dict[str, RetentionPolicy] = {
     # The last few, whatever happened before.
     "ring-buffer": RetentionPolicy(keep_last=5),
-    # What a restart needs, one a day to look back at, and the best by the loss that the job reports.
+    # For a restart, one a day to look back at, and the best by the loss that the job reports.
     "periodic-best": RetentionPolicy(keep_last=3, keep_daily=7, keep_best=[KeepBest(metric="loss", n=3)]),
     # A long run: everything for 6 hours, one a day for 7 days, one a week for 3 months, milestones for ever.
     "tiered": RetentionPolicy(
@@ -147,7 +147,7 @@ PRESETS: dict[str, RetentionPolicy] = {
 
 
 class ReasonKind(StrEnum):
-    """Why a checkpoint stays or expires. Those of rules have the rule's name."""
+    """Why a checkpoint stays or expires. Reasons of rules have the rule's name."""
 
     KEEP_LAST = "keep_last"
     KEEP_HOURLY = "keep_hourly"
@@ -170,9 +170,9 @@ class ReasonKind(StrEnum):
     RESTORE_POINT = "restore_point"
     NEWEST_HEALTHY = "newest_healthy"
     NEWEST_PROVEN = "newest_proven"
-    """One of the two newest points of which every byte was hashed by the store or the service."""
+    """One of the two newest points whose every byte was hashed by the store or the service."""
     UNPROVEN = "unproven"
-    """Not proven yet, in a run that has fewer than two points that are."""
+    """Not proven yet, in a run that has fewer than two proven points."""
     NEWEST_COPIED = "newest_copied"
     """The newest healthy point that is whole in a store beside the primary."""
     RESUMED_FROM = "resumed_from"
@@ -183,7 +183,7 @@ class ReasonKind(StrEnum):
     NO_RULE = "no_rule"
     """The only reason to expire."""
     CHANGED = "changed"
-    """It was changed between the look at it and its lock; look again."""
+    """It was changed between the plan and its lock; plan again."""
 
 
 @dataclass(frozen=True, slots=True)

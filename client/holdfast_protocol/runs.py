@@ -1,4 +1,18 @@
-"""Projects and runs, the selectors by which people name a checkpoint, and what the history of a run tells."""
+"""Projects and runs, the selectors by which people name a checkpoint, goodput, and advice on the save interval.
+
+`GET /v1/projects`                                  -> Page[ProjectView]
+`PUT /v1/projects/{project}`  (If-Match, if it changes something)  EditProject -> ProjectView
+`GET /v1/projects/{project}`                        -> ProjectView
+`GET /v1/projects/{project}/runs?status=`           -> Page[RunView]
+`PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; an existing one is fine)
+`GET /v1/projects/{project}/runs/{run}`             -> RunView
+`GET /v1/projects/{project}/runs/{run}/goodput`     -> Goodput
+`GET /v1/projects/{project}/runs/{run}/advice`      -> AdviceView
+
+Selectors: `demo/gpt`, `demo/gpt@latest`, `demo/gpt@1200`, `demo/gpt@1200#3`, `demo/gpt@best:loss:max`, `demo/gpt@ck_…`.
+`@1200` is step 1200 on the lineage; `#3` names the attempt (rule latest-follows-lineage). holdfast_protocol.pruning
+deletes projects and runs and takes them back.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +28,6 @@ from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, example
 from holdfast_protocol.checkpoints import RestorePoint
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.states import AttemptOutcome, RunStatus
-
-# Selectors for people: `demo/gpt`, `demo/gpt@latest`, `demo/gpt@1200`, `demo/gpt@1200#3`, `demo/gpt@best:loss:max`.
-#
-# `@1200` means step 1200 on the lineage; `#3` names the attempt (rule latest-follows-lineage). A checkpoint's id stands
-# for itself: `demo/gpt@ck_…`.
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _RUN = re.compile(rf"^(?P<project>{_NAME})/(?P<run>{_NAME})$")
@@ -86,7 +95,7 @@ def parse_run(text: str) -> RunName:
 
 
 def parse_point(text: str) -> Point:
-    """What stands behind the `@`. Raises SelectorError."""
+    """The point after the `@`. Raises SelectorError."""
     if text in ("", "latest"):
         return Latest()
     if match := _STEP.match(text):
@@ -104,20 +113,8 @@ def parse_selector(text: str) -> tuple[RunName, Point]:
     return parse_run(run), parse_point(point)
 
 
-# Projects and runs.
-#
-# `GET /v1/projects`                                  -> Page[ProjectView]
-# `PUT /v1/projects/{project}`  (If-Match, where it changes something)  EditProject -> ProjectView
-# `GET /v1/projects/{project}`                        -> ProjectView
-# `GET /v1/projects/{project}/runs?status=`           -> Page[RunView]
-# `PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; the same again is fine)
-# `GET /v1/projects/{project}/runs/{run}`             -> RunView
-#
-# How they are deleted and taken back is in holdfast_protocol.pruning.
-
-
 class EditProject(Request):
-    """What is left out stays as it is."""
+    """Absent fields stay unchanged."""
 
     model_config = example({"quota_bytes": 10995116277760})
 
@@ -133,10 +130,10 @@ class ProjectView(Reply):
     name: str
     created_at: datetime
     quota_bytes: int | None
-    etag: str = Field(default="", description="Of what can be edited; for If-Match.")
-    stored_bytes: int = Field(description="What the copies of the project's chunks take in the store.")
-    logical_bytes: int = Field(default=0, description="What the states of its committed checkpoints are.")
-    deduplicated_bytes: int = Field(default=0, description="What these did not send, because it was there.")
+    etag: str = Field(default="", description="The version of the editable fields; for If-Match.")
+    stored_bytes: int = Field(description="Bytes of the copies of the project's chunks in the store.")
+    logical_bytes: int = Field(default=0, description="Bytes of the states of its committed checkpoints.")
+    deduplicated_bytes: int = Field(default=0, description="Bytes that these did not send, because the store had them.")
     runs: int
     in_trash: InTrash | None = Field(default=None, description="Who deleted it; null: it is not deleted.")
 
@@ -147,32 +144,25 @@ class RunView(Reply):
     name: str
     created_at: datetime
     latest_attempt: int
-    status: RunStatus | None = Field(default=None, description="Null from a service of before protocol 1.3.")
-    status_detail: str | None = Field(default=None, description="Why, in a sentence, where that is known.")
-    last_step: int | None = Field(
-        default=None, description="The last one that its newest attempt is known to have reached."
-    )
+    status: RunStatus | None = Field(default=None, description="Null from a service before protocol 1.3.")
+    status_detail: str | None = Field(default=None, description="Why, in a sentence, if that is known.")
+    last_step: int | None = Field(default=None, description="The last known step of its newest attempt.")
     last_heard_at: datetime | None = Field(
         default=None,
-        description="When its newest attempt was last heard of: its opening, a heartbeat, a call of a save, its end. "
-        "What only reads does not count.",
+        description="The last sign of its newest attempt: its opening, a heartbeat, a call of a save, its end. "
+        "Reads do not count.",
     )
     committed_checkpoints: int
     newest_step: int | None
-    logical_bytes: int = Field(default=0, description="What the states of its committed checkpoints are.")
-    deduplicated_bytes: int = Field(default=0, description="What these did not send, because it was there.")
+    logical_bytes: int = Field(default=0, description="Bytes of the states of its committed checkpoints.")
+    deduplicated_bytes: int = Field(default=0, description="Bytes that these did not send, because the store had them.")
     stored_bytes: int | None = Field(
         default=None,
-        description="What the copies of their chunks take in the store, also where other runs need them too. "
-        "Null in lists: it is added up for one run at a time.",
+        description="Bytes of the copies of their chunks in the store, even if other runs need them too. "
+        "Null in lists, because it is added up for one run at a time.",
     )
     restore_point: RestorePoint | None
     in_trash: InTrash | None = Field(default=None, description="Who deleted it; null: it is not deleted.")
-
-
-# Goodput: how much of a run's time went into steps that it still has.
-#
-# `GET /v1/projects/{project}/runs/{run}/goodput`  -> Goodput
 
 
 class SpentTime(Reply):
@@ -180,8 +170,8 @@ class SpentTime(Reply):
 
     wall_seconds: float = Field(description="From its opening to its end; of a run from the first to the last.")
     productive_seconds: float = Field(description="In steps that the run still has.")
-    lost_seconds: float = Field(description="In steps that were run and lost.")
-    saving_seconds: float = Field(description="Training stood still for saves.")
+    lost_seconds: float = Field(description="In steps that ran and were lost.")
+    saving_seconds: float = Field(description="Training blocked by saves.")
     restoring_seconds: float
     restarting_seconds: float = Field(
         description="From the end of the attempt before, or its last sign, to the first step, without restoring."
@@ -191,18 +181,18 @@ class SpentTime(Reply):
         "attempt until the next."
     )
     steps_run: int
-    steps_kept: int = Field(description="Those that lie on the lineage of what the run is now.")
+    steps_kept: int = Field(description="Steps on the run's present lineage.")
     steps_lost: int
 
 
 class AttemptGoodput(SpentTime):
-    """With the time before it, since the attempt before."""
+    """Includes the time since the attempt before."""
 
     attempt: int
     outcome: AttemptOutcome | None
     resumed_from_step: int | None
     last_step: int | None
-    step_seconds: float | None = Field(description="Of one step, without saves. Null: not known.")
+    step_seconds: float | None = Field(description="One step, without saves. Null: unknown.")
 
 
 class Goodput(SpentTime):
@@ -212,24 +202,19 @@ class Goodput(SpentTime):
     attempts: list[AttemptGoodput] = Field(description="The oldest first.")
 
 
-# How often a run should save, and why.
-#
-# `GET /v1/projects/{project}/runs/{run}/advice` -> AdviceView
-
-
 class AdviceSource(StrEnum):
-    """Whose past told it: the nearest that has one."""
+    """The past that the advice is from: the nearest that has one."""
 
     RUN = "run"
     PROJECT = "project"
     FLEET = "fleet"
     """All runs of this service."""
     DEFAULT = "default"
-    """Nobody's yet."""
+    """No run's: the service has seen none yet."""
 
 
 class AdviceBound(StrEnum):
-    """Why it is another interval than the one that would lose the least."""
+    """Why the interval is not the one that would lose the least."""
 
     UNMEASURED = "unmeasured"
     """The run itself has saved nothing yet."""
@@ -240,10 +225,10 @@ class AdviceBound(StrEnum):
 
 
 class AdviceOutlook(Reply):
-    """What is expected to be lost at one interval."""
+    """The expected loss at one interval."""
 
     interval_seconds: float
-    lost_share: float = Field(description="Of the time of training, 0 to 1: saves, and work that is done again.")
+    lost_share: float = Field(description="Part of the training time, 0 to 1: saves, and repeated work.")
 
 
 class AdviceView(Reply):
@@ -251,18 +236,20 @@ class AdviceView(Reply):
     run: str
     interval_seconds: float = Field(description="From the end of a save's blocking to the next save.")
     steps: int | None = Field(description="The same in steps, at the rate of the newest attempt; null: not known.")
-    best_seconds: float | None = Field(description="What would lose the least, without bounds; null: no save measured.")
-    bound: AdviceBound | None = Field(description="Why the interval is another than the best; null: it is not.")
+    best_seconds: float | None = Field(
+        description="The interval that would lose the least, without bounds; null: no save measured."
+    )
+    bound: AdviceBound | None = Field(description="Why the interval is not the best one; null: it is.")
     between_interruptions_seconds: float = Field(description="The mean uptime until an attempt loses work.")
     interruptions_source: AdviceSource
     run_interruptions: int
     run_uptime_seconds: float
-    blocked_seconds: float | None = Field(description="A save holds training up for so long, on its slowest rank.")
+    blocked_seconds: float | None = Field(description="How long a save blocks training, on its slowest rank.")
     durable_seconds: float | None = Field(description="From a save's begin to its commit.")
     saves_measured: int
     saves_source: AdviceSource
     restart_seconds: float | None = Field(
-        description="From an interruption until the next attempt trains. Lost whatever the interval; null: none seen."
+        description="From an interruption until the next attempt trains. Lost at any interval; null: none seen."
     )
     outlook: list[AdviceOutlook] = Field(description="At half the interval, at it, at twice it; empty: not known.")
-    reasons: list[str] = Field(description="How it comes about, in sentences for people.")
+    reasons: list[str] = Field(description="The reasons, in sentences for people.")

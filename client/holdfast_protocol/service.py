@@ -1,4 +1,29 @@
-"""What the service tells of itself: server, controllers, long operations, audit events, tokens."""
+"""The service itself: server, controllers, long operations, audit events, tokens.
+
+`GET /v1/service` -> ServerInfo   (any valid token)
+`GET /healthz`   -> alive; `GET /readyz` -> Readiness   (no token)
+`GET /metrics`   -> Prometheus text   (scope `metrics`)
+
+Background work, and its processes. A token of one project may not call these, because controllers work for every one:
+`GET  /v1/controllers`                             -> Page[ControllerView]
+`GET  /v1/controllers/{name}`                      -> ControllerView
+`POST /v1/controllers/{name}/pause`  PauseController -> ControllerView
+`POST /v1/controllers/{name}/resume`               -> ControllerView
+`POST /v1/controllers/{name}/run`                  -> ControllerView
+`GET  /v1/workers`                                 -> Page[WorkerView]
+
+Long operations that a person started: a worker carries each out and reports its progress. The call that starts one
+belongs to its kind and answers with an OperationView; repeated meanwhile, it answers with the existing one:
+`GET  /v1/operations`               ?project=&run=&kind=&state= -> Page[OperationView], the newest first
+`GET  /v1/operations/{id}`                                      -> OperationView
+`POST /v1/operations/{id}/cancel`                               -> OperationView
+
+Audit events, append-only; and tokens, `hold_<id>_<secret>`, kept as a SHA-256, with scopes, a project and an end:
+`GET    /v1/events`   filters -> Page[EventView]   (the newest first)
+`POST   /v1/tokens`        CreateToken -> TokenCreated
+`GET    /v1/tokens`                    -> Page[TokenView]
+`DELETE /v1/tokens/{id}`               -> TokenView
+"""
 
 from __future__ import annotations
 
@@ -9,12 +34,6 @@ from pydantic import Field
 
 from holdfast_protocol.base import Name, Reply, Request, example
 from holdfast_protocol.states import OperationState, Scope
-
-# What the service tells of itself.
-#
-# `GET /v1/service` -> ServerInfo   (any valid token)
-# `GET /healthz`   -> alive; `GET /readyz` -> Readiness   (no token)
-# `GET /metrics`   -> Prometheus text   (scope `metrics`)
 
 
 class ServerInfo(Reply):
@@ -27,7 +46,7 @@ class ServerInfo(Reply):
     codecs: list[str] = Field(
         default=["raw"], description="How chunks may be offered. A service that does not say takes them raw."
     )
-    store_asks_md5: bool = Field(description="The store enforces MD5 and not SHA-256: offer it with each chunk.")
+    store_asks_md5: bool = Field(description="The store enforces MD5, not SHA-256: offer it with each chunk.")
     token_name: str
     token_project: str | None
     token_scopes: list[Scope]
@@ -44,29 +63,17 @@ class Readiness(Reply):
     checks: list[ReadinessCheck]
     warnings: list[str] = Field(
         default_factory=list,
-        description="What is to be fixed though the service works: processes whose stores differ, and weak stores.",
+        description="Defects to fix although the service works: processes whose stores differ, and weak stores.",
     )
     weaknesses: list[str] = Field(
-        default_factory=list, description="Those of the warnings that tell what a store does not enforce and should."
+        default_factory=list, description="The warnings about checks that a store should enforce and does not."
     )
-
-
-# The service's background work, and the processes that do it.
-#
-# `GET  /v1/controllers`                             -> Page[ControllerView]
-# `GET  /v1/controllers/{name}`                      -> ControllerView
-# `POST /v1/controllers/{name}/pause`  PauseController -> ControllerView
-# `POST /v1/controllers/{name}/resume`               -> ControllerView
-# `POST /v1/controllers/{name}/run`                  -> ControllerView
-# `GET  /v1/workers`                                 -> Page[WorkerView]
-#
-# Controllers work for every project, so a token of one project may not call these.
 
 
 class PauseController(Request):
     model_config = example({"reason": "the store is being moved"})
 
-    reason: str = Field(min_length=1, max_length=500, description="For the people who find it paused.")
+    reason: str = Field(min_length=1, max_length=500, description="Shown to people who find it paused.")
 
 
 class ControllerView(Reply):
@@ -77,25 +84,25 @@ class ControllerView(Reply):
     paused_at: datetime | None
     paused_by: str | None
     pause_reason: str | None
-    run_requested_at: datetime | None = Field(description="Somebody wants a pass now, and it is not over yet.")
+    run_requested_at: datetime | None = Field(description="When a pass was requested that is not over yet.")
     run_answered_at: datetime | None = Field(description="The newest request that a pass has answered.")
-    due: int | None = Field(description="Rows that wait. null: its work is not in rows.")
-    leased: int | None = Field(description="Rows that somebody works on.")
+    due: int | None = Field(description="Waiting rows. null: its work is not in rows.")
+    leased: int | None = Field(description="Rows that a process works on.")
     lag_seconds: float | None = Field(description="How long the oldest row waits; 0 if none does.")
     done: int = Field(description="Rows that it has settled, since the catalog was made.")
     failed: int = Field(description="How often a row or a pass failed; it stays due.")
-    error: str | None = Field(description="The last failure; later passes that go well leave it here.")
+    error: str | None = Field(description="The last failure; later successful passes keep it.")
     error_at: datetime | None
     last_pass_at: datetime | None = Field(
-        description="The end of the last pass anywhere; passes without work are noted now and then."
+        description="The end of the last pass in any process; passes without work are recorded now and then."
     )
-    report: dict[str, Any] | None = Field(description="What the last pass that found work did.")
+    report: dict[str, Any] | None = Field(description="The report of the last pass that found work.")
     report_at: datetime | None
     pass_seconds: float | None = Field(description="How long that pass took.")
 
 
 class WorkerView(Reply):
-    """A process of the service that has not said good-bye."""
+    """A process of the service that has not ended in order."""
 
     id: str
     kind: Literal["serve", "worker"]
@@ -111,22 +118,12 @@ class WorkerView(Reply):
     done: dict[str, int] = Field(description="Rows that it has settled, by controller.")
 
 
-# Long pieces of work that a person started: a worker of the service carries each out, and says how far it is.
-#
-# `GET  /v1/operations`               ?project=&run=&kind=&state= -> Page[OperationView], the newest first
-# `GET  /v1/operations/{id}`                                      -> OperationView
-# `POST /v1/operations/{id}/cancel`                               -> OperationView
-#
-# The call that starts one belongs to its kind, and answers with an OperationView. Repeated while the same is under way,
-# it answers with the one that is there.
-
-
 class OperationProgress(Reply):
-    """How far it is, as its worker said last."""
+    """How far it is, by its worker's last report."""
 
     done: int | None = None
     total: int | None = Field(default=None, description="null: not known yet.")
-    note: str | None = Field(default=None, description="What it is at, for people.")
+    note: str | None = Field(default=None, description="Its current activity, for people.")
 
 
 class OperationView(Reply):
@@ -138,7 +135,7 @@ class OperationView(Reply):
     arguments: dict[str, Any]
     state: OperationState
     progress: OperationProgress
-    result: dict[str, Any] | None = Field(description="What came of it, by kind; null until it is done.")
+    result: dict[str, Any] | None = Field(description="The result, by kind; null until it is done.")
     error: str | None = Field(description="Why it failed, was cancelled, or is tried again.")
     created_at: datetime
     created_by: str = Field(description="The name of the token.")
@@ -148,15 +145,11 @@ class OperationView(Reply):
     tries: int = Field(description="How often a worker began it: again when one was killed, or the store was away.")
 
 
-# Audit events: who changed what, and why. Append-only.
-#
-# `GET /v1/events`   filters -> Page[EventView]   (the newest first)
-
 ActorKind = Literal["person", "controller"]
 
 
 class EventView(Reply):
-    id: int = Field(description="Of its own; a larger one was begun later, though it may be written earlier.")
+    id: int = Field(description="A larger id was begun later, but may be written earlier.")
     at: datetime = Field(description="By the database's clock.")
     actor_kind: ActorKind
     actor: str = Field(description="The name of a person's token, or of a controller.")
@@ -167,15 +160,8 @@ class EventView(Reply):
     checkpoint_id: str | None
     step: int | None
     reason: str | None
-    before: dict[str, Any] | None = Field(description="What changed, as it was.")
-    after: dict[str, Any] | None = Field(description="What changed, as it is.")
-
-
-# API tokens: `hold_<id>_<secret>`, kept as a SHA-256, with scopes, a project and an end.
-#
-# `POST   /v1/tokens`        CreateToken -> TokenCreated
-# `GET    /v1/tokens`                    -> Page[TokenView]
-# `DELETE /v1/tokens/{id}`               -> TokenView
+    before: dict[str, Any] | None = Field(description="The changed fields before.")
+    after: dict[str, Any] | None = Field(description="The changed fields after.")
 
 
 class CreateToken(Request):

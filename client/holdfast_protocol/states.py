@@ -1,4 +1,4 @@
-"""Every state that a noun of the catalog can be in. What may follow a checkpoint's stands in the service's catalog."""
+"""Every state that a noun of the catalog can be in. The service's catalog has the transitions of a checkpoint's."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class CheckpointKind(StrEnum):
 
 
 class AbortCause(StrEnum):
-    """Why a checkpoint was given up, for programs; `abort_reason` says it to people."""
+    """Why a checkpoint was given up, for programs; `abort_reason` is for people."""
 
     JOB = "job"
     """Its own job gave it up."""
     RANK_FAILED = "rank_failed"
     FENCED = "fenced"
     SILENT = "silent"
-    """No rank called for too long. The network may have been at fault: ranks that still live begin it anew."""
+    """No rank called for too long. The network may be at fault: living ranks begin the checkpoint again."""
     ATTEMPT_ENDED = "attempt_ended"
     CHUNK_GONE = "chunk_gone"
-    """What a rank had sealed cannot be read any more."""
+    """Chunks that a rank had sealed cannot be read any more."""
 
 
 class Health(StrEnum):
@@ -48,13 +48,13 @@ class Tier(StrEnum):
 
 
 class StoreRole(StrEnum):
-    """What a store is for. Trainers write to the primary one only."""
+    """The purpose of a store. Trainers write to the primary one only."""
 
     PRIMARY = "primary"
     SECOND = "second"
-    """Holds further copies, for when the primary store is away or has lost a chunk."""
+    """Holds further copies, for when the primary store is unavailable or has lost a chunk."""
     COLD = "cold"
-    """A second folder or bucket for what is seldom read."""
+    """A second folder or bucket for rarely read chunks."""
 
 
 class ShardState(StrEnum):
@@ -67,7 +67,7 @@ class CopyState(StrEnum):
     """A chunk's presence in one store."""
 
     PENDING = "pending"
-    """A client is to send it."""
+    """A client must send it."""
     COPYING = "copying"
     """A controller writes it, from another copy of the chunk."""
     VERIFIED = "verified"
@@ -81,7 +81,7 @@ class CopyState(StrEnum):
 
 
 class Proof(StrEnum):
-    """Who has computed the SHA-256 of a copy's bytes. Nobody but the client: `unproven` (rule reuse-only-hashed). The
+    """Who has computed the SHA-256 of a copy's bytes. Only the client: `unproven` (rule reuse-only-hashed). The
     service, while a ticket could still overwrite them: `read_early`, no proof for others (rule no-ticket-reuse)."""
 
     STORE_SHA256 = "store_sha256"
@@ -99,7 +99,7 @@ class AttemptOutcome(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """How a run fares: what its newest attempt does, or how it ended."""
+    """How a run fares: the state of its newest attempt, or how it ended."""
 
     TRAINING = "training"
     STALLED = "stalled"
@@ -109,11 +109,11 @@ class RunStatus(StrEnum):
     PREEMPTED = "preempted"
     FINISHED = "finished"
     IDLE = "idle"
-    """It has no attempt, or only the catalog's memory of one that was taken over."""
+    """It has no attempt, or only a record of one that was fenced."""
 
 
 class Doing(StrEnum):
-    """What the training thread of an attempt is at."""
+    """The activity of an attempt's training thread."""
 
     RESTORING = "restoring"
     TRAINING = "training"
@@ -135,7 +135,7 @@ class OperationState(StrEnum):
 
 
 class Scope(StrEnum):
-    """What a token may do. `train`: open attempts and write checkpoints; `read`: read everything;
+    """The rights of a token. `train`: open attempts and write checkpoints; `read`: read everything;
     `operate`: edit and prune; `admin`: projects and tokens; `metrics`: `/metrics` and nothing else. Each stands alone,
     none implies another."""
 

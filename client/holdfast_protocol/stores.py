@@ -1,4 +1,25 @@
-"""The attached stores: compared with the catalog, tried with samples, cleared of what nobody needs."""
+"""The attached stores: compared with the catalog, claimed, tried with samples, cleared of unneeded copies and objects.
+
+A token of one project may call only the second of these, because the others concern every project:
+`GET  /v1/stores`                                  -> Page[StoreView]
+`GET  /v1/store-clocks`                            -> Page[StoreClock]
+`POST /v1/catalog/checks`     CheckCatalog         -> OperationView, whose result is a CatalogCheck
+`POST /v1/stores/{role}/claim` ClaimStore          -> StoreView
+`GET  /v1/catalog/doubts`                          -> Page[DoubtView]
+`POST /v1/catalog/confirmations` ConfirmCommits    -> DoubtView
+
+Unneeded copies, which the collector deletes, and objects that no row of the catalog knows, which a sweep finds:
+`GET  /v1/collections/plan`  ?project=  -> CollectionPlan   (the copies that would go now, and what others wait for)
+`POST /v1/collections`                  -> OperationView    (a pass now; its result is a CollectionPass)
+`GET  /v1/sweeps`                       -> SweepReport      (each store's last one)
+`POST /v1/sweeps`      StartSweep       -> OperationView    (its result is a SweepReport)
+
+A sample object shows that a client reaches the store, and leaves nothing behind; `holdfast doctor` sends one. It
+belongs to no project and no run, and has no row. Its id is a secret of its maker:
+`POST   /v1/store-samples`              MakeSample -> SampleOffer
+`POST   /v1/store-samples/{id}/check`             -> SampleChecked
+`DELETE /v1/store-samples/{id}`
+"""
 
 from __future__ import annotations
 
@@ -12,17 +33,6 @@ from holdfast_protocol.base import Digest, Name, Reply, Request, example, since
 from holdfast_protocol.checkpoints import ReadTicket, UploadTicket
 from holdfast_protocol.states import StoreRole
 
-# The attached stores, the comparison of the catalog with them, and whose they are.
-#
-# `GET  /v1/stores`                                  -> Page[StoreView]
-# `GET  /v1/store-clocks`                            -> Page[StoreClock]
-# `POST /v1/catalog/checks`     CheckCatalog         -> OperationView, whose result is a CatalogCheck
-# `POST /v1/stores/{role}/claim` ClaimStore          -> StoreView
-# `GET  /v1/catalog/doubts`                          -> Page[DoubtView]
-# `POST /v1/catalog/confirmations` ConfirmCommits    -> DoubtView
-#
-# All but the second concern every project, so a token of one project may not call these.
-
 
 class CheckCatalog(Request):
     model_config = example({"store": "second", "deep": True})
@@ -32,7 +42,7 @@ class CheckCatalog(Request):
     confirm_missing: bool = Field(
         default=False,
         json_schema_extra=since(3),
-        description="What is missing is gone, however much it is. Without this nothing is marked where most of what a "
+        description="Missing objects are gone, however many they are. Without this nothing is marked if most of a "
         "store should have is missing: that is a mount's fault, and no object's.",
     )
 
@@ -41,34 +51,37 @@ class ClaimStore(Request):
     model_config = example({"accept_loss": False})
 
     accept_loss: bool = Field(
-        default=False, description="Claim although the check found what the catalog does not know, and give that up."
+        default=False,
+        description="Claim although the check found objects that the catalog does not know, and give those up.",
     )
 
 
 class StoreView(Reply):
-    """`claimed`: the store says that it is this catalog's, in this epoch; else `problem` says why nothing in it is
+    """`claimed`: the store names this catalog, in this epoch, as its owner; else `problem` says why nothing in it is
     changed."""
 
     role: StoreRole
     kind: str
-    url: str = Field(description="Without what might be secret in it.")
+    url: str = Field(description="Without parts that may be secret.")
     claimed: bool
     problem: str | None
     checked_at: datetime | None = Field(description="The last whole comparison with the catalog.")
     checked_epoch: int | None
-    checked_whole: bool | None = Field(description="Nothing was found that claiming would lose.")
-    probed_at: datetime | None = Field(default=None, description="When the service last tried what the store enforces.")
-    changed_at: datetime | None = Field(default=None, description="When that last came out otherwise than before.")
-    weaknesses: list[str] = Field(default=[], description="What the store does not enforce and should.")
+    checked_whole: bool | None = Field(description="Claiming would lose nothing.")
+    probed_at: datetime | None = Field(
+        default=None, description="When the service last tested what the store enforces."
+    )
+    changed_at: datetime | None = Field(default=None, description="When that result last changed.")
+    weaknesses: list[str] = Field(default=[], description="Checks that the store should enforce and does not.")
 
 
 class StoreClock(Reply):
-    """How far a store's clock is from that of the service's process which answers. Bad clocks have URLs refused."""
+    """How far a store's clock is from the answering process's. A store with a bad clock refuses URLs."""
 
     role: StoreRole
     ahead_seconds: float | None = Field(description="The store's, ahead of the service's; null: `problem` says why.")
     tolerated_seconds: float | None = Field(
-        description="From this difference on the store refuses what the service signs; null: it looks at no clock."
+        description="From this difference on the store refuses the service's signatures; null: it checks no clock."
     )
     problem: str | None = None
 
@@ -93,7 +106,8 @@ class FindingKind(StrEnum):
 
 
 class CheckFinding(Reply):
-    """One kind of difference. `blocks`: the catalog lacks what the store has, and claiming the store would lose it."""
+    """One kind of difference. `blocks`: the catalog lacks objects of the store, and claiming the store would lose
+    them."""
 
     kind: FindingKind
     count: int
@@ -111,7 +125,7 @@ class StoreCheck(Reply):
     copies: int = Field(description="Rows that say that the store has an object.")
     read_copies: int = Field(description="With `deep`: copies that were read and hashed.")
     records: int
-    whole: bool = Field(description="Nothing was found that claiming the store would lose.")
+    whole: bool = Field(description="Claiming the store would lose nothing.")
     findings: list[CheckFinding]
 
 
@@ -123,13 +137,13 @@ class CatalogCheck(Reply):
     away: list[str]
     went_back: str | None = Field(
         default=None,
-        description="What the database had acknowledged and has lost, as the service's processes remember it; null: "
-        "nothing is known to be lost, or it was accepted.",
+        description="Changes that the database acknowledged and lost, as the service's processes remember them; null: "
+        "no loss is known, or it was accepted.",
     )
 
 
 class DoubtView(Reply):
-    """What a rebuild of the catalog could not know. Null as project: the projects that it did not find."""
+    """A fact that a rebuild of the catalog could not know. `project` null: the projects that it did not find."""
 
     project: str | None
     run: str | None = Field(default=None, description="Null: every run of the project.")
@@ -137,7 +151,7 @@ class DoubtView(Reply):
 
 
 class ConfirmCommits(Request):
-    """A person's word: of this run, or of every run of the project, the rebuilt catalog lacks no commit."""
+    """A person confirms: the rebuilt catalog lacks no commit of this run, or of any run of the project."""
 
     model_config = example({"project": "demo", "run": "gpt-2", "reason": "a new run"})
 
@@ -145,14 +159,6 @@ class ConfirmCommits(Request):
     run: Name | None = None
     reason: str | None = Field(default=None, min_length=1, max_length=1000, description="For the audit.")
 
-
-# A sample object: shows that a client reaches the store, and leaves nothing behind. `holdfast doctor` sends one.
-#
-# `POST   /v1/store-samples`              MakeSample -> SampleOffer
-# `POST   /v1/store-samples/{id}/check`             -> SampleChecked
-# `DELETE /v1/store-samples/{id}`
-#
-# It belongs to no project and no run, and stands in no table. Its id is a secret of whoever made it.
 
 MAX_SAMPLE_BYTES = 1024 * 1024
 
@@ -173,48 +179,40 @@ class SampleOffer(Reply):
 
 
 class SampleChecked(Reply):
-    """The store has the sample, with the size that was announced."""
+    """The store has the sample, with the announced size."""
 
     hashed_by_store: bool = Field(description="The store itself says the right SHA-256.")
     ticket: ReadTicket
 
 
-# What nobody needs any more: what the collector deletes, and what a sweep finds that no row of the catalog knows.
-#
-# `GET  /v1/collections/plan`  ?project=  -> CollectionPlan   (what would go now, and what waits)
-# `POST /v1/collections`                  -> OperationView    (a pass now; its result is a CollectionPass)
-# `GET  /v1/sweeps`                       -> SweepReport      (each store's last one)
-# `POST /v1/sweeps`      StartSweep       -> OperationView    (its result is a SweepReport)
-
-
 class WaitsFor(StrEnum):
-    """Why a copy that nothing needs cannot go yet."""
+    """Why an unneeded copy cannot be deleted yet."""
 
     HOLD = "hold"
     """The store was told to hold it."""
     UPLOAD = "upload"
     """A checkpoint that is still uploading relies on it."""
     LEASE = "lease"
-    """Somebody is at work on its chunk: it is read again, or copied."""
+    """A controller works on its chunk: reads it again, or copies it."""
     TICKET = "ticket"
-    """A PUT may still land: its last ticket and the longest upload are waited out."""
+    """A PUT may still arrive until its last ticket and the longest upload are over."""
     STORE = "store"
-    """It is marked, and its store did not delete it at the last try, or is being asked now."""
+    """It is marked; its store did not delete it at the last try, or is being asked now."""
 
 
 class Waiting(Reply):
     waits_for: WaitsFor
     copies: int
     bytes: int
-    until: datetime | None = Field(description="When the last of them can go; null: nobody knows.")
+    until: datetime | None = Field(description="When the last of them can be deleted; null: unknown.")
 
 
 class StoreCollection(Reply):
-    """Bytes are as announced: of an upload that was given up, fewer may have arrived."""
+    """Announced bytes: of an upload that was given up, fewer may have arrived."""
 
     store: StoreRole
     problem: str | None = Field(description="Why nothing is deleted from this store now; null if it may be.")
-    copies: int = Field(description="That would go now.")
+    copies: int = Field(description="Copies that would be deleted now.")
     bytes: int
     waiting: list[Waiting]
 
@@ -227,7 +225,7 @@ class CollectionPlan(Reply):
 class CollectionPass(Reply):
     deleted_copies: int
     deleted_bytes: int
-    kept_copies: int = Field(description="That a store did not let go. They are tried again.")
+    kept_copies: int = Field(description="Copies that a store did not delete. They are tried again.")
     forgotten_chunks: int
     problems: list[str]
 
@@ -237,20 +235,18 @@ class StartSweep(Request):
 
     store: StoreRole | None = Field(default=None, description="null: every store, one after the other.")
     dry_run: bool = Field(default=False, description="Only look.")
-    force: bool = Field(
-        default=False, description="Delete also where that is more than the set share. For administrators."
-    )
+    force: bool = Field(default=False, description="Delete even more than the set share. For administrators.")
 
 
 class ProjectSweep(Reply):
-    """What one project has in a store."""
+    """One project's objects in a store."""
 
     project: str
     objects: int
     bytes: int
     orphans: int = Field(description="Objects that no row of the catalog knows, of any age.")
     orphan_bytes: int
-    deleted: int = Field(default=0, description="Of the orphans.")
+    deleted: int = Field(default=0, description="Deleted orphans.")
     deleted_bytes: int = 0
     missing: int = Field(description="Rows whose object is not there.")
 
@@ -264,8 +260,8 @@ class StoreSweep(Reply):
     due_bytes: int
     deleted: int
     deleted_bytes: int
-    kept: int = Field(description="Orphans that turned out to be known, or that the store did not let go.")
-    stopped: str | None = Field(description="Why nothing was deleted; null if nothing stood in the way.")
+    kept: int = Field(description="Orphans that turned out to be known, or that the store did not delete.")
+    stopped: str | None = Field(description="Why nothing was deleted; null if deletion was possible.")
 
     @property
     def orphans(self) -> int:

@@ -1,4 +1,4 @@
-"""Text that anybody can keep and look at: without what a terminal obeys, and without secrets.
+"""Text that is safe to keep and show: without control characters that a terminal obeys, and without secrets.
 
 Used before anything else is loaded (`holdfast --help`), so it imports no library.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 # NUL and halves of surrogate pairs: no database keeps them. Other control characters, among them the beginning of every
-# escape sequence: a terminal obeys them. Marks of direction and the two separators: what is read is not what is there.
+# escape sequence: a terminal obeys them. Marks of direction and the two separators: they change how text appears.
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _LINE_BREAKS = re.compile("[\t\n]")
 
@@ -18,12 +18,10 @@ def is_text(text: str, *, one_line: bool) -> bool:
 
 
 def printable(text: str, *, one_line: bool = False) -> str:
-    """`text` with a mark in place of each letter that is none; with `one_line`, a blank for each tab and line break."""
+    """`text` with a mark in place of each such character; with `one_line`, a blank for each tab and line break."""
     whole = _NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
     return _LINE_BREAKS.sub(" ", whole) if one_line else whole
 
-
-# Takes secrets out of text that is kept and shown: anybody's error message may hold a URL with a signature in it.
 
 _SECRETS = (
     (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@'\"]+@", re.IGNORECASE), r"\1***@"),  # user and password of a URL
@@ -34,15 +32,13 @@ _SECRETS = (
 
 
 def without_secrets(text: str) -> str:
-    """`text` without URLs' queries and passwords, and without our tokens and webhooks' secrets. Twice is fine."""
+    """`text` without URLs' queries and passwords, and without our tokens and webhooks' secrets: any error message may
+    hold a signed URL. Idempotent."""
     for secret, instead in _SECRETS:
         text = secret.sub(instead, text)
     return text
 
 
-# A number and the word for what it counts, as people read them: `1 chunk`, `2 chunks`.
-
-
 def counted(count: int, one: str, more: str | None = None) -> str:
-    """`more` is the word for any other number than one; without it, `one` and an s."""
+    """`1 chunk`, `2 chunks`. `more` is the word for any other number than one; without it, `one` and an s."""
     return f"{count} {one if count == 1 else more or one + 's'}"

@@ -1,10 +1,11 @@
-"""Tiers: what gets cold when, and what a thaw gives and takes.
+"""Tiers: when checkpoints move to colder storage, and the cost of a thaw.
 
 `GET  /v1/projects/{project}/runs/{run}/tiers/plan`                     -> TierPlan
 `POST /v1/checkpoints/{id}/thaw`                        RequestThaw     -> ThawView
 `GET  /v1/checkpoints/{id}/thaw`                                        -> ThawView
 
-A policy of kind `tiers` is a TierPolicy. What a class takes and costs, its store says (stores/<kind>/classes.py).
+A policy of kind `tiers` is a TierPolicy. Each store has the limits and prices of its classes
+(stores/<kind>/classes.py).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from holdfast_protocol.states import CheckpointKind, Tier
 
 
 class StorageClass(StrEnum):
-    """By how often it is read, from the hottest to the coldest. What is in none of them is in the bucket's default
-    class. Each store knows what its vendor calls them, and has some of them or none."""
+    """By how often it is read, from the hottest to the coldest. Other chunks are in the bucket's default class. Each
+    store knows its vendor's names, and has some of these classes or none."""
 
     INFREQUENT = "infrequent"
     """S3: STANDARD_IA. Azure: cool."""
     RARE = "rare"
-    """Read at once, and dearly. S3: GLACIER_IR. Azure: cold."""
+    """Read at once, but expensively. S3: GLACIER_IR. Azure: cold."""
     ARCHIVE = "archive"
     """S3: GLACIER. Azure: archive."""
     DEEP_ARCHIVE = "deep_archive"
@@ -40,7 +41,7 @@ COLD_STORE = "cold"
 """The target of a rule that moves to the store of role cold (HOLDFAST_COLD_STORE)."""
 
 ARCHIVED = frozenset({StorageClass.ARCHIVE, StorageClass.DEEP_ARCHIVE})
-"""To be thawed before anybody can read them."""
+"""These must be thawed before a read."""
 
 LONGEST_THAW_DAYS = 365
 
@@ -53,8 +54,8 @@ class ThawSpeed(StrEnum):
 
 @dataclass(frozen=True)
 class ClassTerms:
-    """`minimum_days`: what leaves earlier is paid for until then. `thaw_seconds`: how long a thaw takes at the most, as
-    documented; empty where none is needed. `retrieval_dollars`: for each GiB that is read or thawed."""
+    """`minimum_days`: earlier removal is paid for until then. `thaw_seconds`: the documented longest time of a thaw;
+    empty if none is needed. `retrieval_dollars`: per GiB that is read or thawed."""
 
     minimum_days: int
     thaw_seconds: dict[ThawSpeed, int]
@@ -70,7 +71,7 @@ def coldness(target: str | None) -> int:
 
 
 def must_be_thawed(target: str | None) -> bool:
-    """Whether what was moved there cannot be read at once."""
+    """Whether a chunk that was moved there cannot be read at once."""
     return target == COLD_STORE or target in ARCHIVED
 
 
@@ -95,8 +96,8 @@ class TierRule(Request):
 
 
 class StaysHot(Request):
-    """Which checkpoints no rule moves. Beside these the two newest healthy ones of each run always stay hot, and what
-    an active attempt resumed from, and what somebody reads."""
+    """Which checkpoints no rule moves. The two newest healthy ones of each run, an active attempt's restore point, and
+    checkpoints that are being read always stay hot too."""
 
     labels: list[Label] = Field(default_factory=list, max_length=20)
     kinds: list[CheckpointKind] = Field(default_factory=list)
@@ -104,7 +105,7 @@ class StaysHot(Request):
 
 
 class TierPolicy(Request):
-    """What gets cold when. A chunk that several checkpoints share is as hot as the hottest of them."""
+    """When checkpoints get cold. A chunk that several checkpoints share is as hot as the hottest of them."""
 
     rules: list[TierRule] = Field(min_length=1, max_length=4)
     stay_hot: StaysHot = Field(default_factory=StaysHot)
@@ -113,7 +114,7 @@ class TierPolicy(Request):
     def _ever_colder(self) -> TierPolicy:
         targets = [rule.target for rule in self.rules]
         if COLD_STORE in targets and len(targets) > 1:
-            raise ValueError("`to: cold` stands alone: what is in the cold store does not move on")
+            raise ValueError("`to: cold` stands alone: a checkpoint in the cold store does not move on")
         for earlier, later in zip(self.rules, self.rules[1:], strict=False):
             if _rough_days(later.after) <= _rough_days(earlier.after):
                 raise ValueError(f"the rule after {later.after} must come later than the one after {earlier.after}")
@@ -138,7 +139,7 @@ ThawDays = Annotated[int, Field(ge=1, le=LONGEST_THAW_DAYS)]
 
 
 class RequestThaw(Request):
-    """Repeating it prolongs; it never shortens."""
+    """Repeating it prolongs the thaw; it never shortens it."""
 
     model_config = example({"speed": "bulk"})
 
@@ -155,7 +156,7 @@ class ThawState(StrEnum):
 
 
 class ThawView(Reply):
-    """How a checkpoint can be read, and what a thaw would take."""
+    """Whether a checkpoint can be read, and the time and cost of a thaw."""
 
     checkpoint_id: str
     project: str
@@ -171,34 +172,36 @@ class ThawView(Reply):
     chunks: int
     readable_chunks: int
     thawing_chunks: int
-    cold_bytes: int = Field(description="In the store, of what cannot be read now.")
-    takes_seconds: dict[ThawSpeed, int] = Field(description="What a thaw takes at the most, by speed; empty: none.")
+    cold_bytes: int = Field(description="Bytes in the store that cannot be read now.")
+    takes_seconds: dict[ThawSpeed, int] = Field(
+        description="The longest time of a thaw, by speed; empty: none is needed."
+    )
     costs_dollars: dict[ThawSpeed, float] = Field(description="List price of the retrieval, by speed.")
 
 
 class TierPlanRow(Reply):
-    """One checkpoint: what the policy wants of it, and when."""
+    """One checkpoint: the policy's target for it, and when."""
 
     checkpoint_id: str
     step: int
     attempt: int
     tier: Tier
     committed_at: datetime
-    target: str | None = Field(description="Where it goes next: a storage class or `cold`; null: it stays as it is.")
-    moves_at: datetime | None = Field(description="From when on; in the past: it is due.")
+    target: str | None = Field(description="The next target: a storage class or `cold`; null: it stays.")
+    moves_at: datetime | None = Field(description="When it moves; in the past: it is due.")
     stays: str | None = Field(description="Why it stays hot.")
     moves_bytes: int = Field(
-        description="In the store, that move when this one does: of chunks that no other one keeps hot longer."
+        description="Bytes in the store that move with this one: of chunks that no other checkpoint keeps hot longer."
     )
 
 
 class TierPlanTotal(Reply):
-    """What moves to one target."""
+    """The bytes that move to one target."""
 
     target: str
     due_bytes: int
     later_bytes: int
-    minimum_days: int | None = Field(description="What leaves the class earlier is paid for until then.")
+    minimum_days: int | None = Field(description="Earlier removal is paid for until then.")
     takes_seconds: dict[ThawSpeed, int] = Field(description="To read it again, by speed; empty: at once.")
     retrieval_dollars: float = Field(description="List price of reading all of it once, in the slowest way.")
 
@@ -213,5 +216,5 @@ class TierPlan(Reply):
     rows: list[TierPlanRow]
     totals: list[TierPlanTotal]
     kept_hot_by_others_bytes: int = Field(
-        description="In the store, of this run's chunks that a checkpoint of another run keeps hot, with no end."
+        description="Bytes in the store of this run's chunks that a checkpoint of another run keeps hot for ever."
     )

@@ -1,4 +1,4 @@
-"""What checkpoints take up, and what that costs.
+"""The bytes of checkpoints, and their cost.
 
 `GET  /v1/usage`                               -> Page[UsageView]   (projects)
 `GET  /v1/projects/{project}/usage`            -> UsageView
@@ -24,10 +24,10 @@ GIB = 2**30
 
 
 class StoreBytes(Reply):
-    """Of one storage class in one store. The first four add up to `stored_bytes`; `pinned_bytes` and `held_bytes` are
+    """One storage class in one store. The first four add up to `stored_bytes`; `pinned_bytes` and `held_bytes` are
     parts of the committed and trashed ones, and overlap."""
 
-    store: StoreRole | None = Field(description="null: a store that the service has no longer.")
+    store: StoreRole | None = Field(description="null: a store that the service no longer has.")
     store_url: str
     store_kind: str = Field(examples=["s3"])
     storage_class: str | None = Field(description="null: the bucket's default, or a filesystem.")
@@ -43,23 +43,25 @@ class StoreBytes(Reply):
 
 
 class UsageView(Reply):
-    """Each figure by itself; which of them add up is said beside them."""
+    """Each figure stands alone; their descriptions say which add up."""
 
     project: str
     run: str | None
     at: datetime
-    logical_bytes: int = Field(description="What the states of the committed checkpoints are, as a trainer sees them.")
-    deduplicated_bytes: int = Field(description="What these checkpoints did not send, because it was there.")
+    logical_bytes: int = Field(description="Bytes of the committed checkpoints' states in the trainer.")
+    deduplicated_bytes: int = Field(
+        description="Bytes that these checkpoints did not send, because the store had them."
+    )
     stored_bytes: int = Field(
-        description="What all copies take: committed, arriving, trashed and pending collection together. Of a run: the "
+        description="Bytes of all copies: committed, arriving, trashed and pending collection together. Of a run: the "
         "copies of chunks that it uses, which other runs may use too."
     )
     committed_bytes: int = Field(description="Copies of chunks that a committed checkpoint needs.")
-    arriving_bytes: int = Field(description="Copies under way, and what only an upload relies on.")
-    trashed_bytes: int = Field(description="What only checkpoints in the trash need: a purge would free it.")
-    pending_collection_bytes: int = Field(description="What nothing needs any more: the collector will free it.")
-    pinned_bytes: int = Field(description="Of committed and trashed: what a pinned checkpoint needs.")
-    held_bytes: int = Field(description="Of committed and trashed: what a held checkpoint needs.")
+    arriving_bytes: int = Field(description="Copies in transfer, and copies that only an upload needs.")
+    trashed_bytes: int = Field(description="Copies that only checkpoints in the trash need: a purge would free them.")
+    pending_collection_bytes: int = Field(description="Copies that no checkpoint needs: the collector will free them.")
+    pinned_bytes: int = Field(description="Part of committed and trashed: copies that a pinned checkpoint needs.")
+    held_bytes: int = Field(description="Part of committed and trashed: copies that a held checkpoint needs.")
     orphaned_bytes: int | None = Field(
         description="Beside all of these: objects that no row knows, as the last sweep of each store found them before "
         "it deleted those that were old enough. null: no sweep yet, or a run."
@@ -75,7 +77,7 @@ class Price(Request):
 
 
 class PriceList(Request):
-    """Of storing alone: no requests, no reads, no transfer, no minimum storage time."""
+    """For storing alone: no requests, no reads, no transfer, no minimum storage time."""
 
     model_config = example(
         {
@@ -90,7 +92,7 @@ class PriceList(Request):
     )
 
     as_of: date
-    source: str = Field(min_length=1, max_length=1000, description="Where the prices are from, for who doubts them.")
+    source: str = Field(min_length=1, max_length=1000, description="Where the prices are from.")
     currency: str = Field(min_length=1, max_length=10, examples=["USD"])
     prices: list[Price] = Field(min_length=1, max_length=200)
 
@@ -123,7 +125,7 @@ DEFAULT_PRICES = PriceList(
 class PriceListView(Reply):
     prices: PriceList
     is_default: bool
-    etag: str = Field(default="", description="Of the list; for If-Match.")
+    etag: str = Field(default="", description="The list's version; for If-Match.")
     updated_at: datetime | None
     updated_by: str | None
 
@@ -138,7 +140,7 @@ class CostLine(Reply):
 
 
 class CostView(Reply):
-    """What storing it costs a month, as it is now."""
+    """The present cost of the storage a month."""
 
     project: str
     run: str | None
@@ -171,22 +173,22 @@ class ForecastLine(Reply):
 
 
 class CostForecast(Reply):
-    """What a run would cost a month if it went on as it has, under these policies."""
+    """A run's cost a month if it went on as before, under these policies."""
 
     project: str
     run: str
     retention: dict[str, Any] | None = Field(description="The rules that were counted with; null: nothing expires.")
     tiers: dict[str, Any] | None
-    based_on_saves: int = Field(description="So many of its newest saves say how it goes on.")
+    based_on_saves: int = Field(description="The number of newest saves that the forecast is based on.")
     save_interval_seconds: float
-    bytes_per_save: int = Field(description="What each further save adds to the store.")
-    shared_bytes: int = Field(description="What all of them share, stored once.")
-    after_days: float = Field(description="So much further the run was thought on.")
+    bytes_per_save: int = Field(description="Bytes that each further save adds to the store.")
+    shared_bytes: int = Field(description="Bytes that all of them share, stored once.")
+    after_days: float = Field(description="Days from now that the forecast covers.")
     kept_checkpoints: int
     trashed_checkpoints: int = Field(description="Expired, and still in the trash.")
     lines: list[ForecastLine]
     currency: str
     as_of: date
     per_month: float
-    grows_per_month: float = Field(description="What each further month adds; 0: it stays so.")
-    limits: list[str] = Field(description="What this does not know.")
+    grows_per_month: float = Field(description="The growth of each further month; 0: none.")
+    limits: list[str] = Field(description="What the forecast leaves out.")

@@ -1,4 +1,4 @@
-"""Webhooks: whom a project wants to be called when something happens to its runs, and what became of each call.
+"""Webhooks: a project's URLs that are called on events of its runs, and the result of each call.
 
 `POST   /v1/projects/{project}/webhooks`                    CreateWebhook -> WebhookCreated
 `GET    /v1/projects/{project}/webhooks`                                  -> Page[WebhookView]
@@ -7,9 +7,9 @@
 `POST   /v1/webhooks/{id}/test`                                           -> DeliveryView
 `GET    /v1/webhooks/{id}/deliveries`                                     -> Page[DeliveryView]
 
-A call is a POST as the Standard Webhooks specification (1.0.0) has it: `webhook-id` stays the same when a call is made
-again, `webhook-timestamp`, and `webhook-signature`: `v1,` and the Base64 of HMAC-SHA256 over `id.timestamp.body`, by
-the secret that was shown once. The body is a WebhookBody. Answer 2xx once it is kept; 410 ends this call.
+A call is a POST by the Standard Webhooks specification (1.0.0): `webhook-id` is the same in each retry,
+`webhook-timestamp`, and `webhook-signature`: `v1,` and the Base64 of HMAC-SHA256 over `id.timestamp.body`, by the
+secret that was shown once. The body is a WebhookBody. Answer 2xx once it is kept; 410 ends this call.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class WebhookEvent(StrEnum):
     ATTEMPT_FINISHED = "attempt.finished"
     RUN_STALLED = "run.stalled"
     RUN_GOES_ON = "run.goes_on"
-    """It was stalled, and is no more."""
+    """It was stalled, and makes progress again."""
     CHECKPOINT_QUARANTINED = "checkpoint.quarantined"
     CHECKPOINT_DIVERGED = "checkpoint.diverged"
     CHECKPOINT_CORRUPT = "checkpoint.corrupt"
     TEST = "webhook.test"
-    """Only when somebody asks for it."""
+    """Only on request."""
 
 
 class CreateWebhook(Request):
@@ -56,8 +56,8 @@ class WebhookView(Reply):
     created_at: datetime
     created_by: str
     deleted_at: datetime | None
-    waiting: int = Field(description="Calls that are to be made, or made again.")
-    given_up: int = Field(description="Calls that were tried to the end without success.")
+    waiting: int = Field(description="Calls that wait for a first or further try.")
+    given_up: int = Field(description="Calls whose last try failed.")
 
 
 class WebhookCreated(WebhookView):
@@ -65,11 +65,11 @@ class WebhookCreated(WebhookView):
 
 
 class DeliveryView(Reply):
-    id: str = Field(description="The call's `webhook-id`: the same each time that it is made.")
+    id: str = Field(description="The call's `webhook-id`: the same in each retry.")
     event: WebhookEvent
     created_at: datetime
     tries: int
-    next_try_at: datetime | None = Field(description="Null once it is over.")
+    next_try_at: datetime | None = Field(description="Null once the call is over.")
     delivered_at: datetime | None
     given_up_at: datetime | None
     last_status: int | None = Field(description="The receiver's last HTTP status.")
@@ -77,7 +77,7 @@ class DeliveryView(Reply):
 
 
 class WebhookData(Reply):
-    """What it happened to; null is what it has nothing to do with."""
+    """The subject of the event; fields that do not apply are null."""
 
     project: str
     run: str | None = None

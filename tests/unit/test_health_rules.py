@@ -152,7 +152,7 @@ def test_without_being_demanded_only_gpus_are_looked_at_and_nothing_fails_for_it
     check = FiniteCheck(demanded=False)
     for _ in range(2):
         assert check.found(check.look(None, (), {"model": model})) == []
-    assert caplog.text.count("could not be looked at") == 1
+    assert caplog.text.count("could not be checked") == 1
 
 
 def test_of_many_ranks_a_few_say_what_is_wrong():

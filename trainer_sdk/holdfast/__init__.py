@@ -1,4 +1,4 @@
-"""Holdfast in a training script: save sharded state while training goes on, and resume from what can be read whole.
+"""Holdfast in a training script: saves sharded state while training goes on, and resumes from whole checkpoints only.
 
     with holdfast.Checkpointer("demo/gpt", save=holdfast.Every(minutes=10)) as ckpt:
         start = ckpt.restore(state)
@@ -68,10 +68,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: the command line finds its `pull` in this package, and must not import torch to list runs.
+    # Imported on first use: the command line finds `pull` in this package, and must list runs without importing torch.
     if name not in _HOMES:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    # A library that we import draws random numbers while it is imported, and a script has often seeded by then.
+    # A library that we import draws random numbers on import, and a script has often seeded by then.
     drawn = random.getstate()
     try:
         home = importlib.import_module(_HOMES[name])

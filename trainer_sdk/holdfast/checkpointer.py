@@ -1,4 +1,4 @@
-"""The one object of a training script. `compose.py` puts its parts together; each part's file says what it does.
+"""The one object of a training script. `compose.py` puts its parts together; each part's file says what the part does.
 
 restore()  -> restore/restorer -> session (attempt) -> state/load
 step()     -> distributed/step_agreement, schedule/schedule (due?) -> save()
@@ -45,44 +45,42 @@ class Checkpointer:
     """Saves and restores one run. Make it on every rank, after torch.distributed is initialised (if it is used).
 
     Args:
-        run: `project/run`; without it HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
+        run: `project/run`. Default: HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
         save: when step() saves: Every(steps=500), Every(minutes=10), Auto(), Best("val_loss"), OnPreemption(), or
-            several joined by `|`. Without it Auto(), as often as loses the least. A save that is due while an earlier
-            one is in flight is deferred to the first step after that one.
-        strict: a save that fails raises SaveFailed at the next call. Without it, the failure is logged and counted in
+            several joined by `|`. Default: Auto(), which saves as often as loses the least. A save that is due while an
+            earlier one is in flight is deferred to the first step after that one.
+        strict: a failed save raises SaveFailed at the next call. Without it, the failure is logged and counted in
             `stats`, and training goes on. A stale attempt and a refused token raise either way.
         replicated, per_rank: keys of the state whose values are the same on all ranks, or each rank's own, if the
-            default does not fit. By default models, optimizers and schedulers are shared, and all else is each rank's
-            own.
-        frozen: shell patterns over tensor names (`["model/base.*"]`): your word that these tensors do not change while
-            this job runs. The first save stages and hashes them, later ones do not. A change that is seen is an error
-            in the log, and every save from then on stages the tensor. A change that is not seen (a write through
-            `.data`) can put its older bytes into checkpoints until its turn to be compared comes. restore() is no such
-            change.
+            default does not fit. By default models, optimizers and schedulers are shared; all else is each rank's own.
+        frozen: shell patterns over tensor names (`["model/base.*"]`). You promise that these tensors do not change
+            while this job runs. The first save stages and hashes them, later ones do not. A change that Holdfast sees
+            is an error in the log, and every later save stages the tensor. A change that it does not see (a write
+            through `.data`) can put older bytes into checkpoints until the tensor's turn to be compared comes.
+            restore() may change them.
         create: make project and run (True), refuse to (False), or make the run unless its name looks mistyped (None).
         check_finite: look for NaN and infinity in models and optimizers at each save (health/diverged.py says what
-            counts): True everywhere, None only in what is on GPUs. A checkpoint that has them is kept as diverged, and
-            not resumed from.
-        healthy: your own rule on what is diverged, asked on rank 0 at each save: `(step, metrics) -> True`, or False,
-            or a text that says why (health/diverged.py), or `LossSpike()`. Without it: a metric that is called loss is
-            not finite.
-        drop: components that the run's first checkpoint has and this job leaves out on purpose. Without that, the log
-            names a missing component, and `strict` refuses it (MissingComponent).
-        stage_every: stage the state after every so many steps, in place of what was staged before, and send nothing. If
+            counts): True everywhere, None only on GPUs. A checkpoint that has them is kept as diverged, and not resumed
+            from.
+        healthy: your own rule, asked on rank 0 at each save: `(step, metrics) -> True`, or False, or a text that says
+            why the state has diverged (health/diverged.py), or `LossSpike()`. Default: a metric called loss must be
+            finite.
+        drop: components that the run's first checkpoint has and this job leaves out on purpose. For any other missing
+            component the log names it, and `strict` raises MissingComponent.
+        stage_every: stage the state after every so many steps, in place of the last staged one, and send nothing. If
             the job must leave and no step ends in time, it saves this standby snapshot. It costs as much host memory
             again as a save.
         host_memory: the most bytes of host memory that this rank stages into (HOLDFAST_HOST_MEMORY_BYTES). A larger
             state goes through it as through a ring: save() then returns only when the last byte is staged, which is
             nearly as long as the upload takes, and `frozen` saves nothing. By default a save takes as much memory as
             the state.
-        local: a folder on this node's own disk (HOLDFAST_LOCAL_DIR). A save is durable there first and is uploaded
-            behind, in order, while the next ones are staged. While service or store are unavailable, saves collect
-            there. This job commits them as soon as both are back, or the next launch with this folder does before it
-            restores.
+        local: a folder on this node's own disk (HOLDFAST_LOCAL_DIR). A save is durable there first. It is uploaded in
+            order, while later saves are staged. Saves collect there while service or store are unavailable. This job
+            commits them as soon as both are back, or else the next launch with this folder does before it restores.
         compress: `"zstd"` compresses chunks before they are sent, without loss, if that saves 5% or more
             (HOLDFAST_COMPRESS). It takes CPU time: worth it if the store is far or dear (docs/performance.md).
         chunk_sizes: how tensors are cut and packed, in bytes. Keep them for the life of a run.
-        settings, client_settings: in place of the environment.
+        settings, client_settings: used in place of the environment.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class Checkpointer:
         self.stats: SaveStats = self.parts.stats
         self._loading = Loading(self.parts)
         self._own_saves = OwnSaves(self.parts, self._raise_pending)
-        # For scripts without a `with`: the save in flight at the end of the program is finished all the same.
+        # A script may have no `with`: the save in flight at the end of the program is finished all the same.
         atexit.register(self._close_at_exit)
 
     @property
@@ -144,23 +142,22 @@ class Checkpointer:
 
     @property
     def progress(self) -> Progress | None:
-        """How far this process's restore is, or the upload of its save in flight; None while there is neither. Any
-        thread can ask, as often as it likes."""
+        """How far this process's restore is, or the upload of its save in flight; None if neither runs. Any thread may
+        ask, as often as it likes."""
         return self.parts.progress.read()
 
     def restore(self, state: dict[str, Any], at: str | None = None, *, skip_diverged: bool = True) -> int:
         """Loads the newest restore point into `state`, and returns the next step to run. Call it on every rank.
 
-        It returns 0, and touches nothing, only if the service says that nothing was ever committed in this run. A
-        checkpoint that cannot be read whole is reported, and all ranks take the one before. Modules and optimizers are
-        loaded in place, and so are dicts and lists. Other plain values are new objects: read them from `state`
-        afterwards.
+        It returns 0, and touches nothing, only if the service says that nothing was ever committed in this run. If a
+        checkpoint cannot be read whole, that is logged and all ranks take the one before. Modules, optimizers, dicts
+        and lists are loaded in place. Other plain values are new objects: read them from `state` afterwards.
 
         With `at` (`"1200"`, `"best:loss"`, a checkpoint's id) it loads exactly that one or raises. The run goes on from
-        there, and what came after is never its latest again. With `skip_diverged=False` a diverged checkpoint will do.
+        there, and later checkpoints are never its latest again. `skip_diverged=False` accepts a diverged checkpoint.
 
         Raises on every rank or on none: NoRestorePoint, IntegrityError, StateMismatchError, ServiceUnavailable, ….
-        Bytes arrive in the tensors while they are hashed: if it raises, the state may hold parts of a checkpoint. The
+        Bytes arrive in the tensors while they are hashed: after an error the state may hold parts of a checkpoint. The
         exception says so, and nothing is saved until a restore has ended well.
         """
         return self._loading.restore(state, at, skip_diverged=skip_diverged)
@@ -177,27 +174,26 @@ class Checkpointer:
         """Goes back to the newest healthy checkpoint without a new launch, and returns the next step to run. Call it on
         every rank, with the same target.
 
-        `steps`: at least so many steps back from the last one that was run. `before`: to a step below this one. Without
-        them, to the newest that has not diverged.
+        `steps`: at least so many steps back from the last step that ran. `before`: to a step below this one. Default:
+        the newest healthy checkpoint.
         `skip_data`: data loaders and samplers (keys of any rank's state with `loader` or `sampler` in them) are not
         loaded: they stay behind the data that poisoned the training. Otherwise they go back too, and the same batches
         come again. `keep`: further components, of any rank, that stay as they are.
 
         It finishes a save in flight, or gives it up after half a minute, and drops what `stage_every` has staged. Then
-        the job goes on as a new attempt of the run, and what it has saved since the checkpoint is never the run's
-        latest again.
+        the job goes on as a new attempt of the run. Its saves since the checkpoint are never the run's latest again.
 
-        Raises NoRestorePoint if there is no such checkpoint: the state is what it was, and the attempt goes on.
-        StaleAttempt if another launch has taken over; and what restore() raises.
+        Raises NoRestorePoint if there is no such checkpoint: the state is unchanged, and the attempt goes on.
+        StaleAttempt if another launch has taken over; and the errors of restore().
         """
         return self._loading.rollback(state, steps=steps, before=before, skip_data=skip_data, keep=keep)
 
     def step(self, step: int, state: dict[str, Any], metrics: Metrics | None = None) -> SaveHandle | None:
-        """Call it after each step, on every rank. Saves when a save is due, and returns its handle. Otherwise it
-        returns None and costs about a microsecond.
+        """Saves if a save is due, and returns its handle. Call it after each step, on every rank. Otherwise it returns
+        None and costs about a microsecond.
 
         While an earlier save is in flight on any rank, all ranks defer this one to the first step after that one. A
-        save for Best waits for it, because a later step is not the one that was measured.
+        save for Best waits instead, because the measured step must be saved, not a later one.
 
         Raises Preempted on every rank once the emergency save after a preemption notice is over; StaleAttempt if
         another launch has taken over; with `strict`, SaveFailed.
@@ -227,9 +223,8 @@ class Checkpointer:
     ) -> SaveHandle:
         """Saves now, and returns the handle. Call it on every rank.
 
-        It waits for an earlier save (with a local tier until that one is on the node's disk), then blocks for staging
-        only. With `host_memory` and a larger state, that is until the last byte is staged, while the first ones are
-        uploaded.
+        It waits for an earlier save (with a local tier only until that one is on the node's disk), then blocks until
+        the state is staged. With `host_memory` and a larger state, the first bytes are uploaded by then.
 
         Raises on every rank if one rank's state cannot be saved (UnsupportedStateError names the key).
         """
@@ -241,37 +236,37 @@ class Checkpointer:
         return handle
 
     def reader(self, at: str | None = None) -> HoldfastReader:
-        """A storage reader for your own `torch.distributed.checkpoint.load`; without `at` of the newest restore point.
+        """A storage reader for your own `torch.distributed.checkpoint.load`. Default: of the newest restore point.
 
-        Call it on every rank. Raises NoRestorePoint if there is none: ask for `reader.step` to go on from there.
+        Call it on every rank. `reader.step` is the step to go on from. Raises NoRestorePoint if there is none.
         """
         return self._loading.reader(at)
 
     def writer(self, step: int, *, kind: CheckpointKind | str = CheckpointKind.PERIODIC) -> HoldfastWriter:
         """A storage writer for your own `torch.distributed.checkpoint.save`: one checkpoint of this run. A loop that
-        saves by nothing else needs step_with() to hear of a preemption notice.
+        saves only this way must call step_with() to hear of a preemption notice.
 
         `check_finite` holds here too: a save with NaN in any of its tensors is kept as diverged, and not resumed from.
-        It does not look for infinity, because names alone do not say what is trained. `healthy` is not asked, because
-        there are no metrics.
+        It does not look for infinity, because tensor names alone do not say what is trained. `healthy` is not asked,
+        because there are no metrics.
         """
         return self._own_saves.writer(step, CheckpointKind(kind))
 
     def step_with(self, step: int, save: Callable[[], object]) -> bool:
         """step() for a loop that saves by its own dcp.save: call it after each step, on every rank.
 
-        Returns whether it called `save`. If it did not, it costs about a microsecond. It calls `save` if a save is due
+        Returns whether it called `save`. If not, it costs about a microsecond. It calls `save` if a save is due
         (`save=` of the Checkpointer; never for Best, because there are no metrics), or if the job must leave. `save`
-        saves this step with `writer(step)`. A step that the loop has saved itself is not saved again.
+        must save this step with `writer(step)`. A step that the loop has already saved is not saved again.
 
-        Raises Preempted on every rank once the save of a job that must leave is committed; and what dcp.save raises.
+        Raises Preempted on every rank once the save of a job that must leave is committed; and any error of `save`.
         """
         return self._own_saves.step_with(step, save)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Waits until no save is in flight, with a local tier none in the spool. Returns False if that takes longer
-        than `timeout_seconds`. Not a collective. Raises StaleAttempt if another launch has taken over; with `strict`,
-        SaveFailed."""
+        """Waits until no save is in flight, with a local tier until the spool is empty. Returns False if that takes
+        longer than `timeout_seconds`. Not a collective. Raises StaleAttempt if another launch has taken over; with
+        `strict`, SaveFailed."""
         over = self._wait_idle(timeout_seconds)
         self._raise_pending()
         return over
@@ -295,7 +290,7 @@ class Checkpointer:
         if in_order:
             self.parts.preemption.closing()
         if outcome is AttemptOutcome.FINISHED:
-            # A notice that comes now shortens it.
+            # A notice that comes meanwhile shortens it.
             drained = self.parts.preemption.while_time_is_left(self._wait_idle)
             if not drained and (notice := self.parts.preemption.notice) is not None:
                 outcome, detail = AttemptOutcome.PREEMPTED, f"{notice}. The last save was not committed in time."
@@ -321,7 +316,7 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # sys.exit(0) ends a script that is done.
+        # sys.exit(0) is a normal end.
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             if self.parts.session.ended_by() is not self._raised:
@@ -332,7 +327,7 @@ class Checkpointer:
             self._crashed(error)
 
     def _close_at_exit(self) -> None:
-        # Set where the program ends by an exception; in an interactive session by any earlier one.
+        # Python sets it if the program ends by an exception, and in an interactive session at any earlier one.
         error = getattr(sys, "last_value", None)
         if error is None or hasattr(sys, "ps1"):
             self.close()
@@ -342,14 +337,14 @@ class Checkpointer:
             self._crashed(error)
 
     def _end(self, outcome: AttemptOutcome, detail: str) -> None:
-        """Once, whoever comes first: this thread, or the one that ends the process at the deadline."""
+        """Acts once: this thread may call it, or the thread that ends the process at the deadline."""
         with self._end_lock:
             if not self._has_ended:
                 self._has_ended = True
                 self.parts.session.end(outcome, detail, self.parts.preemption.told)
 
     def _crashed(self, error: BaseException) -> None:
-        # Told before anything is waited for: soon the launcher ends the other ranks, and their words come later.
+        # Told before anything is waited for: the launcher soon ends the other ranks, and their reports come later.
         if not self._closed and os.getpid() == self._process_id:
             self.parts.session.crashed(error)
         self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
@@ -363,7 +358,7 @@ class Checkpointer:
         *,
         due: Due | None = None,
     ) -> SaveHandle:
-        """`due`: why step() saves; None where the script asks for it."""
+        """`due`: why step() saves; None if the script asks for it."""
         try:
             handle = self.parts.saver.save(step, state, metrics, kind, wait=due is not Due.BY_INTERVAL)
             self.parts.schedule.saved(metrics, handle, due)

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a Checkpointer consists of, and what its two further halves (restoring, and saves by the loop's own DCP)
-    work with. Tests and integrations reach a part by `Checkpointer.parts`; scripts have no need of it."""
+    """The parts of a Checkpointer, shared with restoring and with saves by the loop's own DCP. Tests and integrations
+    reach a part by `Checkpointer.parts`; scripts have no need of it."""
 
     strict: bool
     check_finite: bool | None
@@ -89,10 +89,11 @@ def compose(
     client_settings: ClientSettings | None,
     end: Callable[[AttemptOutcome, str], None],
 ) -> Parts:
-    """Every part, made in the order in which one needs the other. Collective: ranks and local tier are agreed on.
+    """Every part, each made after the parts that it needs. Collective: the ranks agree on themselves and the local
+    tier.
 
-    The arguments are the Checkpointer's. `end` ends the attempt; the preemption watch calls it at the deadline.
-    Raises ConfigurationError for a setting that is wrong, before anything is asked of the service.
+    The arguments are the Checkpointer's. `end` ends the attempt; the preemption watch calls it at the deadline. Raises
+    ConfigurationError for a wrong setting, before the service is asked anything.
     """
     policy = policy_of(save)
     settings = settings or TrainerSettings()
@@ -104,7 +105,7 @@ def compose(
     progress = ProgressBoard()
     ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds)
     recorder = follow(settings.verify_dir, ranks, declared)
-    if recorder is not None:  # nothing of the user's own catalog or node is touched
+    if recorder is not None:  # verify-resume must not touch the user's own catalog or node
         run_name, create, local, client_settings = recorder.run(run_name), True, None, None
     client = Client((client_settings or ClientSettings()).compressing(compress))
     tier = open_local_tier(ranks, client.settings, local)

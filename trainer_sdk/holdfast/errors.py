@@ -1,4 +1,21 @@
-"""Every exception that a training script can see, importable from one place."""
+"""Every exception that a training script can see, importable from one place. The message ends with the remedy.
+
+HoldfastError (holdfast_client.errors draws the whole tree)
+├── SaveFailed        a save was not committed; with strict=True the next call raises it
+│   └── SaveSpooled   this job did not commit it, but its bytes are safe on the node's disk; logged, never raised
+│   └── SaveSuperseded given up for a newer state that could still be saved in time
+├── Preempted         the job was told to leave, and has saved what it could: step() raises it on all ranks
+├── SaveDeclined      all ranks skipped this save, because one of them was still busy with an earlier one
+├── MissingComponent  with strict=True: the state lacks a component of the run's first checkpoint
+├── NotRestored       a save was asked for before restore() in a run that has checkpoints
+├── IntegrityError
+│   └── TreeFormatError   a document of the checkpoint is malformed
+├── RankLost          a rank has ended, hangs, or cannot be reached
+└── RanksDisagree     the ranks did not call the same thing in the same order
+StateError            the user's state is at fault
+├── UnsupportedStateError, StateMismatchError
+LayoutError           the ranks' tensors do not make one checkpoint
+"""
 
 from __future__ import annotations
 
@@ -29,18 +46,16 @@ from holdfast_client.errors import (
     rebuild_error,
 )
 
-# What can be wrong with a training state, by what the user does about it. Below every other file of state/.
-
 
 class StateError(ValueError):
-    """Something is wrong with the state that was given or with how it fits the checkpoint."""
+    """The given state is wrong, or does not fit the checkpoint."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild_error, (type(self), self.args, vars(self))
 
 
 class UnsupportedStateError(StateError):
-    """The state holds something that cannot be saved exactly. Names the key, says what to give instead."""
+    """The state holds a value that cannot be saved exactly. Names the key, says what to give instead."""
 
     def __init__(self, path: str, what: str, remedy: str) -> None:
         super().__init__(f"{path or 'the state'} cannot be saved: {what}; {remedy}")
@@ -57,30 +72,12 @@ class StateMismatchError(StateError):
 
 class TreeFormatError(IntegrityError):
     """An encoded typed tree is malformed: a damaged or hostile index, or one from a newer version. The checkpoint is at
-    fault and not the state that is given, so a restore goes on to the point before."""
+    fault, not the given state, so a restore goes on to the point before."""
 
     code = "tree_format"
 
 
-# Every exception that a training script can see, importable from one place. The message ends with the remedy.
-#
-# HoldfastError (holdfast_client.errors draws the whole tree)
-# ├── SaveFailed        a save was not committed; with strict=True it is raised at the next call
-# │   └── SaveSpooled   this job did not commit it, and its bytes are safe on the node's disk; never raised, only told
-# │   └── SaveSuperseded given up for a newer state that could still be saved in time
-# ├── Preempted         the job was told to leave, and has saved what it could: raised on all ranks by step()
-# ├── SaveDeclined      all ranks together left this save out, for one of them was still busy with an earlier one
-# ├── MissingComponent  with strict=True: the state lacks what the run's first checkpoint has
-# ├── NotRestored       a save was asked for before restore() in a run that has checkpoints
-# ├── IntegrityError
-# │   └── TreeFormatError   a document of the checkpoint is malformed
-# ├── RankLost          a rank has ended, hangs, or cannot be reached
-# └── RanksDisagree     the ranks did not call the same thing in the same order
-# StateError (holdfast.errors)
-# ├── UnsupportedStateError, StateMismatchError
-# LayoutError           the ranks' tensors do not make one checkpoint
-
-# ruff: noqa: N818  (the names are what a reader says aloud)
+# ruff: noqa: N818  (the names are those of the client's errors)
 
 
 __all__ = [
@@ -161,7 +158,7 @@ class SaveSuperseded(SaveFailed):
 
 
 class Preempted(HoldfastError):
-    """`saved_step`: the newest step of this job that is committed, or None; `notice`: what the job was told."""
+    """`saved_step`: the newest committed step of this job, or None; `notice`: why the job must leave."""
 
     code = "preempted"
     remedy = "Launch the job again with the same command: it resumes from there."

@@ -1,4 +1,9 @@
-"""How far a restore or a save of this process is, and what people read of it."""
+"""How far a restore or a save of this process is: bytes, rate, time left; and how the log prints them.
+
+    restore, pipeline -> ProgressMeter.advance      ckpt.progress, the log's lines -> ProgressMeter.read
+
+A value to ask for, not a callback: no user code runs on transfer threads, and no error of such code can end one.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-# What people read: one line per restore and per commit. Python shows INFO to nobody unless somebody asks; we do, where
-# the training script does not set logging up itself.
-
 
 def speak_up() -> None:
-    """Makes the lines of `holdfast` visible on stderr, for as long as the root logger has no handler. Once."""
+    """Makes the INFO lines of `holdfast` (one per restore and per commit) visible on stderr, unless the root logger has
+    a handler. Python hides INFO by default."""
     logger = logging.getLogger("holdfast")
     if not logger.handlers:
         handler = logging.StreamHandler()
@@ -25,9 +28,6 @@ def speak_up() -> None:
         logger.addHandler(handler)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
-
-
-# Numbers as the lines for people show them.
 
 
 def readable_bytes(count: int) -> str:
@@ -39,12 +39,6 @@ def readable_bytes(count: int) -> str:
         size /= 1000
     return f"{size:.1f} PB"
 
-
-# How far a restore or a save of this process is: bytes, rate, time left. Fed by the transfers, read by anyone.
-#
-#     source.read, pipeline -> ProgressMeter.advance      ckpt.progress, the log's lines -> ProgressMeter.read
-#
-# A value to ask for and not a callback: no user code runs on transfer threads, and nothing that it raises can end one.
 
 RATE_OVER_SECONDS = 20.0
 FIRST_REPORT_SECONDS = 10.0
@@ -58,7 +52,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """Of this process alone, at one moment. A byte counts when its chunk is verified."""
+    """This process's progress at one moment. A byte counts once its chunk is verified."""
 
     phase: Phase
     step: int
@@ -67,11 +61,11 @@ class Progress:
     bytes_per_second: float
     """Over the last 20 seconds."""
     seconds_left: float | None
-    """None while nothing tells: at the beginning, and while no bytes arrive."""
+    """None while it is unknown: at the beginning, and while no bytes arrive."""
 
 
 class ProgressMeter:
-    """Thread-safe. `clock` is monotonic: a wall clock that is set would turn the rate over."""
+    """Thread-safe. `clock` must be monotonic: a reset wall clock would make the rate negative."""
 
     def __init__(
         self, phase: Phase, step: int, bytes_total: int, *, clock: Callable[[], float] = time.monotonic
@@ -87,7 +81,7 @@ class ProgressMeter:
         self._next_report = now + FIRST_REPORT_SECONDS
 
     def advance(self, count: int) -> Progress | None:
-        """`count` more bytes are verified. Progress if it is time for a line in the log."""
+        """Counts `count` more verified bytes. Returns a Progress if a line in the log is due."""
         with self._lock:
             now = self._clock()
             self._done += count
@@ -102,19 +96,19 @@ class ProgressMeter:
             return self._at(self._clock())
 
     def _at(self, now: float) -> Progress:
-        # The last sample before the span stays: the rate must cover the whole of it.
+        # The last sample before the span stays, because the rate must cover the whole span.
         while len(self._samples) > 1 and self._samples[1][0] <= now - RATE_OVER_SECONDS:
             self._samples.popleft()
         since, done_then = self._samples[0]
         rate = (self._done - done_then) / (now - since) if now > since else 0.0
         left = max(0, self._total - self._done)
         seconds = 0.0 if left == 0 else left / rate if rate > 0 else None
-        # A save's documents are not in its total.
+        # A save's documents are not in its total, so more bytes than that can be done.
         return Progress(self._phase, self._step, min(self._done, self._total), self._total, rate, seconds)
 
 
 class ProgressBoard:
-    """What is under way in this process: one restore or one save."""
+    """The one restore or save that this process is at."""
 
     def __init__(self) -> None:
         self._meter: ProgressMeter | None = None
@@ -128,7 +122,7 @@ class ProgressBoard:
             self._meter = None
 
     def read(self) -> Progress | None:
-        """None while nothing is under way."""
+        """None while neither runs."""
         meter = self._meter
         return None if meter is None else meter.read()
 

@@ -1,4 +1,4 @@
-"""The connections to stores, and what a store's refusal means."""
+"""The connections to stores, and the meaning of a store's refusal."""
 
 from __future__ import annotations
 
@@ -39,14 +39,12 @@ from holdfast_protocol.checkpoints import StoreAnswer
 from holdfast_protocol.problems import Problem
 from holdfast_protocol.states import StoreRole
 
-# The open connections of a pool, so that they can be cut while threads wait in them.
-#
-# A thread that sends to a store which does not take the bytes looks at no stop event before the time-out. Closing a
-# pool closes only what is idle in it.
-
 
 class LiveConnections:
-    """Of one PoolManager, which makes its connections through this from here on."""
+    """The open connections of one PoolManager, which are made through this from here on, so that they can be cut.
+
+    A thread that sends to a stalled store sees no stop event before the time-out, and closing a pool closes only its
+    idle connections."""
 
     def __init__(self, manager: urllib3.PoolManager) -> None:
         live: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
@@ -74,20 +72,15 @@ class LiveConnections:
         manager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
 
     def cut(self) -> None:
-        """Whoever waits in one of them gets an error at once. Idle ones are found dead when they are used next, and
-        made anew. From any thread."""
+        """Threads that wait in a connection get an error at once. Idle connections are found dead on their next use,
+        and made again. From any thread."""
         with self._lock:
             open_sockets = [connection.sock for connection in self._live if connection.sock is not None]
         for each in open_sockets:
-            # Not a TLS socket's own: that one lets go of its keys first, and what is sent meanwhile goes out as it is.
+            # Not a TLS socket's own shutdown: it drops its keys first, and later sends would leave unencrypted.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(each, socket.SHUT_RDWR)
 
-
-# What a store's refusal means. Pure: status and body in, exception out; upload and download share it.
-#
-# The body is XML as S3's, or problem+json where the ticket led to the service itself. Codes that are not S3's come with
-# the ticket, so that a store of another vendor needs no newer client.
 
 LONGEST_BODY_BYTES = 64 * 1024
 _CODE = re.compile(rb"<Code>\s*([A-Za-z0-9._-]{1,100})\s*</Code>")
@@ -110,7 +103,7 @@ _TRANSIENT_CODES = {
 _FULL_CODES = {"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage"}
 _TRANSIENT_STATUSES = {408, 409, 425, 429}
 _FINAL_SERVER_STATUSES = {501, 505, 511}
-"""Of the server's own; each other one may pass, also those that only one vendor's gateway knows (520 to 530)."""
+"""The server's own failures; any other status of its range may pass, even a gateway's own (520 to 530)."""
 
 
 def error_code(body: bytes) -> str:
@@ -120,8 +113,10 @@ def error_code(body: bytes) -> str:
 
 
 def refusal(status: int, body: bytes, answers: Mapping[str, StoreAnswer]) -> HoldfastError:
-    """ServiceUnavailable: try the same again. TicketProblem: ask for a new ticket. The others are final. `answers` are
-    the ticket's: what this store's own codes mean."""
+    """ServiceUnavailable: retry. TicketProblem: ask for a new ticket. The others are final. Pure.
+
+    The body is S3's XML, or problem+json if the ticket leads to the service itself. `answers`: the ticket's meanings of
+    this store's own codes, so that a store of another vendor needs no newer client."""
     try:
         return _of_the_service(from_problem(Problem.model_validate_json(body)))
     except ValidationError:
@@ -151,19 +146,17 @@ def _may_pass(status: int) -> bool:
 
 
 def _of_the_service(error: HoldfastError) -> HoldfastError:
-    """A restarting service may answer with a bug's 500 once; a transfer can simply be tried again."""
+    """A restarting service may answer with a bug's 500 once, so a transfer is retried."""
     if error.code == "internal":
         return ServiceUnavailable(error.detail, request_id=error.request_id)
     return error
 
 
-# The connections to stores. urllib3 and not httpx: it sends a memoryview as it is, at a tenth of the CPU.
-
 KEPT_CONNECTIONS = 32
 
 
 class SharedConnections:
-    """What all transfers of a client have in common. `rate_limits`: one for each store."""
+    """Shared by all transfers of a client. `rate_limits`: one for each store."""
 
     def __init__(self, settings: ClientSettings, tls: ssl.SSLContext) -> None:
         keep_queries_out_of_logs()
@@ -175,15 +168,16 @@ class SharedConnections:
             maxsize=KEPT_CONNECTIONS,
             retries=False,
             ssl_context=tls,
-            # urllib3 also applies the connect time-out to each send. Bodies go out in slices, so it is one slice's.
+            # urllib3 also applies the connect time-out to each send. Bodies are sent in slices, so it bounds one slice.
             timeout=urllib3.Timeout(connect=settings.timeout_seconds, read=settings.timeout_seconds),
         )
         self.live = LiveConnections(self.http)
 
 
 class TransferPool:
-    """Kept-alive connections, shared by all transfers of a client. It knows no token: a ticket carries its own proof,
-    and a store must never see ours."""
+    """Kept-alive connections, shared by all transfers of a client. It holds no token, because a ticket carries its own
+    proof and a store must never see ours. urllib3, not httpx: it sends a memoryview without a copy, at a tenth of the
+    CPU."""
 
     def __init__(self, shared: SharedConnections, retry_seconds: float, rate_limit: RateLimit) -> None:
         self.retry_seconds = retry_seconds
@@ -198,13 +192,13 @@ class TransferPool:
         return cls(shared, settings.retry_seconds, shared.rate_limits[StoreRole.PRIMARY])
 
     def with_retry_deadline(self, retry_seconds: float) -> TransferPool:
-        """The same connections and the same rate limit, with another time for retries. Only the first is closed."""
+        """The same connections and the same rate limit, with another retry deadline. Only the first is closed."""
         return TransferPool(self._shared, retry_seconds, self.rate_limit)
 
     def towards(self, store: StoreRole) -> TransferPool:
-        """The same connections, at the rate that this store bears: one that asks to slow down slows no other."""
+        """The same connections, at this store's own rate: a store that asks to slow down slows no other."""
         limits = self._shared.rate_limits
-        # A dict's own step: two threads that come at once get the same one.
+        # Atomic in a dict: two threads that come together get the same limit.
         limit = limits.setdefault(store, limits[StoreRole.PRIMARY].beside())
         return TransferPool(self._shared, self.retry_seconds, limit)
 
@@ -219,9 +213,9 @@ class TransferPool:
         stop: threading.Event | None = None,
         backoff: Backoff | None = None,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """One try, when it has a permit (`rate_limit`). The response's body is not read yet. The connection is kept if
-        the body was read to its end. Raises StoreUnavailable for whatever happens to the connection, here or while the
-        body is read; TransferStopped while it waits for its permit."""
+        """One try, once it has a permit (`rate_limit`). The response's body is not read yet. The connection is kept if
+        the body was read to its end. Raises StoreUnavailable for any failure of the connection, here or while the body
+        is read; TransferStopped while it waits for its permit."""
         with (
             self.rate_limit.permit(stop, backoff) as permit,
             self._send(method, url, headers, body, permit) as response,
@@ -240,7 +234,7 @@ class TransferPool:
                 method,
                 urljoin(self._shared.service_url, url),
                 headers=dict(headers),
-                body=cast("Iterable[bytes] | None", body),  # its types forget that a socket takes any buffer
+                body=cast("Iterable[bytes] | None", body),  # the stubs lack that a socket takes any buffer
                 preload_content=False,
                 decode_content=False,
                 redirect=False,
@@ -254,7 +248,7 @@ class TransferPool:
                     "The store has a certificate that is not trusted. Set SSL_CERT_FILE to your authority's"
                 ) from None
             permit.timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
-            # Its text may hold the URL, and the URL is a secret.
+            # The error's text may hold the URL, and the URL is a secret.
             raise StoreUnavailable(f"The connection to the store broke ({type(error).__name__})") from None
         finally:
             if response is not None:
@@ -264,8 +258,8 @@ class TransferPool:
                     response.close()
 
     def cut(self) -> None:
-        """Breaks all that is under way, however long the store would let it wait. What comes after it connects anew.
-        From any thread."""
+        """Breaks all transfers in progress, however long the store would let them wait. Later ones connect again. From
+        any thread."""
         self._shared.live.cut()
 
     def close(self) -> None:

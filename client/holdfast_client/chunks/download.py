@@ -1,4 +1,9 @@
-"""Reads one chunk as its ticket says and proves it: nothing is returned whose size and SHA-256 are not the chunk's."""
+"""Reads one chunk by its ticket and proves it: only bytes with the chunk's size and SHA-256 are returned.
+
+An encoded chunk is decoded while it arrives, and its raw bytes are hashed: they alone are the chunk. Whatever a store
+sends, it takes no more memory than the chunk's buffer and a few blocks: reading ends at the ticket's size, and decoding
+at the chunk's.
+"""
 
 from __future__ import annotations
 
@@ -78,17 +83,16 @@ def _get_once(
         return None, 0.0
 
 
-# Bytes arrive in a buffer and are hashed while they are still in the CPU's cache. Pure but for the given reader.
-
 BLOCK_BYTES = 1024 * 1024
 """Measured: blocks of 1 MiB cost 0.18 s of CPU per GB through urllib3, of 64 KiB 0.3 s, of 4 MiB 0.17 to 0.27 s."""
 
 
 class Receiver:
-    """One chunk's buffer. Nobody may believe its content before `finish` has returned."""
+    """One chunk's buffer, hashed while the bytes are in the CPU's cache. Its content is unproven until `finish`
+    returns."""
 
     def __init__(self, buffer: memoryview, digest: str, rate_limit: RateLimit | None = None) -> None:
-        """Without a `pace` as fast as it goes: what comes from this host is no transfer."""
+        """`rate_limit` None: no limit, for bytes from this host, which are no transfer."""
         self.buffer = buffer
         self.wire_bytes = buffer.nbytes
         self._rate_limit = rate_limit
@@ -98,7 +102,7 @@ class Receiver:
         self._hash = hashlib.sha256()
 
     def expect(self, announced_bytes: int) -> None:
-        """What the other side says that it will send. Raises ChunkCorrupt if that cannot be the chunk."""
+        """The size that the other side announces. Raises ChunkCorrupt if it cannot be the chunk's."""
         if announced_bytes != self.wire_bytes:
             raise ChunkCorrupt(
                 self._digest,
@@ -107,7 +111,7 @@ class Receiver:
             )
 
     def fill(self, read_into: Callable[[memoryview], int | None], stop: threading.Event | None) -> None:
-        """Reads until the buffer is full. Raises ChunkCorrupt if the reader ends before."""
+        """Reads until the buffer is full. Raises ChunkCorrupt if the reader ends earlier."""
         while self._filled < self.buffer.nbytes:
             check_stop(stop)
             block = self.buffer[self._filled : self._filled + self._block_bytes]
@@ -128,25 +132,20 @@ class Receiver:
             raise ChunkCorrupt(self._digest, "mismatch", f"its bytes hash to {found[:12]}")
 
 
-# What is stored encoded is decoded while it arrives, and its raw bytes are hashed: they alone are the chunk.
-#
-# Whatever a store sends, it takes no more memory than the chunk's buffer and a few blocks: reading ends at the size
-# that the ticket names, and decoding at the chunk's.
-
 WIRE_BLOCK_BYTES = 256 * 1024
 
 ReadInto = Callable[[memoryview], int | None]
 
 
 def receiver_for(ticket: ReadTicket, buffer: memoryview, digest: str, rate_limit: RateLimit | None = None) -> Receiver:
-    """A receiver for whatever the ticket leads to."""
+    """The receiver for the ticket's form of the chunk."""
     if ticket.codec is Codec.RAW:
         return Receiver(buffer, digest, rate_limit)
     return EncodedReceiver(buffer, digest, rate_limit, codec=ticket.codec, stored_bytes=ticket.stored_bytes)
 
 
 class EncodedReceiver(Receiver):
-    """As Receiver, where `stored_bytes` come over the wire and the buffer gets what they decode to."""
+    """As Receiver: `stored_bytes` come over the wire, and the buffer gets the decoded bytes."""
 
     def __init__(
         self, buffer: memoryview, digest: str, rate_limit: RateLimit | None = None, *, codec: Codec, stored_bytes: int
@@ -158,14 +157,14 @@ class EncodedReceiver(Receiver):
         self._ended = False
 
     def fill(self, read_into: ReadInto, stop: threading.Event | None) -> None:
-        """Reads to the end and decodes. Raises ChunkCorrupt where that gives another number of bytes."""
+        """Reads to the end and decodes. Raises ChunkCorrupt if that gives another number of bytes."""
         arriving = self._arriving(read_into, stop)
         try:
             for block in decode(self._codec, self.buffer.nbytes, arriving):
                 self.buffer[self._filled : self._filled + block.nbytes] = block
                 self._hash.update(block)
                 self._filled += block.nbytes
-            for _ in arriving:  # to the end: only then can the connection be used again
+            for _ in arriving:  # to the end, because only then can the connection be used again
                 pass
         except DecodeError as error:
             if not self._ended or self._received >= self.wire_bytes:
@@ -179,7 +178,7 @@ class EncodedReceiver(Receiver):
         block = memoryview(bytearray(min(WIRE_BLOCK_BYTES, self._block_bytes)))
         while not self._ended:
             check_stop(stop)
-            # One byte more than there should be shows that there are more.
+            # One byte more than expected shows that there are more.
             part = block[: max(1, self.wire_bytes - self._received)]
             if self._rate_limit is not None:
                 self._rate_limit.acquire(part.nbytes, stop)

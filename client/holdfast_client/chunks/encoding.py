@@ -1,4 +1,9 @@
-"""One chunk on its way up: hashed, encoded where that helps, and held until its verdict."""
+"""One chunk on its way up, between its hash and its verdict: encoded if that helps, and held.
+
+    hashed -> [asked for, if it may be encoded] -> absent -> [encoded on a thread] -> offered, sent, verified
+
+A present chunk costs no compression. A chunk that hardly shrinks is sent raw.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +18,26 @@ from holdfast_client.transport import check_stop
 from holdfast_protocol.checkpoints import ChunkOffer
 from holdfast_protocol.codecs import Codec, encode, zstd_codec
 
-# One chunk on its way up, as the uploader takes it, and how its digest is found on a transfer thread.
-
 Load = Callable[[threading.Event], memoryview]
-"""Gives the chunk's bytes, on a transfer thread. May wait for them, in the order of the chunks; raises TransferStopped
-soon after the event is set. The bytes must then stay as they are until `release`, or until the upload is over."""
+"""Returns the chunk's bytes, on a transfer thread. May wait for them, in the order of the chunks; raises
+TransferStopped soon after the event is set. The bytes must not change until `release`, or until the upload is over."""
 
 
 @dataclass(frozen=True)
 class OutgoingChunk:
     load: Load
     digest: str | None = None
-    """SHA-256 of the bytes where it is known; else it is computed."""
+    """SHA-256 of the bytes if it is known; else it is computed."""
     release: Callable[[], None] | None = None
     """Called on the uploading thread as soon as nothing reads the bytes any more: the service has verified the chunk,
-    has it already, or they were encoded. Not called for what is still under way when the upload fails."""
+    has it already, or they were encoded. Not called for open chunks when the upload fails."""
     item_bytes: int = 1
-    """Of the numbers in it, where most of it is floating-point numbers of one size: where chunks are compressed, their
-    bytes are put in planes."""
+    """Bytes of one floating-point number, if most of the chunk is numbers of one size: compression orders their bytes
+    into planes."""
 
     @classmethod
     def of(cls, body: bytes | memoryview, digest: str | None = None, *, item_bytes: int = 1) -> OutgoingChunk:
-        """Bytes that are there."""
+        """A chunk whose bytes are in memory."""
         return cls(lambda _: memoryview(body), digest, item_bytes=item_bytes)
 
 
@@ -50,8 +53,8 @@ class HashedChunk:
 def hash_chunk(
     chunk: OutgoingChunk, stop: threading.Event, *, with_md5: bool, cores: CoreLimit | None = None
 ) -> HashedChunk:
-    """Loads the chunk and finds its digests. hashlib lets go of the interpreter's lock meanwhile. Without `cores` at
-    once, however many others compute."""
+    """Loads the chunk and finds its digests. hashlib releases the interpreter's lock meanwhile. Without `cores` it runs
+    at once, however many other threads compute."""
     body = chunk.load(stop)
 
     def digests() -> tuple[str, str | None]:
@@ -62,18 +65,12 @@ def hash_chunk(
     return HashedChunk(digest, md5, body, chunk.release, chunk.item_bytes)
 
 
-# One chunk between its hash and its verdict: the bytes that go over the wire for it, and whether they are encoded.
-#
-#     hashed -> [asked for, where it may be encoded] -> absent -> [encoded on a thread] -> offered, sent, verified
-#
-# What is present costs no compression. What is not worth it goes as it is.
-
 SMALLEST_ENCODED_BYTES = 64 * 1024
-"""A smaller chunk saves less than asking for it costs; and the documents among them are compressed already."""
+"""A smaller chunk saves less than asking for it costs; and documents are compressed already."""
 KEPT_PART = 0.95
-"""Of its bytes: what saves less than 5% is sent as it is, and costs no reader anything."""
+"""Part of the raw bytes: a chunk that saves less than 5% is sent raw, and costs no reader a decode."""
 ENCODED_BYTES = 256 * 1024**2
-"""Held in encoded form, and being encoded; beyond them no more are begun, for this memory comes on top of the state."""
+"""The most bytes encoded or being encoded. No more are begun, because this memory comes on top of the state."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class WireForm:
     digest: str
     """SHA-256 of `body`."""
     md5: str | None
-    """Of `body`, where the store asks for it."""
+    """MD5 of `body`, if the store asks for it."""
 
     @classmethod
     def raw(cls, chunk: HashedChunk) -> WireForm:
@@ -108,10 +105,10 @@ class OpenChunk:
     form: WireForm | None
     """None: it will be encoded, if the service does not have it."""
     raw: HashedChunk | None
-    """As long as anything may read the chunk's own bytes."""
+    """Set as long as any thread may read the chunk's own bytes."""
     tries: int = 0
     waits: int = 0
-    """How often a ticket's time was over before its turn came: nobody has refused anything."""
+    """How often its ticket expired before its transfer began; no refusal is counted."""
 
     @classmethod
     def of(cls, chunk: HashedChunk, *, encodes: bool) -> OpenChunk:
@@ -137,20 +134,20 @@ class OpenChunk:
         )
 
     def take(self, form: WireForm) -> None:
-        """How it goes over the wire. What was encoded does not need the chunk's own bytes any more."""
+        """Sets the form that is sent. An encoded chunk needs its own bytes no more."""
         self.form = form
         if form.codec is not Codec.RAW:
             self.let_go()
 
     def let_go(self) -> None:
-        """Nothing reads the chunk's own bytes from here on. Twice is fine."""
+        """No thread reads the chunk's own bytes from here on. May be called twice."""
         raw, self.raw = self.raw, None
         if raw is not None and raw.release is not None:
             raw.release()
 
 
 class EncodingQueue:
-    """Chunks that are to be encoded, so many at once that the memory for it stays bounded."""
+    """Chunks to encode, so many at once that their memory stays bounded."""
 
     def __init__(self) -> None:
         self._waiting: deque[OpenChunk] = deque()
@@ -165,7 +162,7 @@ class EncodingQueue:
         self._waiting.append(chunk)
 
     def begin(self, at_once: int) -> OpenChunk | None:
-        """The next one to encode, if there is one and room for it."""
+        """The next chunk to encode, if there is one and room for it."""
         if not self._waiting or self._running >= at_once or self._bytes >= ENCODED_BYTES:
             return None
         chunk = self._waiting.popleft()

@@ -1,4 +1,14 @@
-"""Fetches chunks of a checkpoint, several at once, each proven by its SHA-256 before anyone sees it."""
+"""Fetches chunks of a checkpoint, several at once, each proven by its SHA-256 before a reader sees it.
+
+    digest -> [ticket, under a lease] -> [GET on a thread] -> proven bytes -> sink
+                 ^-- expired ticket -----------'  '--> corrupt: [report] -> readable: once more, over HTTP
+                                                                         -> not readable: ChunkLost
+
+Memory is taken for a chunk only if its ticket's size is the one in the checkpoint's layout. Tickets (tickets.py) are
+asked for a few at a time, because late ones of one large batch would expire before their turn. If a store does not
+answer and another has the chunk, the next tickets are for that one. Chunks on the host (host_chunks.py) need no ticket.
+A file of a mounted store is read in place: the host's processes share it and the kernel's cache of it anyway.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +41,6 @@ from holdfast_protocol.base import text_to_keep
 from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ReadTicket, ReportChunk
 from holdfast_protocol.states import StoreRole
 
-# Where the bytes go.
-
 Receive = Callable[[str, memoryview], None]
 
 _Fill = Callable[[memoryview], None]
@@ -40,13 +48,13 @@ _Fill = Callable[[memoryview], None]
 
 
 class Buffers:
-    """As many as threads, kept between chunks: fresh pages cost more than the copy."""
+    """One per thread, kept between chunks, because fresh pages cost more than the copy."""
 
     def __init__(self) -> None:
         self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()
 
     def borrow(self, size_bytes: int) -> bytearray:
-        """At least so large."""
+        """A buffer of at least this size."""
         try:
             buffer = self._free.get_nowait()
         except queue.Empty:
@@ -58,7 +66,7 @@ class Buffers:
 
 
 class ChunkSink:
-    """Of one fetch, as ShardFetcher.fetch describes it. On the transfer threads."""
+    """The destination of one fetch, as ShardFetcher.fetch describes it. Runs on the transfer threads."""
 
     def __init__(
         self,
@@ -79,7 +87,7 @@ class ChunkSink:
         return self._sizes.get(digest, size) == size <= self._most_bytes
 
     def deliver(self, digest: str, size: int, fill: _Fill) -> None:
-        """Hands the chunk over once `fill` has proven it."""
+        """Delivers the chunk once `fill` has proven it."""
         own = self._into.get(digest)
         if own is not None and own.nbytes == size:
             fill(own)
@@ -94,28 +102,16 @@ class ChunkSink:
             self._buffers.give_back(buffer)
 
 
-# Tickets (tickets.py) -> transfers -> sink, several chunks at once.
-#
-#     digest -> [ticket, under a lease] -> [GET on a thread] -> bytes that are proven
-#                  ^-- expired ticket -----------'  '--> corrupt: [report] -> readable: once more, over HTTP
-#                                                                          -> not readable: ChunkLost
-#
-# Memory is taken for a chunk only if the size that its ticket names is what the checkpoint's layout says. A few tickets
-# are asked for at a time: signed all up front, the last ones would be dead when their turn comes. Where a store does
-# not answer and another has the chunk, the next tickets are for that one. What the host has already (host_chunks.py)
-# needs no ticket. A file of a mounted store is read where it is: the host's processes share it, and the kernel's copy
-# of it, without our doing.
-
 log = logging.getLogger("holdfast.client")
 
 TICKETS_AT_ONCE = 64
 TICKETS_PER_CHUNK = 4
 ELSEWHERE_AFTER_SECONDS = 2.0
-"""How long a transfer is tried again where another store has the chunk too."""
+"""The retry deadline of a transfer if another store has the chunk too."""
 
 
 class ChunkTransfers:
-    """From the stores into a buffer, for the transfer threads: what ends them, and how many bytes came from where."""
+    """From the stores into a buffer, for the transfer threads: what ends them, and bytes by store."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -135,7 +131,7 @@ class ChunkTransfers:
             stop.set()
 
     def stop_store(self, store: StoreRole) -> None:
-        """Whoever waits for it while another one has the chunk waits no longer."""
+        """Releases the threads that wait for this store while another one has the chunk."""
         self._stop_of_store[store].set()
 
     def fill(self, ticket: ReadTicket, life: TicketLife, host: HostChunks | None, buffer: memoryview) -> None:
@@ -161,7 +157,7 @@ class ChunkTransfers:
             get(buffer)
 
     def _stop_for(self, ticket: ReadTicket) -> threading.Event:
-        """What ends a transfer: that of its store, where the chunk is to be had from another one."""
+        """The event that ends a transfer: its store's, if another store has the chunk."""
         if not ticket.elsewhere:
             return self.stopped
         stop = self._stop_of_store.setdefault(ticket.store, threading.Event())
@@ -171,11 +167,11 @@ class ChunkTransfers:
 
 
 class _NotOnHostError(Exception):
-    """What the host had under the chunk's name was not the chunk."""
+    """The host's bytes under the chunk's name are not the chunk."""
 
 
 class FetchSchedule:
-    """What one fetch does next: on the calling thread, which alone holds its state and asks the service."""
+    """The next actions of one fetch: on the calling thread, which alone holds its state and calls the service."""
 
     def __init__(
         self,
@@ -201,7 +197,7 @@ class FetchSchedule:
         self._running: set[str] = set()
         self._tickets: dict[str, ReadTicket] = {}
         self._refused: Counter[tuple[str, bool]] = Counter()
-        """How often by chunk, and by whether its ticket had only waited too long."""
+        """How often each chunk was tried, by whether its ticket had only expired while it waited."""
         self._over_http: set[str] = set()
         self._not_on_host: set[str] = set()
 
@@ -210,7 +206,7 @@ class FetchSchedule:
         try:
             while self._waiting or self._running:
                 check_stop(self._transfers.stopped)
-                # Asked for while each thread has another chunk to go on with: the round trip stops none of them.
+                # Asked for while each thread still has another chunk, so that the call delays none of them.
                 if self._waiting and len(self._running) <= 2 * self._threads.count:
                     self._start_next_few()
                 done = self._jobs.next(timeout_seconds=self._source.seconds_until_renewal())
@@ -239,7 +235,7 @@ class FetchSchedule:
         for ticket in self._source.ask(batch, with_mount=batch[0] not in self._over_http):
             if ticket.kind != "gone" and not self._sink.takes(ticket.digest, ticket.bytes):
                 raise IntegrityError(
-                    f"Chunk {ticket.digest[:12]} has {ticket.bytes} bytes, which is not what its "
+                    f"Chunk {ticket.digest[:12]} has {ticket.bytes} bytes, which is not the size that its "
                     "checkpoint's layout says"
                 )
             self._tickets[ticket.digest] = ticket
@@ -247,7 +243,7 @@ class FetchSchedule:
             self._jobs.start(self._threads, ticket.digest, functools.partial(self._receive, ticket, life))
 
     def _next_few(self) -> list[str]:
-        """Those that must go over HTTP are asked for by themselves, without the proof of the mount."""
+        """Chunks that must go over HTTP are asked for separately, without the proof of the mount."""
         plain = self._waiting[0] not in self._over_http
         batch = [self._waiting.popleft()]
         while self._waiting and len(batch) < TICKETS_AT_ONCE and (self._waiting[0] not in self._over_http) == plain:
@@ -268,7 +264,7 @@ class FetchSchedule:
         self._sink.deliver(ticket.digest, ticket.bytes, fill)
 
     def _mend(self, digest: str, error: BaseException) -> None:
-        """Makes sense of a failed transfer: returns if it is to be tried with a new ticket, else raises."""
+        """Handles a failed transfer: returns if it needs a new ticket, else raises."""
         if isinstance(error, _NotOnHostError):
             self._not_on_host.add(digest)
         elif self._goes_elsewhere(self._tickets.get(digest), error):
@@ -286,7 +282,7 @@ class FetchSchedule:
             raise error
 
     def _goes_elsewhere(self, ticket: ReadTicket | None, error: BaseException) -> bool:
-        """Whether the chunk is to be had from another store, since this one does not answer."""
+        """Whether another store must give the chunk, because this one does not answer."""
         if ticket is None or not ticket.elsewhere or not isinstance(error, ServiceUnavailable | TransferStopped):
             return False
         if isinstance(error, ServiceUnavailable) and not self._source.avoids(ticket.store):
@@ -296,7 +292,7 @@ class FetchSchedule:
         return self._source.avoids(ticket.store) and not self._transfers.stopped.is_set()
 
     def _report(self, digest: str, error: ChunkCorrupt) -> None:
-        """To the service, which reads the chunk itself. Returns if it is to be read once more, over HTTP."""
+        """Reports the chunk to the service, which reads it itself. Returns if it must be read once more, over HTTP."""
         verdict = self._client.restores.report_chunk(
             self._checkpoint_id,
             ReportChunk(digest=digest, problem=error.problem, detail=text_to_keep(error.detail, 1000)),
@@ -316,8 +312,8 @@ class FetchSchedule:
 class ShardFetcher:
     """For one checkpoint; may fetch several times under one lease, one fetch at a time. `close` ends the lease.
 
-    `workers` are shared with other transfers; without them it starts its own and ends them in `close`. After a fetch
-    that failed it can only be closed.
+    `workers` are shared with other transfers; without them it starts its own and ends them in `close`. After a failed
+    fetch it can only be closed.
     """
 
     def __init__(self, client: Client, checkpoint_id: str, *, workers: TransferWorkers | None = None) -> None:
@@ -331,7 +327,7 @@ class ShardFetcher:
 
     @property
     def bytes_from(self) -> dict[StoreRole, int]:
-        """Of the chunks that came by a ticket, by the store that gave them."""
+        """Bytes of the chunks that came by a ticket, by the store that gave them."""
         return self._transfers.bytes_from
 
     def stop(self) -> None:
@@ -349,10 +345,12 @@ class ShardFetcher:
         most_bytes: int = MAX_CHUNK_BYTES,
     ) -> None:
         """Calls `on_chunk(digest, bytes)` once per distinct digest, on the transfer threads, several at a time, begun
-        in the order of `digests`. The view is reused when the call returns: copy what you keep. What it raises ends
-        the fetch. A chunk with a buffer in `into` of just its size arrives in that one, which nobody may believe
-        before. What `host` has is taken from there, and what it shares is fetched by one process of the host.
-        `sizes` are the chunks' bytes, as far as the caller knows them; `most_bytes` is what any other may have.
+        in the order of `digests`. The view is reused when the call returns: copy what you keep. An error of the
+        callback ends the fetch.
+
+        `into`: a chunk with a buffer here of exactly its size arrives in it; the buffer is unproven until the callback.
+        `host`: its chunks are taken from there, and one process of the host fetches the chunks that it shares.
+        `sizes`: the known bytes of chunks; `most_bytes`: the most that any other chunk may have.
 
         Raises ChunkLost if no copy could be read, IntegrityError if a ticket names another size. When this returns or
         raises, no thread works for it any more.

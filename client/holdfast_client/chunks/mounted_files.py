@@ -1,4 +1,7 @@
-"""Chunks as plain files, where this machine proves that it sees the store's own filesystem."""
+"""Chunks as plain files, if this machine proves that it sees the store's own filesystem (rule drop-box). No HTTP.
+
+Writing ends in the store's `incoming` folder; the service publishes from there. Reading is checked like any other.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,12 @@ from holdfast_protocol.checkpoints import MountProof, MountProofOffer
 if TYPE_CHECKING:
     from holdfast_client.chunks.download import Receiver
 
-# Chunks as plain files, where this machine sees the store's own filesystem (rule drop-box). No HTTP.
-#
-# Writing ends in the store's `incoming` folder; the service publishes from there. Reading is checked like any other.
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR}
 _WRITE_BYTES = 64 * 1024 * 1024
-"""A whole chunk as a rule: after each write this thread wants the interpreter's lock back, and training waits while it
-gets it."""
+"""Usually a whole chunk: after each write this thread needs the interpreter's lock, and training waits while it takes
+it."""
 
 
 @contextmanager
@@ -57,10 +57,9 @@ def _file_errors(what: str) -> Iterator[None]:
 def write_incoming(
     path: str, body: memoryview, rate_limit: RateLimit, cores: CoreLimit, stop: threading.Event | None = None
 ) -> None:
-    """Writes the whole file and closes it, so that the service sees it, or leaves none. It need not last: the service
-    makes its own copy durable. The name is the ticket's own, so a file that is there already is what an earlier try
-    left; it is removed and never written into. Raises StoreFull, DirectFileRefused, StoreUnavailable,
-    TransferStopped."""
+    """Writes and closes the whole file, so that the service sees it, or leaves none. It need not be durable, because
+    the service makes its own copy durable. The name is the ticket's own, so an existing file is from an earlier try; it
+    is removed and never written into. Raises StoreFull, DirectFileRefused, StoreUnavailable, TransferStopped."""
     with _file_errors("written"):
         descriptor = _created(path)
         try:
@@ -95,7 +94,8 @@ def _created(path: str) -> int:
 
 
 def _let_the_service_read(descriptor: int, incoming: os.stat_result) -> None:
-    """Whoever the store is open to: a group may share it, and root may train for a service that is not root."""
+    """Gives the file the readers of the store's folder: a group may share it, and root may train for another user's
+    service."""
     if incoming.st_mode & stat.S_IWGRP:
         os.fchmod(descriptor, 0o640)
     elif os.geteuid() == 0 != incoming.st_uid:
@@ -114,22 +114,19 @@ def read_file(path: str, receiver: Receiver, digest: str, stop: threading.Event 
             receiver.fill(file.readinto, stop)
 
 
-# Proves that this machine sees the store's own filesystem, so that the service hands out paths instead of URLs.
-#
-# The proof is the content of a file that the service has just written. Where that fails, everything goes over HTTP and
-# nobody is told: a mount is a short cut and never a need.
-
 _CONTENT = re.compile(r"[0-9a-f]{64}")
 _RENEW_AT = 0.7
-"""Part of a proof's life after which a new one is asked for, so that none runs out on its way."""
+"""Part of a proof's life after which a new one is asked for, so that none expires on its way."""
 
 
 _ASK_AGAIN_SECONDS = 30.0
-"""After so long, where a store that is a mounted filesystem did not answer the service."""
+"""The pause before the next try, after a mounted store did not answer the service."""
 
 
 class MountAccess:
-    """One per client, shared by all transfers. Thread-safe."""
+    """Proves that this machine sees the store's own filesystem, so that the service hands out paths instead of URLs.
+    The proof is the content of a file that the service has just written. If that fails, all transfers silently use
+    HTTP: a mount is a short cut and never a need. One per client, shared by all transfers. Thread-safe."""
 
     def __init__(self, offer: Callable[[], MountProofOffer], *, enabled: bool) -> None:
         self._offer = offer
@@ -140,20 +137,20 @@ class MountAccess:
         self._lock = threading.Lock()
 
     def proof(self) -> MountProof | None:
-        """The proof to send along, or None where there is no mount of the store that is written to. Raises
-        HoldfastError if the service is away."""
+        """The proof to send along, or None without a mount of the store that is written to. Raises HoldfastError if the
+        service is unavailable."""
         with self._lock:
             self._renew()
             return self._proof
 
     def other_proofs(self) -> list[MountProof]:
-        """Of the mounts of further stores, for reading. Raises as `proof` does."""
+        """Proofs for the mounts of further stores, for reading. Raises as `proof` does."""
         with self._lock:
             self._renew()
             return list(self._others)
 
     def give_up(self) -> None:
-        """Reading or writing there was refused: from now on over HTTP."""
+        """Reading or writing there was refused: use HTTP from now on."""
         with self._lock:
             self._usable, self._proof, self._others = False, None, []
 

@@ -1,4 +1,8 @@
-"""How fast this process may move chunks: transfers at once, as the store bears them, and bytes per second."""
+"""How fast this process may move chunks: transfers at once, as the store bears them, and the user's bytes per second.
+
+One RateLimit per TransferPool, shared by all its uploads and downloads. TransferWindow and ByteRate decide, and are
+pure; RateLimit has the lock, the clock and the waiting. Without a limit it costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,12 @@ from dataclasses import dataclass
 
 from holdfast_client.transport import Backoff, check_stop, jittered_seconds
 
-# A limit on bytes per second, as a schedule: each slice gets the moment at which it may move. Pure; `pace` waits.
-
 BURST_SECONDS = 0.25
-"""What was not used is kept for so long: a pause is no licence to flood the line afterwards."""
+"""Unused bytes are kept this long: a pause must not be followed by a flood."""
 
 SLICES_PER_SECOND = 64
-"""A slice is at most this part of a second's bytes, so that none of many transfers is silent for so long that the store
-hangs up."""
+"""A slice is at most this part of a second's bytes, so that none of many transfers is silent until the store hangs
+up."""
 SMALLEST_SLICE_BYTES = 4096
 
 
@@ -28,30 +30,28 @@ class ByteRate:
         self.slice_bytes = max(SMALLEST_SLICE_BYTES, bytes_per_second // SLICES_PER_SECOND)
 
     def acquire(self, count_bytes: int, now: float) -> float:
-        """How many seconds from now on the bytes may move. Whoever asks first goes first."""
+        """Seconds from `now` until the bytes may move; in the order of the calls."""
         begin = max(self._free_at, now - BURST_SECONDS)
         self._free_at = begin + count_bytes / self._bytes_per_second
         return max(0.0, begin - now)
 
 
-# How many transfers may run at once: as many as the store bears. Pure; `pace` waits and counts.
-#
-# A refusal that asks to slow down halves the number, a stretch of successes adds one (AIMD, as TCP does it: whoever
-# shares the store with others ends at a fair part of it without knowing them).
-
 LONGEST_HOLD_SECONDS = 60.0
 PROBE_STRETCHES = 8
-"""To come back to the number that was refused last takes so many stretches: what a store bears seldom changes."""
+"""Stretches of successes until the last refused number is reached again: a store's capacity seldom changes."""
 
 
 class TransferWindow:
-    """Without a limit until the store asks for one. Never below one."""
+    """How many transfers may run at once. No limit until the store asks for one; never below one.
+
+    A refusal that asks to slow down halves the number, a stretch of successes adds one (AIMD, as in TCP: users of one
+    store reach fair shares without knowing each other)."""
 
     def __init__(self, jittered_seconds: Callable[[int], float]) -> None:
         """`jittered_seconds(n)`: a random pause after n refusals in a row."""
         self.limit: int | None = None
         self.cuts = 0
-        """How often the limit was halved. A transfer keeps the number that it began with."""
+        """How often the limit was halved. A transfer keeps the count at which it began."""
         self._jittered_seconds = jittered_seconds
         self._hold_until = 0.0
         self._refused_at: int | None = None
@@ -59,15 +59,15 @@ class TransferWindow:
         self._successes = 0
 
     def wait_seconds(self, running: int, now: float) -> float | None:
-        """How long until one more may begin: 0 is now, None is when one of those that run has ended."""
+        """Seconds until one more may begin: 0 is now, None once a running one has ended."""
         if self.limit is not None and running >= self.limit:
             return None
         return max(0.0, self._hold_until - now)
 
     def refused(self, began_at_cut: int, running: int, now: float, retry_after_seconds: float) -> None:
-        """The store asks to slow down. `running` counts the one that was refused.
+        """The store asks to slow down. `running` includes the refused transfer.
 
-        One cut per round trip: what began before the last cut could not know of it, and tells nothing new.
+        One cut per round trip: a transfer that began before the last cut tells nothing new.
         """
         self._hold_until = max(self._hold_until, now + min(retry_after_seconds, LONGEST_HOLD_SECONDS))
         if began_at_cut != self.cuts:
@@ -80,7 +80,8 @@ class TransferWindow:
         self._hold_until = max(self._hold_until, now + self._jittered_seconds(self._in_a_row))
 
     def succeeded(self, began_at_cut: int, waiting: int) -> None:
-        """One has arrived. `waiting`: how many wait for their turn; where none does, more turns would serve nobody."""
+        """One transfer has arrived. `waiting`: transfers that wait for a permit; without any a higher limit serves
+        none."""
         if self.limit is None or began_at_cut != self.cuts:
             return
         self._in_a_row = 0
@@ -93,27 +94,22 @@ class TransferWindow:
             self._successes = 0
 
 
-# How fast this process may move chunks: turns, as the store bears them, and bytes per second, as the user sets them.
-#
-# One per TransferPool, shared by all its uploads and downloads. What is decided stands in `window` and `byte_rate`;
-# here are the lock, the clock and the waiting. Costs nothing where there is no limit.
-
 _LOOK_SECONDS = 0.1
-"""A stop event cannot wake a waiter of a condition; so often it is looked at."""
+"""How often a waiter polls its stop event, which cannot wake a condition."""
 
 SLOW_DOWN_STATUSES = frozenset({429, 503})
 
 
 @dataclass
 class Permit:
-    """One transfer's try, and what the store has answered; without a status the connection broke before it did."""
+    """One transfer's try, and the store's answer; without a status the connection broke before it answered."""
 
     status: int | None = None
     retry_after_seconds: float = 0.0
     ended: bool = False
     """The transfer has read the answer to its end."""
     timed_out: bool = False
-    """The connection stood, and no answer came: a store that has too much to do and does not say so."""
+    """The connection stood, but no answer came: the store is overloaded and does not say so."""
 
 
 class RateLimit:
@@ -125,7 +121,7 @@ class RateLimit:
         self._running = self._waiting = self._successes = 0
 
     def beside(self) -> RateLimit:
-        """For another store: its own turns, under the same limit on bytes."""
+        """For another store: its own permits, under the same limit on bytes."""
         other = RateLimit()
         other._rate, other._rate_lock = self._rate, self._rate_lock
         return other
@@ -137,8 +133,8 @@ class RateLimit:
 
     @contextmanager
     def permit(self, stop: threading.Event | None, backoff: Backoff | None) -> Iterator[Permit]:
-        """Waits for a permit, then counts how it ended. `backoff` is not charged for a wait in which others got
-        through. Raises TransferStopped."""
+        """Waits for a permit, then counts how it ended. `backoff` is not charged for a wait in which other transfers
+        succeeded. Raises TransferStopped."""
         began_at_cut = self._enter(stop, backoff)
         permit = Permit()
         try:
@@ -148,7 +144,7 @@ class RateLimit:
             self._leave(began_at_cut, permit)
 
     def slice_bytes(self, most: int) -> int:
-        """How many bytes to move at once: `most`, or fewer where the rate is low."""
+        """How many bytes to move at once: `most`, or fewer at a low rate."""
         return most if self._rate is None else min(most, self._rate.slice_bytes)
 
     def acquire(self, count_bytes: int, stop: threading.Event | None) -> None:
@@ -184,5 +180,5 @@ class RateLimit:
                 self._successes += 1
                 self._window.succeeded(began_at_cut, self._waiting)
             self._running -= 1
-            # The one that has ended makes room, and the limit may have grown.
+            # The ended transfer makes room, and the limit may have grown.
             self._changed.notify(2)

@@ -1,4 +1,4 @@
-"""How long a ticket may be used, and where those to read come from: the service, a few at a time, under a lease."""
+"""How long a ticket may be used, and the source of read tickets: the service gives a few at a time, under a lease."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from holdfast_client.errors import HoldfastError, TicketExpired, TicketProblem, 
 from holdfast_protocol.checkpoints import ReadChunks, ReadTicket
 from holdfast_protocol.states import StoreRole
 
-# How long a ticket may be used, counted on this machine's monotonic clock (rule database-clock).
-
 USED_PART = 0.9
 """A transfer that begins in the last tenth of a ticket's life could end after it."""
 
 WAITS_PER_CHUNK = 20
-"""How often a chunk may miss its turn. More often, and the tickets are dead when they come."""
+"""How often a chunk may miss its turn. After more, the tickets expire before they are used."""
 
 
 class TicketWaitedTooLong(TicketExpired):
-    """Its turn came too late. Nobody has refused anything, so this is no reason to give up."""
+    """Its turn came too late. No store has refused anything, so this is no reason to give up."""
 
 
 class TicketLife:
+    """Counts on this machine's monotonic clock (rule database-clock)."""
+
     def __init__(self, expires_in_seconds: int) -> None:
         self._ends = time.monotonic() + expires_in_seconds * USED_PART
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Around a transfer. Raises TicketWaitedTooLong if it begins or is refused when the time is over; in a store
-        that is slow or away a ticket dies between two tries, and that says nothing against the next one."""
+        """Around a transfer. Raises TicketWaitedTooLong if it begins or is refused after the ticket's time; with a slow
+        or unavailable store a ticket expires between two tries, which says nothing against the next one."""
         self._check()
         try:
             yield
@@ -45,15 +45,14 @@ class TicketLife:
             raise TicketWaitedTooLong("The ticket's time was over before its turn came")
 
 
-# Where the tickets to read one checkpoint come from. Each question renews the lease that keeps it from being purged.
-
 log = logging.getLogger("holdfast.client")
 
 _RENEW_LEASE_AT = 0.5
 
 
 class TicketSource:
-    """For the scheduling thread alone. `close` ends the lease."""
+    """Tickets to read one checkpoint. Each request renews the lease, which keeps the checkpoint from being purged. For
+    the scheduling thread alone. `close` ends the lease."""
 
     def __init__(self, client: Client, checkpoint_id: str) -> None:
         self._client = client
@@ -64,7 +63,7 @@ class TicketSource:
         self._avoided: list[StoreRole] = []
 
     def ask(self, digests: list[str], *, with_mount: bool) -> list[ReadTicket]:
-        """A ticket for each, in this order. `with_mount`: it may name a file, where this machine sees the store's own
+        """A ticket for each, in this order. `with_mount`: it may name a file, if this machine sees the store's own
         mount."""
         asked_at = time.monotonic()
         reads = self._client.restores.read_chunks(
@@ -88,22 +87,22 @@ class TicketSource:
         return [tickets[digest] for digest in digests]
 
     def seconds_until_renewal(self) -> float | None:
-        """None while there is no lease: what comes from the host needs none."""
+        """None without a lease: chunks from the host need none."""
         return None if self._lease_id is None else max(0.05, self._renew_lease_at - time.monotonic())
 
     def renew(self, digest: str) -> None:
-        """Transfers are slow: asking for any ticket again keeps the lease."""
+        """Keeps the lease during slow transfers, by asking for any ticket again."""
         self.ask([digest], with_mount=False)
 
     def avoids(self, store: StoreRole) -> bool:
         return store in self._avoided
 
     def avoid(self, store: StoreRole) -> None:
-        """It does not answer: the next tickets are for another store that has the chunk."""
+        """The store does not answer: the next tickets are for another store that has the chunk."""
         self._avoided.append(store)
 
     def close(self) -> None:
-        """A lease that cannot be ended runs out by itself."""
+        """A lease that cannot be ended expires by itself."""
         lease_id, self._lease_id = self._lease_id, None
         if lease_id is not None:
             with suppress(HoldfastError):

@@ -1,4 +1,12 @@
-"""Uploads one rank's chunks: hash, offer, PUT what is missing, report what is done, until all are there."""
+"""Uploads one rank's chunks: hash, offer, PUT the absent ones, report, until all are verified.
+
+    bytes -> [hash on a thread] -> [offer] -> present, or a ticket -> [PUT on a thread] -> [report] -> verified
+                                      ^--------- expired ticket, missing or mismatch ---------'
+
+All of it overlaps, chunk by chunk. Offers and reports share a call, so that the service verifies with the store during
+the rest of the upload. If chunks are compressed, each is asked for first, and encoded only if it is absent
+(encoding.py).
+"""
 
 from __future__ import annotations
 
@@ -51,23 +59,17 @@ from holdfast_protocol.checkpoints import (
     UploadTicket,
 )
 
-# What waits for an uploader's next call to the service, and when that call is due: seldom, and so that nobody starves.
-#
-#     hashed -> offer() -> [call] -> present, or a ticket -> sent -> report() -> [call] -> verified
-#
-# A call costs the service much the same however large it is. Pure; `uploader` makes the calls, one at a time.
-
 FIRST_OFFER_PART = 1 / 32
-"""Of the bytes that may be held: so many are offered in the first call, so that sending begins at once. Each further
-call offers as many as all before it together,"""
+"""Part of the held bytes that the first call offers, so that sending begins at once. Each further call offers as many
+as all before it together,"""
 LARGEST_OFFER_PART = 1 / 8
-"""but no more than these: what is hashed last is sent last, with nothing to overlap it;"""
+"""but no more than these: the chunks that are hashed last are sent last, and nothing overlaps that;"""
 OFFER_PART_WHEN_BUSY = 1 / 4
-"""and these while every sending thread has something to do."""
+"""and these while every sending thread is busy."""
 REPORT_PART = 1 / 4
-"""What was sent is reported with the next offer; or when it is so much,"""
+"""Sent chunks are reported with the next offer; or at this part of the held bytes,"""
 REPORT_SECONDS = 1.0
-"""or when the last answer is so old."""
+"""or this long after the last answer."""
 
 
 class Call(NamedTuple):
@@ -78,7 +80,13 @@ class Call(NamedTuple):
 
 
 class NextCall:
-    """`most_held_bytes`: how much may be hashed and not yet verified. Times are `time.monotonic()`'s."""
+    """The waiting content of the uploader's next call, and when that call is due: seldom, but so that no thread
+    starves.
+
+        hashed -> offer() -> [call] -> present, or a ticket -> sent -> report() -> [call] -> verified
+
+    A call costs the service much the same however large it is. `most_held_bytes`: bytes that may be hashed and not yet
+    verified. Times are `time.monotonic()`'s. Pure; ShardUploader makes the calls, one at a time."""
 
     def __init__(self, most_held_bytes: int, now: float) -> None:
         self._most = most_held_bytes
@@ -89,7 +97,7 @@ class NextCall:
         self.under_way = False
 
     def offer(self, digest: str, held_bytes: int) -> None:
-        """The chunk is to be offered, for the first time or again."""
+        """The chunk must be offered, for the first time or again."""
         self._to_offer.append((digest, held_bytes))
         self._to_offer_bytes += held_bytes
 
@@ -99,7 +107,8 @@ class NextCall:
         self._to_report_bytes += held_bytes
 
     def is_due(self, now: float, *, senders_idle: bool, all_hashed: bool, stuck: bool) -> bool:
-        """`all_hashed`: nothing more will be offered for the first time. `stuck`: without a call nothing goes on."""
+        """`all_hashed`: no chunk will be offered for the first time any more. `stuck`: only a call can bring
+        progress."""
         if self.under_way or not self.waits:
             return False
         if stuck or (all_hashed and self._to_offer):
@@ -112,11 +121,11 @@ class NextCall:
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to tell the service."""
+        """Whether there is content for a call."""
         return bool(self._to_offer or self._to_report)
 
     def begin(self) -> Call:
-        """Takes what waits, as much as one call may carry."""
+        """Takes the waiting content, at most as much as one call may carry."""
         self.under_way = True
         offered = [self._to_offer.popleft() for _ in range(min(MAX_BATCH, len(self._to_offer)))]
         reported = [self._to_report.popleft() for _ in range(min(MAX_BATCH, len(self._to_report)))]
@@ -137,20 +146,11 @@ class NextCall:
         return min(max(self._most * FIRST_OFFER_PART, self._offered_bytes), self._most * LARGEST_OFFER_PART)
 
 
-# Uploads one rank's chunks: hash, offer, PUT what is missing, report what is done, until all are verified.
-#
-#     bytes -> [hash on a thread] -> [offer] -> present, or a ticket -> [PUT on a thread] -> [report] -> verified
-#                                       ^--------- expired ticket, missing or mismatch ---------'
-#
-# All of it overlaps, chunk by chunk. Offers and reports share a call (uploader.py), so that the service verifies with
-# the store while the rest is still going up. Where chunks are compressed, each is asked for first, and encoded only if
-# it is not there (encoding.py).
-
 QUIET_SECONDS = 0.1
-"""When nothing has happened for so long while chunks are being hashed or encoded, all is offered and reported, however
-little it is: they may wait for the memory of what is under way."""
+"""After this time without an event, while chunks are hashed or encoded, a call takes all content, however little it is:
+those threads may wait for the memory of open chunks."""
 HELD_BYTES = 1024**3
-"""Bytes that are hashed and not yet verified; beyond them no more are taken."""
+"""Bytes that are hashed and not yet verified; at this number no more are taken."""
 TRIES_PER_CHUNK = 4
 MISSING_PAUSE_SECONDS = 0.5
 
@@ -161,7 +161,7 @@ class _Encoding:
 
 
 _Key = int | str | _Encoding | Call
-"""A hashing job's is the chunk's ordinal, a transfer's its digest."""
+"""A hashing job's key is the chunk's ordinal, a transfer's its digest."""
 _Result = HashedChunk | WireForm | ChunksNegotiated | None
 _UploadJobs = Jobs[_Key, _Result]
 
@@ -171,26 +171,27 @@ class Uploaded:
     """All distinct chunks of an upload, and those of them whose bytes had to be sent."""
 
     digests: list[str]
-    """Of the chunks as they were given, the same one twice among them."""
+    """As the chunks were given, with duplicates."""
     chunks: int
     bytes: int
     sent_chunks: int
     sent_chunk_bytes: int
-    """Of the chunks that were sent, before they were encoded."""
+    """Bytes of the sent chunks before encoding."""
     sent_bytes: int
     """On the wire."""
 
 
 class ShardUploader:
-    """For one shard of one checkpoint, used once. `workers` are shared with other transfers; without them it starts
-    its own for the time of the upload. `on_verified(bytes)` is called on the uploading thread for each chunk that the
-    service has verified, whether it was sent or was there. `held_bytes`: how much the source has room for, where it
-    waits until chunks are verified.
+    """For one shard of one checkpoint, used once.
+
+    `workers` are shared with other transfers; without them it starts its own for the time of the upload.
+    `on_verified(bytes)` is called on the uploading thread for each chunk that the service has verified, whether it was
+    sent or present. `held_bytes`: the room of the source, if it waits until chunks are verified.
 
     `negotiate` takes the place of the call to the service. `seal` takes the place of the last report: it gets the
-    digests by ordinal and seals the shard, which verifies what is not reported yet. It raises IncompleteCheckpoint if a
-    chunk is not in the store. Then the uploader reports, sends again what is missing, and calls `seal` once more. It is
-    not called if nothing is left to report."""
+    digests by ordinal and seals the shard, and the service verifies what is not reported yet. It raises
+    IncompleteCheckpoint if a chunk is not in the store. Then the uploader reports, sends again what is missing, and
+    calls `seal` once more. It is not called if nothing is left to report."""
 
     def __init__(
         self,
@@ -232,7 +233,7 @@ class ShardUploader:
     def upload(self, chunks: Iterable[OutgoingChunk]) -> Uploaded:
         """Returns when the service has verified every chunk. When this returns or raises, no thread reads their bytes.
 
-        Raises StaleAttempt, CheckpointAborted, QuotaExceeded, StoreFull and the rest of errors.py as they come;
+        Raises StaleAttempt, CheckpointAborted, QuotaExceeded, StoreFull and others of errors.py;
         IntegrityError if a chunk never verifies.
         """
         if self._workers is not None:
@@ -265,14 +266,14 @@ class ShardUploader:
         )
 
     def _wait(self, jobs: _UploadJobs) -> tuple[Done[_Key, _Result] | None, bool]:
-        """The next result, if one comes in time; and whether it was quiet for QUIET_SECONDS while jobs ran. Nothing is
-        waited for beyond the moment at which a chunk that was deferred is to be offered again."""
+        """The next result, if one comes in time; and whether QUIET_SECONDS passed without one while jobs ran. It waits
+        no longer than until a deferred chunk must be offered again."""
         left = self._later[0][0] - time.monotonic() if self._later else QUIET_SECONDS
         seconds = max(0.0, min(QUIET_SECONDS, left))
         if jobs.running:
             done = jobs.next(seconds)
             return done, done is None and seconds == QUIET_SECONDS
-        # All that is left to do is deferred, if anything is.
+        # Only deferred chunks, if any, are left.
         if self._later and not self._next_call.waits:
             self._stop.wait(max(0.0, left))
         return None, False
@@ -283,7 +284,7 @@ class ShardUploader:
             self._next_call.offer(digest, self._open[digest].held_bytes)
 
     def _hash_more(self, chunks: Iterator[OutgoingChunk], jobs: _UploadJobs, workers: TransferWorkers) -> bool:
-        """Keeps some threads hashing. False when nothing more is to be hashed now."""
+        """Keeps some threads hashing. False if there is nothing more to hash now."""
         with_md5, cores = self._client.store_asks_md5(), self._client.transfers.cores
         while self._hashing < workers.hashing.count and self._held_bytes <= self._most_held_bytes:
             chunk = next(chunks, None)
@@ -310,7 +311,7 @@ class ShardUploader:
         self._next_call.offer(chunk.digest, opened.held_bytes)
 
     def _call_if_due(self, jobs: _UploadJobs, workers: TransferWorkers, *, quiet: bool) -> None:
-        # Tiny chunks are hashed faster than they are handed out: then nothing runs, and yet more are to come.
+        # Tiny chunks are hashed faster than they are handed out: then nothing runs, and yet more will come.
         nothing_runs = not jobs.running and (self._taken_all or self._held_bytes > self._most_held_bytes)
         if not self._next_call.is_due(
             time.monotonic(),
@@ -376,7 +377,7 @@ class ShardUploader:
     def _encode_more(self, jobs: _UploadJobs, workers: TransferWorkers) -> None:
         # As many as there are cores, and not on the hashing threads: those may wait for memory that this frees.
         while (opened := self._encoding.begin(workers.hashing.count)) is not None:
-            assert opened.raw is not None  # nobody has let go of it yet
+            assert opened.raw is not None  # kept until it is encoded
             encode = functools.partial(encode_chunk, opened.raw, self._stop)
             work = functools.partial(self._client.transfers.cores.run, encode)
             jobs.start(workers.transfers, _Encoding(opened.digest), work)
@@ -407,7 +408,7 @@ class ShardUploader:
             self._next_call.offer(done.key.digest, opened.held_bytes)
 
     def _settle_transfer(self, digest: str, error: BaseException | None) -> None:
-        """What became of one transfer. Whatever cannot be fixed by a new ticket is raised."""
+        """Handles one transfer's outcome. Raises any error that a new ticket cannot fix."""
         if error is None:
             self._next_call.report(digest, self._open[digest].held_bytes)
         elif isinstance(error, TicketProblem | DirectFileRefused):
@@ -420,7 +421,7 @@ class ShardUploader:
             raise error
 
     def _judge(self, answer: FinishedAnswer) -> None:
-        """What the service found in the store after we had reported an upload."""
+        """Handles what the service found in the store after a reported upload."""
         if answer.digest not in self._open:
             return
         if answer.state is FinishedState.VERIFIED:
@@ -430,7 +431,7 @@ class ShardUploader:
             self._sent_bytes += opened.held_bytes
             self._close(answer.digest)
         elif answer.state is FinishedState.MISSING:
-            # A network filesystem may show a new file late, and sending it again at once would not be seen either.
+            # A network filesystem may show a new file late, and another copy sent at once would not be seen either.
             pause = MISSING_PAUSE_SECONDS * 2 ** self._open[answer.digest].tries
             lost = f"Chunk {answer.digest[:12]} was sent and is not in the store. {answer.detail}"
             self._try_again(answer.digest, StoreUnavailable(lost.rstrip()), after_seconds=pause)
@@ -449,7 +450,7 @@ class ShardUploader:
         if chunk.waits >= WAITS_PER_CHUNK or chunk.tries >= TRIES_PER_CHUNK:
             raise if_too_often
         if after_seconds:
-            # The others go on meanwhile: this thread waits for all of them at once.
+            # The others go on meanwhile: this thread waits for all of them together.
             heapq.heappush(self._later, (time.monotonic() + after_seconds, digest))
         else:
             self._next_call.offer(digest, chunk.held_bytes)
@@ -463,8 +464,6 @@ class ShardUploader:
         opened.let_go()
 
 
-# Sends one chunk as its ticket says: a PUT with exactly the ticket's headers, or a file.
-
 SLICE_BYTES = 1024 * 1024
 _CHECKSUM_TRIES = 2
 
@@ -477,10 +476,11 @@ def put_chunk(
     stop: threading.Event | None = None,
     retry_seconds: float | None = None,
 ) -> None:
-    """Returns when the store has taken the bytes; whether they are there and right is for the seal to say.
+    """Sends one chunk by its ticket: a PUT with exactly the ticket's headers, or a file. Returns when the store has
+    taken the bytes; the seal says whether they are there and right. Never keeps `body`.
 
     Raises TicketProblem (negotiate again), StoreFull, StoreRefused, ChecksumMismatch (the bytes changed since they were
-    hashed), DirectFileRefused (go over HTTP), StoreUnavailable (after all tries), TransferStopped. Never keeps `body`.
+    hashed), DirectFileRefused (use HTTP), StoreUnavailable (after all tries), TransferStopped.
     """
     flat = body.cast("B") if body.format != "B" or body.ndim != 1 else body
     backoff = Backoff(
@@ -501,7 +501,7 @@ def put_chunk(
         if failure is None:
             return
         if isinstance(failure, ChecksumMismatch):
-            # Once may have been the wire. Twice is the memory.
+            # One failure may be the wire's. Two are the memory's.
             checksum_tries_left -= 1
             if not checksum_tries_left:
                 raise failure
@@ -529,7 +529,7 @@ def _put_once(
 
 
 def _slices(body: memoryview, rate_limit: RateLimit, stop: threading.Event | None) -> Iterator[memoryview]:
-    """A socket's time-out bounds a whole send, so that one send of 64 MiB would need 64 MiB within the time-out."""
+    """A socket's time-out bounds a whole send: one send of 64 MiB would have to end within it."""
     slice_bytes = rate_limit.slice_bytes(SLICE_BYTES)
     for start in range(0, body.nbytes, slice_bytes):
         check_stop(stop)

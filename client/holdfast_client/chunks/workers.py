@@ -12,27 +12,26 @@ from typing import Generic, Self, TypeVar
 
 from holdfast_client.transport import check_stop
 
-# Hashing, encoding and writing into a file: as many threads at once as there are cores.
-#
-# More of them would gain nothing, and make a thread wait for a core while it holds the interpreter's lock; training
-# waits for that lock (docs/adr/0036).
-
 LONGEST_WAIT_SECONDS = 0.5
-"""What takes longer waits for a disk and not for a core: whoever is next goes on beside it. So a filesystem that
-hangs holds up nobody but who writes to it."""
+"""A longer job waits for a disk, not for a core, so the next thread runs beside it. A hanging filesystem thus
+delays only the threads that write to it."""
 
 T = TypeVar("T")
 
 
 class CoreLimit:
+    """Hashing, encoding and writing into a file: at most as many threads at once as there are cores. More would gain
+    nothing: a thread would wait for a core while it holds the interpreter's lock, and training waits for that lock
+    (docs/adr/0036)."""
+
     def __init__(self, count: int) -> None:
         self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(count):
             self._free.put(None)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Carries `work` out, which lets go of the interpreter's lock for most of its time. From any thread, and never
-        within another `run`."""
+        """Carries out `work`, which must release the interpreter's lock for most of its time. From any thread, and
+        never within another `run`."""
         try:
             self._free.get(timeout=LONGEST_WAIT_SECONDS)
         except queue.Empty:
@@ -44,19 +43,17 @@ class CoreLimit:
 
 
 def usable_cores() -> int:
-    # A launcher may have bound this rank to some of the cores; macOS cannot say.
+    # A launcher may have bound this rank to some of the cores; macOS cannot tell.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-
-# The threads that move and hash bytes. Plain and started at once: an executor refuses work when the interpreter is
-# ending, which is when an emergency save comes.
 
 DEFAULT_COUNT = 4
 MOST_HASHING = 4
 
 
 class WorkerThreads:
-    """`count` threads with one queue. A job must catch its own exceptions; workers.py turns them into results."""
+    """`count` threads with one queue, plain and started at once: an executor refuses work while the interpreter ends,
+    but an emergency save may come then. A job must catch its own exceptions; Jobs turns them into results."""
 
     def __init__(self, count: int, name: str) -> None:
         self.count = count
@@ -71,7 +68,7 @@ class WorkerThreads:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Ends when what was submitted is done."""
+        """Ends the threads after the submitted jobs."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -85,8 +82,8 @@ class WorkerThreads:
 
 
 class TransferWorkers:
-    """`count` threads that send and fetch, a few that hash, for one core hashes slower than a local disk writes, and
-    one that calls the service.
+    """`count` threads that send and fetch, one that calls the service, and a few that hash, because one core hashes
+    slower than a local disk writes.
 
     Keep one for as long as there are transfers; `close` joins the threads.
     """
@@ -97,7 +94,7 @@ class TransferWorkers:
         self.calls = WorkerThreads(1, "holdfast-call")
 
     def close(self) -> None:
-        """Ends when what was submitted is done."""
+        """Ends the threads after the submitted jobs."""
         self.transfers.close()
         self.hashing.close()
         self.calls.close()
@@ -111,11 +108,6 @@ class TransferWorkers:
         self.close()
 
 
-# Work of one uploader or fetcher that runs on shared threads: its results come back to the calling thread.
-#
-# The calling thread alone holds state and talks to the service; the jobs only move and hash bytes. `drain` returns when
-# no thread touches the caller's memory any more, which is what makes it safe to reuse.
-
 K = TypeVar("K")
 R = TypeVar("R")
 
@@ -127,6 +119,9 @@ class Done(Generic[K, R]):
     key: K
     result: R | None
     error: BaseException | None
+
+    """Jobs of one uploader or fetcher on shared threads; their results come back to the calling thread. That thread
+    alone holds state and calls the service; the jobs only move and hash bytes."""
 
 
 class Jobs(Generic[K, R]):
@@ -160,7 +155,8 @@ class Jobs(Generic[K, R]):
         return done
 
     def drain(self) -> None:
-        """Stops what runs and waits for it."""
+        """Stops the running jobs and waits for them. Then no thread touches the caller's memory, which may be
+        reused."""
         self._stop.set()
         while self.running:
             self.next()

@@ -1,4 +1,4 @@
-"""The arguments that several commands share, and the client that they use."""
+"""The arguments that several commands share, each with one meaning everywhere, and the client that they use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from holdfast_protocol.runs import Point, RunName, SelectorError, parse_run, par
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.text import counted
 
-# The client of a command. A person waits for it: it gives up sooner than a trainer, and says at once that it waits.
-
 LONGEST_RETRY_SECONDS = 5.0
 
 
@@ -34,7 +32,7 @@ def connect() -> Client:
 
 
 class _SayOnce:
-    """Else a command that waits for a service that is down looks as if it hung."""
+    """Without it, a command that waits for an unavailable service would look as if it hung."""
 
     def __init__(self, retry_deadline_seconds: float) -> None:
         self._seconds = retry_deadline_seconds
@@ -45,8 +43,6 @@ class _SayOnce:
             self._said = True
             show_note(f"holdfast: {failure} Retrying for {counted(round(self._seconds), 'second')}...")
 
-
-# The arguments that several commands share. Each means the same wherever it stands.
 
 ProjectArgument = Annotated[str, typer.Argument(metavar="PROJECT", help="For example demo.")]
 RunArgument = Annotated[str, typer.Argument(metavar="PROJECT/RUN", help="For example demo/gpt.")]
@@ -78,17 +74,14 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do it; without it, only 
 
 
 def exit_unless_meant(what: str, *, yes: bool, dry_run: bool) -> None:
-    """`what` was not done for want of `--yes`: exit code 2, unless the user has only asked what would happen."""
+    """`what` was not done, because `--yes` is missing: exit code 2, unless the user has given `--dry-run`."""
     if not (yes or dry_run):
         show_note(f"Nothing was {what}. Say --yes if you mean it.")
         raise typer.Exit(ExitCode.USAGE)
 
 
-# How the text of an argument is read.
-
-
 def first(items: Iterable[_Item], limit: int | None) -> list[_Item]:
-    """No page behind the last item is asked for."""
+    """Asks for no page after the last item."""
     return list(itertools.islice(items, limit))
 
 

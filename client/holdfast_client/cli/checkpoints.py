@@ -40,9 +40,6 @@ from holdfast_protocol.text import counted
 checkpoints = noun("checkpoints")
 
 
-# `holdfast checkpoints list PROJECT[/RUN]`, and `show`, which tells everything about one.
-
-
 @checkpoints.command("list")
 def list_checkpoints(
     target: TargetArgument,
@@ -119,7 +116,7 @@ def _show_trashed(target: str, found: list[CheckpointView]) -> None:
 
 
 def _name(one: CheckpointView) -> str:
-    """As every other command takes it."""
+    """As every other command accepts it."""
     return f"{one.project}/{one.run}@{one.step}#{one.attempt}"
 
 
@@ -127,7 +124,7 @@ def _name(one: CheckpointView) -> str:
 def show(
     selector: SelectorArgument,
     *,
-    shards: Annotated[bool, typer.Option("--shards", help="What each rank said of its shard; once committed.")] = False,
+    shards: Annotated[bool, typer.Option("--shards", help="Each rank's report on its shard; once committed.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Show one checkpoint, whatever its state."""
@@ -156,7 +153,7 @@ def _made_with(environment: dict[str, str]) -> str:
 
 
 def lateness(one: CheckpointView) -> str:
-    """In a word, what a late save has become; nothing for one that was saved in time."""
+    """A late save's result, in a word; nothing for a save in time."""
     return "detached" if one.detached else "" if one.pushed_by is None else "late"
 
 
@@ -183,7 +180,7 @@ def _trash(one: CheckpointView) -> str:
 
 
 def _chunks(one: CheckpointView) -> str:
-    """Stored bytes beside the chunks' own, where these are not the same."""
+    """Stored bytes beside the chunks' own, if they differ."""
     size = as_bytes(one.chunk_bytes)
     if one.stored_bytes is None or one.stored_bytes in (0, one.chunk_bytes):
         return size
@@ -198,7 +195,10 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("attempt", str(one.attempt)),
         ("state", one.state.value),
         ("pushed", _pushed(one)),
-        ("proven", "not yet: the service has still to read back what the store has not hashed" if one.unproven else ""),
+        (
+            "proven",
+            "not yet: the service has still to read back chunks that the store has not hashed" if one.unproven else "",
+        ),
         ("health", one.health.value),
         ("why", one.health_reason or ""),
         ("kind", one.kind.value),
@@ -231,7 +231,7 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
 
 
 def _show_shards(shards: list[ShardView], *, json: bool) -> None:
-    """A row for each rank, and a column for each field in which any of them has something to say."""
+    """A row for each rank, and a column for each field that any of them has."""
     if json:
         show_json(shards)
         return
@@ -265,11 +265,8 @@ def _in_words(name: str, value: Any) -> str:
     return as_bytes(value) if name.endswith("_bytes") else f"{value:.2f} s" if name.endswith("_seconds") else str(value)
 
 
-# `holdfast checkpoints edit PROJECT/RUN@WHICH --health …`: a person says whether to resume from it; `pin` keeps it.
-
-
 class Said(StrEnum):
-    """`corrupt` is missing: only the service finds that, and takes it back."""
+    """`corrupt` is missing: only the service sets and clears it."""
 
     OK = "ok"
     DIVERGED = "diverged"

@@ -40,9 +40,6 @@ scrubs = noun("scrubs")
 chunks = noun("chunks")
 
 
-# `holdfast copies list` tells how far the second store is behind; `holdfast drills start` restores from it alone.
-
-
 @copies.command("list")
 def list_copies(
     target: TargetArgument,
@@ -141,8 +138,6 @@ def _duration(seconds: float) -> str:
     return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
 
 
-# `holdfast scrubs start` reads stored bytes again; `impact` and `copies list-bad` tell what is bad, for whom.
-
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -158,7 +153,7 @@ def start_scrub(
     wait: WaitOption = True,
     json: JsonOption = False,
 ) -> None:
-    """Read stored bytes again, repair what is bad, tell what is lost.
+    """Read stored bytes again, repair bad copies, report lost chunks.
 
     Exit code 6 if a chunk is lost or a store could not be read.
     """

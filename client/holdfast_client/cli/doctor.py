@@ -26,12 +26,6 @@ from holdfast_protocol.stores import MakeSample, StoreClock
 doctor = typer.Typer(rich_markup_mode=None)
 
 
-# `holdfast doctor`: `command` shows, `checks` asks the service, `round_trip` sends a sample to the store and back.
-
-
-# What one check has found, and what to fix.
-
-
 class Verdict(StrEnum):
     OK = "ok"
     WARNING = "warning"
@@ -63,15 +57,14 @@ def failed(check: str, detail: str, remedy: str, exit_code: int) -> Finding:
     return Finding(check=check, verdict=Verdict.FAILED, detail=detail, remedy=remedy, exit_code=exit_code)
 
 
-# Sends a sample to the store and reads it back, over the same wire as a training job's chunks, and takes it away.
-#
-# offer -> upload -> the service asks the store -> fetch, compare -> delete
-
 SIZE_BYTES = 64 * 1024
 
 
 def round_trip(client: Client) -> str:
-    """What was done, for people. Raises HoldfastError where it fails."""
+    """Sends a sample to the store, reads it back over the wire of a training job's chunks, and deletes it. Returns what
+    was done, for people. Raises HoldfastError if it fails.
+
+    offer -> upload -> the service asks the store -> fetch, compare -> delete"""
     body = os.urandom(SIZE_BYTES)
     digest = hashlib.sha256(body).hexdigest()
     md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if client.store_asks_md5() else None
@@ -80,7 +73,7 @@ def round_trip(client: Client) -> str:
         put_chunk(offer.ticket, memoryview(body), client.transfers)
         checked = client.samples.check(offer.id)
         if get_chunk(checked.ticket, None, digest, SIZE_BYTES, client.transfers) != body:
-            raise IntegrityError("What was read back is not what was saved")
+            raise IntegrityError("The bytes read back are not the saved ones")
     finally:
         client.samples.delete(offer.id)
     by_store = "which the store has hashed too" if checked.hashed_by_store else "which the store has not hashed"
@@ -88,13 +81,9 @@ def round_trip(client: Client) -> str:
     return f"{SIZE_BYTES // 1024} KiB went to the store and back, {by_store}{mount}"
 
 
-# The checks of `holdfast doctor`, in the order in which one needs the other. Each gives one finding and never raises.
-#
-# url -> service -> token and protocol -> clock -> database and store -> the stores' clocks -> round trip
-
 MOST_SKEW_SECONDS = 30.0
 MOST_STORE_SKEW_SECONDS = 60.0
-"""NTP keeps clocks within a second; a minute apart they are on their way to where the store refuses signed URLs."""
+"""NTP keeps clocks within a second; clocks a minute apart may soon make the store refuse signed URLs."""
 
 
 _SHOWN_BY_WORKERS = "`holdfast workers list` shows which process has which store."
@@ -102,12 +91,15 @@ _SHOWN_BY_LIST = "`holdfast stores list` shows what each store does not enforce,
 
 
 def check_all(client: Client) -> Iterator[Finding]:
-    """Findings as they come. Ends early where nothing further could succeed."""
+    """The findings of all checks; none raises. Each check comes after those that it needs, and it ends early if no
+    further check could succeed.
+
+    url -> service -> token and protocol -> clock -> database and store -> the stores' clocks -> round trip"""
     yield check_url(client)
     if not client.service.healthy():
         yield failed(
             "service",
-            f"nothing answers at {client.settings.url}/healthz",
+            f"no service answers at {client.settings.url}/healthz",
             "Start it with `holdfast serve`, or set HOLDFAST_URL to where it runs.",
             ExitCode.UNAVAILABLE,
         )
@@ -178,11 +170,11 @@ def check_ready(client: Client) -> Iterator[Finding]:
 
 
 def check_store_clocks(client: Client) -> Iterator[Finding]:
-    """What the service signs is dated by its own clock, and judged by the store's."""
+    """The service's clock dates its signatures, and the store's clock judges them."""
     try:
         clocks = client.service.store_clocks()
     except RouteNotFound:
-        return  # a service of before this was asked
+        return  # an older service does not tell
     except HoldfastError as error:
         yield failed("store clock", str(error), "", exit_code_of(error))
         return
@@ -210,9 +202,6 @@ def check_round_trip(client: Client, info: ServerInfo) -> Finding:
         return good("round trip", round_trip(client))
     except HoldfastError as error:
         return failed("round trip", str(error), "", exit_code_of(error))
-
-
-# `holdfast doctor`: shows each check's finding and what to fix; the exit code is the first failure's.
 
 
 @doctor.command("doctor")

@@ -38,16 +38,14 @@ events = noun("events")
 webhooks = noun("webhooks")
 
 
-# `holdfast events list | follow [PROJECT[/RUN[@WHICH]]]`: who changed what, and why.
-
 _FOLLOW_SECONDS = 2.0
-# A transaction may commit after one that was begun later, so what is new is told by id, and not by "after the last".
+# A transaction may commit after one that began later, so new events are told by id, not by "after the last".
 _REMEMBERED = 5000
 
 
 ActorOption = Annotated[str | None, typer.Option(help="Only by this token's name or controller.")]
-PeopleOption = Annotated[bool, typer.Option("--people", help="Only what people did, no controllers.")]
-ActionOption = Annotated[str | None, typer.Option(help="Only what begins so: hold., checkpoint.trash.")]
+PeopleOption = Annotated[bool, typer.Option("--people", help="Only changes by people, not by controllers.")]
+ActionOption = Annotated[str | None, typer.Option(help="Only actions with this prefix: hold., checkpoint.trash.")]
 SinceOption = Annotated[str | None, typer.Option(help="From then on: 2h, 7d, 2026-11-01 (UTC).")]
 _ReadPage = Callable[[str | None], Page[EventView]]
 
@@ -138,7 +136,7 @@ def _chosen(client: Client, what: str | None) -> dict[str, Any]:
     if "/" not in what:
         return {"project": what}
     if "@" not in what:
-        # No name of a run to be checked here: one that is purged is called demo/gpt~<id>.
+        # The name is not checked as a run's, because a purged one is called demo/gpt~<id>.
         project, _, run = what.partition("/")
         return {"project": project, "run": run}
     name, point = read_selector(what)
@@ -148,7 +146,7 @@ def _chosen(client: Client, what: str | None) -> dict[str, Any]:
 
 
 def _followed(read_page: _ReadPage, limit: int) -> Iterator[EventView]:
-    """First the newest ones, then each that is new, the oldest first; until the user has enough."""
+    """First the newest ones, then each new one, the oldest first; until the user ends it."""
     newest = first(all_items(read_page), limit)
     seen = dict.fromkeys(event.id for event in reversed(newest))
     begin = min(seen, default=0)
@@ -200,8 +198,6 @@ def _line(event: EventView) -> str:
     return "  ".join(part for part in parts if part and part != NOTHING)
 
 
-# `holdfast webhooks list | create | delete | test | deliveries`: which URLs a project wants called.
-
 _WAITS_SECONDS = 30.0
 _ASKS_EVERY_SECONDS = 0.5
 
@@ -213,7 +209,7 @@ def create(
     project: ProjectArgument,
     *,
     url: Annotated[str, typer.Option(help="Where to call: https://…")],
-    events: Annotated[str, typer.Option(help="What for, with commas: attempt.lost,attempt.failed,run.stalled,…")],
+    events: Annotated[str, typer.Option(help="The events, with commas: attempt.lost,attempt.failed,run.stalled,…")],
     json: JsonOption = False,
 ) -> None:
     """Have a URL called when something happens to a project's runs. The secret that signs the calls is shown once."""
@@ -267,7 +263,7 @@ def have_tested(webhook: IdArgument, json: JsonOption = False) -> None:
     with connect() as client:
         call = client.webhooks.test(webhook)
         until = time.monotonic() + _WAITS_SECONDS
-        # Tried, and no try under way: its status or its error is there.
+        # Until there has been a try: its status or its error is there.
         while call.last_status is None and call.last_error is None and time.monotonic() < until:
             time.sleep(_ASKS_EVERY_SECONDS)
             call = next(one for one in client.webhooks.all_deliveries(webhook) if one.id == call.id)

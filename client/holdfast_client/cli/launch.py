@@ -1,4 +1,4 @@
-"""`holdfast launch -- COMMAND`: a job's launcher as a child, and its outcome as an exit code."""
+"""`holdfast launch -- torchrun … train.py`: starts the job, forwards signals, and ends with a documented exit code."""
 
 from __future__ import annotations
 
@@ -30,14 +30,8 @@ from holdfast_protocol.text import counted
 launch = typer.Typer(rich_markup_mode=None)
 
 
-# What a job's launcher needs to be told, and which signals it can bear. Read from torch 2.13's torchrun.
-#
-# torchrun's agent dies of SIGUSR1 and SIGUSR2 and leaves its workers behind. A SIGTERM it passes on, waits, kills what
-# is left, and ends. Its wait is 30 seconds unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise, and a second signal
-# during that wait breaks it off. Everything else gets its signals as they come.
-
 PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What the SDK takes as a notice. SIGINT is a person's, and no reason to launch again."""
+"""The signals that the SDK takes as a notice. SIGINT is a person's, and no reason to launch again."""
 
 _TORCHRUN = re.compile(r"(^|[\s/])torchrun(\s|$)")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -57,21 +51,25 @@ def is_torchrun(command: Sequence[str]) -> bool:
 def environment_of_child(
     environment: Mapping[str, str], launch: str, outcome_dir: str, grace_seconds: int
 ) -> dict[str, str]:
-    """The child's environment; what the user has set stays as it is."""
+    """The child's environment; the user's own values stay."""
     defaults = {
         # A restart on gloo that finds the agent's store as it was joins the dead ranks' rendezvous.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(grace_seconds),
         # A little less: the signal takes a moment to reach the ranks.
         "HOLDFAST_PREEMPTION_GRACE_SECONDS": str(grace_seconds - min(3.0, grace_seconds / 10)),
-        # For signals that reach the agent past us: a batch system may send them to each process of a job.
+        # For signals that reach the agent directly: a batch system may send them to each process of a job.
         "PET_SIGNALS_TO_HANDLE": _HANDLED_BY_TORCHRUN,
     }
     return defaults | dict(environment) | {LAUNCH: launch, OUTCOME_DIR: outcome_dir}
 
 
 def signal_for_child(number: int, *, torchrun: bool, already_asked: bool) -> int | None:
-    """What is sent on for a signal that came; None: nothing."""
+    """The signal to forward for one that came; None: none. For torchrun as in torch 2.13.
+
+    torchrun's agent dies of SIGUSR1 and SIGUSR2 and leaves its workers behind. It forwards a SIGTERM, waits, kills the
+    rest, and ends. It waits 30 seconds unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise, and a second signal during
+    that wait breaks it off. Any other launcher gets its signals unchanged."""
     if not torchrun or number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         return number
     return None if already_asked else signal.SIGTERM
@@ -81,9 +79,6 @@ def is_preemption(number: int, *, torchrun: bool) -> bool:
     return number in PREEMPTION_SIGNALS or (torchrun and number == signal.SIGUSR2)
 
 
-# The job's launcher as a child: started, signalled, waited for. Signals are taken one by one from the kernel, so that
-# none comes at a moment when there is nobody to send it on.
-
 TICK_SECONDS = 0.5
 
 _SENT_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -91,12 +86,14 @@ _FROM_THE_TERMINAL = 0x80  # SI_KERNEL: the terminal has sent it to all of its f
 
 
 class Child:
-    """One command. `code` is None while it runs, then its exit status, or minus the signal that ended it."""
+    """The job's launcher as a child: started, signalled, waited for. `code` is None while it runs, then its exit
+    status, or minus the signal that ended it. Signals are read one by one from the kernel, so that none comes before
+    there is a child to forward it to."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Raises ConfigurationError where it cannot be started."""
+        """Raises ConfigurationError if it cannot be started."""
         # A terminal's foreground group has the keyboard, so the child stays in it. Without a terminal it gets a group
-        # of its own: batch systems signal groups, and torchrun must not get what it would die of.
+        # of its own: batch systems signal groups, and torchrun must not get a signal that kills it.
         self._shares_terminal = sys.stdin is not None and sys.stdin.isatty()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._taken = {number for number in _SENT_ON if signal.getsignal(number) is not signal.SIG_IGN}
@@ -118,8 +115,8 @@ class Child:
         self.code: int | None = None
 
     def wait(self, on_signal: Callable[[int], None], on_tick: Callable[[], None]) -> int:
-        """Until the child has ended. `on_signal` gets each signal that is to be sent on; `on_tick` is called twice a
-        second. The signals stay blocked: what comes later must not take the exit code's place."""
+        """Returns when the child has ended. `on_signal` gets each signal to forward; `on_tick` is called twice a
+        second. The signals stay blocked: a late one must not replace the exit code."""
         while self.code is None:
             info = signal.sigtimedwait({*self._taken, signal.SIGCHLD}, TICK_SECONDS)
             if info is None:
@@ -135,7 +132,7 @@ class Child:
             os.kill(self._pid, number)
 
     def kill(self) -> None:
-        """It and its group. A terminal's group is ours too: there the child goes alone."""
+        """Kills the child and its group. A terminal's group is ours too: there it kills the child alone."""
         if self.code is not None:
             return
         if self._shares_terminal:
@@ -144,7 +141,7 @@ class Child:
             os.killpg(self._pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        # All there are: as the first process of a container we are the parent of what others left behind.
+        # All of them: as the first process of a container we are the parent of orphans too.
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -156,14 +153,8 @@ class Child:
                 self.code = os.waitstatus_to_exitcode(status)
 
 
-# How the last attempt of this launch ended: from the job's own notes, else from the catalog.
-#
-# Rank 0's word is the job's. Where rank 0 is on another node, the catalog has it; where the service is away as well,
-# what this node's ranks have told of themselves must do. Where there are no notes at all, HOLDFAST_RUN says whom to
-# look up.
-
 Asked = tuple[AttemptOutcome | None, str]
-"""What the catalog says of an attempt: its outcome, and a detail."""
+"""The catalog's outcome of an attempt, and a detail."""
 
 _GRAVEST_FIRST = (
     AttemptOutcome.FENCED,
@@ -175,12 +166,12 @@ _GRAVEST_FIRST = (
 )
 _ASK_AGAIN_SECONDS = 1.0
 _LATELY = 20
-"""Attempts of others that may have been opened since."""
+"""Attempts of other launches that may have been opened since."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of the last attempt of one run. `outcome` is None where nobody has told it."""
+    """How the last attempt of one run ended. `outcome` is None if it is unknown."""
 
     run: RunName
     attempt: int
@@ -191,10 +182,12 @@ class Outcome:
 def outcome_of_launch(
     notes: Sequence[OutcomeNote], ask: Callable[[RunName, int], Asked | None], retry_deadline_seconds: float
 ) -> Outcome | None:
-    """The gravest of the launch's runs; None where no attempt was opened, so that Holdfast knows nothing of this job.
+    """The gravest outcome of the launch's runs; None if no attempt was opened, so that Holdfast knows nothing of this
+    job.
 
-    `ask`: what the catalog says of an attempt; None where it cannot be asked. It is asked again for as long as rank 0,
-    on another node, may still be about to tell it.
+    Rank 0's note counts. If rank 0 is on another node, the catalog has its outcome; if the service is unavailable too,
+    the notes of this node's ranks must do. `ask`: the catalog's outcome of an attempt; None if the service cannot be
+    asked. It is repeated as long as rank 0, on another node, may still report.
     """
     runs = {note.run_name for note in notes}
     outcomes = [
@@ -204,14 +197,16 @@ def outcome_of_launch(
 
 
 def last_attempt(notes: Sequence[OutcomeNote]) -> list[OutcomeNote]:
-    """This node's words on the last attempt of one run. One that was fenced before it had a number comes last."""
+    """This node's notes on the last attempt of one run. An attempt that was fenced before it had a number comes
+    last."""
     number = max(note.attempt or 1 << 62 for note in notes)
     return [note for note in notes if (note.attempt or 1 << 62) == number]
 
 
 def notes_from_catalog(client: Client, run: RunName, launch: str) -> list[OutcomeNote]:
-    """The last attempt of this launch, where the ranks could leave no note, behind srun or in another container. Its
-    outcome is asked for afterwards. Empty where there is none, or the service is away."""
+    """The last attempt of this launch, if the ranks could leave no note, behind srun or in another container.
+    HOLDFAST_RUN names the run to look up. Its outcome is asked for afterwards. Empty if there is none, or the service
+    is unavailable."""
     try:
         newest_first = client.attempts.list(run.project, run.run, limit=_LATELY).items
     except HoldfastError:
@@ -226,7 +221,7 @@ def catalog_of(client: Client) -> Callable[[RunName, int], Asked | None]:
             found = client.attempts.get(run.project, run.run, attempt)
         except HoldfastError:
             return None
-        # Left by its own job, and its ranks here know of no other: nobody else has the run.
+        # Its own job rolled back, and its ranks here know of no later attempt: no other launch has the run.
         left = found.outcome is AttemptOutcome.FENCED and found.rolled_back_at is not None
         return AttemptOutcome.FAILED if left else found.outcome, found.outcome_detail or ""
 
@@ -245,7 +240,7 @@ def _of_run(
     if attempt == 0 or (first is not None and first.outcome is not None):
         word = first or last[0]
         return Outcome(run, attempt, word.outcome, word.detail)
-    # A rank 0 of this node has ended and said nothing: nobody else will tell for it soon.
+    # A rank 0 of this node has ended without a note: no other process will report for it soon.
     until = time.monotonic() + (0.0 if first is not None else retry_deadline_seconds)
     while (asked := ask(run, attempt)) is not None:
         outcome, detail = asked
@@ -259,11 +254,9 @@ def _of_run(
     return Outcome(run, attempt, word.outcome, word.detail)
 
 
-# The exit code of `holdfast launch`, decided from what is known when the child has ended. No I/O.
-
 _RESERVED = (ExitCode.PREEMPTED, ExitCode.UNKNOWN, ExitCode.FENCED)
 _SIGNALLED = 128
-"""What a shell adds to the number of the signal that ended a command."""
+"""A shell adds this to the number of the signal that ended a command."""
 
 
 @dataclass(frozen=True)
@@ -274,8 +267,8 @@ class Ending:
 
 
 def ending_of(child: int, known: Outcome | None, *, asked_to_end: bool) -> Ending:
-    """`child`: its exit status, or minus a signal's number. `known`: None where no attempt was opened.
-    `asked_to_end`: a preemption's signal was sent on to it."""
+    """The exit code of `holdfast launch`. No I/O. `child`: its exit status, or minus a signal's number. `known`: None
+    if no attempt was opened. `asked_to_end`: a preemption's signal was forwarded to it."""
     own = _SIGNALLED - child if child < 0 else child
     outcome = known.outcome if known is not None else None
     who = f"{known.run}, attempt {known.attempt}," if known is not None else "The job"
@@ -286,14 +279,14 @@ def ending_of(child: int, known: Outcome | None, *, asked_to_end: bool) -> Endin
     if child == 0 and (known is None or outcome is AttemptOutcome.FINISHED):
         return Ending(ExitCode.OK, f"{who} has finished.")
     if asked_to_end:
-        # Whatever it died of then, it died of having to go: of a peer that was gone first, or before its first step.
+        # Whatever ended it, the preemption caused it: a peer had gone first, or it came before its first step.
         return Ending(ExitCode.PREEMPTED, f"{who} was told to end before it had finished. Launch it again.")
     if known is None:
         return Ending(own, f"{who} ended with {_said(child)}, and had opened no attempt.")
     if outcome is None or outcome is AttemptOutcome.LOST:
-        return Ending(ExitCode.UNKNOWN, f"{who} ended with {_said(child)}, and nobody has told how.")
+        return Ending(ExitCode.UNKNOWN, f"{who} ended with {_said(child)}, and no rank has told how.")
     if outcome is AttemptOutcome.FAILED:
-        # What failed is never 0, though a script caught its exception, nor a code with a meaning of ours.
+        # A failure is never 0, even if a script caught its exception, nor a code with a meaning of ours.
         code = ExitCode.FAILED if child == 0 or own in _RESERVED else own
         return Ending(code, f"{who} has failed: {' '.join(known.detail.split()) or _said(child)}.")
     code = ExitCode.FAILED if own in _RESERVED else own
@@ -304,19 +297,17 @@ def _said(child: int) -> str:
     return f"signal {-child}" if child < 0 else f"status {child}"
 
 
-# `holdfast launch -- torchrun … train.py`: starts the job, sends signals on, and ends with a documented exit code.
-
 _RUN = "HOLDFAST_RUN"
 _DO_NOT_RESTART = (AttemptOutcome.FENCED, AttemptOutcome.PREEMPTED)
 _LEFT_TIME_SECONDS = 1.0
-"""From the last rank's word to the end of its process."""
+"""From the last rank's note to the end of its process."""
 _STRAGGLERS_SECONDS = 10.0
 _AFTER_GRACE_SECONDS = 5.0
-"""torchrun kills ranks that have not left when the grace is over, and then ends."""
+"""torchrun kills ranks that are still there when the grace is over, and then ends."""
 _CATALOG_SECONDS = 30.0
 """How long rank 0, on another node, has to tell the catalog once this node's part has ended."""
 _CATALOG_SECONDS_LEAVING = 3.0
-"""Where the job was told to end: soon somebody ends us too, and it is launched again in any case but one."""
+"""After a notice: this process is ended soon too, and the job is launched again in any case but one."""
 
 
 @launch.command("launch", context_settings={"allow_interspersed_args": False})
@@ -334,9 +325,9 @@ def launch_job(
 ) -> None:
     """Run a training job, and end with an exit code that a batch system can act on.
 
-    0: finished. 75: preempted, launch it again. 76: nobody told how it ended. 79: another launch has the run, do not
-    launch this one again. Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave, under
-    torchrun too. What has not ended some seconds after the grace is killed.
+    0: finished. 75: preempted, launch it again. 76: no rank has told how it ended. 79: another launch has the run, do
+    not launch this one again. Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave,
+    under torchrun too. Processes that have not ended some seconds after the grace are killed.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-launch-") as folder:
         job = _Job(command, Path(folder), grace)
@@ -362,7 +353,7 @@ class _Job:
         return self._child.wait(self._send_on, self._reconcile)
 
     def outcome(self) -> Outcome | None:
-        """How the job ended; None where it opened no attempt."""
+        """How the job ended; None if it opened no attempt."""
         notes = read_notes(self._folder)
         retry_deadline_seconds = _CATALOG_SECONDS_LEAVING if self.asked_to_end else _CATALOG_SECONDS
         run = os.environ.get(_RUN)
@@ -374,7 +365,7 @@ class _Job:
                     notes = notes_from_catalog(client, parse_run(run), self._launch)
                 return outcome_of_launch(notes, catalog_of(client), retry_deadline_seconds)
         except (HoldfastError, SelectorError):
-            # A setting is wrong, and nobody can be asked.
+            # A setting is wrong, so the service cannot be asked.
             return outcome_of_launch(notes, lambda _run, _attempt: None, retry_deadline_seconds)
 
     def _send_on(self, number: int) -> None:
@@ -397,8 +388,9 @@ class _Job:
             self._stop_restarts()
 
     def _stop_restarts(self) -> None:
-        """torchrun takes whoever leaves for a crash and starts its workers again (--max-restarts): on a machine that
-        is about to go, or against the launch that has taken over. Once the ranks have told, it is ended."""
+        """torchrun takes a rank that leaves for a crash and restarts its workers (--max-restarts): on a machine that is
+        about to be taken away, or against the launch that has taken over. Once the ranks have left their notes, it is
+        ended."""
         if self.asked_to_end:
             return
         notes = read_notes(self._folder)

@@ -1,4 +1,13 @@
-"""`holdfast`: gathers the commands, and turns every error into one or two plain lines and an exit code."""
+"""`holdfast`: gathers the commands, and turns every error into one or two plain lines and an exit code.
+
+The help is written from the table of nouns alone. The modules of a noun are imported when one of its verbs runs,
+because a prompt or a script must not wait for modules that it does not need.
+
+Other packages add commands as entry points of the group `holdfast.commands`. Each is named like its command, `serve` or
+`checkpoints.pull`, and names a function `register(app: typer.Typer)` that adds it. It is loaded on use: loading torch
+to list runs would take seconds. If its packages are not installed, it stays in the list and says which extra to
+install.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +24,12 @@ import typer.core
 
 from holdfast_client.cli.say import show_line, show_note
 
-# Which commands there are: nouns with their verbs, by subject.
-#
-# The help is written from this table alone. The modules of a noun are imported when one of its verbs runs, so that a
-# prompt or a script does not wait for modules that it does not need.
-
 
 class Entry(NamedTuple):
     """A noun and its verbs in the order of the help, or a command without verbs.
 
-    `modules` are below `holdfast_client.cli`: the first has the app, by its name, and the others add verbs to it. What
-    no module brings is a plug-in of another package.
+    `modules` are below `holdfast_client.cli`: the first has the app, by its name, and the others add verbs to it. An
+    entry without modules is a plug-in of another package.
     """
 
     name: str
@@ -48,7 +52,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry("projects", "Projects and quotas", "list show create edit delete undelete", "projects trash"),
         Entry(
             "runs",
-            "Runs, and what they would resume from",
+            "Runs, and their restore points",
             "list show delete undelete restore-point goodput advise",
             "runs trash",
         ),
@@ -61,25 +65,25 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
             "list show edit prune undelete pin unpin pull thaw impact",
             "checkpoints copies tiers trash",
         ),
-        Entry("holds", "What no policy and no person may delete", "list create extend release", "holds"),
+        Entry("holds", "Checkpoints that no policy and no person may delete", "list create extend release", "holds"),
     ),
     "What stays, and what goes": (
-        Entry("policies", "What a project or a run wants", "show put delete list-presets", "policies"),
-        Entry("retention", "What stays of a run, and why", "plan apply", "policies"),
-        Entry("collections", "Deleting what nothing needs any more", "plan start", "stores"),
+        Entry("policies", "Policies of projects and runs", "show put delete list-presets", "policies"),
+        Entry("retention", "Which checkpoints of a run stay, and why", "plan apply", "policies"),
+        Entry("collections", "Deleting unneeded copies", "plan start", "stores"),
         Entry("sweeps", "Objects in a store that no row knows", "list start", "stores"),
     ),
     "Proof and copies": (
         Entry("scrubs", "Reading stored bytes again, and repairing them", "start", "copies"),
         Entry("copies", "How far the second store is behind, and bad copies", "list list-bad", "copies"),
         Entry("drills", "Restoring from one store alone, to prove it", "start", "copies"),
-        Entry("chunks", "What a bad chunk means, and for whom", "impact", "copies"),
+        Entry("chunks", "The impact of a bad chunk", "impact", "copies"),
     ),
     "Bytes and costs": (
-        Entry("usage", "What checkpoints take up, figure by figure", "list show", "usage"),
-        Entry("costs", "What storing costs a month", "show forecast", "usage"),
-        Entry("prices", "What costs are counted with", "show put", "usage"),
-        Entry("tiers", "What gets cold when", "plan", "tiers"),
+        Entry("usage", "Bytes of checkpoints, figure by figure", "list show", "usage"),
+        Entry("costs", "Storage costs a month", "show forecast", "usage"),
+        Entry("prices", "Prices that costs are computed with", "show put", "usage"),
+        Entry("tiers", "When checkpoints get cold", "plan", "tiers"),
     ),
     "Operating the service": (
         Entry("tokens", "Who may do what", "list create revoke", "projects"),
@@ -88,7 +92,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry("operations", "Long work that a command has started", "list show wait cancel", "operations"),
         Entry("controllers", "Background work", "list show pause resume run", "operations"),
         Entry("workers", "Processes that serve or do background work", "list run", "operations"),
-        Entry("stores", "The stores, and whose they are", "list claim", "stores"),
+        Entry("stores", "The stores, and their owners", "list claim", "stores"),
         Entry("catalog", "The catalog against its stores", "check rebuild doubts confirm", "stores"),
         Entry("admin", "Work on the database itself", "create-token raise-epoch confirm-move"),
     ),
@@ -98,17 +102,11 @@ ENTRIES = {entry.name: entry for entries in SUBJECTS.values() for entry in entri
 
 
 def noun(name: str) -> typer.Typer:
-    """The app of a noun of the table; its module hangs the verbs into it."""
+    """The app of a noun of the table; its module adds the verbs to it."""
     return typer.Typer(
         cls=NounGroup, name=name, help=f"{ENTRIES[name].help}.", no_args_is_help=True, rich_markup_mode=None
     )
 
-
-# Commands that other packages hang into this CLI: entry points of the group `holdfast.commands`.
-#
-# Each is called as its command is, `serve` or `checkpoints.pull`, and names a function `register(app: typer.Typer)`
-# that adds a command of this name or verb. It is loaded when the command is asked for: loading torch to list runs would
-# take seconds. One whose packages are not installed stays in the list and says which extra to install.
 
 GROUP = "holdfast.commands"
 _DISTRIBUTION = "holdfast"
@@ -120,7 +118,7 @@ def plugin_names() -> list[str]:
 
 
 def load_plugin(name: str) -> Any:
-    """The plug-in's command, or one that says what is missing."""
+    """The plug-in's command, or one that says which package is missing."""
     (point, *_) = entry_points(group=GROUP, name=name)
     app = typer.Typer(rich_markup_mode=None)
     try:
@@ -173,11 +171,9 @@ def _extra_that_has(module: str) -> str | None:
     return min(with_module, key=lambda name: sizes[name], default=None)
 
 
-# `holdfast`: gathers the commands, and turns every error into one or two plain lines and an exit code.
-
 DEBUG = "HOLDFAST_DEBUG"
-# The command line's own ways to end. typer brings its own click or takes the installed one, by its version: the
-# parents of BadParameter are the right UsageError and ClickException.
+# The command line's own endings. typer has its own click or takes the installed one, by its version: the parents of
+# BadParameter are the right UsageError and ClickException.
 _ENDINGS: tuple[type[BaseException], ...] = (
     BrokenPipeError,
     typer.Exit,
@@ -187,7 +183,7 @@ _ENDINGS: tuple[type[BaseException], ...] = (
 
 
 class _Group(typer.core.TyperGroup, ABC):
-    """A mistyped command is answered with what there is."""
+    """A mistyped command is answered with the existing ones."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
@@ -196,7 +192,7 @@ class _Group(typer.core.TyperGroup, ABC):
 
     @abstractmethod
     def remedy(self, word: str) -> str:
-        """What there is in place of `word`."""
+        """The existing words in place of `word`."""
 
 
 class NounGroup(_Group):
@@ -217,7 +213,7 @@ class NounGroup(_Group):
 
 
 class HoldfastGroup(_Group):
-    """Loads a command when it is asked for, and is the one place where errors end."""
+    """Loads a command on use, and is the one place where errors end."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands:
@@ -232,7 +228,7 @@ class HoldfastGroup(_Group):
         return sorted({*ENTRIES, *(name for name in plugin_names() if "." not in name)})
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """By subject, from the table: nothing is imported for the help but other people's plug-ins."""
+        """By subject, from the table: the help imports only plug-ins of other packages."""
         sections = {subject: [(entry.name, _line(entry)) for entry in entries] for subject, entries in SUBJECTS.items()}
         theirs = [name for name in self.list_commands(ctx) if name not in ENTRIES]
         sections["More"] = [(name, self.get_command(ctx, name).get_short_help_str()) for name in theirs]
@@ -270,7 +266,8 @@ def _line(entry: Entry) -> str:
 
 
 def _report(error: Exception) -> int:
-    """Says what is wrong and what to do, in a line or two; a traceback tells a user neither. Returns the exit code."""
+    """Prints what is wrong and what to do, in a line or two; a traceback tells a user neither. Returns the exit
+    code."""
     from pydantic import ValidationError
 
     from holdfast_client.cli.output import ExitCode, exit_code_of

@@ -28,7 +28,6 @@ operations = noun("operations")
 controllers = noun("controllers")
 workers = noun("workers")
 
-# `holdfast operations list | show | wait | cancel`, and how every command that starts one waits for it.
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `holdfast operations list` shows it.")]
 
@@ -64,7 +63,7 @@ def show_operation(operation_id: IdArgument, json: JsonOption = False) -> None:
 
 @operations.command()
 def cancel(operation_id: IdArgument, json: JsonOption = False) -> None:
-    """Cancel one. What it has done by then stays done."""
+    """Cancel one. Its finished steps stay done."""
     with connect() as client:
         _show_operation(client.operations.cancel(operation_id), json=json)
 
@@ -79,7 +78,7 @@ def wait(operation_id: IdArgument, json: JsonOption = False) -> None:
 
 
 def run_to_end(client: Client, started: OperationView, *, wait: bool, json: bool) -> OperationView | None:
-    """What a command has started, once it is done; None if the user does not wait for it. With `json` it is shown."""
+    """The operation that a command has started, once it is done; None if the user does not wait. `json` shows it."""
     if wait:
         started = _follow(client, started)
     if json:
@@ -111,7 +110,7 @@ def _follow(client: Client, started: OperationView) -> OperationView:
 
 
 def _exit_unless_done(view: OperationView) -> None:
-    """Says why it did not come to its end, and ends the command with exit code 1."""
+    """Prints why the operation did not finish, and ends the command with exit code 1."""
     if view.state is not OperationState.DONE:
         show_note(f"holdfast: {view.kind} {view.state.value}: {view.error}")
         raise typer.Exit(ExitCode.FAILED)
@@ -151,8 +150,6 @@ def _progress(view: OperationView) -> str:
     parts = [] if progress.done is None else [f"{progress.done}/{'?' if progress.total is None else progress.total}"]
     return " ".join([*parts, *([progress.note] if progress.note else [])]) or NOTHING
 
-
-# `holdfast controllers list | show | pause | resume | run` and `holdfast workers list`.
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `holdfast controllers list` shows it.")]
 
@@ -248,7 +245,7 @@ def list_workers(*, limit: LimitOption = None, json: JsonOption = False) -> None
             )
             for one in found
         ),
-        nothing="No process says that it is there. `holdfast serve` and `holdfast workers run` start one.",
+        nothing="No process has reported. `holdfast serve` and `holdfast workers run` start one.",
     )
 
 

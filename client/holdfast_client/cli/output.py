@@ -1,4 +1,4 @@
-"""How results reach the screen, and what the exit status says."""
+"""How results reach the screen, as JSON for programs or a table; and the meaning of the exit status."""
 
 from __future__ import annotations
 
@@ -79,8 +79,6 @@ def exit_code_of(error: HoldfastError) -> ExitCode:
     return next((code for kind, code in _BY_KIND if isinstance(error, kind)), ExitCode.FAILED)
 
 
-# How results reach the screen: JSON for programs, or a table. Nothing else prints.
-
 NOTHING = "-"
 _STYLES = {
     "committed": "green",
@@ -100,25 +98,25 @@ _STYLES = {
 }
 
 
-# A cell of so many letters or fewer is never folded, and a column of text is never narrower.
+# A cell of at most so many letters is never folded, and a column of text is never narrower.
 _NEVER_FOLDED_LETTERS = 24
 _GAP_LETTERS = 2
 _ANY_WIDTH = 100_000
 
 
 def _print(table: Table, least_width: int) -> None:
-    """In a terminal, text is folded at its blanks; a name, a number or a time never is, so a line may be wider than the
-    screen. Anywhere else a row is one line, whole."""
+    """In a terminal, text is folded at its blanks. A name, a number or a time never is, so a line may be wider than the
+    screen. Elsewhere a row is one whole line."""
     console = Console(highlight=False)
     console.width = max(console.width, least_width) if console.is_terminal else _ANY_WIDTH
     with console.capture() as captured:
         console.print(table)
-    # rich fills every line with blanks, which are in the way of grep and of whoever pastes it.
+    # rich fills every line with blanks, which disturb grep and copying.
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def _least_width(cells: Sequence[str]) -> tuple[int, bool]:
-    """Of a column: its letters at least, and whether it is folded at all."""
+    """A column's least letters, and whether it is folded at all."""
     longest = max((len(line) for cell in cells for line in cell.splitlines()), default=0)
     word = max((len(word) for cell in cells for word in cell.split()), default=0)
     if longest <= _NEVER_FOLDED_LETTERS or word == longest:
@@ -136,7 +134,7 @@ def show_json(value: BaseModel | Iterable[BaseModel]) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, nothing: str) -> None:
-    """Columns that begin with `>` are numbers and stand at the right. `nothing` is said where there are no rows."""
+    """Columns that begin with `>` are numbers, aligned right. `nothing` is printed if there are no rows."""
     found = [[printable(cell, one_line=True) for cell in row] for row in rows]
     if not found:
         show_note(nothing)

@@ -39,9 +39,6 @@ from holdfast_protocol.text import counted
 policies = noun("policies")
 retention = noun("retention")
 
-# The rules of a retention policy as options of a command: `--keep-last 3 --keep-within-daily 7d --keep-best loss:3`.
-#
-# They are made of the model, so that a rule is described in one place.
 
 _SEVERAL = ("keep_best", "keep_labels")
 _OPTIONS = {"keep_labels": "--keep-label"}
@@ -49,7 +46,8 @@ _METAVARS = {"keep_best": "METRIC[:max][:N]", "keep_labels": "LABEL"}
 
 
 def with_rules(command: Callable[..., None]) -> Callable[..., None]:
-    """`command(rules=…)`, as typer sees it: an option per rule instead of `rules`, a document with those given."""
+    """`command(rules=…)` for typer: an option per rule (`--keep-last 3 --keep-best loss:3`) instead of `rules`, a
+    document of the given ones. The options are made from the model, so that a rule is described in one place."""
 
     def run(**given: Any) -> None:
         rules = {name: _value(name, given.pop(name)) for name in RetentionPolicy.model_fields}
@@ -87,7 +85,7 @@ def _parameter(name: str) -> inspect.Parameter:
 
 
 def _value(name: str, text: Any) -> Any:
-    """As the document has it. What is no number is left to the model, which says what it must be."""
+    """As in the document. A text that is no number is left to the model, which says what it must be."""
     if text is None or text == []:
         return None
     if name == "keep_best":
@@ -117,15 +115,13 @@ class PresetShown(BaseModel):
 
 
 def retention_rules(preset: Preset | None, rules: dict[str, Any]) -> dict[str, Any] | None:
-    """None where neither was given."""
+    """None if neither was given."""
     document = ({} if preset is None else PRESETS[preset.value].rules()) | rules
     if not document:
         return None
     check_policy(PolicyKind.RETENTION, document)
     return document
 
-
-# `holdfast policies show | put | delete KIND PROJECT[/RUN]`.
 
 KindArgument = Annotated[PolicyKind, typer.Argument(metavar="KIND", help="retention, copies or tiers.")]
 
@@ -231,7 +227,7 @@ def _own_policy(client: Client, kind: PolicyKind, project: str, run: str | None)
 
 
 def check_policy(kind: PolicyKind, document: dict[str, Any]) -> None:
-    """Says what is wrong before anything is sent."""
+    """Reports errors of the document before it is sent."""
     try:
         read_policy(kind, document)
     except PolicyError as error:
@@ -269,9 +265,6 @@ def read_document(file: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise typer.BadParameter(f"{file} must hold a JSON object.")
     return document
-
-
-# `holdfast retention plan | apply`: what stays of a run, and why.
 
 
 class Show(StrEnum):
@@ -315,7 +308,7 @@ def apply(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Expire what the run's policy does not keep. The service does this by itself, too; this does it now."""
+    """Expire the checkpoints that the run's policy does not keep, now. The service does it by itself later."""
     name = read_run(run)
     with connect() as client:
         found = client.retention.plan(name.project, name.run, show="expire")
@@ -338,7 +331,7 @@ def apply(
 
 
 def show_pruned(results: Sequence[Pruned], *, nothing: str) -> None:
-    """What went, what stays and why, and the bytes."""
+    """The deleted and the remaining checkpoints, why they remain, and the bytes."""
     trashed = [each for one in results for each in one.trashed]
     left = [each for one in results for each in one.left]
     for each in left:

@@ -1,4 +1,4 @@
-"""`holdfast projects` and `tokens`: what there is, and who may do what. `trash` deletes and undeletes projects."""
+"""`holdfast projects` and `tokens`. `trash` deletes and undeletes projects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ tokens = noun("tokens")
 
 
 def show_deleted(found: Iterable[tuple[str, InTrash | None]]) -> None:
-    """A table of what can be taken back."""
+    """A table of projects or runs that can be taken back."""
     show_table(
         ["deleted", "at (UTC)", "by", "why", "until (UTC)"],
         (
@@ -42,8 +42,6 @@ def show_deleted(found: Iterable[tuple[str, InTrash | None]]) -> None:
         nothing="Nothing of that is in the trash: there is nothing to undelete.",
     )
 
-
-# `holdfast projects list | show | create | edit`.
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?", re.IGNORECASE)
@@ -152,12 +150,9 @@ def read_size(text: str) -> int | None:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-# `holdfast tokens list | create | revoke`.
-
-
 @tokens.command("create")
 def create_token(
-    name: Annotated[str, typer.Argument(help="What or who it is for.")],
+    name: Annotated[str, typer.Argument(help="The job or person that it is for.")],
     scope: Annotated[list[Scope], typer.Option(help="What it may do; give it several times. None implies another.")],
     project: Annotated[str | None, typer.Option(help="Only in this project; without it, in every one.")] = None,
     expires: Annotated[str, typer.Option(help="After this time, such as 12h, 90d or never.")] = "90d",

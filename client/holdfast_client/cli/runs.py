@@ -1,4 +1,4 @@
-"""`holdfast runs` and `attempts`: what they resume from, and where their time went. `trash` deletes and undeletes."""
+"""`holdfast runs` and `attempts`: their restore points, and where their time went. `trash` deletes and undeletes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,11 @@ runs = noun("runs")
 attempts = noun("attempts")
 
 
-# `holdfast runs list [PROJECT]`: the runs, each with what could be restored now; `show` tells all of one.
-
-
 @runs.command("list")
 def list_runs(
     project: OnlyProject = None,
     *,
-    status: Annotated[RunStatus | None, typer.Option(help="Only those that fare so.")] = None,
+    status: Annotated[RunStatus | None, typer.Option(help="Only runs with this status.")] = None,
     deleted: DeletedOption = False,
     limit: LimitOption = None,
     json: JsonOption = False,
@@ -105,12 +102,10 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
 
 
 def taken_by(run: RunView) -> str:
-    """Of its committed checkpoints together. What they take in the store may serve other runs too."""
+    """The bytes of all its committed checkpoints. Their bytes in the store may serve other runs too."""
     figures = {"logical": run.logical_bytes, "stored": run.stored_bytes, "deduplicated": run.deduplicated_bytes}
     return ", ".join(f"{name} {as_bytes(count)}" for name, count in figures.items() if count is not None)
 
-
-# `holdfast attempts list PROJECT/RUN`: every launch of a run, and why it ended.
 
 _SHOWN_LETTERS = 200
 
@@ -161,9 +156,6 @@ def _why(attempt: AttemptView) -> str:
     return told if attempt.error_rank is None else f"rank {attempt.error_rank}: {told}"
 
 
-# `holdfast runs restore-point PROJECT/RUN`: what a relaunch would resume from, and why not from something newer.
-
-
 @runs.command("restore-point")
 def restore_point(selector: SelectorArgument, json: JsonOption = False) -> None:
     """Tell what would be restored, and why nothing newer.
@@ -208,9 +200,6 @@ def show_skipped(skipped: list[Skipped]) -> None:
         )
 
 
-# `holdfast runs goodput PROJECT/RUN`: where a run's time and its steps went.
-
-
 @runs.command()
 def goodput(run: RunArgument, json: JsonOption = False) -> None:
     """Show where a run's time went, and how much of it was lost."""
@@ -252,9 +241,6 @@ def _row(attempt: str, outcome: str, spent: SpentTime) -> list[str]:
             )
         ),
     ]
-
-
-# `holdfast runs advise`: how often a run should save, and why.
 
 
 @runs.command()

@@ -1,7 +1,7 @@
-"""The one way of words to the screen, apart from tables and JSON (`output.py`): nothing else prints.
+"""Prints words on the screen; only this file and `output.py` (tables and JSON) print.
 
-Words may come from a job, a store or another person, and a terminal obeys escape sequences: what is no text is shown as
-a mark. The help of the command line needs no more than this file, so it imports nothing that is slow to load.
+Words may come from a job, a store or another person, and a terminal obeys escape sequences: characters that are no text
+are shown as a mark. The help of the command line needs only this file, so it imports nothing that is slow to load.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from holdfast_protocol.text import printable
 
 
 def show_line(text: str) -> None:
-    """On stdout: what was asked for."""
+    """On stdout: the result."""
     sys.stdout.write(printable(text) + "\n")
 
 
 def show_note(text: str) -> None:
-    """On stderr: what is good to know beside it."""
+    """On stderr: notes beside it."""
     sys.stderr.write(printable(text) + "\n")

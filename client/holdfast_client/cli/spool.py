@@ -33,11 +33,8 @@ from holdfast_client.settings import ClientSettings
 spool = noun("spool")
 
 
-# What `holdfast spool` prints as JSON.
-
-
 class Shown(BaseModel):
-    """A save, as far as this folder holds it."""
+    """One save, as far as this folder holds it; `--json` prints it."""
 
     project: str
     run: str
@@ -77,8 +74,6 @@ class ShownBad(BaseModel):
 def shown_saves(saves: Iterable[SpooledSave], bad: Iterable[BadRecord]) -> list[BaseModel]:
     return [*(Shown.of(save) for save in saves), *(ShownBad(name=one.name, problem=one.problem) for one in bad)]
 
-
-# `holdfast spool list | push | drop`, of the folder that HOLDFAST_LOCAL_DIR names, or --dir.
 
 FolderOption = Annotated[
     Path | None, typer.Option("--dir", metavar="FOLDER", help="The local tier; without it HOLDFAST_LOCAL_DIR.")
@@ -126,7 +121,7 @@ def push(
         bool,
         typer.Option(
             "--detached",
-            help="Also commit what the run has gone on without: kept beside the lineage, never the latest.",
+            help="Also commit saves that the run has gone on without: kept beside the lineage, never the latest.",
         ),
     ] = False,
     json: JsonOption = False,
@@ -159,7 +154,7 @@ def drop(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Give saves up for good, and what cannot be read among them. It may be the only copy."""
+    """Give saves up for good, unreadable ones too. They may be the only copies."""
     with _opened(folder) as tier:
         spooled = tier.spool.read()
         found = _chosen(spooled, run, step)

@@ -1,4 +1,4 @@
-"""`holdfast stores`, `catalog`, `collections` and `sweeps`: whose the stores are, and what the catalog knows."""
+"""`holdfast stores`, `catalog`, `collections` and `sweeps`: the stores' catalogs, and the objects that they hold."""
 
 from __future__ import annotations
 
@@ -46,12 +46,9 @@ collections = noun("collections")
 sweeps = noun("sweeps")
 
 
-# `holdfast stores list | claim`.
-
-
 @stores.command("list")
 def list_stores(*, limit: LimitOption = None, json: JsonOption = False) -> None:
-    """List the attached stores, whose each is, and its last check."""
+    """List the attached stores, their owners, and their last checks."""
     with connect() as client:
         found = first(client.stores.list(), limit)
     if json:
@@ -65,7 +62,7 @@ def claim(
     *,
     store: StoreOption = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Give up what the check found that the catalog does not know.")
+        bool, typer.Option("--accept-loss", help="Give up objects that the catalog does not know.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -103,16 +100,13 @@ def _show_stores(attached: list[StoreView]) -> None:
     show_facts([(f"{each.role.value} store", told) for each in attached for told in each.weaknesses])
 
 
-# `holdfast catalog check`, `doubts` and `confirm`; and `rebuild`, which the service's own command line brings.
-
-
 @catalog.command()
 def check(
     *,
     store: StoreOption = None,
     deep: Annotated[bool, typer.Option("--deep", help="Read and hash every copy too.")] = False,
     confirm_missing: Annotated[
-        bool, typer.Option("--confirm-missing", help="What is missing is gone, even if it is most of a store.")
+        bool, typer.Option("--confirm-missing", help="Missing objects are gone, even if they are most of a store.")
     ] = False,
     wait: WaitOption = True,
     json: JsonOption = False,
@@ -132,7 +126,7 @@ def check(
 
 @catalog.command()
 def doubts(*, limit: LimitOption = None, json: JsonOption = False) -> None:
-    """List what a rebuild could not know and no one has confirmed."""
+    """List unconfirmed facts that a rebuild could not know."""
     with connect() as client:
         found = first(client.catalog.doubts(), limit)
     if json:
@@ -192,9 +186,6 @@ def _show(found: CatalogCheck) -> None:
         show_line(f"{line}")
 
 
-# `holdfast collections plan | start` and `holdfast sweeps list | start`: what nothing needs, and what no row knows.
-
-
 @collections.command()
 def plan(project: OnlyProject = None, json: JsonOption = False) -> None:
     """Show what would be deleted now, and what waits for what."""
@@ -208,7 +199,7 @@ def plan(project: OnlyProject = None, json: JsonOption = False) -> None:
 
 @collections.command("start")
 def start_collection(wait: WaitOption = True, json: JsonOption = False) -> None:
-    """Delete what nothing needs any more now, not in the next pass."""
+    """Delete unneeded copies now, not in the next pass."""
     with connect() as client:
         ended = run_to_end(client, client.collections.start(), wait=wait, json=json)
     if ended is None or json:
@@ -240,7 +231,7 @@ def start_sweep(
     *,
     store: StoreOption = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete also where that is more than the set share of a store; needs --yes.")
+        bool, typer.Option("--force", help="Delete even more than the set share of a store; needs --yes.")
     ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,

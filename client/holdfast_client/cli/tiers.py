@@ -1,4 +1,4 @@
-"""`holdfast tiers plan` tells what gets cold when; `holdfast checkpoints thaw` makes a cold one readable."""
+"""`holdfast tiers plan` tells which chunks get cold when; `holdfast checkpoints thaw` makes a cold one readable."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What goes to the trash and comes back: `delete` and `undelete` of projects and runs, `prune` and `undelete` of
-checkpoints."""
+"""The trash: `delete` and `undelete` of projects and runs, `prune` and `undelete` of checkpoints."""
 
 from __future__ import annotations
 
@@ -44,8 +43,6 @@ from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import Health
 from holdfast_protocol.text import counted
 
-# `holdfast projects delete | undelete` and `holdfast runs delete | undelete`.
-
 
 @projects.command("delete")
 def delete_project(
@@ -58,7 +55,7 @@ def delete_project(
 ) -> None:
     """Delete a project with all of its runs. They go to the trash first.
 
-    What is held, pinned or being read refuses it, and so does a run with an active attempt.
+    A held, pinned or read checkpoint refuses it, and so does a run with an active attempt.
     """
     done = yes and not dry_run
     with connect() as client:
@@ -85,7 +82,7 @@ def delete_run(
 ) -> None:
     """Delete a whole run. It goes to the trash first.
 
-    What is held, pinned or being read refuses it, and so does an active attempt.
+    A held, pinned or read checkpoint refuses it, and so does an active attempt.
     """
     name = read_run(run)
     done = yes and not dry_run
@@ -101,13 +98,13 @@ def delete_run(
 
 
 def _ask_for_project(client: Client, project: str) -> None:
-    """Whether this token may delete it at all, before any of its runs goes. That it has runs speaks not against it."""
+    """Whether this token may delete it at all, before any of its runs goes. Existing runs are no obstacle yet."""
     with suppress(CheckpointProtected):
         client.projects.delete(project, dry_run=True)
 
 
 def _as_seen(client: Client, shown: Deletion, reason: str) -> Deletion:
-    """What the dry run has shown, and nothing that came in between."""
+    """Deletes what the dry run has shown, and nothing that came in between."""
     assert shown.run is not None
     return client.runs.delete(shown.project, shown.run, reason=reason, etag=shown.etag)
 
@@ -155,9 +152,6 @@ def _show_taken_back(each: TakenBack) -> None:
     show_line(f"{each.project}/{each.run} is back: {counted(each.checkpoints, 'checkpoint')}{gone}.")
 
 
-# `holdfast checkpoints prune | undelete`.
-
-
 @checkpoints.command()
 def prune(
     selector: SelectorArgument,
@@ -179,7 +173,7 @@ def prune(
     """Delete one checkpoint, or those that meet every condition.
 
     They go to the trash first.
-    What is held, pinned or being read stays, and so do the restore point, the two newest healthy points
+    Held, pinned and read checkpoints stay, and so do the restore point, the two newest healthy points
     and the two newest that are proven.
     """
     wanted = PruneFilter(
@@ -227,7 +221,7 @@ def undelete_checkpoint(
 
 
 def _what(client: Client, selector: str, wanted: PruneFilter | None) -> tuple[RunName, PruneCheckpoints]:
-    """One checkpoint by its name, or a filter over a run; a run without either would be all of it, by mistake."""
+    """One checkpoint by its name, or a filter over a run. A run without either is refused: it would be all of it."""
     name, point = read_selector(selector)
     if "@" in selector:
         if wanted is not None and wanted != PruneFilter():
@@ -243,7 +237,7 @@ def _what(client: Client, selector: str, wanted: PruneFilter | None) -> tuple[Ru
 
 
 def _delete(client: Client, name: RunName, request: PruneCheckpoints, shown: Pruned) -> list[Pruned]:
-    """What was shown, and nothing that came in between; in portions."""
+    """Deletes the checkpoints that were shown, and none that came in between; in portions."""
     if request.filter is None:
         return [client.retention.prune(name.project, name.run, request)]
     ids = [one.checkpoint_id for one in shown.trashed]

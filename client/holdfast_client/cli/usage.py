@@ -1,4 +1,4 @@
-"""`holdfast usage`, `costs` and `prices`: what checkpoints take up, and what that costs."""
+"""`holdfast usage`, `costs` and `prices`: the bytes of checkpoints, and their cost."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def put_prices(
 ) -> None:
     """Replace the prices."""
     document = read_document(file)
-    # What `prices show --json` has printed as a whole is as good as its part.
+    # The whole output of `prices show --json` is as good as its part.
     whole = isinstance(document.get("prices"), dict)
     given = PriceList.model_validate(document["prices"] if whole else document)
     with connect() as client:

@@ -1,9 +1,9 @@
 """Chunks on this machine's disk, named by digest, for several processes at once: cache of a restore, local tier, spool.
 
 <2 hex>/<digest>    a chunk, whole: it was written under `incoming` and renamed
-incoming/           being written; each file is locked by its writer, so one without a lock is a dead one's
-holds/<name>        what must stay (room.py)
-fetching/<digest>   who is fetching it (single_flight.py)
+incoming/           files that are being written; each is locked by its writer, so one without a lock is a dead one's
+holds/<name>        digests that must stay (room.py)
+fetching/<digest>   the lock of the process that fetches it (single_flight.py)
 ledger              the folder's lock, and in it the bytes used (room.py)
 """
 
@@ -29,18 +29,19 @@ _BLOCK_BYTES = 1024 * 1024
 _MOST_PROVEN = 16_384
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LINK = {errno.ENOTDIR, errno.ELOOP}
-"""What opening gives where a link lies under a name of ours: it is not followed, and nothing is there."""
+"""Opening gives this if a link has one of our names: it is not followed, and counts as absent."""
 
 
 class ChunkFolder:
     """Thread-safe, and safe between processes of one host; not for a network filesystem. `limit_bytes` covers chunks
-    and what is being written. Raises ConfigurationError if others can write there, and OSError if it is not usable."""
+    and files that are being written. Raises ConfigurationError if others can write there, and OSError if it is not
+    usable."""
 
     def __init__(self, path: Path, *, limit_bytes: int) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._proven: dict[str, int] = {}
-        # The folder itself may be named by a link of its owner's; nothing in it may be one.
+        # The owner may reach the folder itself by a link; nothing in it may be one.
         self._root = PrivateFolder(path.resolve())
         self._room = Room(self._root, limit_bytes)
         try:
@@ -55,7 +56,7 @@ class ChunkFolder:
         return self._room.limit_bytes
 
     def size(self, digest: str) -> int | None:
-        """Bytes of the chunk's file; None if it is not there. What they are, only reading tells. Raises OSError."""
+        """Bytes of the chunk's file; None if it is not there. Only reading proves their content. Raises OSError."""
         with self._opened(digest) as descriptor:
             return None if descriptor is None else os.fstat(descriptor).st_size
 
@@ -63,7 +64,7 @@ class ChunkFolder:
         """Fills the buffer, exactly as long as the chunk, and proves it by SHA-256. False if the chunk is not there; a
         file with other bytes is removed, and False too. After False the buffer's content is undefined.
 
-        Raises TransferStopped, and OSError where the disk or this process is in trouble: the chunk may well be there.
+        Raises TransferStopped, and OSError if the disk or this process is in trouble: the chunk may well be there.
         """
         with self._opened(digest) as descriptor:
             if descriptor is None:
@@ -79,8 +80,8 @@ class ChunkFolder:
         """Keeps a chunk whose digest the caller has proven; `durable`: also after a loss of power.
 
         False, with nothing left behind, if neither limit nor disk has room after eviction. A chunk that is there
-        already is only marked as used; a durable one is read first, unless this process has done so: a file of the
-        right size may hold what a loss of power left of it. Raises OSError for whatever else the disk refuses.
+        already is only marked as used. A durable one is read first, unless this process has done so, because a file of
+        the right size may be damaged by a loss of power. Raises OSError for any other refusal of the disk.
         """
         view = memoryview(body)
         if self._is_there(digest, view.nbytes, durable=durable):
@@ -98,22 +99,22 @@ class ChunkFolder:
             return False
 
     def hold(self, name: str) -> Hold:
-        """The hold of this name: letters, digits, `.`, `_`, `-`. Nothing is written before something is added."""
+        """The hold of this name: letters, digits, `.`, `_`, `-`. Its file is written with the first digest."""
         return Hold(self._root, self._room.locked, name)
 
     def holds(self) -> list[str]:
-        """The names of all holds, also of processes that are gone."""
+        """The names of all holds, including those of ended processes."""
         return hold_names(self._root)
 
     def fetching(
         self, digest: str, *, wait_seconds: float, stop: threading.Event | None = None
     ) -> AbstractContextManager[bool]:
-        """A block that one process (and thread) of the host at a time is in. The others wait: inside, look into the
+        """A block for one process (and thread) of the host at a time. The others wait; inside the block look into the
         folder again. False if the wait took too long; then fetch all the same. Raises TransferStopped, OSError."""
         return single_flight.alone(self._root, _checked(digest), wait_seconds=wait_seconds, stop=stop)
 
     def close(self) -> None:
-        """Twice is fine. What is in the folder stays."""
+        """May be called twice. The folder's content stays."""
         self._root.close()
 
     @contextmanager
@@ -166,13 +167,14 @@ class ChunkFolder:
         return True
 
     def _remove_if_wrong(self, digest: str, descriptor: int) -> None:
-        """Nothing but its own bytes condemns a file: the caller's buffer may have had the wrong size."""
+        """Reads the file again before it removes it: the caller's buffer may have had the wrong size."""
         if _digest_of(descriptor) != digest:
-            with suppress(OSError):  # wrong it stays, where the disk has become read-only or another was faster
+            with suppress(OSError):  # the disk may be read-only, or another process faster
                 self._room.remove(digest, descriptor)
 
     def _note_proven(self, digest: str, inode: int) -> None:
-        """This process has written the file, or read it whole. A job saves for weeks: only the last ones are kept."""
+        """This process has written the file, or read it whole. Only the last ones are kept, because a job saves for
+        weeks."""
         with self._lock:
             self._proven.pop(digest, None)
             self._proven[digest] = inode

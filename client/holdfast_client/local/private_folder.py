@@ -1,4 +1,8 @@
-"""A folder of this user alone, the locks in it, and one for the length of a job's restore."""
+"""A folder of this user alone, the locks in it, and one for the length of a job's restore. POSIX only.
+
+All access goes through the folder's own descriptor, one part of a name at a time, and follows no link. So a link that
+another user puts there under one of our names cannot lead a read or a write elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,14 @@ from pathlib import Path
 from holdfast_client.errors import ConfigurationError
 from holdfast_client.transport import check_stop
 
-# A folder of this user alone, and the locks in it: the ground that the chunk folder stands on. POSIX only.
-#
-# Everything is reached from the folder's own descriptor, a part of the name at a time, and no link is followed: what
-# somebody puts there under a name of ours cannot lead a read or a write elsewhere.
-
 _FIRST_POLL_SECONDS = 0.002
 _LONGEST_POLL_SECONDS = 0.05
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class PrivateFolder:
-    """Made with mode 0700 where it is not there. Raises ConfigurationError where others could change what is in it, and
-    OSError where it cannot be made. `close` it at the end."""
+    """Made with mode 0700 if it does not exist. Raises ConfigurationError if others could change its content, and
+    OSError if it cannot be made. `close` it at the end."""
 
     def __init__(self, path: Path) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -44,7 +43,7 @@ class PrivateFolder:
 
     @contextmanager
     def subfolder(self, name: str, *, make: bool = False) -> Iterator[int]:
-        """A descriptor of a folder in it. Raises FileNotFoundError where it is not there and not to be made."""
+        """A descriptor of a folder in it. Raises FileNotFoundError if it does not exist and must not be made."""
         if make:
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self.descriptor)
@@ -62,7 +61,7 @@ class PrivateFolder:
 
 
 def open_file(name: str, flags: int, folder: int) -> int:
-    """A regular file of a folder, never what a link leads to. Raises OSError."""
+    """A regular file of a folder, never a link's target. Raises OSError."""
     descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -71,7 +70,7 @@ def open_file(name: str, flags: int, folder: int) -> int:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Takes the file's lock if nobody has it. It ends with `unlock`, or with the process."""
+    """Takes the file's lock if it is free. It ends with `unlock`, or with the process."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -85,8 +84,8 @@ def unlock(descriptor: int) -> None:
 
 
 def wait_until(succeeds: Callable[[], bool], seconds: float, stop: threading.Event | None = None) -> bool:
-    """Tries again and again: a wait for a lock by flock itself could neither be bounded nor stopped. False if the time
-    is over. Raises TransferStopped."""
+    """Polls, because a wait for a lock by flock itself could neither be bounded nor stopped. False if the time is over.
+    Raises TransferStopped."""
     ends, pause = time.monotonic() + seconds, _FIRST_POLL_SECONDS
     while not succeeds():
         check_stop(stop)
@@ -100,13 +99,6 @@ def wait_until(succeeds: Callable[[], bool], seconds: float, stop: threading.Eve
     return True
 
 
-# A folder for the length of one job's restore, shared by its processes on one host, and gone afterwards.
-#
-#     <where>/holdfast-<user>/<random>/
-#
-# All that use it have it locked, shared. The system lets go of a dead process's lock, so a folder that nobody has
-# locked is a dead job's: whoever makes the next one removes it.
-
 _NAME = re.compile(r"[0-9a-f]{32}\Z")
 _LOCK_SECONDS = 10.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -114,8 +106,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def new_job_folder(where: Path) -> Iterator[Path]:
-    """A new folder below `where`, for the block; it is removed at the end, whoever still uses it. Raises OSError, and
-    ConfigurationError if somebody else has taken the name."""
+    """A new folder `<where>/holdfast-<user>/<random>/`, for one job's restore on one host: shared by its processes, and
+    removed at the end of the block, even if another process still uses it.
+
+    Every user of the folder holds a shared lock on it. The system releases a dead process's lock, so an unlocked folder
+    is a dead job's: the next call of this removes it. Raises OSError, and ConfigurationError if another user has taken
+    the name."""
     root = PrivateFolder(where / f"holdfast-{os.geteuid()}")
     try:
         name = secrets.token_hex(16)
@@ -135,7 +131,7 @@ def new_job_folder(where: Path) -> Iterator[Path]:
 
 @contextmanager
 def job_folder_in_use(path: Path) -> Iterator[None]:
-    """Another process's folder, for the block: nobody takes it for a dead job's meanwhile. Raises OSError."""
+    """Another process's folder, for the block: no process takes it for a dead job's meanwhile. Raises OSError."""
     lock = _use(str(path), None)
     try:
         yield

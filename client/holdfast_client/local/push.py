@@ -1,4 +1,6 @@
-"""Spool -> store: a job's launch or a person pushes the saves that lie on this machine."""
+"""Spool -> store: pushes the saves that lie on this machine. A job does it behind its saves, the next attempt before it
+restores, or a person by `holdfast spool push`.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,16 @@ from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
 from holdfast_protocol.states import CheckpointState
 from holdfast_protocol.text import counted
 
-# Spool -> store: the chunks of one record, each verified as it is read, and its seal. No collectives.
-#
-# The job itself does it behind its saves, the next attempt before it restores, or a person by `holdfast spool push`.
-
 log = logging.getLogger("holdfast.client")
 
 READ_AHEAD_BYTES = 256 * 1024**2
-"""Read and not yet verified by the service; a larger chunk is read alone."""
+"""The most bytes that are read but not yet verified by the service; a larger chunk is read alone."""
 _LOOK_SECONDS = 0.05
 
 
 def belongs_here(client: Client, key: SaveKey) -> bool:
     """Whether the service's attempt of that number is the one that staged the save: a new catalog, or one that was
-    restored from an older copy, counts anew. Asks only what every token may."""
+    restored from an older copy, counts from 1 again. Calls only operations that every token may call."""
     try:
         return client.attempts.get(key.project, key.run, key.attempt).launch_id == key.launch_id
     except NotFound:
@@ -56,7 +54,8 @@ def belongs_here(client: Client, key: SaveKey) -> bool:
 
 
 def is_committed(client: Client, key: SaveKey) -> bool:
-    """Whether that step of that attempt is committed, with whatever content. Asks only what every token may."""
+    """Whether that step of that attempt is committed, with any content. Calls only operations that every token may
+    call."""
     found = client.checkpoints.list(
         key.project,
         key.run,
@@ -78,12 +77,12 @@ def push_late(
     workers: TransferWorkers | None = None,
     allow_detached: bool = False,
 ) -> CheckpointView:
-    """Begins, uploads and seals a save for the attempt that staged it; `fence` is the attempt that pushes. The same
-    again is fine. The seal that completes the world commits.
+    """Begins, uploads and seals a save for the attempt that staged it; `fence` is the attempt that pushes. Idempotent.
+    The seal that completes the world commits.
 
     Raises ChunkCorrupt if the folder has not the right bytes any more, LocalReadFailed if it cannot be read just now,
-    DetachedBranch if the run has gone on without it, and what a save raises. What is for an operator to fix aborts the
-    checkpoint, so that the other shards' pushers hear; not one that the attempt itself may still be writing.
+    DetachedBranch if the run has gone on without it, and a save's errors. An error for an operator aborts the
+    checkpoint, so that the pushers of the other shards hear of it; but not while the attempt itself may still write it.
     """
     begin = BeginCheckpoint(
         **fence.model_dump(),
@@ -110,11 +109,11 @@ def push_late(
 
 
 def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) -> CheckpointView:
-    """Uploads and seals what the record names. Raises ChunkCorrupt, LocalReadFailed, and what a save raises."""
+    """Uploads and seals the record's chunks. Raises ChunkCorrupt, LocalReadFailed, and a save's errors."""
     try:
         return writer.upload_and_seal(spooled_chunks(folder, record), lambda: (record.summary, record.index))
     except ShardSealed:
-        # An earlier push ended behind this rank's seal, or did not hear of it. Its record is still to be compared.
+        # An earlier push ended after this rank's seal, or missed its reply. Its record must still be compared.
         writer.only_hash(spooled_chunks(folder, record))
         return writer.seal(summary=record.summary, index=record.index)
 
@@ -122,7 +121,7 @@ def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) ->
 def spooled_chunks(folder: ChunkFolder, record: SpoolRecord) -> Iterator[OutgoingChunk]:
     """The record's chunks by ordinal. Loading one proves it by its digest, or raises ChunkCorrupt.
 
-    Where it cannot be read it raises LocalReadFailed: a moment's trouble must not condemn what may be the only copy.
+    If it cannot be read it raises LocalReadFailed: a moment's trouble must not condemn what may be the only copy.
     """
     memory = _ReadAhead(READ_AHEAD_BYTES)
     for chunk in record.chunks:
@@ -148,7 +147,7 @@ def _load(folder: ChunkFolder, memory: _ReadAhead, chunk: SpooledChunk, stop: th
 
 
 class _ReadAhead:
-    """Lets readers wait while too much is read and not yet sent: the host's memory belongs to the training."""
+    """Readers wait while too many bytes are read and not yet sent: the host's memory belongs to the training."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -168,21 +167,20 @@ class _ReadAhead:
             self._changed.notify_all()
 
 
-# What a person does with the spool of one machine when no job does it: push its saves, each as far as it is here.
-#
-# The pusher is the run's newest attempt, whoever that is: the service keeps what it pushes on the lineage only
-# while that attempt has not begun to save.
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """Of one save, in a few words."""
+    """One save's result, in a few words."""
 
     committed: bool
     told: str
 
 
 class SavePusher:
+    """Pushes the saves of one machine for a person, each as far as it is here, when no job does it.
+
+    The pusher is the run's newest attempt, of any job: the service keeps such a save on the lineage only while that
+    attempt has not begun to save."""
+
     def __init__(self, client: Client, tier: LocalTier, *, allow_detached: bool) -> None:
         self._client = client
         self._tier = tier
@@ -190,7 +188,8 @@ class SavePusher:
         self._epoch = client.service.info().epoch
 
     def push(self, save: SpooledSave) -> Outcome:
-        """Raises ServiceUnavailable and TokenProblem, which would meet the next save too; all else is the outcome."""
+        """Raises ServiceUnavailable and TokenProblem, which would meet the next save too; any other result is the
+        outcome."""
         try:
             if not belongs_here(self._client, save.key):
                 return Outcome(False, "left: this service does not know the attempt that saved it")

@@ -1,4 +1,4 @@
-"""How much room a chunk folder has, and what eviction must never touch."""
+"""The room of a chunk folder: how much is used, and the digests that eviction must never touch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ from typing import NamedTuple
 from holdfast_client.local.private_folder import PrivateFolder, open_file, try_lock, unlock, wait_until
 from holdfast_protocol.digests import DIGEST_PATTERN
 
-# Named sets of digests that eviction must never touch, each a file of the chunk folder, so that it survives kill -9.
-#
-# A digest is added to a hold before one looks whether its chunk is there. Both adding and evicting happen under the
-# folder's lock: the other way round, another process evicts the chunk between the look and the hold.
-
 FOLDER = "holds"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
@@ -25,7 +20,11 @@ _DIGEST = re.compile(DIGEST_PATTERN)
 
 
 class Hold:
-    """One of them; `ChunkFolder.hold` gives it. It lasts until `release`, by whichever process."""
+    """A named set of digests that eviction must never touch: a file of the chunk folder, so that it survives kill -9.
+    `ChunkFolder.hold` gives it. It lasts until `release`, by any process.
+
+    Add a digest before you look for its chunk. Adding and evicting both happen under the folder's lock: in the other
+    order, another process could evict the chunk between the look and the hold."""
 
     def __init__(self, folder: PrivateFolder, locked: Callable[[], AbstractContextManager[object]], name: str) -> None:
         if not _NAME.match(name):
@@ -35,14 +34,13 @@ class Hold:
         self.name = name
 
     def add(self, digests: Iterable[str], *, durable: bool = False) -> None:
-        """Held when this returns; `durable`: also after a loss of power. Adding a digest twice is fine. Raises
-        OSError."""
+        """Held when this returns; `durable`: also after a loss of power. Idempotent. Raises OSError."""
         lines = "".join(f"{digest}\n" for digest in digests)
         with self._locked(), self._folder.subfolder(FOLDER, make=True) as folder:
             descriptor = open_file(self.name, os.O_RDWR | os.O_CREAT, folder)
             try:
                 size = os.fstat(descriptor).st_size
-                # What was written last may be torn, by a disk that was full. It must not spoil the next line.
+                # A full disk may have torn the last line. It must not spoil the next one.
                 torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
                 left = memoryview((("\n" if torn else "") + lines).encode("ascii"))
                 while left:
@@ -57,7 +55,7 @@ class Hold:
                 os.fsync(self._folder.descriptor)
 
     def digests(self) -> set[str]:
-        """What it holds; nothing if it was never added to, or was released."""
+        """Its digests; none if it was never added to, or was released."""
         try:
             with self._folder.subfolder(FOLDER) as folder:
                 return _read(folder, self.name)
@@ -65,7 +63,7 @@ class Hold:
             return set()
 
     def release(self) -> None:
-        """From now on its chunks may be evicted, unless another hold has them. Twice is fine."""
+        """From now on its chunks may be evicted, unless another hold has them. May be called twice."""
         with self._locked(), suppress(FileNotFoundError), self._folder.subfolder(FOLDER) as folder:
             os.unlink(self.name, dir_fd=folder)
 
@@ -79,7 +77,8 @@ def hold_names(root: PrivateFolder) -> list[str]:
 
 
 def held_digests(root: PrivateFolder) -> set[str]:
-    """Of all holds together, under the folder's lock. Raises OSError: a hold that cannot be read must stop eviction."""
+    """The digests of all holds, under the folder's lock. Raises OSError: a hold that cannot be read must stop
+    eviction."""
     try:
         with root.subfolder(FOLDER) as folder:
             return set().union(*(_read(folder, name) for name in os.listdir(folder)))
@@ -92,25 +91,19 @@ def _read(folder: int, name: str) -> set[str]:
         return {line for line in file.read().splitlines() if _DIGEST.match(line)}
 
 
-# How much room a chunk folder has: what it holds is counted, room is reserved, and what was not used for longest goes.
-#
-# The ledger, a small file, is the folder's lock and tells the bytes used. It is raised before bytes are written and
-# lowered after they are gone, so a crash leaves it too high and never too low; to open the folder, and to
-# evict, is to count anew.
-
 INCOMING = "incoming"
 LEDGER = "ledger"
 
 _SHARD = re.compile(r"[0-9a-f]{2}\Z")
 _LEDGER_DIGITS = 20
 _LOCK_SECONDS = 30.0
-"""The lock is held for milliseconds; a process that was stopped while it had it must not stop the others for good."""
+"""The lock is held for milliseconds; a process that is stopped while it has it must not stop the others for good."""
 _SPARE_PART = 16
 """Eviction frees this part of the limit more than it must, so that not each chunk pays for counting the folder."""
 
 
 class Ledger:
-    """The bytes used, as the locked file has them. One that cannot be read says 0: opening counts anew."""
+    """The bytes used, as in the locked file. An unreadable file says 0: opening counts again."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -127,7 +120,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Slot:
-    """Room that is reserved: a file as long as the chunk, locked by its writer for as long as `descriptor` is open."""
+    """Reserved room: a file as long as the chunk, locked by its writer as long as `descriptor` is open."""
 
     name: str
     descriptor: int
@@ -135,7 +128,7 @@ class Slot:
 
 
 class _Stored(NamedTuple):
-    """Sorts by when it was last used."""
+    """Sorts by last use."""
 
     used_at_ns: int
     digest: str
@@ -143,7 +136,12 @@ class _Stored(NamedTuple):
 
 
 class Room:
-    """Of one folder; every process that uses the folder has one."""
+    """How much room one folder has: its files are counted, room is reserved, and the longest unused chunks are evicted.
+    Every process that uses the folder has one.
+
+    The ledger, a small file, is the folder's lock and tells the bytes used. It is raised before bytes are written and
+    lowered after they are gone, so a crash leaves it too high and never too low. Opening the folder and evicting count
+    again."""
 
     def __init__(self, root: PrivateFolder, limit_bytes: int) -> None:
         self._root = root
@@ -151,7 +149,8 @@ class Room:
 
     @contextmanager
     def locked(self) -> Iterator[Ledger]:
-        """The folder's lock, of threads too. Raises TimeoutError (an OSError) if another has it for too long."""
+        """The folder's lock, for threads too. Raises TimeoutError (an OSError) if another process has it for too
+        long."""
         descriptor = open_file(LEDGER, os.O_RDWR | os.O_CREAT, self._root.descriptor)
         try:
             if not wait_until(lambda: try_lock(descriptor), _LOCK_SECONDS):
@@ -164,8 +163,8 @@ class Room:
             os.close(descriptor)
 
     def tidy(self) -> None:
-        """Removes what dead processes were writing, and counts. A living writer has the lock of its file, since before
-        it let go of the ledger's."""
+        """Removes the unfinished files of dead processes, and counts. A living writer locks its file before it releases
+        the ledger."""
         with self.locked() as ledger:
             with suppress(FileNotFoundError), self._root.subfolder(INCOMING) as incoming:
                 for name in os.listdir(incoming):
@@ -185,7 +184,7 @@ class Room:
                 descriptor = open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, incoming)
                 try:
                     try_lock(descriptor)
-                    # As long as it will be, so that whoever counts the folder meanwhile counts it whole.
+                    # Its full length at once, so that a process that counts the folder meanwhile counts it whole.
                     os.ftruncate(descriptor, size)
                     ledger.used += size
                 except BaseException:
@@ -200,7 +199,7 @@ class Room:
             ledger.used -= slot.bytes
 
     def publish(self, slot: Slot, digest: str) -> None:
-        """The slot's file becomes the chunk's, in place of what had that name."""
+        """The slot's file becomes the chunk's, in place of any file of that name."""
         with (
             self.locked() as ledger,
             self._root.subfolder(INCOMING) as incoming,
@@ -211,7 +210,7 @@ class Room:
             ledger.used -= replaced
 
     def remove(self, digest: str, descriptor: int) -> None:
-        """Removes the chunk's file, if it still is the one that is open here."""
+        """Removes the chunk's file, if it is still the one that is open here."""
         with self.locked() as ledger, self._root.subfolder(digest[:2]) as shard:
             found = os.stat(digest, dir_fd=shard, follow_symlinks=False)
             if found.st_ino == os.fstat(descriptor).st_ino:
@@ -219,14 +218,15 @@ class Room:
                 ledger.used -= found.st_size
 
     def free(self, size: int) -> bool:
-        """For a disk that is full before the limit is reached. False if there is nothing that may go."""
+        """For a disk that is full before the limit is reached. False if no chunk may be evicted."""
         with self.locked() as ledger:
             used = self._count()[1]
             ledger.used = self._evict(max(0, used - size))
             return ledger.used < used
 
     def _evict(self, goal_bytes: int) -> int:
-        """Oldest use first, until the folder has at most `goal_bytes`, and a little less. Returns what it has then."""
+        """Oldest use first, until the folder has at most `goal_bytes`, and a little less. Returns the bytes that
+        remain."""
         stored, used = self._count()
         if used <= goal_bytes:
             return used
@@ -241,7 +241,7 @@ class Room:
         return used
 
     def _count(self) -> tuple[list[_Stored], int]:
-        """All chunks, and the bytes of them and of what is being written."""
+        """All chunks, and the bytes of them and of files that are being written."""
         stored: list[_Stored] = []
         for name in filter(_SHARD.match, os.listdir(self._root.descriptor)):
             with suppress(OSError), self._root.subfolder(name) as shard:

@@ -1,7 +1,7 @@
 """One process of the host fetches a chunk, the others wait for it: a lock on a small file named by the digest.
 
-The lock is the system's own, so a process that dies lets go of it. Its file is removed by whoever held the lock last;
-whoever gets a lock looks whether the file is still the one of that name, else two could have it at once.
+The system releases a dead process's lock. The last holder of a lock removes its file. After taking a lock, a process
+checks that the file still has that name, because two processes could otherwise hold it at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ FOLDER = "fetching"
 
 @contextmanager
 def alone(root: PrivateFolder, name: str, *, wait_seconds: float, stop: threading.Event | None) -> Iterator[bool]:
-    """Holds the lock of this name for the block: True. False if another held it for the whole time: the block runs all
-    the same, not alone. Raises TransferStopped while it waits; OSError."""
+    """Holds the lock of this name for the block: True. False if another process held it for the whole time: the block
+    runs all the same, not alone. Raises TransferStopped while it waits; OSError."""
     with root.subfolder(FOLDER, make=True) as folder:
         got: list[int] = []
 
@@ -38,7 +38,7 @@ def alone(root: PrivateFolder, name: str, *, wait_seconds: float, stop: threadin
 
 
 def sweep(root: PrivateFolder) -> None:
-    """Removes the files of processes that died. Those in use are locked, and stay."""
+    """Removes the files of dead processes. Files in use are locked, and stay."""
     with suppress(FileNotFoundError), root.subfolder(FOLDER) as folder:
         for name in os.listdir(folder):
             with suppress(OSError):
@@ -60,7 +60,7 @@ def _lock_file(folder: int, name: str) -> int | None:
 
 def _leave(descriptor: int, folder: int, name: str) -> None:
     try:
-        # Before the lock goes: afterwards it may be another's.
+        # Before the lock is released: afterwards another process may have it.
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
         unlock(descriptor)

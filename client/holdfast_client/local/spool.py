@@ -1,4 +1,11 @@
-"""The spool: saves that are whole on this machine's disk and not known to be committed."""
+"""The spool: saves that are whole on this machine's disk and not known to be committed. Records beside a chunk folder.
+
+spool/<name>.json   a record: every chunk that it names is in the folder, held by the hold of the same name
+spool/<name>.new    the claim of a save that is being written, locked by its writer; becomes the record
+
+The order makes a kill at any point harmless: claim, hold, chunks, record; and at the end: record away, hold away.
+The next opening of the spool removes a dead process's claim, and a hold without its record.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +30,6 @@ from holdfast_protocol.digests import DocumentError, canonical_bytes, parse
 from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointKind
 
-# What the spool keeps of one rank's save beside its chunks: all that begin and seal need. Pure.
-#
-# A record is a JSON document that carries its own SHA-256: one that a dying disk or a loss of power has torn is told
-# from one that is whole, and nothing of a torn one is ever pushed.
-
 VERSION: Literal[1] = 1
 
 
@@ -36,11 +38,14 @@ class SpooledChunk(BaseModel):
 
     digest: Digest
     bytes: int = Field(ge=0)
-    item_bytes: int = Field(default=1, ge=1, description="Of its floating-point numbers; where it is compressed.")
+    item_bytes: int = Field(default=1, ge=1, description="Bytes of its floating-point numbers, for compression.")
 
 
 class SpoolRecord(ShardSummary):
-    """One rank's shard of one save, as the attempt that staged it would have sealed it."""
+    """One rank's shard of one save, as the attempt that staged it would have sealed it: all that begin and seal need.
+
+    A record is a JSON document with its own SHA-256. So a record that a dying disk or a loss of power has torn is
+    recognised, and never pushed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,7 +54,7 @@ class SpoolRecord(ShardSummary):
     run: Name
     epoch: int = Field(ge=1)
     attempt: int = Field(ge=1)
-    launch_id: LaunchId = Field(description="Of the attempt: tells it from one of the same number elsewhere.")
+    launch_id: LaunchId = Field(description="The attempt's: tells it from another one with its number.")
     number: int = Field(ge=1, description="Counts the saves of the attempt, alike on all ranks.")
     step: Step
     kind: CheckpointKind
@@ -62,7 +67,7 @@ class SpoolRecord(ShardSummary):
 
     @property
     def name(self) -> str:
-        """Its file's and its hold's: no other save of any rank has it."""
+        """The name of its file and its hold: no other save of any rank has it."""
         return record_name(self.launch_id, self.number, self.rank)
 
     @property
@@ -71,7 +76,7 @@ class SpoolRecord(ShardSummary):
 
     @property
     def chunk_bytes(self) -> int:
-        """Of its distinct chunks."""
+        """Bytes of its distinct chunks."""
         return sum({chunk.digest: chunk.bytes for chunk in self.chunks}.values())
 
     def encode(self) -> bytes:
@@ -85,7 +90,7 @@ def record_name(launch_id: str, number: int, rank: int) -> str:
 
 
 def decode_record(document: bytes) -> SpoolRecord:
-    """Raises DocumentError for what is torn, altered, or from a newer version."""
+    """Raises DocumentError for a document that is torn, altered, or from a newer version."""
     outer = parse(document)
     if not isinstance(outer, dict) or set(outer) != {"record", "sha256"} or not isinstance(outer["record"], dict):
         raise DocumentError("this is not a record of the spool")
@@ -102,14 +107,6 @@ def decode_record(document: bytes) -> SpoolRecord:
 def _digest_of(body: object) -> str:
     return hashlib.sha256(canonical_bytes(body)).hexdigest()
 
-
-# The spool: saves that are whole on this machine's disk and not known to be committed. Records beside a chunk folder.
-#
-# spool/<name>.json   a record: every chunk that it names is in the folder, held by the hold of the same name
-# spool/<name>.new    the claim of a save that is being written, locked by its writer; becomes the record
-#
-# The order makes a kill at any point harmless: claim, hold, chunks, record; and at the end: record away, hold away.
-# What a dead process left of a claim, or a hold without its record, goes when the spool is opened next.
 
 FOLDER = "spool"
 
@@ -128,7 +125,7 @@ class BadRecord:
 
 @dataclass(frozen=True)
 class Spooled:
-    """What the spool holds, the oldest first."""
+    """The content of the spool, the oldest first."""
 
     records: tuple[SpoolRecord, ...]
     bad: tuple[BadRecord, ...]
@@ -169,7 +166,7 @@ class Spool:
 
     @contextmanager
     def claim(self, name: str) -> Iterator[Claim]:
-        """A block that writes one save. Left without `keep`, nothing of it stays. Raises OSError."""
+        """A block that writes one save. Without `keep`, nothing of it stays. Raises OSError."""
         descriptor = self._take(name)
         claim = Claim(self._root, name, self.folder.hold(name), descriptor)
         try:
@@ -206,18 +203,18 @@ class Spool:
         return Spooled(tuple(records), tuple(bad))
 
     def forget(self, name: str) -> None:
-        """The save is committed, or given up: its chunks may be evicted. Twice is fine. Raises OSError."""
+        """The save is committed, or given up: its chunks may be evicted. May be called twice. Raises OSError."""
         self._unlink(name + _RECORD)
         self.folder.hold(name).release()
 
     def close(self) -> None:
-        """Twice is fine. The folder is the caller's."""
+        """May be called twice. The folder is the caller's."""
         self._root.close()
 
     def _take(self, name: str) -> int:
         while True:
             descriptor = open_file(name + _CLAIM, os.O_RDWR | os.O_CREAT, self._root.descriptor)
-            # Between making and locking it, another process may have taken it for a dead one's, and removed it.
+            # Before it was locked, another process may have taken it for a dead one's, and removed it.
             if try_lock(descriptor) and self._is_file(name + _CLAIM, descriptor):
                 os.ftruncate(descriptor, 0)
                 return descriptor
@@ -236,7 +233,7 @@ class Spool:
                 with suppress(OSError):
                     self._remove_if_dead(file)
         for name in self.folder.holds():
-            # The claim first: it becomes the record, so that a save in the making is seen as the one or the other.
+            # The claim first: it becomes the record, so that a save in progress is seen as the one or the other.
             if name.startswith(_PREFIX) and not self._exists(name + _CLAIM) and not self._exists(name + _RECORD):
                 self.folder.hold(name).release()
 
@@ -265,9 +262,6 @@ class Spool:
         with suppress(FileNotFoundError):
             os.unlink(file, dir_fd=self._root.descriptor)
             os.fsync(self._root.descriptor)
-
-
-# Which records of the spool are one save, and which of its ranks are there. Pure; for the next attempt and the CLI.
 
 
 @dataclass(frozen=True, order=True)
@@ -309,7 +303,7 @@ class SaveKey:
 class SpooledSave:
     key: SaveKey
     records: tuple[SpoolRecord, ...]
-    """In rank order; maybe not of every rank, for the others may be on other machines."""
+    """In rank order; not of every rank if the others are on other machines."""
 
 
 def saves_of(records: Iterable[SpoolRecord]) -> list[SpooledSave]:
@@ -323,7 +317,8 @@ def saves_of(records: Iterable[SpoolRecord]) -> list[SpooledSave]:
 
 
 def pushers(holding: Iterable[tuple[int, SaveKey, int]]) -> dict[SaveKey, dict[int, int]]:
-    """(who, save, rank of the save) of all who hold shards -> per save, in order: rank -> the lowest who holds it."""
+    """(rank, save, rank of the save) for all ranks that hold shards -> per save, in order: rank of the save -> the
+    lowest rank that holds it."""
     found: dict[SaveKey, dict[int, int]] = defaultdict(dict)
     for who, key, rank in holding:
         found[key][rank] = min(who, found[key].get(rank, who))

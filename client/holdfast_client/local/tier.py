@@ -1,4 +1,4 @@
-"""The local tier of this node: opened as the settings say, and saves kept in it."""
+"""The local tier of this node, by the settings: the chunk folder, the spool in it, and saves kept there."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ from holdfast_client.local.room import Hold
 from holdfast_client.local.spool import Spool, SpooledChunk, SpoolRecord
 from holdfast_client.settings import ClientSettings
 
-# Staged bytes -> chunks in the folder, held, -> a record in the spool: from then on the save outlives its process.
-#
-# Hashing and writing run on the hashing threads, several chunks at once; a disk waits for the last byte to be safe, and
-# meanwhile the next chunk is hashed.
-
 
 class NoRoom(Exception):  # noqa: N818  (said aloud, it is what happened)
-    """Neither limit nor disk has room for the save, with all evicted that may go."""
+    """Neither limit nor disk has room for the save, after all possible eviction."""
 
 
 def keep_shard(
@@ -35,10 +30,12 @@ def keep_shard(
     *,
     workers: TransferWorkers,
 ) -> SpoolRecord:
-    """The save is durable on this machine when this returns. When it returns or raises, no thread reads the chunks.
+    """Staged bytes -> chunks in the folder, held, -> a record in the spool. When this returns, the save is durable on
+    this machine and outlives its process. When it returns or raises, no thread reads the chunks.
 
-    `record` makes the record out of the chunks, by ordinal. Raises NoRoom, OSError and what a chunk's load raises;
-    nothing of the save stays in the folder then.
+    Hashing and writing run on the hashing threads, several chunks at once, because the next chunk can be hashed while
+    the disk finishes the last. `record` makes the record from the chunks, by ordinal. Raises NoRoom, OSError and the
+    errors of a chunk's load; nothing of the save stays in the folder then.
     """
     with spool.claim(name) as claim:
         kept = record(_keep_chunks(spool.folder, claim.hold, chunks, workers))
@@ -49,7 +46,7 @@ def keep_shard(
 def _keep_chunks(
     folder: ChunkFolder, hold: Hold, chunks: Iterable[OutgoingChunk], workers: TransferWorkers
 ) -> list[SpooledChunk]:
-    # An event of its own: a save that finds no room stops those of its jobs that wait for a chunk, and no other save.
+    # An event of its own: a save without room stops those of its jobs that wait for a chunk, and no other save.
     jobs: Jobs[int, SpooledChunk] = Jobs(own := threading.Event())
     found: dict[int, SpooledChunk] = {}
 
@@ -84,14 +81,11 @@ def _keep(folder: ChunkFolder, hold: Hold, chunk: OutgoingChunk, stop: threading
     return SpooledChunk(digest=hashed.digest, bytes=hashed.body.nbytes, item_bytes=hashed.item_bytes)
 
 
-# The local tier of this node, opened as the settings say: the chunk folder, and the spool in it.
-
-
 class LocalTier:
     """Thread-safe, and safe between the processes of a node."""
 
     def __init__(self, path: Path, limit_bytes: int | None) -> None:
-        """`limit_bytes`: without it nine tenths of the disk. Raises ConfigurationError where it cannot be used."""
+        """`limit_bytes`: default nine tenths of the disk. Raises ConfigurationError if the folder cannot be used."""
         self.path = path.expanduser().absolute()
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,11 +101,11 @@ class LocalTier:
 
     @classmethod
     def of(cls, settings: ClientSettings, path: str | Path | None = None) -> Self | None:
-        """As the settings say; `path` wins over them. None where nobody names a folder."""
+        """By the settings; `path` wins over them. None if no folder is named."""
         where = path or settings.local_dir
         return None if where is None else cls(Path(where), settings.local_bytes)
 
     def close(self) -> None:
-        """Twice is fine. What is in the folder stays."""
+        """May be called twice. The folder's content stays."""
         self.spool.close()
         self.folder.close()

@@ -1,4 +1,5 @@
-"""Open an attempt, tell what it resumed from, keep it alive, end it. See holdfast_protocol.attempts."""
+"""Open an attempt, report the checkpoint that it resumed from, keep it alive, end it. See
+holdfast_protocol.attempts."""
 
 from __future__ import annotations
 
@@ -52,12 +53,12 @@ class Attempts(Resource):
         return self.transport.call("GET", path("projects", project, "runs", run, "attempts", number), AttemptView)
 
     def resumed_from(self, project: str, run: str, number: int, request: ResumedFrom) -> AttemptView:
-        """Tells what the ranks have really loaded; the lineage follows it."""
+        """Reports the checkpoint that the ranks have really loaded; the lineage follows it."""
         route = path("projects", project, "runs", run, "attempts", number, "resumed-from")
         return self.transport.call("PUT", route, AttemptView, body=request)
 
     def heartbeat(self, project: str, run: str, number: int, request: Heartbeat) -> HeartbeatReply:
-        """Says that the attempt is alive. Raises StaleAttempt if it was fenced."""
+        """Reports that the attempt is alive. Raises StaleAttempt if it was fenced."""
         route = path("projects", project, "runs", run, "attempts", number, "heartbeat")
         return self.transport.call("POST", route, HeartbeatReply, body=request)
 
@@ -77,10 +78,10 @@ class Attempts(Resource):
     ) -> AttemptOpened:
         """Opens an attempt after the newest one (rule attempt-compare-and-swap). Rank 0 calls it.
 
-        A later launch wins over an earlier one. A late retry of an earlier launch must not fence its successor: if this
-        launch's opening may have been carried out, and another attempt is newer now, that one is the successor, and
-        this launch stops. Raises StaleAttempt if a later launch has taken over in between,
-        RunNotFound or ProjectNotFound if they may not be made (see OpenAttempt.create)."""
+        A later launch wins over an earlier one, but a late retry of an earlier launch must not fence its successor. If
+        this launch's opening may have been carried out, and another attempt is newer now, that one is the successor,
+        and this launch stops. Raises StaleAttempt if a later launch has taken over in between, RunNotFound or
+        ProjectNotFound if they may not be made (see OpenAttempt.create)."""
         after = self._newest(run_name)
         for tries_left in reversed(range(_TRIES)):
             request = OpenAttempt(
@@ -108,7 +109,7 @@ class Attempts(Resource):
         raise AssertionError("the last try returns or raises")
 
     def _newest(self, run_name: RunName) -> int:
-        """0 where there is none yet. The list of attempts is open to a token that may only train."""
+        """0 if there is none yet. Even a token that may only train can list attempts."""
         try:
             newest_first = self.list(run_name.project, run_name.run, limit=1).items
         except NotFound:

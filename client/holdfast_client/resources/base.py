@@ -1,4 +1,4 @@
-"""What each resource stands on: the one transport; and from one page to all of them."""
+"""The base of each resource, with the one transport; and pages -> all items."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MadeT = TypeVar("MadeT")
 
 
 class Resource:
-    """The calls of one noun of the service. They differ in route, request and reply, and in nothing else."""
+    """The calls of one noun of the service. Resources differ only in route, request and reply."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -27,23 +27,23 @@ class Resource:
 
 # A plan of a run of 100,000 checkpoints takes the service many seconds.
 PLANS_SECONDS = 300.0
-# How often a thing with a secret is made anew whose reply was lost.
+# How often a thing with a secret is made again because its reply was lost.
 _MAKES = 4
 
 
 def once() -> dict[str, str]:
-    """The header of a call that makes something: however often the transport sends it, one thing is made."""
+    """The header of a call that makes a thing: however often the transport sends it, one thing is made."""
     return {"Idempotency-Key": uuid.uuid4().hex}
 
 
 def if_match(etag: str | None) -> dict[str, str]:
-    """The header of a call that replaces or deletes what `etag` was read from."""
+    """The header of a call that replaces or deletes the version that `etag` was read from."""
     return {} if etag is None else {"If-Match": etag}
 
 
 def made_once(make: Callable[[], MadeT], undo: Callable[[str], object]) -> MadeT:
-    """What `make` returns. Where an earlier try has made it and its reply was lost, the secret in it is lost too: that
-    one is undone, and another made. Each `make` has a key of its own."""
+    """Returns `make()`. If an earlier try made the thing and its reply was lost, the secret in it is lost too: that
+    thing is undone, and another made. Each `make` has a key of its own."""
     for _ in range(_MAKES - 1):
         try:
             return make()

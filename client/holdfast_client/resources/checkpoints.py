@@ -1,4 +1,4 @@
-"""Checkpoints: begin, negotiate, seal, abort; look at, edit and read them back."""
+"""Checkpoints: begin, negotiate, seal, abort; read, edit and read back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Checkpoints(Resource):
         return self.transport.call("POST", route, ChunksNegotiated, body=request)
 
     def seal(self, checkpoint_id: str, rank: int, request: SealShard | FailShard) -> CheckpointView:
-        """Seals a rank's shard, or says that it failed. The seal that completes the world commits."""
+        """Seals a rank's shard, or reports that it failed. The seal that completes the world commits."""
         return self.transport.call(
             "PUT", path("checkpoints", checkpoint_id, "shards", rank), CheckpointView, body=request
         )
@@ -57,7 +57,7 @@ class Checkpoints(Resource):
         return self.transport.call("POST", path("checkpoints", checkpoint_id, "abort"), CheckpointView, body=request)
 
     def get(self, checkpoint_id: str, wait_seconds: int | None = None) -> CheckpointView:
-        """A checkpoint as it is; with `wait_seconds`, as soon as it is no longer uploading or the time is over."""
+        """A checkpoint as it is; with `wait_seconds`, once it is no longer uploading or the time is over."""
         return self.transport.call(
             "GET",
             path("checkpoints", checkpoint_id),
@@ -67,7 +67,7 @@ class Checkpoints(Resource):
         )
 
     def select(self, project: str, run: str, selector: str) -> CheckpointView:
-        """The checkpoint that `latest`, `1200`, `1200#3`, `best:loss` or an id means, whatever its state."""
+        """The checkpoint of the selector `latest`, `1200`, `1200#3`, `best:loss` or an id, whatever its state."""
         return self.transport.call(
             "GET", path("projects", project, "runs", run, "checkpoints", selector), CheckpointView
         )
@@ -143,8 +143,8 @@ class Checkpoints(Resource):
         )
 
     def undelete(self, checkpoint_id: str, *, pin: bool | None = None) -> CheckpointView:
-        """Takes a checkpoint back from the trash. `pin` None: what a policy had expired is pinned for a while, or it
-        would expire again. Raises ChunkGone once its purge has begun."""
+        """Takes a checkpoint back from the trash. `pin` None: a checkpoint that a policy had expired is pinned for a
+        while, because it would expire again. Raises ChunkGone once its purge has begun."""
         return self.transport.call(
             "POST", path("checkpoints", checkpoint_id, "undelete"), CheckpointView, body=UndeleteCheckpoint(pin=pin)
         )
@@ -153,20 +153,19 @@ class Checkpoints(Resource):
         self, checkpoint_id: str, reason: str, *, expires_in_seconds: int | None = None, etag: str | None = None
     ) -> CheckpointView:
         """Keeps a checkpoint from every policy and every prune, for ever or for so long. `etag`: of the checkpoint as
-        it was seen, to replace another pin. Raises EditNeedsVersion and EditConflict."""
+        the caller saw it, to replace another pin. Raises EditNeedsVersion and EditConflict."""
         request = PinCheckpoint(reason=reason, expires_in_seconds=expires_in_seconds)
         route = path("checkpoints", checkpoint_id, "pin")
         return self.transport.call("PUT", route, CheckpointView, body=request, headers=if_match(etag))
 
     def unpin(self, checkpoint_id: str, etag: str) -> CheckpointView:
-        """Takes the pin away that was seen with `etag`; a checkpoint without one is left as it is. Raises
-        EditConflict."""
+        """Removes the pin that was read with `etag`; a checkpoint without one stays unchanged. Raises EditConflict."""
         route = path("checkpoints", checkpoint_id, "pin")
         return self.transport.call("DELETE", route, CheckpointView, headers=if_match(etag))
 
 
 class Restores(Resource):
-    """The restore point, and what reads it."""
+    """The restore point, and the reads of a restore."""
 
     def restore_point(
         self,
@@ -177,8 +176,8 @@ class Restores(Resource):
         *,
         diverged: bool = False,
     ) -> RestoreDecision:
-        """The checkpoint to restore now and why newer ones are not it. `before_step` excludes that step and later;
-        with `diverged` a checkpoint that has diverged will do as well."""
+        """The checkpoint to restore now, and why newer ones are skipped. `before_step` excludes that step and later;
+        with `diverged` a checkpoint that has diverged is accepted too."""
         return self.transport.call(
             "GET",
             path("projects", project, "runs", run, "restore-point"),
@@ -191,12 +190,12 @@ class Restores(Resource):
         return self.transport.call("POST", path("checkpoints", checkpoint_id, "reads"), ChunkReads, body=request)
 
     def release(self, lease_id: str) -> None:
-        """Ends a lease. It would run out by itself; until then nothing under it can be purged."""
+        """Ends a lease. Without this call it expires by itself; until then no chunk under it can be purged."""
         self.transport.send("DELETE", path("read-leases", lease_id))
 
     def report_chunk(self, checkpoint_id: str, request: ReportChunk) -> ChunkVerdict:
-        """Reports a chunk that could not be read; the service reads it itself and says what it found.
-        The service reads up to a whole chunk for this, which is given more time."""
+        """Reports a chunk that could not be read; returns the service's own finding. The service reads up to a whole
+        chunk for it, so the call has more time."""
         return self.transport.call(
             "POST", path("checkpoints", checkpoint_id, "chunk-reports"), ChunkVerdict, body=request, waits_seconds=120
         )

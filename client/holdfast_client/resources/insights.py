@@ -1,4 +1,4 @@
-"""What the history of a run tells: goodput, and how often to save."""
+"""Insights from a run's history: goodput, and how often to save."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class Insights(Resource):
         return self.transport.call("GET", path("projects", project, "runs", run, "goodput"), Goodput)
 
     def save_interval(self, project: str, run: str) -> AdviceView:
-        """How often the run should save by what was measured, and why."""
+        """How often the run should save by its measurements, and why."""
         return self.transport.call("GET", path("projects", project, "runs", run, "advice"), AdviceView)

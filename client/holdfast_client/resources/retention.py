@@ -1,4 +1,4 @@
-"""What stays: plans, prunes, the trash, pins, holds and policies."""
+"""Retention: plans, prunes, the trash, pins, holds and policies."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Retention(Resource):
         policy: Mapping[str, Any] | None = None,
         show: Literal["all", "keep", "expire", "none"] = "all",
     ) -> RetentionPlan:
-        """Which checkpoints stay and which expire, each with every reason. `policy` asks what if that
-        were the run's; such a plan cannot be applied. Changes nothing."""
+        """Which checkpoints stay and which expire, each with every reason. `policy`: a plan for this policy instead of
+        the run's; it cannot be applied. Changes nothing."""
         request = PlanRetention(policy=None if policy is None else dict(policy), show=show)
         return self.transport.call(
             "POST",
@@ -57,8 +57,9 @@ class Retention(Resource):
         )
 
     def apply(self, plan: RetentionPlan) -> Iterator[Pruned]:
-        """Expires what the plan was seen to expire, in portions; one result for each as it is done. `plan` lists what
-        expires (`show` is all or expire). Twice is fine. Raises PolicyChanged if the policy is another by now."""
+        """Expires the checkpoints that the plan showed as expiring, in portions; one result for each as it is done.
+        `plan` must list them (`show` is all or expire). Idempotent. Raises PolicyChanged if the policy has changed
+        since."""
         shown = [each.checkpoint_id for each in plan.checkpoints if not each.keep]
         for some in _portions(shown):
             request = ApplyRetention(policy_digest=plan.policy_digest or "none", checkpoint_ids=some)
@@ -71,8 +72,8 @@ class Retention(Resource):
             )
 
     def prune(self, project: str, run: str, request: PruneCheckpoints) -> Pruned:
-        """Moves checkpoints to the trash. Raises CheckpointHeld or CheckpointProtected where one that was named, and
-        not found by a filter, must stay."""
+        """Moves checkpoints to the trash. Raises CheckpointHeld or CheckpointProtected if a named one must stay; the
+        filter skips such checkpoints."""
         return self.transport.call(
             "POST",
             path("projects", project, "runs", run, "retention", "prune"),
@@ -86,8 +87,8 @@ class Holds(Resource):
     """See holdfast_protocol.pruning."""
 
     def create(self, checkpoint_id: str, request: PlaceHold) -> HoldView:
-        """Nobody takes the checkpoint away until another token releases the hold, or it ends. The same again gives the
-        hold that is in force."""
+        """No policy and no person can delete the checkpoint until another token releases the hold, or it ends. The same
+        call again returns the hold in force."""
         return self.transport.call(
             "POST", path("checkpoints", checkpoint_id, "holds"), HoldView, body=request, headers=once()
         )
@@ -131,7 +132,7 @@ class Holds(Resource):
         return self.transport.call("PATCH", path("holds", hold_id), HoldView, body=request)
 
     def release(self, hold_id: str, request: ReleaseHold) -> HoldView:
-        """Only by another person's token: not by the one that placed it, nor by one that it has made or was made by."""
+        """Needs another person's token: not the one that placed it, nor one that it has made or was made by."""
         return self.transport.call("POST", path("holds", hold_id, "release"), HoldView, body=request)
 
 
@@ -139,7 +140,7 @@ class Policies(Resource):
     """See holdfast_protocol.policies."""
 
     def get(self, kind: PolicyKind, project: str, run: str | None = None) -> PolicyView:
-        """The policy that holds; of a run its own or its project's, which `level` tells. Raises PolicyNotFound."""
+        """The policy in force; a run's own or its project's, which `level` tells. Raises PolicyNotFound."""
         return self.transport.call("GET", _route(kind, project, run), PolicyView)
 
     def put(
@@ -151,11 +152,11 @@ class Policies(Resource):
         *,
         etag: str | None = None,
     ) -> PolicyView:
-        """Puts the first policy, or replaces the one that `etag` was read from. Raises InvalidRequest for what is no
-        policy, and EditConflict if another was put in between."""
+        """Puts the first policy, or replaces the one that `etag` was read from. Raises InvalidRequest for a document
+        that is no policy, and EditConflict if another was put in between."""
         request = PutPolicy(document=dict(document))
         return self.transport.call("PUT", _route(kind, project, run), PolicyView, body=request, headers=if_match(etag))
 
     def delete(self, kind: PolicyKind, project: str, run: str | None = None, *, etag: str) -> PolicyView:
-        """Deletes the target's own policy, as `etag` was read from it, and gives back what it was."""
+        """Deletes the target's own policy, as `etag` was read from it, and returns it."""
         return self.transport.call("DELETE", _route(kind, project, run), PolicyView, headers=if_match(etag))

@@ -21,7 +21,7 @@ class Projects(Resource):
     """See holdfast_protocol.runs."""
 
     def list(self, *, deleted: bool = False, cursor: str | None = None, limit: int | None = None) -> Page[ProjectView]:
-        """`deleted`: those in the trash, and no others."""
+        """`deleted`: only those in the trash."""
         params = {"deleted": deleted or None, "cursor": cursor, "limit": limit}
         return self.transport.call("GET", path("projects"), Page[ProjectView], params=params)
 
@@ -32,8 +32,8 @@ class Projects(Resource):
         return self.transport.call("GET", path("projects", project), ProjectView)
 
     def edit(self, project: str, request: EditProject, *, etag: str | None = None) -> ProjectView:
-        """Makes the project if it is not there, and sets what the request says. `etag`: of the view that was seen; a
-        quota that is there changes only from that one. Raises EditNeedsVersion and EditConflict."""
+        """Makes the project if it does not exist, and sets the request's fields. `etag`: of the view that the caller
+        saw; an existing quota changes only from that one. Raises EditNeedsVersion and EditConflict."""
         route = path("projects", project)
         return self.transport.call("PUT", route, ProjectView, body=request, headers=if_match(etag))
 
@@ -58,7 +58,7 @@ class Runs(Resource):
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[RunView]:
-        """`deleted`: those in the trash, and no others."""
+        """`deleted`: only those in the trash."""
         return self.transport.call(
             "GET",
             path("projects", project, "runs"),
@@ -70,7 +70,7 @@ class Runs(Resource):
         return all_items(lambda cursor: self.list(project, status=status, deleted=deleted, cursor=cursor))
 
     def create(self, project: str, run: str) -> RunView:
-        """Makes the run; the same again is fine."""
+        """Makes the run; an existing run is fine."""
         return self.transport.call("PUT", path("projects", project, "runs", run), RunView)
 
     def get(self, project: str, run: str) -> RunView:
@@ -79,12 +79,12 @@ class Runs(Resource):
     def delete(
         self, project: str, run: str, *, reason: str = "", dry_run: bool = False, etag: str | None = None
     ) -> Deletion:
-        """Moves all of a run to the trash. `etag`: of the dry run that was seen, or `*`. Raises CheckpointHeld and
-        CheckpointProtected for what must stay, EditNeedsVersion and EditConflict."""
+        """Moves all of a run to the trash. `etag`: of the dry run that the caller saw, or `*`. Raises CheckpointHeld
+        and CheckpointProtected if a checkpoint must stay, EditNeedsVersion and EditConflict."""
         return _delete(self.transport, path("projects", project, "runs", run), reason, dry_run, etag)
 
     def undelete(self, project: str, run: str) -> TakenBack:
-        """Takes a run back, with what of it is not being purged yet. Raises RunNotFound once it is purged."""
+        """Takes a run back, with the part of it that is not being purged yet. Raises RunNotFound once it is purged."""
         return self.transport.call(
             "POST", path("projects", project, "runs", run, "undelete"), TakenBack, waits_seconds=PLANS_SECONDS
         )
@@ -94,7 +94,7 @@ class Tokens(Resource):
     """See holdfast_protocol.service."""
 
     def create(self, request: CreateToken) -> TokenCreated:
-        """Makes a token. Where a lost reply took a token's text with it, that token is revoked."""
+        """Makes a token. If a reply with a token's text is lost, that token is revoked."""
         call = self.transport.call
         return made_once(
             lambda: call("POST", path("tokens"), TokenCreated, body=request, headers=once()), undo=self.revoke

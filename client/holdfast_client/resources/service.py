@@ -32,7 +32,7 @@ _LONGEST_PAUSE_SECONDS = 2.0
 
 
 class Service(Resource):
-    """What the service tells of itself."""
+    """The service's own state."""
 
     def info(self) -> ServerInfo:
         return self.transport.call("GET", path("service"), ServerInfo)
@@ -42,7 +42,7 @@ class Service(Resource):
         return self.transport.reachable("/healthz")
 
     def ready(self) -> Readiness:
-        """Whether database, migrations and stores answer. One try; "not ready" is an answer and not an error."""
+        """Whether database, migrations and stores answer. One try; "not ready" is an answer, not an error."""
         return self.transport.call("GET", "/readyz", Readiness, retry_seconds=0, also_good={503})
 
     def store_clocks(self) -> list[StoreClock]:
@@ -59,7 +59,7 @@ class Controllers(Resource):
         return self.transport.call("GET", path("controllers", name), ControllerView)
 
     def pause(self, name: str, reason: str) -> ControllerView:
-        """Passes under way end, and none begins until `resume_controller`, in any process."""
+        """Running passes end, and none begins until `resume`, in any process."""
         body = PauseController(reason=reason)
         return self.transport.call("POST", path("controllers", name, "pause"), ControllerView, body=body)
 
@@ -67,11 +67,11 @@ class Controllers(Resource):
         return self.transport.call("POST", path("controllers", name, "resume"), ControllerView)
 
     def run(self, name: str) -> ControllerView:
-        """Asks for a pass now, in one process; `wait_controller` waits for its end. Raises ControllerPaused."""
+        """Asks for a pass now, in one process; `wait` waits for its end. Raises ControllerPaused."""
         return self.transport.call("POST", path("controllers", name, "run"), ControllerView)
 
     def wait(self, asked: ControllerView, *, timeout_seconds: float | None = None) -> ControllerView:
-        """`asked` is the answer of `run_controller`. Raises ControllerPaused if somebody pauses it meanwhile, and
+        """`asked` is the answer of `run`. Raises ControllerPaused if the controller is paused meanwhile, and
         ServiceUnavailable when the time is over."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         pause = _FIRST_PAUSE_SECONDS
@@ -129,7 +129,7 @@ class Operations(Resource):
         return self.transport.call("GET", path("operations", operation_id), OperationView)
 
     def cancel(self, operation_id: str) -> OperationView:
-        """Its worker stops at the next step; what it has done stays done."""
+        """Its worker stops at the next step; finished steps stay done."""
         return self.transport.call("POST", path("operations", operation_id, "cancel"), OperationView)
 
     def wait(
@@ -139,7 +139,7 @@ class Operations(Resource):
         timeout_seconds: float | None = None,
         on_view: Callable[[OperationView], None] | None = None,
     ) -> OperationView:
-        """Until it has ended, however: look at its `state`. `on_view` is told of each look in between. Raises
+        """Waits until it has ended, however: check its `state`. `on_view` gets each view in between. Raises
         ServiceUnavailable when the time is over."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         pause = _FIRST_PAUSE_SECONDS
@@ -175,8 +175,8 @@ class Events(Resource):
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[EventView]:
-        """One page of who changed what, the newest first. `action` is a prefix such as `hold.`; `checkpoint` an id;
-        `since` is inclusive, `until` is not."""
+        """One page of changes and their authors, the newest first. `action` is a prefix such as `hold.`; `checkpoint`
+        an id; `since` is inclusive, `until` is not."""
         return self.transport.call(
             "GET",
             path("events"),
@@ -227,7 +227,7 @@ class Webhooks(Resource):
     """See holdfast_protocol.webhooks."""
 
     def create(self, project: str, request: CreateWebhook) -> WebhookCreated:
-        """Makes a webhook. Where a lost reply took a secret with it, that webhook is deleted."""
+        """Makes a webhook. If a reply with a secret is lost, that webhook is deleted."""
         call, route = self.transport.call, path("projects", project, "webhooks")
         return made_once(lambda: call("POST", route, WebhookCreated, body=request, headers=once()), undo=self.delete)
 
@@ -241,7 +241,7 @@ class Webhooks(Resource):
         return self.transport.call("DELETE", path("webhooks", webhook_id), WebhookView)
 
     def test(self, webhook_id: str) -> DeliveryView:
-        """Has a call made soon; `deliveries` tells what became of it."""
+        """Has a call made soon; `deliveries` tells its result."""
         return self.transport.call("POST", path("webhooks", webhook_id, "test"), DeliveryView)
 
     def deliveries(self, webhook_id: str, *, cursor: str | None = None, limit: int | None = None) -> Page[DeliveryView]:

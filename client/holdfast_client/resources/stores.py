@@ -48,7 +48,7 @@ class Stores(Resource):
         return self.transport.call("POST", path("stores", role.value, "claim"), StoreView, body=request)
 
     def mount_proof(self) -> MountProofOffer:
-        """A fresh file in the store's own filesystem; who can tell its content sees the same mount."""
+        """A fresh file in the store's own filesystem; a client that can tell its content sees the same mount."""
         return self.transport.call("POST", path("mount-proofs"), MountProofOffer)
 
 
@@ -56,11 +56,11 @@ class Catalog(Resource):
     """The catalog beside its stores."""
 
     def check(self, request: CheckCatalog) -> OperationView:
-        """Started, or under way already; its result is a CatalogCheck. See wait_operation."""
+        """Started, or running already; its result is a CatalogCheck. See `operations.wait`."""
         return self.transport.call("POST", path("catalog", "checks"), OperationView, body=request, headers=once())
 
     def doubts(self) -> list[DoubtView]:
-        """What a rebuild of the catalog could not know, and nobody has confirmed since."""
+        """Facts that a rebuild of the catalog could not know, and that no person has confirmed since."""
         return self._whole(path("catalog", "doubts"), Page[DoubtView])
 
     def confirm(self, request: ConfirmCommits) -> DoubtView:
@@ -74,7 +74,7 @@ class Samples(Resource):
         return self.transport.call("POST", path("store-samples"), SampleOffer, body=request)
 
     def check(self, sample_id: str) -> SampleChecked:
-        """Raises ChunkGone where it has not arrived."""
+        """Raises ChunkGone if it has not arrived."""
         return self.transport.call("POST", path("store-samples", sample_id, "check"), SampleChecked)
 
     def delete(self, sample_id: str) -> None:
@@ -99,7 +99,7 @@ class Copies(Resource):
     def drill(
         self, project: str, run: str, selector: str = "latest", store: StoreRole = StoreRole.SECOND
     ) -> OperationView:
-        """Has a checkpoint restored from one store alone, every byte verified. `wait_operation` gives the result, a
+        """Has a checkpoint restored from one store alone, every byte verified. `operations.wait` gives the result, a
         DrillResult."""
         route = path("projects", project, "runs", run, "drills")
         request = StartDrill(selector=selector, store=store)
@@ -107,24 +107,24 @@ class Copies(Resource):
 
 
 class Scrubs(Resource):
-    """Reading copies again, and what damage concerns."""
+    """Reading copies again, and the consequences of damage."""
 
     def run(self, project: str, run: str, mode: ScrubMode = ScrubMode.READ) -> OperationView:
-        """Has every copy of the run's chunks read again. `wait_operation` gives the result, a ScrubResult."""
+        """Has every copy of the run's chunks read again. `operations.wait` gives the result, a ScrubResult."""
         route = path("projects", project, "runs", run, "scrubs")
         return self.transport.call("POST", route, OperationView, body=StartScrub(mode=mode), headers=once())
 
     def checkpoint(self, checkpoint_id: str, mode: ScrubMode = ScrubMode.READ) -> OperationView:
-        """The same of one checkpoint's chunks."""
+        """The same for one checkpoint's chunks."""
         route = path("checkpoints", checkpoint_id, "scrubs")
         return self.transport.call("POST", route, OperationView, body=StartScrub(mode=mode), headers=once())
 
     def impact_of_chunk(self, digest: str) -> Impact:
-        """Which checkpoints and runs need this chunk, in all projects that the token sees."""
+        """The checkpoints and runs that need this chunk, in all projects that the token sees."""
         return self.transport.call("GET", path("chunks", digest, "impact"), Impact)
 
     def impact_of_checkpoint(self, checkpoint_id: str) -> Impact:
-        """The bad chunks of this checkpoint, and who else needs them."""
+        """The bad chunks of this checkpoint, and the other checkpoints that need them."""
         return self.transport.call("GET", path("checkpoints", checkpoint_id, "impact"), Impact)
 
     def bad_copies(self, project: str, *, cursor: str | None = None, limit: int | None = None) -> Page[BadCopy]:
@@ -141,7 +141,7 @@ class Tiers(Resource):
     """Cold checkpoints."""
 
     def plan(self, project: str, run: str) -> TierPlan:
-        """What the tiers policy would move when, net of sharing. Nothing moves by it."""
+        """What the tiers policy would move, and when, net of sharing. Moves nothing."""
         return self.transport.call("GET", path("projects", project, "runs", run, "tiers", "plan"), TierPlan)
 
     def thaw(self, checkpoint_id: str, *, days: int = 3, speed: ThawSpeed = ThawSpeed.STANDARD) -> ThawView:
@@ -150,19 +150,20 @@ class Tiers(Resource):
         return self.transport.call("POST", path("checkpoints", checkpoint_id, "thaw"), ThawView, body=request)
 
     def thaw_status(self, checkpoint_id: str) -> ThawView:
-        """How far a thaw is, or what one would take and cost."""
+        """How far a thaw is, or how long one would take and cost."""
         return self.transport.call("GET", path("checkpoints", checkpoint_id, "thaw"), ThawView)
 
 
 class Collections(Resource):
-    """What nothing needs any more."""
+    """Deletion of unneeded copies and objects."""
 
     def plan(self, project: str | None = None) -> CollectionPlan:
-        """What the collector would delete now, store by store, and what waits for what. It changes nothing."""
+        """The copies that the collector would delete now, store by store, and what the others wait for. Changes
+        nothing."""
         return self.transport.call("GET", path("collections", "plan"), CollectionPlan, params={"project": project})
 
     def start(self) -> OperationView:
-        """Starts a pass of the collector, with a look at every copy; its result is a CollectionPass."""
+        """Starts a pass of the collector over every copy; its result is a CollectionPass."""
         return self.transport.call("POST", path("collections"), OperationView, headers=once())
 
 
@@ -182,7 +183,7 @@ class Usage(Resource):
     """Bytes and costs."""
 
     def get(self, project: str, run: str | None = None) -> UsageView:
-        """Of a project, or of one of its runs."""
+        """The usage of a project, or of one of its runs."""
         return self.transport.call("GET", _route(project, run, "usage"), UsageView, waits_seconds=_COUNTING_SECONDS)
 
     def list(self, *, cursor: str | None = None, limit: int | None = None) -> Page[UsageView]:
@@ -198,11 +199,11 @@ class Usage(Resource):
         return all_items(lambda cursor: self.list(cursor=cursor))
 
     def cost(self, project: str, run: str | None = None) -> CostView:
-        """What storing it costs a month, as it is now."""
+        """The present cost of its storage a month."""
         return self.transport.call("GET", _route(project, run, "cost"), CostView, waits_seconds=_COUNTING_SECONDS)
 
     def forecast(self, project: str, run: str, request: ForecastCost) -> CostForecast:
-        """What the run would cost a month under these policies, if it goes on as it has."""
+        """What the run would cost a month under these policies, if it goes on as before."""
         route = path("projects", project, "runs", run, "cost", "forecast")
         return self.transport.call("POST", route, CostForecast, body=request, waits_seconds=_COUNTING_SECONDS)
 

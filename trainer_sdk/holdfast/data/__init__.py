@@ -1,4 +1,4 @@
-"""Data loaders that go on in the middle of an epoch with the very sample that was next: a plain DataLoader, resumable.
+"""Data loaders that resume in the middle of an epoch, with exactly the next sample: a plain DataLoader, resumable.
 
     sampler = holdfast.data.ResumableSampler(dataset, shuffle=True, seed=0)
     loader = holdfast.data.ResumableLoader(DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=4))

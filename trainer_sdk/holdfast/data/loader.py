@@ -1,7 +1,7 @@
-"""A DataLoader that counts what the training loop was handed, and not what its workers have prefetched.
+"""A DataLoader that counts the batches that the training loop got, not those that its workers have prefetched.
 
 The training loop -> **ResumableLoader** -> DataLoader -> ResumableSampler. The Checkpointer asks for its state between
-two steps: the batch that was handed out last is trained on by then.
+two steps, and the last batch has been trained on by then.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ class ResumableLoader(Generic[Batch]):
 
     loader: a DataLoader made with sampler=ResumableSampler(…).
 
-    One pass hands out what is left of the epoch; the pass after it is the next epoch. A pass that is left by `break`
-    goes on where it was, and one in which the state is loaded (a rollback) goes on from there. The order depends on the
-    seed alone, and making an iterator draws from no global generator: a resumed run has the same dropout as one that
-    never stopped.
+    One pass yields the rest of the epoch; the pass after it is the next epoch. A pass that ended by `break` continues,
+    and a pass during which the state is loaded (a rollback) goes on from there. The order depends on the seed alone,
+    and making an iterator draws from no global generator: a resumed run has the same dropout as an uninterrupted one.
 
     Raises TypeError or ValueError for a DataLoader whose batches cannot be counted.
     """
@@ -41,10 +40,10 @@ class ResumableLoader(Generic[Batch]):
                 f"and this one has a {type(sampler).__name__}"
             )
         if not getattr(loader, "in_order", True):
-            raise ValueError("a DataLoader with in_order=False hands batches out in any order; leave that away")
+            raise ValueError("a DataLoader with in_order=False hands batches out in any order; leave it out")
         if loader.persistent_workers and isinstance(loader.dataset, SeededDataset):
-            raise ValueError("workers that persist never hear of the next epoch; leave persistent_workers away")
-        # The workers' seeds come from it, and from the global generator where there is none.
+            raise ValueError("workers that persist never hear of the next epoch; leave persistent_workers out")
+        # The workers' seeds come from it, or from the global generator if it is missing.
         loader.generator = torch.Generator()
         self._loader = loader
         self._sampler = sampler
@@ -72,14 +71,14 @@ class ResumableLoader(Generic[Batch]):
             moves = self._sampler.moves
             yield from self._rest_of_epoch()
             if self._sampler.moves == moves:
-                # Only now: between the last step and the end of the pass the script may do what it does once an epoch.
+                # Only now: between the last step and the end of the pass the script may do its work of once an epoch.
                 self._sampler.set_epoch(self._sampler.epoch + 1)
                 return
 
     def _rest_of_epoch(self) -> Iterator[Batch]:
-        """Ends early where the place is set meanwhile, as a rollback does it: the pass goes on from there."""
+        """Ends early if the place is set meanwhile, as by a rollback: the pass goes on from there."""
         size = self._loader.batch_size or 1
-        # For each pass, so that one which begins in the middle of an epoch has the same.
+        # For each pass, so that one which begins in the middle of an epoch has the same seed.
         self._loader.generator.manual_seed(mixed_seed(self._sampler.seed, self._sampler.epoch))
         if isinstance(self._loader.dataset, SeededDataset):
             self._loader.dataset.set_epoch(self._sampler.epoch)
@@ -92,11 +91,11 @@ class ResumableLoader(Generic[Batch]):
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been handed out. The same on all ranks while they take the same number of batches."""
+        """The batches that were handed out. The same on all ranks while they take the same number of batches."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the next batch on. Raises ValueError as ResumableSampler.load_state_dict."""
+        """Takes effect with the next batch. Raises ValueError as ResumableSampler.load_state_dict."""
         self._sampler.load_state_dict(state)
 
     def load_resharded_state_dict(self, states: Sequence[dict[str, Any]], *, rank: int, world_size: int) -> None:

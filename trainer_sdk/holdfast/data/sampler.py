@@ -21,15 +21,15 @@ _STATE = {"epoch", "position", "seed", "length"}
 class ResumableSampler(Sampler[int]):
     """The indices of one rank, from its place in the epoch on. For DataLoader(sampler=…), inside a ResumableLoader.
 
-    source: a dataset with a length, or another sampler whose order is to be kept (a WeightedRandomSampler, say): it is
-        drawn once an epoch, seeded by (seed, epoch), and dealt out to the ranks.
-    shuffle: the order of a dataset is another one in each epoch, by (seed, epoch), and the same on all ranks.
-    rank, world_size: of torch.distributed where it is initialised, else of a lone process.
-    drop_last: where the ranks cannot share what is left evenly, leave the rest out. Without it some samples come twice
+    source: a dataset with a length, or another sampler whose order must be kept (a WeightedRandomSampler, say): it is
+        drawn once an epoch, seeded by (seed, epoch), and distributed over the ranks.
+    shuffle: each epoch has another order of the dataset, by (seed, epoch), and the same on all ranks.
+    rank, world_size: of torch.distributed if it is initialised, else of a lone process.
+    drop_last: if the ranks cannot share the rest evenly, leave it out. Without it some samples come twice
         at the end of the epoch, as in torch's DistributedSampler.
 
-    Every rank takes every world_size-th sample, so what all ranks have trained on is always a beginning of the epoch's
-    order. Its length is the position, which means the same on any number of ranks.
+    Every rank takes every world_size-th sample, so the samples that all ranks have trained on are always a prefix of
+    the epoch's order. Its length is the position, which means the same on any number of ranks.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class ResumableSampler(Sampler[int]):
         self._drew = False
         self._is_counted = False
         self.moves = 0
-        """How often its place was set, rather than reached: what was drawn before that is not what comes next."""
+        """How often its place was set rather than reached: samples that were drawn before that are not the next
+        ones."""
 
     @property
     def epoch(self) -> int:
@@ -79,7 +80,7 @@ class ResumableSampler(Sampler[int]):
         return self._seed
 
     def set_epoch(self, epoch: int) -> None:
-        """As in DistributedSampler. The epoch that it is in already goes on where it is; any other begins anew."""
+        """As in DistributedSampler. The current epoch goes on at its place; any other begins at its first sample."""
         if epoch != self._epoch:
             self._move(epoch, 0)
 
@@ -93,26 +94,27 @@ class ResumableSampler(Sampler[int]):
         return self._share(len(self._source) - self._position)
 
     def __iter__(self) -> Iterator[int]:
-        """What is left of this epoch. It changes nothing: samples are drawn ahead of training, or for nobody."""
+        """The rest of this epoch. It changes nothing, because samples are drawn ahead of training."""
         order = self._order()
         rest, count = order[self._position :], self.left
         missing = count * self.world_size - len(rest)
-        # The epoch's first samples fill up, and come several times where there are fewer of them than ranks.
+        # The epoch's first samples fill up, several times if there are fewer of them than ranks.
         padded = rest + (order * (missing // max(len(order), 1) + 1))[:missing] if missing > 0 else rest
         self._drew = True
         return iter(padded[self.rank : count * self.world_size : self.world_size])
 
     def advance(self, samples: int) -> None:
-        """This rank has trained on so many more samples; so have all the others. ResumableLoader calls it."""
+        """This rank, and so each other rank, has trained on so many more samples. ResumableLoader calls it."""
         self._is_counted = True
         self._position = min(self._position + samples * self.world_size, len(self._source))
 
     def count_here(self) -> None:
-        """Somebody calls advance(), from the first batch on."""
+        """A caller will count with advance(), from the first batch on."""
         self._is_counted = True
 
     def state_dict(self) -> dict[str, int]:
-        """The same on every rank. Raises RuntimeError where samples were drawn and nobody counts those trained on."""
+        """The same on every rank. Raises RuntimeError if samples were drawn, but no advance() counted the trained
+        ones."""
         if self._drew and not self._is_counted:
             raise RuntimeError(
                 "ResumableSampler does not know what was trained on: a DataLoader draws samples ahead. "
@@ -121,7 +123,7 @@ class ResumableSampler(Sampler[int]):
         return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "length": len(self._source)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError where the samples are not as many as they were."""
+        """Raises ValueError if the number of samples has changed."""
         if set(state) != _STATE:
             raise ValueError(f"this is not the state of a ResumableSampler: it has {sorted(state)}")
         if state["length"] != len(self._source):
@@ -133,7 +135,7 @@ class ResumableSampler(Sampler[int]):
         self._move(state["epoch"], state["position"])
 
     def load_resharded_state_dict(self, states: Sequence[dict[str, Any]], *, rank: int, world_size: int) -> None:
-        """For another number of ranks. Raises ValueError where the ranks were not at one position."""
+        """For another number of ranks. Raises ValueError if the ranks were not at one position."""
         if any(state != states[0] for state in states):
             raise ValueError("the ranks were not at one position of the data; restore on as many ranks as saved it")
         self.load_state_dict(states[0])
@@ -155,7 +157,7 @@ class ResumableSampler(Sampler[int]):
 
 
 def _drawn_from(sampler: Sampler[int], seed: int, epoch: int) -> list[int]:
-    """A foreign sampler's order for one epoch, whichever generator it draws from. No generator is changed by it."""
+    """A foreign sampler's order for one epoch, whichever generator it draws from. All generators stay unchanged."""
     own = getattr(sampler, "generator", None)
     before = own.get_state() if own is not None else None
     try:

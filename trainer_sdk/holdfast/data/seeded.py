@@ -1,7 +1,7 @@
 """Augmentation that is repeatable: the random numbers of each sample come from (seed, epoch, index) alone.
 
-DataLoader (or a worker of it) -> **SeededDataset** -> the user's dataset. Without it, what a worker draws depends on
-how many samples it has made since it was started, and a resumed run starts its workers anew.
+DataLoader (or a worker of it) -> **SeededDataset** -> the user's dataset. Without it, a worker's random numbers depend
+on how many samples it has made since its start, and a resumed run starts new workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Indexed(Protocol[Sample_co]):
 class SeededDataset(Generic[Sample_co]):
     """`dataset`, with the generators of python, numpy and torch seeded for each sample, and put back afterwards.
 
-    A sample's augmentation is another one in each epoch; a ResumableLoader tells the epoch to it.
+    A sample's augmentation differs from epoch to epoch; a ResumableLoader passes the epoch on to it.
     """
 
     def __init__(self, dataset: Indexed[Sample_co], *, seed: int = 0) -> None:
@@ -35,7 +35,7 @@ class SeededDataset(Generic[Sample_co]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Before the workers of that epoch are started: each gets a copy of this."""
+        """Call it before the workers of that epoch are started, because each gets a copy of this."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -46,8 +46,8 @@ class SeededDataset(Generic[Sample_co]):
 
 
 def with_seed(numbers: tuple[int, ...], work: Callable[[], T]) -> T:
-    """What `work` gives when every generator of this process is seeded by `numbers`. They are put back, so that
-    nothing else depends on how much it drew."""
+    """The result of `work`, with every generator of this process seeded by `numbers`. They are put back afterwards, so
+    that nothing else depends on how much it drew."""
     mixed = mixed_seed(*numbers)
     torch_generator = torch.default_generator
     before = random.getstate(), np.random.get_state(), torch_generator.get_state()

@@ -33,7 +33,7 @@ COMPONENT = Kind.DCP.value
 
 
 class SavedDcp(NamedTuple):
-    """What rank 0's index says beside the tensors."""
+    """The part of rank 0's index beside the tensors."""
 
     planner_data: Any
     version: str | None
@@ -41,8 +41,8 @@ class SavedDcp(NamedTuple):
 
 
 def unpickled(saved: io.BytesIO) -> Any:
-    """The value that DCP's planner has pickled. Only for what this process has pickled a moment ago, of objects of its
-    own: never for what came from a store."""
+    """The value that DCP's planner has pickled. Only for a pickle that this process has just made, of its own objects:
+    never for one from a store."""
     saved.seek(0)
     return torch.load(saved, weights_only=False)
 
@@ -61,7 +61,7 @@ def _refuse_hidden_tensor(path: str, tensor: torch.Tensor) -> NoReturn:
 
 
 def decode_value(encoded: Any) -> io.BytesIO:
-    """The inverse: pickled here and now, for DCP's planner, which reads nothing else."""
+    """The inverse: pickled here and now, because DCP's planner reads nothing else."""
     stream = io.BytesIO()
     torch.save(decode_tree(encoded), stream)
     stream.seek(0)
@@ -75,7 +75,7 @@ def describe(metadata: Metadata, values: Mapping[str, int]) -> dict[str, Any]:
 
 
 def is_dcp(replicated_trees: Mapping[str, Any]) -> bool:
-    """Whether a dcp.save wrote it. A user may call a component `dcp` too: that one is of another kind."""
+    """Whether a dcp.save wrote it. A user's component `dcp` is of another kind."""
     match replicated_trees.get(COMPONENT):
         case [Kind.DCP.value, _]:
             return True
@@ -83,7 +83,7 @@ def is_dcp(replicated_trees: Mapping[str, Any]) -> bool:
 
 
 def saved_dcp(replicated_trees: Mapping[str, Any]) -> SavedDcp:
-    """The inverse. A checkpoint that Holdfast itself has saved has no such part: its tensors can be read all the same.
+    """The inverse. A checkpoint that Holdfast itself saved lacks this part, but its tensors can be read all the same.
 
     Raises TreeFormatError.
     """
@@ -107,7 +107,7 @@ def values_of(index: ShardIndex) -> Mapping[str, Any]:
 
 
 def whole_tree(indexes: Mapping[int, ShardIndex]) -> dict[str, Any]:
-    """What all ranks' indexes say of one dcp.save, as one encoded document. Raises TreeFormatError."""
+    """All ranks' values of one dcp.save, as one encoded document. Raises TreeFormatError."""
     saved = saved_dcp(indexes[0].replicated_trees)
     _, document = indexes[0].replicated_trees[COMPONENT]
     values = {}
@@ -120,9 +120,10 @@ def whole_tree(indexes: Mapping[int, ShardIndex]) -> dict[str, Any]:
 
 
 def nested(flat: Mapping[str, Any], planner_data: Any) -> dict[str, Any]:
-    """The state as dcp.save was given it: `flat` by DCP's names, put back to where its planner took each from.
+    """The state as the caller gave it to dcp.save: `flat` by DCP's names, each at the place that its planner took it
+    from.
 
-    Raises TreeFormatError. Lists are made of what there is, whatever numbers a damaged index names.
+    Raises TreeFormatError. Lists have only the existing entries, whatever numbers a damaged index names.
     """
     paths = planner_data if isinstance(planner_data, dict) else {}
     root = _Branch()
@@ -140,7 +141,7 @@ def nested(flat: Mapping[str, Any], planner_data: Any) -> dict[str, Any]:
 
 
 class _Branch(dict[Any, Any]):
-    """A dict or list of the state, in which a value may be a dict of its own."""
+    """A dict or list of the state, whose values may be dicts themselves."""
 
 
 def _grown(value: Any) -> Any:
@@ -152,7 +153,7 @@ def _grown(value: Any) -> Any:
 
 
 def dcp_metadata(layout: Layout, saved: SavedDcp) -> Metadata:
-    """What DCP's load planner plans with."""
+    """The metadata for DCP's load planner."""
     pieces: dict[str, list[Piece]] = {}
     for shard in layout.shards:
         for piece in shard.pieces:

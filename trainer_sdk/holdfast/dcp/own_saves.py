@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 _ASYNC_SAVE_THREADS = "AsyncCheckpointExecutor"
-"""As torch names them, one for each dcp.async_save."""
+"""torch's names, one thread for each dcp.async_save."""
 
 
 class OwnSaves:
-    """What `Checkpointer.writer` and `step_with` do; they say what is promised. `raise_pending` raises what an earlier
-    save has left for the training thread."""
+    """What `Checkpointer.writer` and `step_with` do; their docstrings say what they promise. `raise_pending` raises an
+    error that an earlier save has left for the training thread."""
 
     def __init__(self, parts: Parts, raise_pending: Callable[[], None]) -> None:
         self._parts = parts
         self._raise_pending = raise_pending
-        self._has_writers = False  # writer() was called: a dcp.async_save may be under way
-        self._written_step: int | None = None  # that a writer was made for since the last step_with(); on every rank
+        self._has_writers = False  # writer() was called: a dcp.async_save may be running
+        self._written_step: int | None = None  # the step of a writer made since the last step_with(); on every rank
 
     def writer(self, step: int, kind: CheckpointKind) -> HoldfastWriter:
         from holdfast.dcp.writer import HoldfastWriter
@@ -45,7 +45,7 @@ class OwnSaves:
         )
 
     def are_over(self, timeout_seconds: float | None) -> bool:
-        """Waits for the dcp.async_save in flight, of which nothing tells but DCP's own thread: it ends with its save.
+        """Waits for the dcp.async_save in flight. Only DCP's own thread tells of it, because it ends with its save.
         False if it takes longer."""
         if not self._has_writers:
             return True

@@ -1,8 +1,8 @@
 """`dcp.load(…, storage_reader=ckpt.reader())`: a checkpoint of the run, planned by DCP.
 
-Made on every rank together: then the documents are read once and shared. DCP's own calls need no collectives of ours.
-DCP loads in place, and bytes may arrive in a tensor while they are hashed: after a failure the state is part new, part
-old, part unverified, and dcp.load() raises.
+Made on every rank together, so that the documents are read once and shared. DCP's own calls need no collectives of
+ours. DCP loads in place, and bytes may arrive in a tensor while they are hashed: after a failure the state is part new,
+part old, part unverified, and dcp.load() raises.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROUND_BYTES = 1024**3
 
 
 class HoldfastReader(StorageReader):
-    """For one load. Made by `ckpt.reader()` on every rank. `step`: the step that was saved."""
+    """For one load. Made by `ckpt.reader()` on every rank. `step`: the step of the checkpoint."""
 
     def __init__(self, session: Session, workers: TransferWorkers, point: RestorePoint, *, rollback: bool) -> None:
         self.step = point.step
@@ -55,7 +55,7 @@ class HoldfastReader(StorageReader):
         return dcp_metadata(self._documents.layout, self._saved)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Everything is known since it was made."""
+        """Nothing to do: everything is known since it was made."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -105,8 +105,8 @@ class HoldfastReader(StorageReader):
 
 
 def _rounds(items: Iterable[ReadItem]) -> Iterator[dict[str, ReadItem]]:
-    """The items by names of their own, in groups that fit ROUND_BYTES as far as one item does: a chunk is fetched once
-    for all that a group reads of it."""
+    """The items under names of their own, in groups that fit ROUND_BYTES, or of one larger item: a chunk is fetched
+    once for all reads of a group."""
     group: dict[str, ReadItem] = {}
     elements = 0
     for number, item in enumerate(items):

@@ -1,7 +1,7 @@
-"""A checkpoint of dcp.save, seen as one of Holdfast's own that holds one model: for load_weights. Pure.
+"""A checkpoint of dcp.save as one of Holdfast's own that holds one model: for load_weights. Pure.
 
-dcp.save keeps no components, only names that are joined by dots: `model.layers.0.weight`. The model that is to be
-loaded says which of them are its own.
+dcp.save keeps no components, only names that are joined by dots: `model.layers.0.weight`. The model to load tells which
+of them are its own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from holdfast_protocol.index_documents import Layout, ShardLayout
 
 
 def of_dcp(stored: StoredState, model: torch.nn.Module, component: str | None, selector: str) -> StoredState:
-    """The tensors below `component`, or below the one key where the model's parameters are, as that model's.
+    """The tensors below `component`, or below the one key that has the model's parameters, as that model's.
 
-    Raises ConfigurationError where no key or several have them.
+    Raises ConfigurationError if no key or several have them.
     """
     wanted = [named.fqn for named in module_tensors("model", unwrap(model))]
     tensors = stored.layout.tensors

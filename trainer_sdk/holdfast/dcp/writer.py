@@ -52,7 +52,7 @@ from holdfast_protocol.states import CheckpointKind, CheckpointState
 log = logging.getLogger("holdfast")
 
 _Box = tuple[str, tuple[int, ...]]
-"""(fqn, offsets): what DCP writes at most once."""
+"""(fqn, offsets): DCP writes each at most once."""
 _Look = Callable[[str, torch.Tensor], None]
 
 
@@ -60,7 +60,7 @@ _NO_PLAN_CACHING = "DCP's plan caching cannot be used here. Leave enable_plan_ca
 
 
 class _Share(NamedTuple):
-    """What rank 0 sends to each rank with DCP's plan."""
+    """Rank 0's message to each rank, with DCP's plan."""
 
     layout_digest: str
     shard: ShardLayout
@@ -121,7 +121,7 @@ class HoldfastWriter(StorageWriter):
         }
         shards = tuple(place(sorted(of_rank), ChunkSizes()) for of_rank in specs)
         self._layout = Layout(world_size, tensors, shards)
-        check_whole(self._layout)  # DCP itself does not look where there is one rank
+        check_whole(self._layout)  # with one rank, DCP itself does not check
         return [
             dataclasses.replace(plan, storage_data=_Share(self._layout.digest, shard))
             for plan, shard in zip(plans, shards, strict=True)
@@ -179,7 +179,7 @@ class HoldfastWriter(StorageWriter):
         return self._standstill.seconds
 
     def _verdict(self) -> HealthVerdict | None:
-        """On this rank's part. None where nothing is found: other rules than that one have not been asked."""
+        """On this rank's part. None if nothing is found: the other rules have not been asked."""
         if not self._with_nan:
             return None
         verdict = HealthVerdict(healthy=False, reason=f"NaN in {', '.join(self._with_nan)}"[:1000])
@@ -214,7 +214,7 @@ class HoldfastWriter(StorageWriter):
 
 
 def _refuse_planner(planner: SavePlanner) -> None:
-    """Raises before anything is written: at the first save, where a cached plan would only be missed at the second."""
+    """Raises before anything is written, at the first save: a cached plan would only be missed at the second."""
     if getattr(planner, "_enable_plan_caching", False):
         raise ConfigurationError(_NO_PLAN_CACHING)
 
@@ -250,7 +250,7 @@ def _value(item: WriteItem, planner: SavePlanner) -> Any:
         value = saved if isinstance(saved, torch.Tensor) else unpickled(saved)
     except Exception:
         if isinstance(planner, DefaultSavePlanner):
-            # Pickle names what it met inside of the object. This names the object's class.
+            # Pickle names the type inside the object. This names the object's class.
             encode_value(fqn, planner.lookup_object(item.index))
         raise
     if isinstance(value, torch.Tensor):
@@ -279,14 +279,14 @@ def _outgoing(
 def _chunks(
     shard: ShardLayout, items: dict[_Box, WriteItem], planner: SavePlanner, look: _Look
 ) -> Iterator[memoryview]:
-    """The shard's chunks by ordinal, each made when it is asked for, and each tensor resolved once."""
+    """The shard's chunks by ordinal, each made on demand, and each tensor resolved once."""
     parts: dict[int, list[tuple[Piece, int, Segment]]] = defaultdict(list)
     for piece in shard.pieces:
         start = 0
         for segment in piece.segments:
             parts[segment.ordinal].append((piece, start, segment))
             start += segment.bytes
-    # The chunks of a cut tensor follow each other: the last one that was resolved is the one that is needed again.
+    # The chunks of a cut tensor follow each other, so the last resolved tensor is often needed again.
     resolved: tuple[Piece, np.ndarray[Any, np.dtype[np.uint8]]] | None = None
     for ordinal, size in enumerate(shard.chunks):
         chunk = np.zeros(size, dtype=np.uint8)

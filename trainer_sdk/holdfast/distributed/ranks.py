@@ -1,9 +1,9 @@
 """The only collectives. Every agreement between the ranks goes through here, on a gloo group of our own.
 
-Called from the training thread (or in its place, stand_in), at the same places on all ranks: opening the attempt, each
-restore candidate, and two small votes per save. The background half of a save calls none of this. Our own group: the
-job's may be NCCL (which would need device memory and could be mid-kernel), and our time-out is not the job's.
-Works the same for one process without torch.distributed.
+Called from the training thread (or by stand_in in its place), at the same places on all ranks: opening the attempt,
+each restore candidate, and two small votes per save. The background half of a save calls none of this. The group is our
+own because the job's may be NCCL (it would need device memory and could be mid-kernel), and has another time-out. Works
+the same for one process without torch.distributed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NO_DIGEST = "0" * 64
 
 
 class Question(IntEnum):
-    """What a vote is about: ranks that vote on different things at once must find out, and not count each other."""
+    """The subject of a vote: ranks that vote on different questions at once must notice, and not count each other."""
 
     SAVE = 0
     IS_BEST = 1
@@ -49,25 +49,25 @@ class Ballot:
     failed: bool
     """This rank could not capture its state."""
     layout_digest: str | None
-    """The agreed layout, if this rank's plan is still the one that went into it; None asks for a new one."""
+    """The agreed layout, if this rank's plan is still part of it; None asks for a new one."""
     question: Question = Question.SAVE
     yes: bool = False
-    """This rank's answer, where the question has one."""
+    """This rank's answer, if the question has one."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all the ranks' ballots come to; the same on every rank."""
+    """The result of all the ranks' ballots; the same on every rank."""
 
     busy: bool
     failed: bool
     same_layout: bool
     yes: bool
-    """Some rank has said so."""
+    """Whether any rank has said so."""
 
 
 class KeyValueStore(Protocol):
-    """What background threads use of the job's store (torch.distributed.Store)."""
+    """The part of the job's store (torch.distributed.Store) that background threads use."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -80,7 +80,7 @@ class KeyValueStore(Protocol):
 
 @dataclass(frozen=True)
 class _Failure:
-    """An exception in a form that survives the way to another rank, whatever its constructor takes."""
+    """An exception in a form that can be sent to another rank, whatever its constructor takes."""
 
     kind: type[Exception]
     message: str
@@ -92,7 +92,7 @@ class _Failure:
         failure = cls(type(error), str(error), facts)
         try:
             pickle.dumps(failure)
-        except Exception:  # whatever a foreign exception carries, its message must get through
+        except Exception:  # whatever a foreign exception carries, its message must arrive
             return cls(RuntimeError, f"{type(error).__name__}: {error}", {})
         return failure
 
@@ -110,14 +110,14 @@ class Ranks:
     """`rank` and `world_size` of this process, and what the ranks do together."""
 
     def __init__(self, *, timeout_seconds: float) -> None:
-        """Makes the group; all ranks must. Raises ConfigurationError where a launcher made a world that
-        torch.distributed does not know of: each process would take itself for the only one."""
+        """Makes the group; all ranks must call it. Raises ConfigurationError if a launcher made a world without
+        torch.distributed: each process would take itself for the only one."""
         self.timeout_seconds = timeout_seconds
         self._group: dist.ProcessGroup | None = None
         self._turn = threading.RLock()
         self._raised: Exception | None = None
         self.collectives = 0
-        """How many this rank has come to."""
+        """How many collectives this rank has taken part in."""
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
             if self.world_size > 1:
@@ -133,12 +133,12 @@ class Ranks:
         told = self.gather((socket.gethostname(), uuid.uuid4().hex))
         hosts = [host for host, _ in told]
         self.host_ranks = tuple(rank for rank, host in enumerate(hosts) if host == hosts[self.rank])
-        """The ranks on this rank's host, this one among them."""
+        """The ranks on this rank's host, this one included."""
         self.host_leader = self.host_ranks[0]
         """The lowest rank on this rank's host."""
         self.some_share_a_host = len(set(hosts)) < len(hosts)
         """The same on all ranks."""
-        # A restarted job may find its predecessor's keys in the launcher's store, and other Checkpointers' too.
+        # The launcher's store may hold keys of the job before its restart, and of other Checkpointers.
         self._store_prefix = f"holdfast/{told[0][1]}"
 
     @property
@@ -146,9 +146,9 @@ class Ranks:
         return self.rank == 0
 
     def store(self, purpose: str) -> KeyValueStore | None:
-        """A connection of its own to the job's key-value store, for one background thread; None for a lone process.
+        """A new connection to the job's key-value store, for one background thread; None for a lone process.
 
-        Its own, because a store's client lets one call through at a time. Not a collective.
+        Each thread has its own, because a store's client lets one call through at a time. Not a collective.
         """
         if self._group is None:
             return None
@@ -165,13 +165,13 @@ class Ranks:
     def together(self, work: Callable[[], T]) -> list[T]:
         """Every rank does `work`; every rank gets all the results, in rank order, or every rank raises.
 
-        All raise the error of the lowest rank that failed, also one that met another: what they do about it, such as
-        taking an earlier restore point, must be the same.
+        All raise the error of the lowest failing rank, even ranks that met another error: they must all react alike,
+        for example take an earlier restore point.
         """
         try:
             outcome: _Outcome[T] = _Outcome(work(), None)
             own: Exception | None = None
-        except Exception as error:  # any failure of one rank must reach the others, or they wait for it
+        except Exception as error:  # the others must hear of any failure, or they wait for this rank
             outcome, own = _Outcome(None, _Failure.of(error)), error
         results: list[Any] = []
         for rank, other in enumerate(self.gather(outcome)):
@@ -189,7 +189,7 @@ class Ranks:
         if self.is_first:
             try:
                 box = [_Outcome(work(), None)]
-            except Exception as error:  # the others wait for an answer, whatever it is
+            except Exception as error:  # the others wait for any answer
                 box, own = [_Outcome(None, _Failure.of(error))], error
         self._collective(lambda: dist.broadcast_object_list(box, src=0, group=self._group))
         if own is not None:
@@ -207,8 +207,8 @@ class Ranks:
         return values
 
     def vote(self, ballot: Ballot) -> Verdict:
-        """One all-reduce of 184 bytes. Raises RanksDisagree on all ranks where they are not at the same step, or do not
-        vote on the same question."""
+        """One all-reduce of 184 bytes. Raises RanksDisagree on all ranks if they are not at the same step, or vote on
+        different questions."""
         words = _words(ballot.layout_digest or _NO_DIGEST)
         known = ballot.layout_digest is not None
         asked, step = int(ballot.question), ballot.step
@@ -235,7 +235,7 @@ class Ranks:
         return Verdict(bool(busy), bool(failed), bool(all_known) and lowest == highest, bool(yes))
 
     def first_says(self, step: int, question: Question, *, yes: bool, error: Exception | None) -> bool:
-        """Rank 0's answer, on every rank; what the others pass does not count. With an `error` every rank raises it."""
+        """Rank 0's answer, on every rank; the others' arguments do not count. With an `error` every rank raises it."""
         said = Ballot(step, busy=False, failed=error is not None, layout_digest=None, question=question, yes=yes)
         try:
             verdict = self.vote(said)
@@ -250,9 +250,10 @@ class Ranks:
         return verdict.yes
 
     def stand_in(self, work: Callable[[], object], *, since: int) -> Exception | None:
-        """On a background thread, where the others are in a collective that the training thread of this rank does not
-        come to: `work`, which raises on all ranks. What it raised, every later collective of this rank raises. None,
-        and nothing is done, where the training thread has met the others after its collective number `since`."""
+        """On a background thread, while the others are in a collective that this rank's training thread does not come
+        to: does `work`, which raises on all ranks. Returns its error, which every later collective of this rank raises
+        again. Does nothing, and returns None, if the training thread has met the others after its collective number
+        `since`."""
         with self._turn:
             if self.collectives != since:
                 return None
@@ -263,7 +264,7 @@ class Ranks:
             return self._raised
 
     def raise_together(self, error: Exception | None) -> NoReturn:
-        """Some rank has an error, and every rank raises that of the lowest one that has."""
+        """Some rank has an error: every rank raises the lowest failing rank's."""
         self.together(lambda: _raise(error))
         raise AssertionError("a rank that failed has an error")
 
@@ -276,7 +277,7 @@ class Ranks:
             try:
                 call()
             except (RuntimeError, ValueError) as error:
-                # Else a rank has ended, which the others see at once.
+                # If not, a rank has ended, which the others see at once.
                 ran_out = time.monotonic() - began >= self.timeout_seconds
                 within = f" within {self.timeout_seconds:.0f} s" if ran_out else ""
                 raise RankLost(f"The ranks could not reach each other{within} ({error})") from error

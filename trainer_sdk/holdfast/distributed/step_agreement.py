@@ -1,4 +1,26 @@
-"""What all ranks agree on in the background: threads, one per rank, that meet in the job's key-value store."""
+"""Acts that all ranks do after the same step, though one rank asked for them: save by the clock, or save and leave.
+
+    any thread of any rank -> request(Ask) ~~ background threads agree ~~> due(step) on every training thread
+
+Asking all ranks at every step would cost a collective per step. Instead background threads, one per rank, agree through
+the job's key-value store, and a step costs a comparison of two numbers. A lone process asks no other rank.
+
+To save, a coming step is proposed, and training does not wait:
+
+    rank 0, when a save is due:  proposes a step beyond its own
+    every rank:                  raises its barrier there, then acknowledges if it has not reached that step yet
+    rank 0:                      writes the verdict; unless all have acknowledged, it proposes a later step
+    a rank at its barrier:       waits for the verdict (which is there long before), and saves, or goes on
+
+To leave, they find the first step that all can still reach, which is the step that the fastest rank is in:
+
+    rank 0, when any rank asks:  calls for it
+    every rank:                  waits at its next step boundary, then tells its step
+    rank 0:                      writes the step after the furthest, as soon as all have told
+    a rank that waits:           leaves there, or goes on to that step
+
+A step is counted by the calls of due(), which every rank makes alike. Its number may jump and go back.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +38,13 @@ import torch.distributed as dist
 from holdfast.distributed.ranks import KeyValueStore, Ranks
 from holdfast.errors import RanksDisagree
 
-# The agreement of several ranks: background threads, one per rank, that meet in the job's key-value store.
-#
-# To save, a step ahead is proposed, and nobody waits:
-#
-#     rank 0, when a save is due:  proposes a step that lies beyond the step it is at
-#     every rank:                  raises its barrier there, then acknowledges if it has not reached that step yet
-#     rank 0:                      writes the verdict: all acknowledged, or not, and it proposes again, further ahead
-#     a rank at its barrier:       waits for the verdict (which is there long before), and saves, or goes on
-#
-# To leave, the first step that all can still reach is found, and that is the one which the fastest is in:
-#
-#     rank 0, when any rank asks:  calls for it
-#     every rank:                  holds its next step up, then tells how far it has come
-#     rank 0:                      writes the step after the furthest, as soon as all have told
-#     a rank that is held up:      leaves there, or goes on to it
-#
-# A step is counted by the calls of due(), which every rank makes alike, and not by its number: that may jump and go
-# back.
-
 log = logging.getLogger("holdfast")
 
 POLL_SECONDS = 0.25
 LEAD_SECONDS = 1.5
 """How far ahead a save is proposed. All ranks see it within POLL_SECONDS; the rest is for slow hosts."""
 _HURRY_SECONDS = 0.02
-"""Who is to leave looks so often."""
+"""How often the ranks poll while they agree to leave."""
 _ANSWER_SECONDS = 20.0
 _NEVER = math.inf
 _AT_ONCE = -1.0
@@ -50,7 +53,7 @@ _FAILED = "failed"
 
 
 class Ask(StrEnum):
-    """What to do after a step."""
+    """The action after a step."""
 
     SAVE = "save"
     PREEMPT = "preempt"
@@ -58,21 +61,22 @@ class Ask(StrEnum):
 
 
 class Outlook(Enum):
-    """Of the request to leave."""
+    """The state of the request to leave."""
 
     OPEN = auto()
-    """Nobody has asked, or not all ranks have answered."""
+    """No rank has asked, or not all ranks have answered."""
     AGREED = auto()
     """All ranks leave after the same step."""
     OVER = auto()
-    """A rank comes to no more steps: it is at the end of its job. There is no step to leave after."""
+    """A rank has ended its job, and comes to no more steps. There is no step to leave after."""
     BROKEN = auto()
-    """A rank comes to no more steps, for it has failed; or the job's store is gone, and with it whoever held it."""
+    """A rank has failed, and comes to no more steps; or the job's store is gone together with the process that held
+    it."""
 
 
 @dataclass
 class _Round:
-    """A step at which to save, proposed or agreed."""
+    """A proposed or agreed step to save after."""
 
     barrier: int
     decided: threading.Event = field(default_factory=threading.Event)
@@ -81,7 +85,7 @@ class _Round:
 
 
 class RanksAgreement:
-    """`due` is the training thread's, `request` anyone's; all else runs on one background thread, started here."""
+    """`due` is for the training thread, `request` for any; all else runs on one background thread, started here."""
 
     def __init__(
         self, ranks: Ranks, store: KeyValueStore, wants: Callable[[], bool], heard: Callable[[str], None]
@@ -94,11 +98,11 @@ class RanksAgreement:
         self._measured: tuple[int, float] | None = None
         self._steps_per_second = 0.0
         self._barrier: float = _NEVER
-        """The lowest step that may be due, or that is held up; a step below it is looked at no further."""
+        """The lowest step that may be due or must wait; a step below it returns at once."""
         self._round: _Round | None = None
         self._held: threading.Event | None = None
         self._leave_at: float = _NEVER
-        self._lock = threading.Lock()  # of the four together; a step that is not at the barrier takes none
+        self._lock = threading.Lock()  # guards the four together; a step before the barrier takes no lock
         self._settled = threading.Event()  # a save was agreed on, and has not begun yet
         self._oldest = 0  # the oldest round that is still in the store
         self._asked: dict[Ask, str] = {}
@@ -110,9 +114,9 @@ class RanksAgreement:
         self._thread.start()
 
     def due(self, step: int) -> Ask | None:
-        """Costs under a microsecond except at an agreed step. Raises RanksDisagree where no verdict comes in time."""
-        # The order matters: `_raise_barrier` sets the barrier before anyone reads `_at`. Whichever of the two threads
-        # comes second sees what the other one wrote, so that no rank tells of a step which it runs past.
+        """Costs under a microsecond except at an agreed step. Raises RanksDisagree if no verdict comes in time."""
+        # The order matters: `_raise_barrier` sets the barrier before it reads `_at`. The later of the two threads sees
+        # the other's value, so that no rank tells of a step and then runs past it.
         self._at = at = self._at + 1
         return None if at < self._barrier else self._due_at_barrier(step, at)
 
@@ -142,14 +146,14 @@ class RanksAgreement:
         if not current.decided.wait(self._ranks.timeout_seconds) or current.lost:
             raise RanksDisagree(f"No verdict came on saving after step {step}; rank 0 or the job's store has ended")
         if current.go:
-            # Nothing is proposed until restart(): the others may still be on their way to this barrier, and a second
+            # No save is proposed until restart(): the others may still be on their way to this barrier, and a second
             # one would take its place.
             self._settled.set()
         self._drop(current)
         return Ask.SAVE if current.go else None
 
     def _raise_barrier(self) -> None:
-        """With the lock: after any change of what may be due."""
+        """After any change of what may be due. The caller holds the lock."""
         if self._held is not None:
             self._barrier = _AT_ONCE
         else:
@@ -216,7 +220,7 @@ class RanksAgreement:
         self._store.set(f"{number}/call", f"{Ask.SAVE} {barrier}")
         current, reachable = self._propose(barrier)
         keys = [f"{number}/ack/{rank}" for rank in range(1, self._ranks.world_size)]
-        # A request to leave does not wait for a rank that is slow to answer.
+        # A request to leave must not wait for a rank that is slow to answer.
         answered = self._all_there(keys, unless=lambda: Ask.PREEMPT in self._asked)
         go = reachable and answered and all(self._store.get(key) == b"yes" for key in keys)
         self._store.set(f"{number}/verdict", "go" if go else "no")
@@ -226,8 +230,8 @@ class RanksAgreement:
         return go
 
     def _forget_before(self, number: int) -> None:
-        """Who has answered in this round has read all of the earlier ones; they were about saves. The store is memory
-        of rank 0's host, and a job makes many saves."""
+        """Deletes rounds before `number`: a rank that has answered in this round has read the earlier ones, which were
+        about saves. The store is memory of rank 0's host, and a job makes many saves."""
         for done in range(self._oldest, number):
             acks = (f"{done}/ack/{rank}" for rank in range(1, self._ranks.world_size))
             for key in (f"{done}/call", f"{done}/verdict", _request_key(done, Ask.SAVE), *acks):
@@ -235,7 +239,7 @@ class RanksAgreement:
         self._oldest = number
 
     def _lead_away(self, number: int) -> None:
-        """One try: it is made again as long as not all have answered."""
+        """One try; it is repeated until all have answered."""
         self._store.set(f"{number}/call", f"{Ask.PREEMPT} {self._asked[Ask.PREEMPT]}")
         furthest = self._hold_up()
         keys = [f"{number}/at/{rank}" for rank in range(1, self._ranks.world_size)]
@@ -251,7 +255,7 @@ class RanksAgreement:
             self._let_go(_NEVER)
 
     def _gone(self) -> str | None:
-        """How another rank has left, if any has; the worst."""
+        """How another rank has left, if any has; the worst of them."""
         keys = [_left_key(rank) for rank in range(1, self._ranks.world_size)]
         left = [self._store.get(key).decode() for key in keys if self._store.check([key])]
         return max(left, key=lambda how: how == _FAILED, default=None)
@@ -265,7 +269,7 @@ class RanksAgreement:
             number += 1
 
     def _follow_to_save(self, number: int, barrier: int) -> bool:
-        """False if we stop."""
+        """False if this thread must stop."""
         current, reachable = self._propose(barrier)
         self._store.set(f"{number}/ack/{self._ranks.rank}", "yes" if reachable else "no")
         if not self._appears(f"{number}/verdict"):
@@ -274,7 +278,7 @@ class RanksAgreement:
         return True
 
     def _follow_away(self, number: int, word: str) -> bool:
-        """False if we stop."""
+        """False if this thread must stop."""
         self._hear(word)
         self._store.set(f"{number}/at/{self._ranks.rank}", str(self._hold_up()))
         if not self._appears(f"{number}/leave"):
@@ -289,7 +293,7 @@ class RanksAgreement:
         return True
 
     def _propose(self, barrier: int) -> tuple[_Round, bool]:
-        """Raises the barrier; then whether this rank has still to come to it."""
+        """Raises the barrier; also returns whether this rank has not come to it yet."""
         current = _Round(barrier)
         with self._lock:
             self._round = current
@@ -303,7 +307,7 @@ class RanksAgreement:
         current.decided.set()
 
     def _hold_up(self) -> int:
-        """Lets no step pass any more; then the step that this rank has come to."""
+        """Lets no further step pass; returns the step that this rank has come to."""
         with self._lock:
             self._held = self._held or threading.Event()
             self._raise_barrier()
@@ -315,15 +319,15 @@ class RanksAgreement:
         self._let_go(at)
 
     def _stay(self, left_as: str) -> None:
-        """Another rank has no more steps."""
+        """Another rank comes to no more steps."""
         self.outlook = Outlook.BROKEN if left_as == _FAILED else Outlook.OVER
         self._let_go(_NEVER)
 
     def _let_go(self, leave_at: float) -> None:
         with self._lock:
             self._leave_at = leave_at
-            # A save that was agreed on stands where a rank may be in it already. Else leaving takes its place: every
-            # rank has the same two numbers.
+            # An agreed save stands if a rank may be in it already. If not, leaving takes its place: every rank has the
+            # same two numbers.
             if self._round is not None and leave_at <= self._round.barrier:
                 self._round = None
             held, self._held = self._held, None
@@ -339,8 +343,8 @@ class RanksAgreement:
         return True
 
     def _appears(self, key: str, asking_in: int | None = None) -> bool:
-        """Waits for the key; False if we stop. By asking: a blocking wait of torch's store logs each time-out.
-        `asking_in`: the round for which this rank's own requests are handed to rank 0 meanwhile."""
+        """Waits for the key; False if this thread must stop. It polls, because a blocking wait of torch's store logs
+        each time-out. `asking_in`: the round in which this rank's own requests are sent to rank 0 meanwhile."""
         told: set[Ask] = set()
         while not self._store.check([key]):
             if self._stop.is_set():
@@ -376,31 +380,24 @@ def _left_key(rank: int) -> str:
     return f"left/{rank}"
 
 
-# What all ranks do after the same step, though only one has asked for it: save by the clock, or save and leave.
-#
-#     any thread of any rank -> request(Ask) ~~ background threads agree ~~> due(step) on every training thread
-#
-# Asking all ranks at every step would cost a collective per step. So background threads agree through the job's
-# key-value store, and a step costs a comparison of two numbers. A lone process has nobody to ask.
-
 __all__ = ["Ask", "Outlook", "StepAgreement", "agreement_of"]
 
 
 class StepAgreement(Protocol):
-    """Of one job; the same answer for the same step on every rank."""
+    """One job's agreement; the same answer for the same step on every rank."""
 
     @property
     def outlook(self) -> Outlook:
-        """What has become of the request to leave."""
+        """The state of the request to leave."""
 
     def due(self, step: int) -> Ask | None:
-        """What to do after this step. For the training thread, once after each step; PREEMPT stays the answer."""
+        """The action after this step. For the training thread, once after each step; PREEMPT stays the answer."""
 
     def request(self, ask: Ask, word: str = "") -> None:
-        """From any thread of any rank, as often as one likes. `word` goes to every rank with a request to leave."""
+        """From any thread of any rank, any number of times. `word` goes to every rank with a request to leave."""
 
     def restart(self) -> None:
-        """The save that was due has begun, or has failed to. Before this no other is due."""
+        """The save that was due has begun, or has failed to begin. No other save is due before this call."""
 
     def close(self, *, in_order: bool = True) -> None:
         """This rank comes to no more steps. Ends the background thread. `in_order`: its job is done; else it failed."""
@@ -411,7 +408,7 @@ def agreement_of(
 ) -> StepAgreement:
     """The agreement for this world. Not a collective; every rank makes one.
 
-    `wants`: whether a save is due by the clock; asked on rank 0, on some thread, some times a second.
+    `wants`: whether a save is due by the clock; asked on rank 0, on a background thread, a few times a second.
     `heard(word)`: another rank has asked to leave; called on a background thread.
     """
     store = ranks.store("agreement")
@@ -419,7 +416,7 @@ def agreement_of(
 
 
 class LoneAgreement:
-    """For a process that is the whole job: what it asks for is agreed."""
+    """For a process that is the whole job: its requests are agreed at once."""
 
     def __init__(self, wants: Callable[[], bool]) -> None:
         self._wants = wants
@@ -450,4 +447,4 @@ class LoneAgreement:
                 self._asked = None
 
     def close(self, *, in_order: bool = True) -> None:
-        """Nothing runs in the background."""
+        """Nothing to do: it has no background thread."""

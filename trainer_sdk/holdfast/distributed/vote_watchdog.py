@@ -1,10 +1,10 @@
-"""Whether every rank comes to the vote on the best step. One thread per rank, and only where a Best is asked for.
+"""Checks that every rank comes to the vote on the best step. One thread per rank, and only with a Best.
 
-    a rank that waits in the vote for long:   says in the job's store which vote that is
-    a rank that went past it without a vote:  comes in place of its training thread, with the error that all then raise
+    a rank that waits long in the vote:   writes that vote into the job's store
+    a rank that passed without a vote:    takes its training thread's place in it, with the error that all ranks raise
 
-A rank that was not passed the metric goes on to its next step, and may wait there for the others as they do for it in
-the vote; without this, each until its time-out. A vote that all come to costs nothing of it.
+A rank without the metric goes on to its next step. There it may wait for the others, which wait for it in the vote:
+without this thread each would wait for its time-out. A vote that all ranks come to costs nothing more.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _KEY = "waiting"
 
 
 class VoteWatchdog:
-    """`passed` and `voting` are the training thread's, one of the two after each step, on every rank. Steps are counted
-    by these calls."""
+    """`passed` and `voting` are for the training thread: one of the two after each step, on every rank. They count the
+    steps."""
 
     def __init__(self, ranks: Ranks, store: KeyValueStore) -> None:
         self._ranks = ranks
@@ -39,18 +39,18 @@ class VoteWatchdog:
         self._waiting: tuple[int, int, str] | None = None
         """The vote that this rank is in: its number, the step, the metric."""
         self._comes = False
-        """The thread is about to come to a vote, or has; after that it ends."""
+        """Whether the thread has taken part in a vote, or is about to; after that it ends."""
         self._error: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-vote-watchdog", daemon=True)
         self._thread.start()
 
     def passed(self) -> None:
-        """There was nothing to vote on here. Raises what the others have raised, where they had a vote earlier."""
+        """No vote was due here. Raises the other ranks' error, if they had a vote earlier."""
         self._number += 1
         self._passed = (self._number, self._ranks.collectives)
         if self._comes:
-            self._thread.join()  # the others may have raised already, and this rank goes no step further
+            self._thread.join()  # the others may have raised already, so this rank must not begin another step
             if self._error is not None:
                 raise self._error
 
@@ -82,7 +82,7 @@ class VoteWatchdog:
                         return
                 seen = waiting
         except (RuntimeError, dist.DistError):
-            return  # the store went with the job; the agreement's thread tells of it
+            return  # the store ended with the job; the agreement's thread reports it
 
     def _come(self, step: int, metric: str) -> None:
         missing = RanksDisagree(

@@ -1,5 +1,4 @@
-"""`holdfast checkpoints pull`: the command, which hangs itself into the client's CLI. It loads torch only when
-it runs."""
+"""`holdfast checkpoints pull`: the command, which adds itself to the client's CLI. It loads torch only when it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _NEEDED = ("torch", "numpy", "safetensors")
 
 
 def register(app: typer.Typer) -> None:
-    """Raises ModuleNotFoundError where the extra is not installed; the CLI then says which one it is."""
+    """Raises ModuleNotFoundError if the extra is not installed; the CLI then names the extra."""
     for module in _NEEDED:
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
@@ -42,7 +41,7 @@ def pull(
     """Fetch and verify a checkpoint, as files for stock tools.
 
     torch: COMPONENT.pt for torch.load(weights_only=True). safetensors: COMPONENT.safetensors. dcp: a folder for
-    torch.distributed.checkpoint.load. What is not tensors comes as JSON.
+    torch.distributed.checkpoint.load. Values that are not tensors come as JSON.
     """
     name, point = read_selector(selector)
     from holdfast.export.pull import Format

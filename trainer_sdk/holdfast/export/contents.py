@@ -1,4 +1,4 @@
-"""What a checkpoint consists of, read from its documents: one unit per component, or per component and rank.
+"""The content of a checkpoint, read from its documents: one unit per component, or per component and rank.
 
 Flow: pull -> **contents** -> tensors. Every rank's documents are read; names are checked before they name files.
 """
@@ -26,8 +26,8 @@ _UNIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*(@\d{1,6})?")
 
 @dataclass(frozen=True)
 class Unit:
-    """What goes into one file: `model` (saved by all ranks together), `loader@1` (rank 1's own), or `dcp`, all that a
-    dcp.save through ckpt.writer() was given."""
+    """The content of one file: `model` (saved by all ranks together), `loader@1` (rank 1's own), or `dcp`, the whole
+    argument of a dcp.save through ckpt.writer()."""
 
     name: str
     kind: Kind | None

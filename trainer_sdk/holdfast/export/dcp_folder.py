@@ -3,8 +3,8 @@
     state = {"model": model.state_dict()}
     dcp.load(state, checkpoint_id=folder)
 
-What dcp.save was given has the names that it had then. Else keys are `<unit>.<name>`; optimizers are keyed by parameter
-names, as torch.distributed.checkpoint.state_dict does.
+The content of a dcp.save keeps its names. Other keys are `<unit>.<name>`; optimizers are keyed by parameter names, as
+in torch.distributed.checkpoint.state_dict.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 
 def write_dcp_folder(folder: Path, state: dict[str, Any]) -> list[str]:
-    """The files' names. Raises what the disk says, and not DCP's BaseException."""
+    """Returns the files' names. Raises the disk's errors, not DCP's BaseException."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that no process group is there is intended
-            # One thread: with more, a writer thread's ENOSPC is lost and the metadata is written all the same.
+            warnings.simplefilter("ignore")  # there is no process group, on purpose
+            # One thread: with more, a writer thread's ENOSPC is lost, and the metadata is written despite it.
             writer = FileSystemWriter(folder, thread_count=1, sync_files=True)
             save(state, storage_writer=writer, no_dist=True)
     except CheckpointException as error:

@@ -1,6 +1,6 @@
 """The part of a checkpoint that is not tensors, as JSON: `checkpoint.json`, `<unit>.tree.json` and `rng.json`.
 
-Trees stay in the typed form (holdfast/state/tree.py tells it), which keeps every type exactly.
+Trees stay in the typed form (holdfast/state/tree.py describes it), which keeps every type exactly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_trees(folder: Path, contents: Contents, units: list[Unit]) -> list[str
 
 
 def write_summary(folder: Path, contents: Contents, format_name: str, files: list[str]) -> dict[str, Any]:
-    """Step, digest, metrics, components and the rest of the catalog's view, and which files there are."""
+    """Step, digest, metrics, components and the rest of the catalog's view, and the list of files."""
     summary = {
         "format": format_name,
         "files": sorted(files),

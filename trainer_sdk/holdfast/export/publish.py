@@ -1,4 +1,4 @@
-"""All of it or nothing: a folder is filled beside its final place and renamed when it is whole and on disk."""
+"""All of it or nothing: a folder is filled beside its final place and renamed once it is whole and on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from holdfast_client.errors import ConfigurationError, HoldfastError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# torch's and safetensors' writers are native code and tell it in words only.
+# torch's and safetensors' writers are native code and report a full disk in words only.
 _FULL_WORDS = re.compile(r"No space left|File too large|Disk quota|os error (28|27|122)\b|unexpected pos")
 _SPARE_BYTES = 16 * 1024**2
 
@@ -37,7 +37,7 @@ def check_target(target: Path, *, force: bool) -> None:
 
 
 def check_room(target: Path, needed_bytes: int) -> None:
-    """Raises DiskFull before anything is fetched for nothing."""
+    """Raises DiskFull before anything is fetched in vain."""
     free_bytes = shutil.disk_usage(target.absolute().parent).free
     if free_bytes < needed_bytes + _SPARE_BYTES:
         raise DiskFull(
@@ -52,7 +52,7 @@ class NotWritten(HoldfastError):  # noqa: N818  (as the tree of holdfast_client.
 
 @contextmanager
 def published(target: Path) -> Iterator[Path]:
-    """An empty folder to fill; it takes the place of `target` when the block ends well, and is removed if not."""
+    """An empty folder to fill; it replaces `target` when the block ends well, and is removed if not."""
     target = target.absolute()
     beside = target.with_name(f".{target.name}.holdfast-{secrets.token_hex(4)}")
     beside.mkdir()
@@ -64,7 +64,7 @@ def published(target: Path) -> Iterator[Path]:
         if _is_full(error):
             raise DiskFull(f"The disk became full while {target} was written; nothing was left there") from error
         if isinstance(error, MemoryError | RuntimeError | SafetensorError) and not isinstance(error, HoldfastError):
-            # The writers of torch and safetensors are native code: what they say is all that anybody knows.
+            # The writers of torch and safetensors are native code: their message is the only information.
             cause = str(error).partition("\n")[0] or "there was not enough memory"
             raise NotWritten(f"{target} could not be written: {cause}") from error
         raise

@@ -1,6 +1,6 @@
 """Pulls one checkpoint into a folder: resolve -> read documents -> fetch and verify -> write -> publish.
 
-Memory: the largest unit, once; for DCP, which is written in one go, all units.
+Memory: the largest unit, once; for DCP all units, because its save writes them in one go.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def pull(
     on_bytes: OnBytes = lambda count: None,
     on_note: OnNote = lambda note: None,
 ) -> dict[str, Any]:
-    """Writes the checkpoint to the folder `target` and returns what stands in its `checkpoint.json`.
+    """Writes the checkpoint to the folder `target` and returns the content of its `checkpoint.json`.
 
-    `only`: just these components. `on_total` is told once how many bytes will be fetched, `on_bytes` each part of them,
-    `on_note` a sentence where a store did not answer, and which point is the one before where this one is damaged.
+    `only`: just these components. `on_total` gets the number of bytes to fetch, once; `on_bytes` each part of them;
+    `on_note` a sentence if a store did not answer, and the point before if this one is damaged.
     Raises NoRestorePoint, ConfigurationError (`target`, `only`, or a dtype that the format lacks), DiskFull, and
-    IntegrityError for chunks or documents that are not what they should be.
+    IntegrityError for chunks or documents that do not match their digests.
     """
     check_target(target, force=force)
     decision = client.restores.restore_point(run.project, run.run, str(point))
@@ -79,7 +79,7 @@ def pull(
 
 
 def _offer_the_one_before(client: Client, run: RunName, chosen: RestorePoint, on_note: OnNote) -> None:
-    with suppress(HoldfastError):  # what is wrong with the chosen one is said, whatever this comes to
+    with suppress(HoldfastError):  # the chosen one's error is raised even if this fails
         before = client.restores.restore_point(run.project, run.run, before_step=chosen.step).restore_point
         if before is not None:
             on_note(f"step {chosen.step} cannot be pulled whole. The point before it is {run}@{before.step}.")
@@ -114,7 +114,7 @@ def _pull(
 
 
 def _why_nothing(run: RunName, point: Point, decision: RestoreDecision) -> str:
-    """What stands in the way of the newest ones; or that there never was any."""
+    """Why the newest checkpoints cannot be pulled; or that there never was any."""
     if not decision.ever_committed:
         return f"{run} has nothing to pull: nothing was ever committed in it."
     reasons = " ".join(each.detail for each in decision.skipped[:_REASONS_SHOWN])
@@ -152,7 +152,7 @@ def _write(
             )
             for unit in with_tensors
         }
-        # What a dcp.save was given goes back to the names that it had.
+        # The content of a dcp.save gets its own names back.
         own = state[units[0].name] if units and units[0].kind is Kind.DCP and with_tensors else state
         return write_dcp_folder(folder, own)
     files = []

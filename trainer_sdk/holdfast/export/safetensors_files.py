@@ -1,7 +1,7 @@
 """`<unit>.safetensors` for safetensors.torch.load_file: names to tensors. One file per unit.
 
-The format has no ties: like safetensors' own save_model, one name of tied tensors is kept, and the metadata tells which
-name stands for which (`{dropped: kept}`), so that load_model ties them again. Dtypes that it lacks are refused.
+The format has no ties: as in safetensors' own save_model, one name of tied tensors is kept, and the metadata maps the
+others to it (`{dropped: kept}`), so that load_model ties them again. Dtypes that it lacks are refused.
 """
 
 from __future__ import annotations

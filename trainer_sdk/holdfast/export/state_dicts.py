@@ -1,6 +1,6 @@
 """Units as the state_dicts that stock code loads. Pure. Flow: tensors -> **state_dicts** -> the formats.
 
-model.load_state_dict(…) and optimizer.load_state_dict(…) take them as they are.
+model.load_state_dict(…) and optimizer.load_state_dict(…) take them unchanged.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def flat(unit: Unit, tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def state_dict_of(unit: Unit, tensors: Tensors, *, parameters_by_name: bool) -> dict[str, Any]:
-    """What the component's own state_dict() would give, or what dcp.save was given; where that has values that no stock
-    loader reads without pickle, its tensors by name. An optimizer's parameters are numbered, as torch does, or named,
-    as torch.distributed does.
+    """The component's own state_dict(), or the argument of dcp.save. If that has values that stock loaders cannot read
+    without pickle: its tensors by name. An optimizer's parameters are numbered, as in torch, or named, as in
+    torch.distributed.
     """
     if unit.kind is Kind.DCP:
         values = {fqn: decode_tree(value) for fqn, value in unit.tree["values"].items()}
@@ -78,7 +78,7 @@ def _optimizer(tree: Any, tensors: Tensors, by_name: bool) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's scalars and arrays as Python's and torch's: stock loaders refuse them without pickle."""
+    """numpy's scalars and arrays as Python's and torch's, because stock loaders refuse them without pickle."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
@@ -97,5 +97,5 @@ def is_plain(value: Any) -> bool:
     if type(value) in _SEQUENCES:
         return all(is_plain(item) for item in value)
     if type(value) is bytes:
-        return bool(value)  # pickle writes none as a call of `bytes`, which that refuses
+        return bool(value)  # pickle writes b"" as a call of `bytes`, which that refuses
     return isinstance(value, torch.Tensor) or type(value) in _ATOMS

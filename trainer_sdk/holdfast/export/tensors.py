@@ -13,7 +13,7 @@ from holdfast.restore.checkpoint_reader import CheckpointSource, chunk_sizes
 from holdfast.state.destinations import Filler, Wants
 
 CHUNKS_AT_ONCE = 16
-"""How many chunks are asked for before the progress is told."""
+"""Chunks that are asked for between two reports of progress."""
 
 
 def plan_tensors(contents: Contents, names: Iterable[str]) -> tuple[ReadPlan, dict[str, Filler], Wants]:
@@ -33,7 +33,7 @@ def bytes_to_read(contents: Contents, names: Iterable[str]) -> int:
 def read_tensors(
     source: CheckpointSource, contents: Contents, names: Iterable[str], on_bytes: Callable[[int], None]
 ) -> dict[str, torch.Tensor]:
-    """Every tensor whole, on the host; tied ones are one tensor. Raises ChunkLost if bytes cannot be had right."""
+    """Every tensor whole, on the host; tied ones are one tensor. Raises ChunkLost if no copy has the right bytes."""
     names = tuple(names)
     reads, fillers, wants = plan_tensors(contents, names)
     arrivals = wants.arrivals(into_live=False)

@@ -1,7 +1,7 @@
-"""Whether a state is worth going on from, and the way back where it is not.
+"""Whether a job should go on from a state, and the way back if not.
 
-diverged.py            is the state finite, and what does the user's rule say of it
-loss_spike.py          a rule that ships: the loss has left the band that it ran in
-missing_components.py  what the run's first checkpoint had and this state lacks
+diverged.py            the finite check, and the user's rule
+loss_spike.py          a rule that ships: the loss has left its band
+missing_components.py  components of the run's first checkpoint that this state lacks
 rollback.py            back to the last healthy checkpoint, in a running job
 """

@@ -1,16 +1,16 @@
-"""Whether a state has diverged: what its tensors hold, and what the user's rule says of its metrics.
+"""Whether a state has diverged, by its tensors and by the user's rule on its metrics.
 
     planned -> copies begin -> FiniteCheck.look -> copied to the end -> FiniteCheck.found        on every rank
     step() -> HealthJudge.observe ... save() -> HealthJudge.judge                                on rank 0
     both -> the shard's verdict -> seal -> the service keeps the checkpoint as diverged, and offers it for no resume
 
-`check_finite=`: each rank looks at its part of models and optimizers (a save by DCP at each tensor before it is copied,
+`check_finite=`: each rank checks its part of models and optimizers (a save by DCP each tensor before it is copied,
 dcp/writer.py). The check is queued behind the copies that staging has started: on CUDA they use the copy engine, and
-this the idle cores. All there is to wait for is one small read per device, at the end.
+the check the idle cores. Training waits only for one small read per device, at the end.
 
-What counts is what a training cannot go on from. NaN does, anywhere. Infinity does in what is trained and in optimizer
-state (an infinite second moment of Adam stands still for good, with a finite parameter). In buffers and frozen
-parameters it is often meant, as in attention masks.
+Values count that a training cannot go on from. NaN does, anywhere. Infinity does in trained tensors and in optimizer
+state (an infinite second moment of Adam freezes a finite parameter for good). In buffers and frozen parameters it is
+often meant, as in attention masks.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from holdfast_protocol.checkpoints import HealthVerdict, MetricValue
 log = logging.getLogger("holdfast")
 
 _CONVERTED = 4 * 1024 * 1024
-"""Elements of floats of one byte that are looked at at once: torch compares few of them, and copies are made."""
+"""One-byte floats are checked in parts of so many elements, because torch compares few of their types, and copies are
+made."""
 
 
 class _Kind(NamedTuple):
-    """What is looked at in one go."""
+    """Tensors that are checked in one go."""
 
     device: torch.device
     dtype: torch.dtype
@@ -48,25 +49,25 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Looked:
-    """Reductions that are under way: for each device the names of tensors, and whether each of them is bad."""
+    """Running reductions: for each device the names of tensors, and whether each of them is bad."""
 
     verdicts: list[tuple[list[str], torch.Tensor]]
     declared: frozenset[str]
-    """Those among them that are declared frozen."""
+    """The names that are declared frozen."""
 
 
 class FiniteCheck:
-    """Of one job. Each rank looks at what it stores: what other ranks have copies of is looked at once."""
+    """One job's. Each rank checks the tensors that it stores, so that copies are checked once."""
 
     def __init__(self, *, demanded: bool = True) -> None:
-        """Not `demanded`: only on GPUs, where it costs next to nothing (ADR 0029), and no save fails for it."""
+        """Not `demanded`: only on GPUs, at next to no cost (ADR 0029), and no save fails for it."""
         self._demanded = demanded
         self._failed = False
         self._believed: set[str] = set()
 
     @classmethod
     def asked_for(cls, check_finite: bool | None) -> FiniteCheck | None:
-        """Of what a Checkpointer was given; None: look nowhere."""
+        """By the Checkpointer's argument; None: no check."""
         return None if check_finite is False else cls(demanded=check_finite is True)
 
     def found(self, looked: Looked) -> list[str]:
@@ -78,12 +79,12 @@ class FiniteCheck:
         return list(bad)
 
     def forget(self) -> None:
-        """The tensors were loaded anew: look also at those that are declared frozen."""
+        """The tensors were loaded again: check those that are declared frozen too."""
         self._believed.clear()
 
     def look(self, plan: LocalPlan, pieces: Iterable[TensorPiece], state: Mapping[str, Any]) -> Looked:
-        """Queues the reductions, of this rank's pieces. Where it is demanded it raises what torch does, for one where a
-        device has no memory left."""
+        """Queues the reductions of this rank's pieces. If the check is demanded it raises torch's errors, for example
+        if a device has no memory left."""
         try:
             return self._look(plan, pieces, state)
         except Exception as error:
@@ -92,7 +93,7 @@ class FiniteCheck:
 
     @torch.no_grad()
     def holds_nan(self, name: str, local: torch.Tensor) -> bool:
-        """Of a tensor that is known by its name alone, so that infinity may be meant. Waits for the device, and raises
+        """For a tensor of which only the name is known, so that infinity may be meant. Waits for the device, and raises
         as look() does."""
         if not self._is_to_see(local):
             return False
@@ -104,11 +105,11 @@ class FiniteCheck:
             return False
 
     def _could_not_look(self, error: Exception) -> None:
-        """Called where it is handled: raises it again where looking is demanded."""
+        """Called in an except block: raises the error again if the check is demanded."""
         if self._demanded:
             raise error
         if not self._failed:
-            log.warning("whether the state is finite could not be looked at (%s); check_finite=True demands it", error)
+            log.warning("the state could not be checked for NaN and infinity (%s); check_finite=True demands it", error)
         self._failed = True
 
     def _is_to_see(self, local: torch.Tensor) -> bool:
@@ -149,7 +150,7 @@ def _bad(kind: _Kind, tensors: list[tuple[str, torch.Tensor]]) -> tuple[list[str
         for part in _parts(tensor):
             names.append(name)
             parts.append(part)
-    # Extremes show both: they are NaN where an element is, and infinite where one is and none is NaN.
+    # Extremes show both: they are NaN if an element is, else infinite if an element is.
     if kind.device.type == "cuda" and not kind.dtype.is_complex and kind.dtype.itemsize > 1:
         # One launch for many tensors.
         extremes = torch.stack(list(torch._foreach_norm(parts, float("inf")))).unsqueeze(0)
@@ -166,13 +167,11 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     elif tensor.element_size() > 1:
         yield tensor
     else:
-        # Each of their values has its like in float32.
+        # float32 has each of their values.
         for start in range(0, tensor.numel(), _CONVERTED):
             for box in boxes(tensor, start, min(start + _CONVERTED, tensor.numel())):
                 yield box.float()
 
-
-# What the user says, in `healthy=`. Asked on rank 0, at saves only.
 
 _LOSS = re.compile(r"loss(?![_/. -]?scale)", re.IGNORECASE)
 _LONGEST_REASON = 1000
@@ -181,25 +180,25 @@ _REASONS_SHOWN = 5
 
 
 class HealthRule(Protocol):
-    """`step` is the one that is saved; `metrics` are those of its save() or step(), as floats, not finite ones among
-    them; empty where none were given. True: healthy. False, or a text that says why: diverged.
+    """`step`: the saved one. `metrics`: those of its save() or step(), as floats, also values that are not finite;
+    empty if none were given. True: healthy. False, or a text that says why: diverged. Asked on rank 0, at saves only.
 
-    A rule may also have `observe(step, metrics)`: called on rank 0 after every step() that has metrics, with the values
-    as they were given. To read a tensor of a device there would make each step wait for it; keep it for the next save.
+    A rule may also have `observe(step, metrics)`: called on rank 0 after every step() with metrics, with the given
+    values. Do not read a device's tensor there, because each step would wait for it; keep it for the next save.
     """
 
     def __call__(self, step: int, metrics: Mapping[str, float], /) -> bool | str: ...
 
 
 def losses_are_finite(step: int, metrics: Mapping[str, float], /) -> bool | str:
-    """The rule without `healthy=`: no metric whose name says loss (`loss`, `val_loss`, `train/lm_loss`; not
-    `loss_scale`) is NaN or infinite. Others may be: a gradient's norm is infinite whenever GradScaler skips a step."""
+    """The default rule: no metric whose name says loss (`loss`, `val_loss`, `train/lm_loss`; not `loss_scale`) is NaN
+    or infinite. Others may be: a gradient's norm is infinite whenever GradScaler skips a step."""
     bad = [f"{name} is {value}" for name, value in metrics.items() if _LOSS.search(name) and not math.isfinite(value)]
     return True if not bad else "the metric " + ", ".join(bad[:_SHOWN]) + (" and more" if len(bad) > _SHOWN else "")
 
 
 class HealthJudge:
-    """Of one job. No rule's mistake ends a training: it is told, and the default rule takes its place."""
+    """One job's. A rule's mistake never ends a training: it is logged, and the default rule takes its place."""
 
     def __init__(self, rule: HealthRule | None, *, asked: bool) -> None:
         """`asked`: on rank 0, which alone has the metrics."""
@@ -208,7 +207,7 @@ class HealthJudge:
         self._observe: Callable[[int, Mapping[str, Any]], object] | None = observe if callable(observe) else None
 
     def observe(self, step: int, metrics: Mapping[str, Any] | None) -> None:
-        """After every step; without a rule that wants to see them it costs nothing."""
+        """After every step; it costs nothing unless the rule observes."""
         if self._observe is not None and metrics is not None:
             try:
                 self._observe(step, metrics)
@@ -217,7 +216,7 @@ class HealthJudge:
                 log.warning("%s, and it sees no more steps", _mistake(self._rule, step, error))
 
     def judge(self, step: int, metrics: Mapping[str, MetricValue] | None) -> HealthVerdict:
-        """What the rule says of the state after `step`."""
+        """The rule's verdict on the state after `step`."""
         values = {name: _as_float(value) for name, value in (metrics or {}).items()}
         try:
             said = self._rule(step, values)
@@ -244,11 +243,8 @@ def _name(rule: HealthRule) -> str:
     return str(getattr(rule, "__name__", type(rule).__name__))
 
 
-# Both together, as the shard says it and as people read it.
-
-
 def first_reasons(told: list[str]) -> str:
-    """What is wrong with the ranks' parts, one for each rank with a reason: a few say it, of thousands."""
+    """The defects of the ranks' parts in one text, which names a few of thousands of ranks."""
     shown = list(dict.fromkeys(told))[:_REASONS_SHOWN]
     more = sum(each not in shown for each in told)
     return "; ".join(shown) + (f"; and {more} more rank{'s' if more > 1 else ''}" if more else "")

@@ -1,4 +1,4 @@
-"""A rule for `healthy=`: the loss has left the band that it ran in. It uses only what any rule may."""
+"""A rule for `healthy=`: the loss has left its band. It uses only what any rule may."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from holdfast.health.diverged import losses_are_finite
 _TO_SIGMA = 1.4826
 """The median absolute deviation of normally distributed values, times this, is their standard deviation."""
 _LEAST_SPREAD = 0.01
-"""Of the median: a loss that hardly moves is no spike as soon as it moves."""
+"""Part of the median: a loss that hardly moves must not count as a spike at its first movement."""
 
 
 class LossSpike:
-    """`Checkpointer("demo/gpt", healthy=LossSpike())`: diverged while the loss is too high, or where it is not finite.
+    """`Checkpointer("demo/gpt", healthy=LossSpike())`: diverged while the loss is too high, or if it is not finite.
 
     Too high: the median of the last `recent` losses is more than `deviations` robust standard deviations (from the
     median absolute deviation) above the median of the `window` ordinary ones before. Losses above that band do not
-    widen it. Where they stay there for a whole window they are taken for the new level (a new mixture of data may have
-    one), and checkpoints are healthy again. Until `window / 4` losses are known there is no band.
+    widen it. If they stay there for a whole window they count as the new level (for example of a new mixture of data),
+    and checkpoints are healthy again. Until `window / 4` losses are known there is no band.
 
     A step costs a few microseconds, and on a GPU one small copy there: values are read at saves only.
     """
@@ -41,7 +41,7 @@ class LossSpike:
         self._window = window
         self._recent = recent
         self._seen: deque[tuple[int, Any]] = deque(maxlen=window)
-        """Not looked at yet."""
+        """Not read yet."""
         self._ordinary: deque[tuple[int, float]] = deque(maxlen=window)
         self._above: list[tuple[int, float]] = []
         self._last: deque[tuple[int, float]] = deque(maxlen=recent)
@@ -51,7 +51,7 @@ class LossSpike:
         if value is None:
             return
         if isinstance(value, torch.Tensor):
-            # A copy: whose tensor it is may write the next loss into it. Queued on a device, not waited for.
+            # A copy, because its owner may write the next loss into it. Queued on a device, not waited for.
             value = value.detach().clone()
         if self._seen and step <= self._seen[-1][0]:
             self._forget_from(step)
@@ -74,7 +74,7 @@ class LossSpike:
     def _read(self) -> None:
         pending, self._seen = self._seen, deque(maxlen=self._window)
         tensors = [value.reshape(()).float() for _, value in pending if isinstance(value, torch.Tensor)]
-        read = iter(torch.stack(tensors).tolist() if tensors else ())  # one wait for all of them
+        read = iter(torch.stack(tensors).tolist() if tensors else ())  # one wait for all
         for step, value in pending:
             self._take(step, next(read) if isinstance(value, torch.Tensor) else float(value))
 
@@ -102,7 +102,7 @@ class LossSpike:
         return middle + self._deviations * spread
 
     def _forget_from(self, step: int) -> None:
-        """The job has gone back: what it saw from there on is no part of its past."""
+        """The job has gone back: losses from there on do not count."""
         self._seen = deque((pair for pair in self._seen if pair[0] < step), self._window)
         self._ordinary = deque((pair for pair in self._ordinary if pair[0] < step), self._window)
         self._last = deque((pair for pair in self._last if pair[0] < step), self._recent)

@@ -1,7 +1,7 @@
-"""What the run's first checkpoint had, and the state that is saved now lacks: said loudly, and refused with `strict`.
+"""Components of the run's first checkpoint that the saved state lacks: a warning, or with `strict` an error.
 
-A scheduler that somebody forgot to pass on is missed only at the resume that needs it. The components of all ranks
-count together: one rank may have what the others have not.
+A scheduler that a script forgot to pass on is missed only at the resume that needs it. The components of all ranks
+count together, because one rank may have components that the others lack.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ log = logging.getLogger("holdfast")
 
 
 class Completeness:
-    """Of one job. The run's first checkpoint is this job's own where nothing was committed before."""
+    """One job's. The run's first checkpoint is this job's own if none was committed before."""
 
     def __init__(self, *, drop: Iterable[str], strict: bool, speaks: bool) -> None:
         """`drop`: components that are left out on purpose. `speaks`: on rank 0."""
@@ -26,8 +26,8 @@ class Completeness:
         self._said: set[frozenset[str]] = set()
 
     def check(self, has: Iterable[str], declared: Iterable[str]) -> None:
-        """`has`: of all ranks; `declared`: as the service has it, empty where nothing is committed yet. The same on all
-        ranks. Raises MissingComponent with `strict`; else it is said once for each set of them."""
+        """`has`: of all ranks; `declared`: by the service, empty before the first commit. The same on all ranks. Raises
+        MissingComponent with `strict`; else each set of them is logged once."""
         has = frozenset(has)
         if self._declared is None:
             self._declared = frozenset(declared) or has

@@ -3,9 +3,9 @@
     all ranks name the same target -> saves in flight end, or are given up -> is there such a checkpoint? -> a new
     attempt of this same job, which fences its own old one -> restore -> the lineage goes on from there
 
-A new attempt, because an attempt's line is cut by its first commit: what it has saved since would stay the run's latest
-(rule latest-follows-lineage). If the process dies before the restore is noted, the next launch resumes as if nobody had
-gone back.
+A new attempt, because an attempt's first commit cuts its lineage: its saves since then would stay the run's latest
+(rule latest-follows-lineage). If the process dies before the restore is recorded, the next launch resumes as if there
+had been no rollback.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from holdfast.session.session import Session
 log = logging.getLogger("holdfast")
 
 _FINISH_SECONDS = 30.0
-"""A save in flight may be worth keeping, if it is not the one to get away from; and is not worth more."""
+"""A save in flight may be worth this wait, unless the rollback leaves it behind; it is worth no more."""
 _GIVE_UP_SECONDS = 30.0
 
 
 class Rollback:
-    """Of one job; `back` is called on the training thread of every rank."""
+    """One job's; `back` is called on the training thread of every rank."""
 
     def __init__(self, session: Session, pipeline: SavePipeline, restorer: Restorer) -> None:
         self._session = session
@@ -38,8 +38,8 @@ class Rollback:
     def back(
         self, state: dict[str, Any], *, steps: int | None, before: int | None, keep: frozenset[str], skip_data: bool
     ) -> int:
-        """The next step to run. Where there is no such checkpoint, it raises NoRestorePoint before there is a new
-        attempt or another state; saves in flight have ended by then."""
+        """The next step to run. Without such a checkpoint it raises NoRestorePoint before there is a new attempt or
+        another state; saves in flight have ended by then."""
         before_step, kept = self._agree(state, steps=steps, before=before, keep=keep, skip_data=skip_data)
         self._finish_saves()
         at = self._session.progress.step
@@ -74,8 +74,8 @@ class Rollback:
     def _agree(
         self, state: Mapping[str, Any], *, steps: int | None, before: int | None, keep: frozenset[str], skip_data: bool
     ) -> tuple[int | None, frozenset[str]]:
-        """The step to go below, and what stays as it is: on all ranks alike, or all raise before anything is done.
-        What was asked for must be the same; which components a rank holds need not be."""
+        """The step to go below, and the components that stay as they are: on all ranks alike, or all raise before
+        anything is done. The arguments must be the same; the components of a rank need not be."""
 
         def asked() -> tuple[tuple[int | None, list[str], bool], frozenset[str]]:
             if not self._session.has_opened:
@@ -86,7 +86,7 @@ class Rollback:
         (before_step, _, _), _ = told[0]
         if any(each != told[0][0] for each, _ in told):
             raise RanksDisagree(f"One rank goes back before step {before_step}, and another one elsewhere")
-        # Of any rank: loaders that only some hold, or that are named otherwise, stay where they are as well.
+        # Of any rank: loaders that only some ranks hold, or name otherwise, stay where they are as well.
         keys = frozenset[str]().union(*(each for _, each in told))
         if unknown := sorted(keep - keys):
             raise ConfigurationError(f"keep={unknown!r} is not in the state; its keys are {sorted(keys)}.")

@@ -1,7 +1,7 @@
-"""Holdfast inside training frameworks: one module each, imported only by who uses that framework. docs/integrations.md.
+"""Holdfast inside training frameworks: one module each, imported only by users of that framework. docs/integrations.md.
 
 hf          Trainer of transformers: HoldfastTrainer, or HoldfastTrainerMixin before a Trainer of your own
-accelerate  training_state(accelerator): what accelerator.save_state() would write, for a Checkpointer
+accelerate  training_state(accelerator): the content of accelerator.save_state(), for a Checkpointer
 lightning   HoldfastCheckpointIO for one process, HoldfastStrategyMixin for several, HoldfastCallback for both
 torchtitan  HoldfastCheckpointManager: its Config in the place of torchtitan's own
 """

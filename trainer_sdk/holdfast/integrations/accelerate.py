@@ -1,8 +1,8 @@
-"""Accelerate: what accelerator.save_state() would write, as the state of a Checkpointer. Sharded models stay sharded.
+"""Accelerate: the content of accelerator.save_state() as the state of a Checkpointer. Sharded models stay sharded.
 
     accelerator.prepare(…) -> training_state(accelerator) -> checkpointer.restore(state), checkpointer.step(step, state)
 
-Accelerator keeps what it prepared in lists of its own; save_state() and load_state() read the same ones. Written
+Accelerator keeps prepared objects in lists of its own; save_state() and load_state() read the same ones. Written
 against accelerate 1.15.
 """
 
@@ -27,9 +27,9 @@ def training_state(accelerator: Accelerator) -> dict[str, Any]:
         with holdfast.Checkpointer("demo/gpt") as checkpointer:
             for step in range(checkpointer.restore(state), total_steps): ...
 
-    Random generators are in every checkpoint. Of a data loader, the epoch that it is in is kept, and its exact position
-    where it is stateful (DataLoaderConfiguration(use_stateful_dataloader=True), torchdata); else skip what was
-    trained on with accelerator.skip_first_batches(). Hooks that were registered for save_state() are not called.
+    Random generators are in every checkpoint. A data loader's epoch is saved, and its exact position if it is
+    stateful (DataLoaderConfiguration(use_stateful_dataloader=True), torchdata); if not, skip the trained batches with
+    accelerator.skip_first_batches(). Hooks that were registered for save_state() are not called.
 
     Raises ConfigurationError with DeepSpeed and Megatron-LM, whose state is in engines of their own.
     """
@@ -58,7 +58,7 @@ def _loader(loader: Any) -> Any:
 
 
 class _Counter:
-    """Where the accelerator is within gradient accumulation."""
+    """The accelerator's position within gradient accumulation."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

@@ -1,11 +1,11 @@
-"""Trainer of transformers, with its checkpoints in a run. Nothing is written to `output_dir` and read back.
+"""Trainer of transformers, with its checkpoints in a run. No checkpoint is written to `output_dir` and read back.
 
 train(resume_from_checkpoint) -> restore of the trainer's own progress -> Trainer counts its epochs and batches
     _load_optimizer_and_scheduler() -> restore of everything, into the prepared model, optimizer and scheduler
-_maybe_log_save_evaluate() -> log, evaluation, _save_checkpoint() -> then checkpointer.step(), or save() where it is due
+_maybe_log_save_evaluate() -> log, evaluation, _save_checkpoint() -> then checkpointer.step(), or save() if it is due
 
 A callback alone sees neither the GradScaler nor the moment between preparing and counting, and cannot keep Trainer from
-writing its folder: so these are the methods that Trainer itself calls. Written against transformers 5.23.
+writing its folder. So these are the methods that Trainer itself calls. Written against transformers 5.23.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class HoldfastTrainerMixin:
     Saves when `save_strategy` says so (after evaluation, with its metrics) and, between, when the Checkpointer's
     `save=` is due. `load_best_model_at_end` and `metric_for_best_model` mean what they mean in Trainer.
 
-    `save_total_limit`: there are no folders to rotate. What Trainer would delete after a save goes to the run's trash,
-    by a token with the scope operate. What a run must keep stays whatever the limit, such as its two newest healthy and
-    its two newest proven checkpoints. What is kept of a run, whoever trains it, is its retention policy:
+    `save_total_limit`: there are no folders to rotate. The checkpoints that Trainer would delete after a save go to the
+    run's trash, by a token with the scope operate. Checkpoints that a run must keep stay at any limit, such as its two
+    newest healthy and its two newest proven ones. The retention policy of a run applies to all its jobs:
     `holdfast policies put retention demo/gpt --keep-last 3`.
 
     When the job is told to leave, training stops after the step, which is saved, and train() raises Preempted.
@@ -70,11 +70,11 @@ class HoldfastTrainerMixin:
         self._explain_limit()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's own, but for what `resume_from_checkpoint` names:
+        """Trainer's own, except for the values of `resume_from_checkpoint`:
 
-        True: the newest restore point; where the run has none, training begins. So one command launches and relaunches.
-        A checkpoint of the run (`"1200"`, `"best:eval_loss"`): that one, and what came after is never the latest again.
-        None or False: from the beginning, which a run that has checkpoints refuses. A folder: Trainer loads it.
+        True: the newest restore point; if the run has none, training begins. So one command launches and relaunches.
+        A checkpoint of the run (`"1200"`, `"best:eval_loss"`): that one; later ones are never the latest again.
+        None or False: from the beginning, which a run with checkpoints refuses. A folder: Trainer loads it.
         """
         self._preempted = None
         if resume_from_checkpoint in (None, False) or os.path.isdir(str(resume_from_checkpoint)):
@@ -94,13 +94,13 @@ class HoldfastTrainerMixin:
 
     @contextmanager
     def _resuming(self, at: str | None) -> Iterator[str | None]:
-        """A folder with the progress alone: by it Trainer counts epochs and batches before there is an optimizer."""
+        """A folder with the progress alone, by which Trainer counts epochs and batches before there is an optimizer."""
         next_step = self.checkpointer.restore({"trainer": self._progress}, at)
         if next_step == 0:
             yield None
             return
         with tempfile.TemporaryDirectory(prefix="holdfast-hf-") as folder:
-            # The best checkpoint is no folder here, and Trainer would say that it is gone.
+            # The best checkpoint is no folder here, so Trainer would report it missing.
             state = TrainerState(**{**self._progress.loaded, "best_model_checkpoint": None})
             state.save_to_json(os.path.join(folder, _TRAINER_STATE))
             self._resume = _Resume(folder, next_step - 1)
@@ -164,7 +164,7 @@ class HoldfastTrainerMixin:
                 client_settings=self.checkpointer.parts.client.settings,
             )
         except (NotFound, IntegrityError, ServiceUnavailable, StoreProblem) as error:
-            # As Trainer does where the folder is gone. Every rank raises it, and before any weight was changed.
+            # As Trainer does if the folder is gone. Every rank raises it, and before any weight was changed.
             log.warning(
                 "the best model, %s, could not be loaded, and the last weights stay: %s",
                 state.best_model_checkpoint,
@@ -173,7 +173,7 @@ class HoldfastTrainerMixin:
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
-        # Last, and so with what was logged and evaluated at this step. That of an epoch's end comes with a second call.
+        # Last, so that it has this step's log and evaluation. Those of an epoch's end come with a second call.
         state = self._trainer.state
         if self._preempted is None and (self._epoch_is_over or not float(state.epoch).is_integer()):
             self._after_step(state.global_step)
@@ -195,7 +195,7 @@ class HoldfastTrainerMixin:
         self._save_is_due = False
 
     def _end(self) -> None:
-        """Of train(), after its last callback's turn but this one's."""
+        """The end of train(), after the turn of all other callbacks."""
         if self._trash is not None:
             if self._preempted is None:
                 self.checkpointer.wait()
@@ -224,10 +224,10 @@ class HoldfastTrainerMixin:
         if self._limit is not None and self._trainer.is_world_process_zero():
             run = self.checkpointer.run
             log.info(
-                "save_total_limit=%d rotates no folders here. What Trainer would delete after a save goes to the trash "
+                "save_total_limit=%d rotates no folders here. Checkpoints that Trainer would delete go to the trash "
                 "of %s, by a token with the scope operate. The run's two newest healthy and two newest proven "
                 "checkpoints stay whatever the limit, and so does what a job resumed from: `holdfast retention plan "
-                "%s` says why each one stays. What is kept of the run, whoever trains it, is its retention policy: "
+                "%s` says why each one stays. The retention policy of the run applies to all its jobs: "
                 "`holdfast policies put retention %s --keep-last %d`",
                 self._limit,
                 run,
@@ -237,7 +237,7 @@ class HoldfastTrainerMixin:
             )
 
     def _training_state(self, saving: int | None = None) -> dict[str, Any]:
-        """Of this moment: Trainer makes some of these objects anew. `saving`: the step that a save would be of."""
+        """The present state, because Trainer replaces some of these objects. `saving`: the step of the save."""
         trainer = self._trainer
         self._progress.saving = saving
         optimizer, scaler = trainer.optimizer, getattr(trainer.accelerator, "scaler", None)
@@ -250,7 +250,7 @@ class HoldfastTrainerMixin:
         return state if scaler is None else state | {"scaler": scaler}
 
     def _metrics(self) -> dict[str, float]:
-        """What was logged at this very step: the loss, and what an evaluation came to."""
+        """The values that were logged at this very step: the loss, and an evaluation's."""
         state = self._trainer.state
         found: dict[str, float] = {}
         for entry in reversed(state.log_history):
@@ -282,7 +282,7 @@ class HoldfastTrainer(HoldfastTrainerMixin, Trainer):
 
 
 class HoldfastCallback(TrainerCallback):
-    """What the mix-in does between steps; it adds this by itself."""
+    """The mix-in's work between steps; it adds this callback by itself."""
 
     def __init__(self, trainer: HoldfastTrainerMixin) -> None:
         self._trainer = trainer
@@ -301,7 +301,7 @@ class HoldfastCallback(TrainerCallback):
 
 
 class _Progress:
-    """TrainerState and the callbacks' states, as Trainer writes them to trainer_state.json, and the steps saved."""
+    """TrainerState and the callbacks' states, as Trainer writes them to trainer_state.json, and the saved steps."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -325,7 +325,7 @@ class _Progress:
         self.saved = list(state["saved"])
 
     def load_resharded_state_dict(self, states: list[Any], *, rank: int, world_size: int) -> None:
-        """Ranks differ in how fast they saw an evaluation run, and in nothing that training depends on."""
+        """Ranks differ only in how fast they saw an evaluation run, which training does not depend on."""
         self.load_state_dict(states[0])
 
 
@@ -341,7 +341,7 @@ class _PointMoved(Exception):  # noqa: N818
 
 
 def beyond_limit(saved: list[int], limit: int, best: int | None) -> list[int]:
-    """Which steps Trainer would delete: all but the newest `limit`, and the best is always among those that stay."""
+    """The steps that Trainer would delete: all but the newest `limit`; the best always stays."""
     order = sorted(set(saved))
     if best in order and best != order[-1]:
         order.remove(best)

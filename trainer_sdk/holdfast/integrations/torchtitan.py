@@ -1,9 +1,9 @@
 """torchtitan's checkpoint manager, with its checkpoints in a run. Its Config goes where torchtitan's own would.
 
-trainer.train() -> load() -> restore of what kind of checkpoint it is, then of everything, or of the model alone
-save(), each step -> checkpointer.step() (is the job to leave?), and checkpointer.save() where the interval says so
+trainer.train() -> load() -> restore of the kind of the checkpoint, then of everything, or of the model alone
+save(), each step -> checkpointer.step() (must the job leave?), and checkpointer.save() at the interval
 
-What is not of the run stays torchtitan's: `initial_load_path` to a folder, Hugging Face's format in and out. Written
+Other formats stay torchtitan's: `initial_load_path` to a folder, Hugging Face's format in and out. Written
 against torchtitan 0.3.
 """
 
@@ -40,23 +40,23 @@ _ABOUT = "torchtitan"
 class HoldfastCheckpointManager(CheckpointManager):
     """A torchtitan checkpoint manager. Its Config has all fields of torchtitan's own, and `run`.
 
-    A relaunch goes on from the newest restore point. Staging is over when save() returns, and the upload goes on beside
-    training; so `async_mode` is not asked. The last checkpoint has the model alone, in `export_dtype`, unless
+    A relaunch goes on from the newest restore point. Staging is over when save() returns, and the upload runs beside
+    training, so `async_mode` is ignored. The last checkpoint has the model alone, in `export_dtype`, unless
     `last_save_model_only=False` or `last_save_in_hf` (then it has everything, and the folder has the export).
-    `load_only` reads the model alone and opens no attempt: a job that trains this run meanwhile goes on.
-    On another number of ranks torchtitan's data loader cannot go on: `exclude_from_loading=["dataloader"]`. Pipeline
-    stages go on with the same number of ranks.
+    `load_only` reads the model alone and opens no attempt, so a job that trains this run meanwhile goes on.
+    torchtitan's data loader cannot go on with another number of ranks: `exclude_from_loading=["dataloader"]`. Pipeline
+    stages need the same number of ranks.
     """
 
     _checkpointer: Checkpointer | None = None
-    """None for a reader: it must not take the run from the job that trains it."""
+    """None for a reader, which must not take the run from the job that trains it."""
     _trash: Trash | None = None
     save_future: Future[CheckpointView] | None
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
         run: str = ""
-        """Which run, as project/run; without it HOLDFAST_RUN."""
+        """The run, as project/run; without it HOLDFAST_RUN."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         sd_adapter: Any,
         base_folder: str = "",
     ) -> None:
-        # Its purge is of folders, and its processes would stage once more.
+        # torchtitan's purge deletes folders, and its processes would stage once more.
         theirs: dict[str, Any] = {"keep_latest_k": 0, "async_mode": "disabled"}
         super().__init__(
             replace(config, **theirs),
@@ -87,7 +87,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         self.keep_latest_k = config.keep_latest_k
         self._components: dict[str, dict[str, Any]] = {
             MODEL: {MODEL: model_parts[0] if len(model_parts) == 1 else nn.ModuleList(model_parts)},
-            # The container is an Optimizer too, of an empty state: what it holds is in the ones inside.
+            # The container is an Optimizer too, with an empty state: the ones inside hold the state.
             OPTIMIZER: {f"{OPTIMIZER}_{at}" if at else OPTIMIZER: each for at, each in enumerate(optimizers)},
             DATALOADER: {} if dataloader is None else {DATALOADER: dataloader},
             LR_SCHEDULER: {LR_SCHEDULER: _Alike(lr_schedulers)},
@@ -130,7 +130,7 @@ class HoldfastCheckpointManager(CheckpointManager):
 
     def _loaded(self) -> bool:
         logger.info("Loaded step %d of %s.", self._about.step, self._run)
-        # The iterator that training makes next draws a number, which the one before the checkpoint has drawn already.
+        # The iterator that training makes next draws a number that the one before the checkpoint has drawn already.
         for loader in self._components[DATALOADER].values():
             if self._about.step > 0 and getattr(loader, "generator", self) is None:
                 loader.generator = torch.Generator().manual_seed(torch.initial_seed())
@@ -159,7 +159,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         return True
 
     def _maybe_wait_for_staging(self) -> None:
-        """Over already: save() returns when the last byte is staged."""
+        """Nothing to wait for: save() returns when the last byte is staged."""
 
     def _wait_for_saving(self) -> None:
         if self._checkpointer is not None:
@@ -167,7 +167,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         self.save_future = None
 
     def _close(self) -> None:
-        # torchtitan closes it while the error that ended training is handled, and once more when it is collected.
+        # torchtitan closes it while the error that ended training is handled, and again when it is collected.
         checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
             if self._trash is not None:
@@ -187,7 +187,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         return {key: each for part in kept for key, each in part.items()}
 
     def _export(self, step: int) -> dict[str, Any]:
-        """The model as it is exported. A module again, so that load_weights() finds its names."""
+        """The model for export. A module again, so that load_weights() finds its names."""
         self._about.tell(step, model_only=True)
         module = nn.Module()
         for name, value in self.states[MODEL].state_dict().items():
@@ -235,7 +235,8 @@ class HoldfastCheckpointManager(CheckpointManager):
 
 
 class _About:
-    """Which checkpoint this is: a seed and an export have the model alone. And which were saved: keep_latest_k."""
+    """The kind of this checkpoint, because a seed and an export have the model alone; and the saved steps, for
+    keep_latest_k."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -256,7 +257,7 @@ class _About:
 
 
 class _Alike:
-    """A state that any rank's will do for where the number of ranks has changed: as torchtitan itself loads it."""
+    """A state that any rank may load from any rank's, on another number of ranks, as torchtitan itself does."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

@@ -1,7 +1,7 @@
-"""Checkpoints that a framework's own limit has outlived go to the run's trash. Below hf/ and lightning/.
+"""Moves checkpoints beyond a framework's own limit to the run's trash. Below hf/ and lightning/.
 
-A framework deletes the old one when it has written the new one. Here the new one may still be on its way, so the
-service decides: the two newest healthy points, what is held, pinned or read stays, and is asked for again later.
+A framework deletes the old one when it has written the new one. Here the new one may still be uploading, so the service
+decides: the two newest healthy points, and held, pinned or read checkpoints, stay and are asked for again later.
 Best effort, on a thread of its own: training never waits for it, and never fails by it.
 """
 
@@ -24,11 +24,11 @@ log = logging.getLogger("holdfast")
 _BRIEF_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
 _OVER = frozenset(CheckpointState) - {CheckpointState.COMMITTED, CheckpointState.UPLOADING}
-"""There is nothing to delete. What is still uploading is asked for again."""
+"""No committed checkpoint to delete. An uploading one is asked for again."""
 
 
 class Trash:
-    """Of one run, on one rank. `reason` goes into the audit."""
+    """For one run, on one rank. `reason` goes into the audit."""
 
     def __init__(self, settings: ClientSettings, run: RunName, reason: str) -> None:
         self._client = Client(settings.model_copy(update={"retry_seconds": _BRIEF_SECONDS}))
@@ -40,7 +40,7 @@ class Trash:
         self._worker: threading.Thread | None = None
 
     def drop(self, steps: Iterable[int]) -> None:
-        """These steps are no longer wanted. Returns at once; what cannot go yet is tried again at the next call."""
+        """These steps are no longer wanted. Returns at once; a refused one is tried again at the next call."""
         with self._lock:
             self._due.update(steps)
             if not self._due or self._refused or (self._worker is not None and self._worker.is_alive()):
@@ -49,12 +49,12 @@ class Trash:
             self._worker.start()
 
     def keep(self, step: int) -> None:
-        """The step was saved anew: it is wanted again."""
+        """The step was saved again, so it is wanted again."""
         with self._lock:
             self._due.discard(step)
 
     def close(self) -> None:
-        """One last time, now that the saves are over."""
+        """Tries a last time, because the saves are over now."""
         if self._worker is not None:
             self._worker.join(_CLOSE_SECONDS)
         self.drop(())
@@ -70,7 +70,8 @@ class Trash:
             gone = {step for step, view in found.items() if view is None or view.state in _OVER}
             named = [view.id for view in found.values() if view and view.state is CheckpointState.COMMITTED]
             if named:
-                # With a filter, what must stay is left and told; without one a single such checkpoint refuses all.
+                # With a filter, protected checkpoints are left out and reported; without one a single such checkpoint
+                # refuses all.
                 request = PruneCheckpoints(filter=PruneFilter(), checkpoint_ids=named, reason=self._reason)
                 pruned = self._client.retention.prune(self._run.project, self._run.run, request)
                 gone |= {each.step for each in pruned.trashed}

@@ -1,4 +1,10 @@
-"""Pieces -> chunks: what this rank stores and where each byte lies. Pure, no torch, no communication."""
+"""Pieces -> chunks: what this rank stores and where each byte lies. Pure, no torch, no communication.
+
+Flow: capture -> **plan** -> stage -> hash -> upload. state/tensors.py describes each tensor's local box as a PieceSpec;
+`build_local_plan` says which rank stores it, in which chunk. Planning is local: the ranks compare LocalPlan.digest, and
+only if one of them changed do they exchange their LocalPlans and build the global Layout. A large tensor has chunks of
+its own, so that new or removed neighbours do not change its digests.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +21,8 @@ from typing import Literal, NamedTuple
 from holdfast_protocol.digests import canonical_bytes, chunk_digest
 from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece, Segment, ShardLayout, TensorEntry
 
-# What the planner plans: a piece is the box of a tensor that one rank holds. Pure, no torch.
-#
-# state/tensors.py describes each tensor as a PieceSpec. `build_local_plan` says which rank stores it, in which chunk.
-
 PackGroup = Literal["declared", "frozen", "trainable", "buffer"]
-"""`declared`: the user says that it does not change. `frozen`: a parameter that asks for no gradient, which it may."""
+"""`declared`: the user promises that it does not change. `frozen`: a parameter without a gradient, which may change."""
 
 
 class LayoutError(ValueError):
@@ -39,13 +41,13 @@ class PieceSpec(NamedTuple):
     replicated: bool
     """Every rank holds the whole tensor, so one of them stores it."""
     pack: PackGroup = "trainable"
-    """Small tensors are packed only with their like: what does not change must not share a chunk with what does."""
+    """A small tensor is packed only with its group: constant bytes must not share a chunk with changing ones."""
     owner: int | None = None
-    """The rank that stores it, when that is not up to the hash (buffers come from rank 0, as DDP does)."""
+    """The rank that stores it, if the hash does not decide (buffers come from rank 0, as in DDP)."""
     replicas: tuple[tuple[int, int], ...] = ()
     """(coordinate, size) of each mesh dimension that holds copies of this box."""
     alias_of: str | None = None
-    """The tensor that this one is tied to: nothing is stored here."""
+    """The tensor that this one is tied to: it has no bytes of its own."""
 
     @property
     def bytes(self) -> int:
@@ -58,10 +60,6 @@ def whole(name: str, component: str, dtype: str, shape: tuple[int, ...], *, repl
     return PieceSpec(name, component, dtype, shape, (0,) * len(shape), shape, replicated)
 
 
-# How wide the numbers of each chunk are: what the compression of a chunk puts its bytes in planes by. Pure, no torch.
-#
-# Flow: plan -> **item sizes** -> OutgoingChunk -> holdfast_client, which compresses where that is asked for.
-
 _FLOAT_BYTES = {
     "float16": 2,
     "bfloat16": 2,
@@ -71,13 +69,13 @@ _FLOAT_BYTES = {
     "complex64": 4,
     "complex128": 8,
 }
-"""Of one floating-point number; a complex one is two. Integers are often small or alike as they are, and 8-bit floats
-are bytes."""
+"""Bytes of one floating-point number, by which compression orders a chunk into byte planes. A complex number counts as
+two. Integers and 8-bit floats are left out: integers are often small or alike already, 8-bit floats are bytes."""
 
 
 def item_bytes_of_chunks(shard: ShardLayout, dtypes: Mapping[str, str]) -> tuple[int, ...]:
-    """By ordinal, the size of the floating-point numbers that most of the chunk's bytes belong to; 1 where most of them
-    belong to none. `dtypes`: by the names of the shard's tensors."""
+    """By ordinal, the size of the floating-point numbers that most of the chunk's bytes belong to; 1 if most belong to
+    none. `dtypes`: by the names of the shard's tensors."""
     by_size: list[Counter[int]] = [Counter() for _ in shard.chunks]
     for piece in shard.pieces:
         size = _FLOAT_BYTES.get(dtypes[piece.tensor], 1)
@@ -86,15 +84,11 @@ def item_bytes_of_chunks(shard: ShardLayout, dtypes: Mapping[str, str]) -> tuple
     return tuple(max(sizes, key=lambda size: (sizes[size], size), default=1) for sizes in by_size)
 
 
-# Which rank stores a piece that several ranks hold. Pure and local: no rank asks another.
-#
-# Every rank computes the same answer from the tensor's name and its own coordinates.
-
-
 def owns(spec: PieceSpec, rank: int, world_size: int) -> bool:
-    """Whether `rank` stores this piece. Exactly one of the ranks that hold a box says yes.
+    """Whether `rank` stores this piece. Pure and local: every rank computes the same from the tensor's name and its own
+    coordinates, and exactly one of a box's holders gets True.
 
-    Replicated tensors are spread by a hash of their name; copies along a mesh dimension likewise, by coordinate.
+    A hash of their names spreads replicated tensors; copies along a mesh dimension likewise, by coordinate.
     """
     if spec.alias_of is not None:
         return False
@@ -114,12 +108,6 @@ def _spread(name: str, over: int) -> int:
     return int.from_bytes(digest, "big") % over
 
 
-# Pieces -> chunks: what this rank stores and where each byte lies. Pure, no torch, no communication.
-#
-# Flow: capture -> **plan** -> stage -> hash -> upload. Planning is local; the ranks only compare LocalPlan.digest, and
-# only when one of them changed do they exchange their LocalPlans and build the global Layout.
-# A large tensor has chunks of its own, so that adding or removing its neighbours leaves its digests alone.
-
 _MIB = 1024 * 1024
 _WIDEST_ITEM_BYTES = max(ITEM_BYTES.values())
 
@@ -129,14 +117,14 @@ class ChunkSizes:
     """How tensors are cut and packed, in bytes. Changing them changes every digest: keep them for the life of a run."""
 
     own_chunk_bytes: int = 8 * _MIB
-    """A piece of this size or more starts its own chunk: there a PUT's fixed cost stops to matter."""
+    """A piece of this size or more starts its own chunk: from here on a PUT's fixed cost hardly matters."""
     cut_bytes: int = 64 * _MIB
-    """The largest chunk; a larger piece is cut each so many bytes."""
+    """The largest chunk; a larger piece is cut into parts of this size."""
     pack_bytes: int = 32 * _MIB
     """Smaller pieces are packed together up to this size."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for sizes that would cut an element in two or that contradict each other."""
+        """Raises ValueError for sizes that would cut an element in two, or that contradict each other."""
         if self.cut_bytes <= 0 or self.cut_bytes % _WIDEST_ITEM_BYTES:
             raise ValueError(f"cut_bytes must be a positive multiple of {_WIDEST_ITEM_BYTES}, not {self.cut_bytes}")
         if not 0 < self.own_chunk_bytes <= self.pack_bytes <= self.cut_bytes:
@@ -154,17 +142,17 @@ class LocalPlan:
     world_size: int
     sizes: ChunkSizes
     specs: tuple[PieceSpec, ...] = field(repr=False)
-    """What was planned, sorted by name: with the same specs the same plan holds."""
+    """The planned specs, sorted by name: with the same specs the plan stays valid."""
     tensors: dict[str, TensorEntry] = field(repr=False)
-    """Every tensor that this rank sees, stored here or not."""
+    """Every tensor that this rank sees, whether or not it stores it."""
     shard: ShardLayout = field(repr=False)
-    """What this rank stores."""
+    """The part that this rank stores."""
     digest: str
     """SHA-256 over all of the above, dtypes included."""
 
     @cached_property
     def item_bytes(self) -> tuple[int, ...]:
-        """By chunk ordinal, the size of its floating-point numbers (layout/plan.py)."""
+        """By chunk ordinal, the size of its floating-point numbers (_FLOAT_BYTES)."""
         return item_bytes_of_chunks(self.shard, {name: entry.dtype for name, entry in self.tensors.items()})
 
 
@@ -176,10 +164,10 @@ def build_local_plan(
     sizes: ChunkSizes | None = None,
     previous: LocalPlan | None = None,
 ) -> LocalPlan:
-    """Plan this rank's pieces. Deterministic: the order of `specs` does not matter.
+    """Plans this rank's pieces. Deterministic: the order of `specs` does not matter.
 
-    `previous` is given back unchanged (same object) when it fits, so that a save in steady state plans nothing.
-    Raises LayoutError when two specs have one name.
+    Returns `previous` unchanged (same object) if it fits, so that a save in steady state plans nothing.
+    Raises LayoutError if two specs have one name.
     """
     sizes = sizes or ChunkSizes()
     ordered = tuple(sorted(specs, key=attrgetter("name")))
@@ -205,9 +193,9 @@ def build_local_plan(
 
 
 def global_layout(plans: Sequence[LocalPlan]) -> Layout:
-    """All the ranks' plans -> the one Layout, the same on whichever rank it is computed. Order does not matter.
+    """All the ranks' plans -> the one Layout, the same on every rank. Order does not matter.
 
-    Raises LayoutError, naming the tensor, when ranks disagree about a tensor or a part of it is stored by nobody.
+    Raises LayoutError, naming the tensor, if ranks disagree about it or no rank stores a part of it.
     """
     ordered = sorted(plans, key=attrgetter("rank"))
     if [(plan.rank, plan.world_size) for plan in ordered] != [(rank, len(ordered)) for rank in range(len(ordered))]:
@@ -226,8 +214,7 @@ def global_layout(plans: Sequence[LocalPlan]) -> Layout:
 
 
 def check_whole(layout: Layout) -> None:
-    """Raises LayoutError, naming the tensor, for one that could not be read back: a part of it is stored by nobody, or
-    parts of it overlap."""
+    """Raises LayoutError, naming the tensor, if no rank stores a part of it, or if parts of it overlap."""
     torn = layout.torn()
     if torn is None:
         return
@@ -241,11 +228,11 @@ def check_whole(layout: Layout) -> None:
 
 
 def place(owned: Sequence[PieceSpec], sizes: ChunkSizes) -> ShardLayout:
-    """Where each of the pieces that one rank stores lies; several pieces of one tensor are fine. Deterministic."""
+    """Where each piece that one rank stores lies; several pieces of one tensor are fine. Deterministic."""
     chunks: list[int] = []
     pieces: list[Piece] = []
     for _, group in groupby(sorted(owned, key=_pack_key), key=_pack_key):
-        pack: int | None = None  # the ordinal of the pack that is still open; one group never adds to another's
+        pack: int | None = None  # the ordinal of the open pack; one group never adds to another's
         for spec in group:
             if spec.bytes == 0:
                 continue

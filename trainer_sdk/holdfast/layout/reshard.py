@@ -1,4 +1,10 @@
-"""A Layout and the boxes that this rank wants -> the reads that fill them, from any sharding; carried out."""
+"""A Layout and the boxes that this rank wants -> the reads that fill them, from any sharding to any other; carried out.
+
+Flow of a restore: index -> wanted pieces -> **reads** -> fetch and verify each chunk -> scatter -> apply. A chunk holds
+a piece's bytes row-major, possibly cut in the middle of a row. Each cut is split into at most 2N-1 boxes (N
+dimensions), each box is intersected with the wanted one, and each intersection is one strided copy: a Read. So a
+column-wise reshard of a matrix is a few reads, not one per row. Pure, except scatter.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +21,6 @@ from numpy.lib.stride_tricks import as_strided
 from holdfast.layout.plan import LayoutError
 from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece
 
-# Which chunks several ranks of one host want, and in which order each of them reads, so that one fetches each. Pure.
-#
-#     wanted by this rank -> bits, one per chunk of the checkpoint -> [gathered] -> shared, and this rank's order
-#
-# The shared chunks are taken in windows. Within a window each rank begins with those that it is to fetch, while the
-# others fetch theirs; then it reads what they have left. So all fetch at once, nobody waits for long, and what lies on
-# the host's disk at a time is about one window.
-
 
 class HostShare(NamedTuple):
     """One rank's part."""
@@ -30,7 +28,7 @@ class HostShare(NamedTuple):
     shared: frozenset[str]
     """Digests that another rank of the host wants too."""
     order: tuple[str, ...]
-    """All that this rank wants, in the order in which to fetch it: the shared ones first."""
+    """Every digest that this rank wants, in the order of its fetches: the shared ones first."""
 
 
 def wanted_bits(universe: Sequence[str], wanted: Collection[str]) -> bytes:
@@ -43,8 +41,17 @@ def wanted_bits(universe: Sequence[str], wanted: Collection[str]) -> bytes:
 def share_out(
     universe: Sequence[str], bits: Mapping[int, bytes], rank: int, wanted: Iterable[str], *, window: int
 ) -> HostShare:
-    """`bits`: of each rank of the host, this one among them. `window`: in chunks. Every rank of the host comes to the
-    same answer on who fetches what. Should one not keep to it, another fetches in its place."""
+    """Which chunks this rank shares with others of its host, and its order of reading, so that one rank fetches each.
+    Pure.
+
+        wanted by this rank -> bits, one per chunk of the checkpoint -> [gathered] -> shared, and this rank's order
+
+    The shared chunks are taken in windows. Within a window each rank first fetches its own part, while the others fetch
+    theirs; then it reads their parts. So all ranks fetch at once, none waits for long, and the host's disk holds about
+    one window at a time.
+
+    `bits`: of each rank of the host, this one included. `window`: in chunks. Every rank of the host computes the same
+    assignment. If a rank does not fetch its part, another rank fetches it instead."""
     ranks = sorted(bits)
     wants = np.stack([np.unpackbits(np.frombuffer(bits[r], np.uint8), count=len(universe)) for r in ranks]).astype(bool)
     readers = wants.sum(axis=0)
@@ -52,7 +59,7 @@ def share_out(
     wants, readers = wants[:, places], readers[places]
     turn = np.arange(len(places))
     own = ranks.index(rank)
-    # The n-th of a chunk's readers fetches it, n going round.
+    # The n-th of a chunk's readers fetches it; n rotates over the chunks.
     is_fetcher = wants[own] & (np.cumsum(wants, axis=0)[own] - 1 == turn % np.maximum(readers, 1))
     order = np.lexsort((turn, ~is_fetcher, turn // window))
     shared = [universe[places[at]] for at in order[wants[own][order]]]
@@ -60,19 +67,12 @@ def share_out(
     return HostShare(found, (*shared, *(digest for digest in wanted if digest not in found)))
 
 
-# A Layout and the boxes that this rank wants -> the reads that fill them, from any sharding to any other. Pure.
-#
-# Flow of a restore: index -> wanted pieces -> **reads** -> fetch and verify each chunk -> scatter -> apply. A chunk
-# holds a piece's bytes row-major, possibly cut in the middle of a row. Each cut is split into at most 2N-1 boxes (N
-# dimensions), each box is intersected with the wanted one, and what is left is one strided copy: a Read. So a
-# column-wise reshard of a matrix is a few reads, not one per row.
-
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(offsets, shape), in elements."""
 
 
 class WantedPiece(NamedTuple):
-    """A box of a stored tensor that this rank will read. `dtype` is the stored one: casting is the applier's."""
+    """A box of a stored tensor that this rank will read. `dtype` is the stored one: applying casts."""
 
     name: str
     dtype: str
@@ -122,10 +122,9 @@ class ReadPlan:
 def plan_reads(layout: Layout, wanted: Iterable[WantedPiece], *, prefer_rank: int | None = None) -> ReadPlan:
     """The reads that fill every wanted piece, in (rank, ordinal) order. Several wants of one name are refused.
 
-    A tied tensor reads what it is tied to. Where several ranks stored the same box, `prefer_rank` is read if it is one
-    of them, else the lowest rank.
-    Raises LayoutError for a tensor that is not stored, another dtype, a box outside the tensor, or bytes that no
-    shard holds.
+    A tied tensor reads the tensor that it is tied to. If several ranks stored the same box, the reads take
+    `prefer_rank`'s if it is one of them, else the lowest rank's. Raises LayoutError for a tensor that is not stored,
+    another dtype, a box outside the tensor, or bytes that no shard holds.
     """
     sources = _pieces_by_tensor(layout, prefer_rank)
     by_chunk: dict[tuple[int, int], list[Read]] = defaultdict(list)
@@ -150,7 +149,7 @@ def plan_reads(layout: Layout, wanted: Iterable[WantedPiece], *, prefer_rank: in
 
 
 class StoredPieces:
-    """The stored pieces by where they begin: for a planner that names the one that it reads of, as DCP's does.
+    """The stored pieces by their offsets: for a planner that names the piece that it reads, as DCP's does. The function
     `plan_reads` would look at all pieces of the tensor for each of its reads."""
 
     def __init__(self, layout: Layout, *, prefer_rank: int | None = None) -> None:
@@ -162,8 +161,8 @@ class StoredPieces:
                     self._at.setdefault((piece.tensor, piece.offsets), (rank, piece))
 
     def plan_reads(self, wanted: Iterable[tuple[WantedPiece, str, tuple[int, ...]]]) -> ReadPlan:
-        """As the function of this name, for (what is wanted, by a name of the caller's; the tensor; where the stored
-        piece begins that has all of it). Raises LayoutError where it has not."""
+        """As the function of this name. `wanted`: (the piece, under a name of the caller's; the tensor; the offsets of
+        a stored piece that contains it). Raises LayoutError if that piece does not contain it."""
         by_chunk: dict[tuple[int, int], list[Read]] = defaultdict(list)
         for want, tensor, begins in wanted:
             found = self._at.get((self._tensors[tensor].alias_of or tensor, begins))
@@ -256,7 +255,7 @@ def _in_row(row: int, boxes: Iterator[Box]) -> Iterator[Box]:
 
 
 def intersect(one: Box, other: Box) -> Box | None:
-    """The common box, or None where there is none. 0-d boxes always have one."""
+    """The common box, or None if there is none. 0-d boxes always have one."""
     offsets = tuple(map(max, one[0], other[0]))
     ends = (min(a + m, b + n) for a, m, b, n in zip(one[0], one[1], other[0], other[1], strict=True))
     shape = tuple(end - offset for end, offset in zip(ends, offsets, strict=True))
@@ -277,12 +276,6 @@ def _dot(index: Iterable[int], strides: Sequence[int]) -> int:
     return sum(i * s for i, s in zip(index, strides, strict=True))
 
 
-# Which chunks are, byte for byte, one run of a wanted piece: they arrive in place and are never copied. Pure.
-#
-# A large tensor is cut by bytes and not by rows, so one chunk may be several reads: the rest of a row, whole rows, and
-# the beginning of one.
-
-
 class Run(NamedTuple):
     """`bytes` bytes of the wanted piece `name`, from `offset` on."""
 
@@ -292,7 +285,10 @@ class Run(NamedTuple):
 
 
 def straight(reads: Iterable[Read]) -> Run | None:
-    """All that is read of one chunk, if that is its first bytes in their order, and goes to one place. Else None."""
+    """All reads of one chunk as one run, if they are its first bytes in their order and go to one place. Else None.
+
+    A tensor is cut by bytes, not by rows, so one chunk may be several reads: the rest of a row, whole rows, and the
+    beginning of one. Such a chunk arrives in place and is never copied. Pure."""
     first, *others = sorted(reads, key=attrgetter("chunk_offset"))
     end = 0
     for read in (first, *others):
@@ -304,7 +300,7 @@ def straight(reads: Iterable[Read]) -> Run | None:
 
 
 def _is_dense(read: Read) -> bool:
-    """Its elements lie side by side, in the chunk and in the piece. Along a dimension of size 1 nothing is stepped."""
+    """Whether its elements lie side by side, in the chunk and in the piece. A dimension of size 1 needs no stride."""
     return all(
         size == 1 or in_chunk == in_piece == prod(read.shape[axis + 1 :]) * read.item_bytes
         for axis, (size, in_chunk, in_piece) in enumerate(
@@ -313,30 +309,26 @@ def _is_dense(read: Read) -> bool:
     )
 
 
-# Carry out one Read: verified chunk bytes -> the wanted piece's buffer. The last step before apply; numpy only.
-#
-# Called from several threads at once: reads of one plan never overlap in their destination, and numpy copies without
-# the GIL.
-
 _OPAQUE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 """Copied as integers, so that no NaN payload can change; 16-byte elements as complex, which numpy moves bit by bit."""
 
 
 class Elsewhere(Protocol):
-    """A destination that is no host memory."""
+    """A destination outside host memory."""
 
     def take(self, read: Read, chunk: memoryview) -> None:
-        """Has `read`'s elements when it returns."""
+        """Returns once it has `read`'s elements."""
 
 
 Room = memoryview | Elsewhere
-"""Where a wanted piece's bytes go: all of them, row-major, as a 1-d byte buffer where they are host memory."""
+"""Where a wanted piece's bytes go: all of them, row-major; in host memory a 1-d byte buffer."""
 
 
 def scatter(read: Read, chunk: memoryview, room: Room) -> None:
-    """Copy `read`'s elements from the whole chunk's bytes into the whole piece's room.
+    """Copies `read`'s elements from the whole chunk's bytes into the whole piece's room. Several threads may call it at
+    once: reads of one plan never overlap in their destination, and numpy copies without the GIL.
 
-    Raises ValueError when the read does not fit them: a hostile layout must not make a copy outside a buffer.
+    Raises ValueError if the read does not fit them: a hostile layout must not make a copy outside a buffer.
     """
     if read.bytes == 0:
         return
@@ -351,7 +343,7 @@ def scatter(read: Read, chunk: memoryview, room: Room) -> None:
 def items_of(
     buffer: memoryview, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    """A strided view of a byte buffer. Raises ValueError where it would reach outside."""
+    """A strided view of a byte buffer. Raises ValueError if it would reach outside."""
     extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + item_bytes
     if offset < 0 or any(stride < 0 for stride in strides) or offset + extent > buffer.nbytes:
         raise ValueError(f"a read of {extent} bytes at {offset} does not fit a buffer of {buffer.nbytes} bytes")

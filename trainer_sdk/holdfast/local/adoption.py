@@ -1,4 +1,11 @@
-"""What earlier attempts left in the spool is committed before the restore point is used (rule late-save-adoption)."""
+"""Commits earlier attempts' saves from the spool before the restore point is used (rule late-save-adoption).
+Collective.
+
+    records of all ranks' folders -> whole saves, the oldest first -> pushed under the new attempt -> committed
+
+Any rank may hold any old rank's shard: the relaunch may have another world size, or its ranks other nodes. A save that
+cannot be committed stays in the folder with a warning, and training resumes from the committed ones.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +41,8 @@ from holdfast_protocol.base import Fence
 from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import AbortCause, CheckpointState
 
-# What is to be done with a spooled save that did not get through. Pure.
-
 NOBODY_WANTS_IT = frozenset({AbortCause.JOB, AbortCause.RANK_FAILED})
-"""After these the save cannot be completed by anybody. After any other, its bytes are worth their place."""
+"""After these the save can never be completed. After any other cause, its bytes are worth their place."""
 
 
 class Verdict(Enum):
@@ -46,7 +51,7 @@ class Verdict(Enum):
     DROP = auto()
     """It can never be committed, and its handle has said so."""
     LEAVE = auto()
-    """Not by this job; maybe by the next attempt, or by a person."""
+    """This job cannot commit it; maybe the next attempt or a person can."""
 
 
 def verdict_of(error: BaseException) -> Verdict:
@@ -62,23 +67,15 @@ def verdict_of(error: BaseException) -> Verdict:
     return Verdict.LEAVE
 
 
-# What earlier attempts left in the spool is committed before the restore point is used (rule late-save-adoption).
-# Collective.
-#
-#     records of all ranks' folders -> whole saves, the oldest first -> pushed under the new attempt -> committed
-#
-# Any rank may hold any old rank's shard: the relaunch may have another world size, or its ranks other places. What
-# cannot be committed stays in the folder, a warning says why, and training resumes from what is committed.
-
 log = logging.getLogger("holdfast")
 
 STAYS = (Conflict, IntegrityError, InvalidRequest, LocalReadFailed, NotFound, QuotaExceeded, StoreProblem)
-"""This save is at fault, or an operator must act: it stays in the spool. All else would meet the restore as well."""
+"""This save is at fault, or an operator must act: it stays in the spool. Any other error would meet the restore too."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What the ranks tell each other of their folders."""
+    """One rank's message on its folder."""
 
     saves: list[tuple[SaveKey, int]]
     problems: list[str]
@@ -86,7 +83,7 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Pushed:
-    """What became of one rank's shards of a save. Without a checkpoint it had none, or `problem` says why not."""
+    """The result of one rank's shards of a save. Without a checkpoint it had none, or `problem` says why not."""
 
     checkpoint_id: str | None = None
     problem: str | None = None
@@ -94,7 +91,7 @@ class _Pushed:
 
 @dataclass
 class Adoption:
-    """Of one job; `adopt` is called by all ranks, those without a local tier too. `fence` is the new attempt."""
+    """One job's; all ranks call `adopt`, those without a local tier too. `fence` is the new attempt."""
 
     client: Client
     run: RunName
@@ -105,7 +102,8 @@ class Adoption:
     _mine: dict[tuple[SaveKey, int], SpoolRecord] = field(default_factory=dict)
 
     def adopt(self, fence: Fence) -> list[int]:
-        """The steps that are committed now, in order. Raises on all ranks what would keep them from restoring too."""
+        """The steps that are committed now, in order. Raises on all ranks an error that would keep them from restoring
+        too."""
         held = self.ranks.together(self._look)
         for torn in dict.fromkeys(problem for each in held for problem in each.problems):
             self._warn(torn)
@@ -140,7 +138,7 @@ class Adoption:
         if not self.ranks.from_first(lambda: belongs_here(self.client, key)):
             return "this service knows another attempt of that number, so it was saved for another one"
         missing = key.missing(pushed_by)
-        # A rank that was killed between commit and forgetting leaves its shard alone here: it only has to be compared.
+        # A rank that was killed between commit and cleanup leaves only its shard here, which must just be compared.
         if missing and not self.ranks.from_first(lambda: is_committed(self.client, key)):
             return f"no node of this job has the shards of rank {', '.join(map(str, missing[:20]))}"
         mine = [self._mine[key, rank] for rank, who in pushed_by.items() if who == self.ranks.rank]

@@ -17,11 +17,10 @@ from holdfast_client.local.tier import LocalTier, keep_shard
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import IndexOrdinals
 
-# The local tiers of all ranks, opened together: where one node's folder cannot be used, no rank waits for that one.
-
 
 def open_local_tier(ranks: Ranks, settings: ClientSettings, path: str | Path | None) -> LocalTier | None:
-    """Collective. This rank's, or None where nobody names a folder. All ranks raise what the lowest failing one met."""
+    """Collective. This rank's tier, or None if no folder is named. All ranks raise the lowest failing one's error, so
+    that none waits for a node whose folder cannot be used."""
     opened: list[LocalTier | None] = []
     try:
         ranks.together(lambda: opened.append(LocalTier.of(settings, path)))
@@ -33,9 +32,6 @@ def open_local_tier(ranks: Ranks, settings: ClientSettings, path: str | Path | N
     return opened[0]
 
 
-# staged -> hashed -> on this node's disk, with a record: the save outlives the process, and its slab is free again.
-
-
 def keep_save(
     session: Session,
     spool: Spool,
@@ -45,7 +41,8 @@ def keep_save(
     index: IndexOrdinals,
     workers: TransferWorkers,
 ) -> SpoolRecord:
-    """Raises as keep_shard does."""
+    """Staged -> hashed -> on this node's disk, with a record: the save outlives the process, and its slab is free
+    again. Raises as keep_shard does."""
     rank = session.ranks.rank
 
     def record(kept: list[SpooledChunk]) -> SpoolRecord:

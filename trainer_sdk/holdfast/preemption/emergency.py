@@ -2,7 +2,7 @@
 
     numbers of all ranks -> rank 0 decides (estimate.py) -> supersede, or wait, or neither -> save -> wait -> Preempted
 
-Raising is the caller's. Whatever goes wrong in here, all ranks leave: the machine goes either way.
+The caller raises. Whatever fails in here, all ranks leave, because the machine is taken either way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.session.heartbeat import ENDS_THE_JOB
 from holdfast_protocol.states import CheckpointKind
 
 _TELLING = 0.25
-"""So much of a save must be done before its rate tells anything."""
+"""A save's rate is unknown until this part of it is done."""
 
 log = logging.getLogger("holdfast")
 
@@ -51,8 +51,8 @@ class EmergencySave:
         self._told: Preempted | None = None
 
     def save(self, step: int, state: Mapping[str, Any], metrics: Metrics | None) -> Preempted:
-        """What to raise, the same again when asked again; it says what was saved. Collective. Raises what ends the job
-        anyway, such as StaleAttempt."""
+        """Returns the exception to raise, the same one again when called again; it says which step was saved.
+        Collective. Raises an error that ends the job anyway, such as StaleAttempt."""
         return self._leaving(step, lambda: self._save(step, state, metrics))
 
     def save_with(self, step: int, save: Callable[[], object]) -> Preempted:
@@ -99,11 +99,11 @@ class EmergencySave:
             log.warning("leaving after step %d: it is saved by the loop's own save", step)
         if not self._is_committed(step):
             save()
-        self._pipeline.wait_idle(self._watch.wait_seconds())  # what was begun by step() or save()
+        self._pipeline.wait_idle(self._watch.wait_seconds())  # saves that step() or save() began
         return f"The checkpoint of step {step} is {'' if self._is_committed(step) else 'not '}committed."
 
     def _is_committed(self, step: int) -> bool:
-        """On every rank, what rank 0 knows: DCP tells no other that a save is over. Collective."""
+        """Rank 0's knowledge, on every rank, because DCP reports the end of a save only there. Collective."""
         self._stats.last_committed_step = self._ranks.from_first(lambda: self._stats.last_committed_step)
         return self._stats.last_committed_step == step
 
@@ -113,7 +113,7 @@ class EmergencySave:
 
         def on_first() -> Decision:
             decision = decide(numbers, has_waited=has_waited)
-            # What was staged earlier either is on its way now, or will not be.
+            # From here on, a standby snapshot is either uploading or never will be.
             if not has_waited and not self._watch.settle():
                 decision = dataclasses.replace(decision, choice=Choice.STAGED)
             log.warning("leaving after step %d: %s", step, decision)
@@ -129,7 +129,7 @@ class EmergencySave:
         for job in in_flight:
             takes, done = rates.seconds_for(job.total_bytes), self._done(job)
             if takes is None and done >= _TELLING:
-                # The first save of this job: as fast as it has been so far. The next one is about as large.
+                # The first save of this job: as fast as so far. The next one is about as large.
                 new = takes = (time.monotonic() - job.begun_at) / done
             seconds = None if seconds is None or takes is None else seconds + takes * (1 - done)
         return Numbers(
@@ -141,7 +141,7 @@ class EmergencySave:
         )
 
     def _done(self, job: SaveJob) -> float:
-        """The part of it that is verified, 0 to 1; 0 while it waits for its turn."""
+        """The verified part of it, 0 to 1; 0 while it waits for its upload."""
         progress = self._progress.read()
         if progress is None or progress.phase is not Phase.SAVING or progress.step != job.step:
             return 0.0

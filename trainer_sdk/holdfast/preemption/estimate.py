@@ -1,7 +1,7 @@
-"""Which state can still be finished before the deadline: the newest, the one that is going up, or both. Pure.
+"""Which state can still be finished before the deadline: the newest, the one in flight, or both. Pure.
 
-Estimates come from this job's own last saves, from the moment at which they were staged until they were committed. The
-slowest rank counts, for a checkpoint is there when its last shard is.
+Estimates come from this job's own last saves, from staged to committed. The slowest rank counts, because a checkpoint
+is complete only with its last shard.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import StrEnum
 _SAVES_KEPT = 3
 _A_STEP_SECONDS = 1.0
 _SAFETY = 1.2
-"""No save is as quick as the last one was, and a save that is late by a second is none."""
+"""A margin: no save is as quick as the last one, and a save that is late by a second is lost."""
 
 
 class SaveRates:
@@ -24,30 +24,30 @@ class SaveRates:
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=_SAVES_KEPT)
         self.bytes: int = 0
-        """Of the last save that was committed: the next one is about as large."""
+        """The size of the last committed save: the next one is about as large."""
 
     def committed(self, staged_bytes: int, seconds: float) -> None:
         self._rates.append(max(staged_bytes, 1) / max(seconds, 1e-3))
         self.bytes = staged_bytes
 
     def seconds_for(self, staged_bytes: int) -> float | None:
-        """From staged to committed, as slow as the slowest of the last ones; None before the first."""
+        """From staged to committed, as slow as the slowest of the last saves; None before the first."""
         return max(staged_bytes, 1) / min(self._rates) if self._rates else None
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What one rank brings to the choice. Seconds; None is not known yet."""
+    """One rank's numbers for the choice. Seconds; None is unknown."""
 
     left: float
-    """Until the last moment at which a save may be over; infinite where nobody says when."""
+    """Until the last moment at which a save may end; infinite without a deadline."""
     is_saved: bool
     """This very step is committed or in flight."""
     in_flight: bool
     in_flight_seconds: float | None
-    """Until what goes up now is committed."""
+    """Until the save in flight is committed."""
     new_seconds: float | None
-    """To stage the state as it is now, and until that is committed."""
+    """To stage the present state, and until it is committed."""
 
 
 class Choice(StrEnum):
@@ -55,7 +55,7 @@ class Choice(StrEnum):
     BOTH = "the save in flight is finished, then the state of this step is saved"
     SUPERSEDE = "the save in flight is given up for the state of this step, which can still be finished"
     IN_FLIGHT = "the save in flight is finished; the state of this step could not be"
-    STAGED = "what was staged before is finished; no step ended in time"
+    STAGED = "the state staged before is saved; no step ended in time"
     SAVED = "the state of this step is saved already"
 
 
@@ -75,8 +75,8 @@ class Decision:
 
 
 def decide(ranks: Sequence[Numbers], *, has_waited: bool = False) -> Decision:
-    """The newest state that can be finished in time. What is in flight is given up only where the new save is
-    estimated to fit and both together are not. `has_waited`: for both, and what is in flight is still there: its
+    """The newest state that can be finished in time. The save in flight is given up only if the new save is estimated
+    to fit and both together are not. `has_waited`: the ranks waited for both, but the save in flight is not over: its
     estimate was wrong."""
     left = min(numbers.left for numbers in ranks)
     in_flight = any(numbers.in_flight for numbers in ranks)
@@ -89,7 +89,7 @@ def decide(ranks: Sequence[Numbers], *, has_waited: bool = False) -> Decision:
     if all(numbers.is_saved for numbers in ranks):
         return decided(Choice.SAVED)
     if not in_flight:
-        # Also where it is not expected to fit: there is nothing better to do with the time.
+        # Even if it is not expected to fit, because there is no better use of the time.
         return decided(Choice.NEW)
     if not has_waited:
         if new_seconds is None or in_flight_seconds is None:
@@ -102,13 +102,13 @@ def decide(ranks: Sequence[Numbers], *, has_waited: bool = False) -> Decision:
 
 
 def may_wait(left: float, seconds: float | None) -> float:
-    """How long a save of so many seconds may still be deferred; half of the time where nobody knows."""
+    """How long a save of so many seconds may still be deferred; half of the time if its duration is unknown."""
     return left / 2 if seconds is None else max(0.0, left - seconds * _SAFETY) * 0.95
 
 
 def may_wait_for_a_step(left: float, seconds: float | None) -> float:
-    """How long what is staged waits for a step to end: also where it hardly fits, for by estimates a newer state fits
-    no worse, and most steps end within a second."""
+    """How long a standby snapshot waits for a step to end. Also if it hardly fits: by estimates a newer state fits no
+    worse, and most steps end within a second."""
     return max(may_wait(left, seconds), min(_A_STEP_SECONDS, left / 4))
 
 

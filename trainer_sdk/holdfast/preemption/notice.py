@@ -1,4 +1,4 @@
-"""What a signal or a cloud has said: this machine will be taken away. It travels to every rank."""
+"""The notice of a signal or a cloud that this machine will be taken away. It is sent to every rank."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ SIGTERM = "SIGTERM"
 @dataclass(frozen=True)
 class Notice:
     source: str
-    """Who says so: a signal's name, or a cloud's."""
+    """The source: a signal's name, or a cloud's."""
     reason: str
     """For people: one phrase, without a full stop."""
     deadline_seconds: float | None
-    """Until the process is killed, from the moment at which the notice is given; None: nobody says when."""
+    """Seconds from the notice until the process is killed; None: unknown."""
 
     def __str__(self) -> str:
         return f"{self.source}: {self.reason}"
 
     def word(self, passed_seconds: float) -> str:
-        """As it travels. Clocks of two hosts do not compare, so what travels is the time that is left."""
+        """The notice as text for other ranks. It has the time that is left, because clocks of two hosts do not
+        compare."""
         left = None if self.deadline_seconds is None else self.deadline_seconds - passed_seconds
         return json.dumps([text_to_keep(self.source, 100), text_to_keep(self.reason, 1000), left])
 

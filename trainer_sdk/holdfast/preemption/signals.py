@@ -3,8 +3,8 @@
     signal -> C handler writes its number into a pipe (signal.set_wakeup_fd) -> a thread reads it -> notice
 
 A Python handler alone would run only when the main thread comes back to the interpreter, which may be after the
-deadline. Who had a handler or a wakeup fd before is still served. A forked child (a data loader's worker, which is
-ended by SIGTERM) shares the pipe, and must not write into it: it gets back what was there before.
+deadline. An earlier handler or wakeup fd is still served. A forked child (a data loader's worker, which SIGTERM ends)
+shares the pipe and must not write into it, so it gets the earlier ones back.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _installed: weakref.WeakSet[SignalWatch] = weakref.WeakSet()
 
 
 class SignalWatch:
-    """`seen(number)` is called on a thread of its own, for each signal that arrives. Installs nothing outside of the
-    main thread: Python refuses it there."""
+    """Calls `seen(number)` on a thread of its own, for each signal that arrives. Does nothing outside the main thread,
+    because Python refuses handlers there."""
 
     def __init__(self, signals: Sequence[signal.Signals], seen: Callable[[signal.Signals], None]) -> None:
         self._seen = seen
@@ -35,7 +35,7 @@ class SignalWatch:
         self._earlier: dict[signal.Signals, Any] = {}
         self._earlier_fd = -1
         self._closed = False
-        self._handler = self._handle  # one object, to know it again
+        self._handler = self._handle  # one object, to recognise it
         self.installed = bool(signals) and threading.current_thread() is threading.main_thread()
         if not self.installed:
             if signals:
@@ -49,7 +49,7 @@ class SignalWatch:
         os.set_blocking(self._write_fd, False)
         self._thread = threading.Thread(target=self._read, name="holdfast-signals", daemon=True)
         self._thread.start()
-        # The pipe first: a signal between the two is written, and read.
+        # The pipe first, so that a signal between the two is written and read.
         self._earlier_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in signals:
             self._earlier[number] = _living(signal.signal(number, self._handler), number)
@@ -60,11 +60,11 @@ class SignalWatch:
         return frozenset(self._earlier)
 
     def has_earlier_handler(self, number: signal.Signals) -> bool:
-        """Somebody else acts on this signal too, and may want to end the process in their own way."""
+        """Whether another handler acts on this signal too, and may end the process in its own way."""
         return callable(self._earlier.get(number))
 
     def close(self) -> None:
-        """Puts back what was there before, where nobody has come after. Twice is fine."""
+        """Puts the earlier handlers back, unless later ones lie on top. May be called twice."""
         if not self.installed or self._closed or os.getpid() != self._process_id:
             return
         self._closed = True
@@ -72,12 +72,13 @@ class SignalWatch:
         os.write(self._write_fd, _END)
         self._thread.join()
         if restored:
-            # Else somebody may still write into it, or put it back; a number that another file has by then is worse.
+            # If not, another handler may still write into it, or put it back; then the number must not become another
+            # file's.
             os.close(self._read_fd)
             os.close(self._write_fd)
 
     def _put_back(self) -> bool:
-        """False where others have put theirs on top of ours."""
+        """False if other handlers lie on top of ours."""
         ours = True
         for number, earlier in self._earlier.items():
             if signal.getsignal(number) is self._handler:
@@ -91,8 +92,8 @@ class SignalWatch:
         return ours
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """On the main thread, in time. The thread has seen the signal before; here only the earlier handler is served,
-        and a signal that would have ended the process does not."""
+        """On the main thread, in time. The thread has seen the signal before; this only serves the earlier handler, and
+        keeps the signal from ending the process."""
         earlier = self._earlier.get(signal.Signals(number))
         if callable(earlier):
             earlier(number, frame)
@@ -121,8 +122,8 @@ class SignalWatch:
 
 
 def _living(handler: Any, number: signal.Signals) -> Any:
-    """What is behind watches that are closed. Lightning puts a handler back after its owner has gone, and that one
-    would end the process."""
+    """The handler behind closed watches. Lightning puts a handler back after its owner has gone, and a closed watch's
+    handler would end the process."""
     watch = getattr(handler, "__self__", None)
     while isinstance(watch, SignalWatch) and watch._closed:
         handler = watch._earlier.get(number, signal.SIG_DFL)
@@ -131,7 +132,7 @@ def _living(handler: Any, number: signal.Signals) -> Any:
 
 
 class _Forking(threading.local):
-    """The signal mask that a thread had before it began to fork."""
+    """The signal mask of a thread before it began to fork."""
 
     mask: set[int] | None = None
 

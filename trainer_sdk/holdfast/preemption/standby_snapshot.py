@@ -1,10 +1,10 @@
-"""`stage_every=`: the state of some steps lies staged in memory, for when a notice comes and no step ends in time.
+"""`stage_every=`: the state of some steps lies staged in memory, in case a notice comes and no step ends in time.
 
-    training threads, every so many steps -> [a second slab], in place of what was staged before; nothing is sent
+    training threads, every so many steps -> [a second slab], in place of the last staged state; nothing is sent
     after a notice, at the last moment at which it would still fit: rank 0's watch says so, all watches upload it
 
-It costs a second slab: as much host memory as the rank's share of the state, and the time of a copy each time. A save
-in flight is not disturbed: what is staged here waits for its turn behind it.
+It costs a second slab: as much host memory as the rank's share of the state, and the time of a copy each time. It does
+not disturb a save in flight, but waits behind it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("holdfast")
 
 
 class _OneSlab(StagingArea):
-    """Asks for room only when all ranks have voted to stage: before that, one may still need what is there."""
+    """Frees its slab only when all ranks have voted to stage: before that, a rank may still need the staged state."""
 
     def __init__(self, make_room: Callable[[], None], helpers: WorkerThreads) -> None:
         super().__init__(helpers=helpers)
@@ -47,7 +47,7 @@ class _OneSlab(StagingArea):
 
 
 class StandbySnapshot:
-    """`stage` is the training thread's, `look` the watch's."""
+    """`stage` is for the training thread, `look` for the watch."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class StandbySnapshot:
         *,
         helpers: WorkerThreads,
     ) -> None:
-        """Raises ConfigurationError for a number of steps that cannot be meant."""
+        """Raises ConfigurationError for an unusable number of steps."""
         if type(every) is not int or every < 1:
             raise ConfigurationError(f"stage_every={every!r} must be a whole number of steps, at least 1.")
         self._every = every
@@ -71,7 +71,7 @@ class StandbySnapshot:
         self._staged: SaveJob | None = None
         self._has_warned = False
         self._over = False
-        """It is on its way, or is not wanted any more."""
+        """It is uploading, or is not wanted any more."""
         self._first_left: float | None = None
 
     def is_due(self, step: int) -> bool:
@@ -89,14 +89,14 @@ class StandbySnapshot:
             log.warning("nothing can be staged for stage_every: %s", job.staged)
 
     def forget(self) -> None:
-        """Another state was loaded: what is staged is of one that was left."""
+        """Another state was loaded: the staged one must not be saved."""
         with self._lock:
             if not self._over:
                 self._drop()
         self._area.forget_frozen()
 
     def look(self, left_seconds: float, settle: Callable[[], bool]) -> None:
-        """Uploads what is staged if this is the last moment for it. `settle()`: false where the training threads have
+        """Uploads the staged state if this is the last moment for it. `settle()`: False if the training threads have
         met meanwhile; asked on rank 0, which decides for all."""
         with self._lock:
             job = self._staged
@@ -110,7 +110,7 @@ class StandbySnapshot:
             elif not self._is_told_to(job.step):
                 return
             self._over = True
-            log.warning("no step has ended in time: what was staged after step %d is saved", job.step)
+            log.warning("no step has ended in time: the state staged after step %d is saved", job.step)
             self._pipeline.start(dataclasses.replace(job, begun_at=time.monotonic()))
 
     def close(self) -> None:
@@ -121,10 +121,10 @@ class StandbySnapshot:
         self._area.close()
 
     def _make_room(self) -> None:
-        """All ranks are here: none can be asked any more for what was staged before."""
+        """All ranks are here, so the last staged state is not needed any more."""
         with self._lock:
             if self._over:
-                raise RuntimeError("what was staged before is on its way")
+                raise RuntimeError("the last staged state is uploading")
             self._drop()
 
     def _drop(self) -> None:
@@ -133,13 +133,13 @@ class StandbySnapshot:
         self._staged = None
 
     def _is_wanted(self, job: SaveJob) -> bool:
-        """Nothing as new is committed or on its way."""
+        """Whether no state as new is committed or in flight."""
         in_flight = [each.number for each in self._pipeline.in_flight]
         return job.number > max(in_flight, default=self._pipeline.last_committed_number)
 
     def _is_last_moment(self, job: SaveJob, left_seconds: float) -> bool:
         if math.isinf(left_seconds):
-            return False  # nobody says when; a later notice may
+            return False  # no deadline is known; a later notice may bring one
         rates = self._pipeline.rates
         ahead = sum(each.total_bytes for each in self._pipeline.in_flight)
         seconds = rates.seconds_for(job.total_bytes + ahead)
@@ -148,7 +148,7 @@ class StandbySnapshot:
         return left_seconds <= self._first_left - may_wait_for_a_step(self._first_left, seconds)
 
     def _is_told_to(self, step: int) -> bool:
-        with suppress(RuntimeError):  # the job's store has ended, and with it the job
+        with suppress(RuntimeError):  # the job's store has ended together with the job
             return (
                 self._store is not None
                 and self._store.check(["upload"])
@@ -166,7 +166,7 @@ def standby_of(
     window: int | None,
     helpers: WorkerThreads,
 ) -> StandbySnapshot | None:
-    """None where nobody asks for it. Raises ConfigurationError where there is no memory for it."""
+    """None without `stage_every=`. Raises ConfigurationError if its memory is not allowed."""
     if every is None:
         return None
     if window is not None:

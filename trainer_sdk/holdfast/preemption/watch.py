@@ -1,10 +1,10 @@
 """Takes notices, has all ranks leave after the same step, and minds the deadline. One thread per process.
 
     signal, cloud, another rank -> give_notice -> agreement: all leave after one step -> step() saves, raises Preempted
-                                             \\-> this thread: no answer from a rank, no step in time, time is over
+     \\-> this thread: no answer from a rank, no step in time, time is over
 
-The training thread does the saving (emergency.py). Where it never comes to the end of its step, the upload in flight is
-finished by its own threads meanwhile, and this one ends the process before others kill it, so that the outcome is told.
+The training thread saves (emergency.py). If it never comes to the end of its step, the upload's own threads finish the
+save in flight, and this thread ends the process before it is killed, so that the outcome is reported.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from holdfast_protocol.states import AttemptOutcome
 log = logging.getLogger("holdfast")
 
 EXIT_PREEMPTED = os.EX_TEMPFAIL
-"""Where the training thread did not come back in time. Else the script ends as its Preempted makes it."""
+"""If the training thread did not come back in time. Otherwise the script ends by its Preempted."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
-"""As a shell shows a process that SIGTERM has ended, and as it would have been without us."""
+"""A shell's code for a process that SIGTERM has ended, as it would be without us."""
 
 RESERVE_SECONDS = 3.0
-"""Before the deadline a save must be over: the outcome is told, and the script's own end runs."""
+"""A save must be over this long before the deadline, for the report of the outcome and the script's own end."""
 _LOOK_SECONDS = 0.1
 _NOTICE_SECONDS = 0.5
 _BROKEN_SECONDS = 2.0
-"""Where a rank is known to have failed no answer will come: for what is in flight, if that is nearly done."""
+"""A failed rank never answers: this long is left for a save in flight that is nearly done."""
 
 
 class Standby(Protocol):
-    """What is staged already, for when no step ends in time (standby_snapshot.py)."""
+    """A state that is staged already, in case no step ends in time (standby_snapshot.py)."""
 
     def look(self, left_seconds: float, settle: Callable[[], bool]) -> None:
-        """Uploads it if it is time to. Called again and again until the emergency save is settled."""
+        """Uploads it if it is time to. Called repeatedly until the emergency save is settled."""
 
     def close(self) -> None:
-        """Nothing is staged any more."""
+        """No state is staged any more."""
 
 
 class PreemptionWatch:
     """`wants`: as in agreement_of. `has_work()`: the attempt is open, so that there is something to save.
-    `end(outcome, detail)`: tells how the job has ended, once."""
+    `end(outcome, detail)`: reports how the job has ended, once."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class PreemptionWatch:
         self._noticed = threading.Event()
         self._stop = threading.Event()
         self.notice: Notice | None = None
-        """The first that came; later ones only bring the deadline nearer."""
+        """The first notice; later ones can only bring the deadline nearer."""
         self.said = "No step ended in time."
-        """What became of the newest state, for the attempt's record."""
+        """The newest state's outcome, for the attempt's record."""
         self.standby: Standby | None = None
         self.agreement = agreement_of(ranks, wants, lambda word: self._take(Notice.of(word)))
         self._thread = threading.Thread(target=self._run, name="holdfast-preemption", daemon=True)
@@ -94,7 +94,7 @@ class PreemptionWatch:
         )
 
     def give_notice(self, notice: Notice) -> None:
-        """From any thread of any rank: all ranks save and leave. Again is fine; the earliest deadline counts."""
+        """From any thread of any rank: all ranks save and leave. Idempotent; the earliest deadline counts."""
         given_at = time.monotonic()
         self._take(notice)
         self.agreement.request(Ask.PREEMPT, notice.word(time.monotonic() - given_at))
@@ -116,17 +116,17 @@ class PreemptionWatch:
         self._noticed.set()
 
     def left_seconds(self) -> float:
-        """Until a save must be over; infinite where nobody says when."""
+        """Until a save must be over; infinite without a deadline."""
         with self._lock:
             return max(0.0, self._deadline_at - self._reserve_seconds - time.monotonic())
 
     def wait_seconds(self) -> float:
-        """How long to wait for a save now: no longer than the end of a job waits anyway."""
+        """How long to wait for a save now: at most as long as the end of a job waits anyway."""
         return min(self.left_seconds(), self._settings.drain_seconds)
 
     def while_time_is_left(self, wait: Callable[[float], bool]) -> bool:
-        """Waits as long as the end of a job may, and no longer than a notice leaves that comes meanwhile. `wait(s)`:
-        true once it is over."""
+        """Waits as long as the end of a job may, but no longer than a notice that comes meanwhile allows. `wait(s)`:
+        True once it is over."""
         until = time.monotonic() + self._settings.drain_seconds
         while (seconds := min(self.left_seconds(), until - time.monotonic())) > 0:
             if wait(min(seconds, _NOTICE_SECONDS)):
@@ -146,18 +146,18 @@ class PreemptionWatch:
         )
 
     def settle(self) -> bool:
-        """Once, on rank 0: either the training threads have met and save, or what was staged earlier is uploaded.
-        False for the one that comes second."""
+        """Once, on rank 0: either the training threads have met and save, or the standby snapshot is uploaded. False
+        for the later one."""
         with self._lock:
             settled, self._settled = not self._settled, True
             return settled
 
     def closing(self) -> None:
-        """The end of the job has begun in good order: what is in flight has the time that is left."""
+        """The end of the job has begun in order: the save in flight has the time that is left."""
         self._closing = True
 
     def close(self, *, in_order: bool) -> None:
-        """After the last save. `in_order`: False where this rank has failed, for which the others need not wait."""
+        """After the last save. `in_order`: False if this rank has failed, so that the others need not wait for it."""
         self._signals.close()
         if self._poller is not None:
             self._poller.close()
@@ -180,7 +180,7 @@ class PreemptionWatch:
                 self.standby.look(self.left_seconds(), self.settle)
 
     def _ending(self) -> tuple[int, AttemptOutcome, str] | None:
-        """How the process is to end now, without its training thread."""
+        """How the process must end now, without its training thread."""
         if self._is_alone():
             why = "Not all ranks have answered after SIGTERM: one of them has ended."
             return EXIT_TERMINATED, AttemptOutcome.FAILED, why
@@ -191,11 +191,11 @@ class PreemptionWatch:
         return None
 
     def _is_alone(self) -> bool:
-        """A rank has crashed, and its launcher ends the others. Asked at each look."""
+        """Whether a rank has crashed, and its launcher ends the others. Called in each round."""
         outlook = self.agreement.outlook
         if not self._is_terminated or self._closing or outlook not in (Outlook.OPEN, Outlook.BROKEN):
             return False
-        # Looks and not the clock: who could not run for a while has not waited for the others, and must not judge them.
+        # Counts polls, not seconds: a process that could not run for a while has not waited for the others.
         self._looks_for_an_answer += 1
         seconds = self._settings.preemption_agree_seconds
         if outlook is Outlook.BROKEN:
@@ -203,7 +203,7 @@ class PreemptionWatch:
         return self._looks_for_an_answer * _LOOK_SECONDS >= seconds or time.monotonic() >= self._last_moment()
 
     def _may_end_now(self) -> bool:
-        # Whoever handles SIGTERM himself ends the process in his own way.
+        # Another handler of SIGTERM ends the process in its own way.
         return self._is_terminated and not self._signals.has_earlier_handler(signal.SIGTERM)
 
     def _last_moment(self) -> float:
@@ -216,5 +216,5 @@ class PreemptionWatch:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        # The training thread is in a call that does not come back: nothing gentler ends the process.
+        # The training thread is in a call that does not come back, so nothing gentler ends the process.
         os._exit(code)

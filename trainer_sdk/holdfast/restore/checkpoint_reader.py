@@ -1,4 +1,13 @@
-"""One committed checkpoint as one rank reads it, and the chunks that the ranks of a host share."""
+"""One committed checkpoint as one rank reads it, and the chunks that the ranks of a host share. Manifest, documents,
+chunk lists and chunks:
+
+    checkpoint digest -> shard digests -> chunk digests -> bytes
+
+Each arrow is checked here or, the last one, by the fetcher: the result is the committed bytes, or IntegrityError. The
+indexes say which run and step they were saved as, and must agree with the catalog (rule index-names-its-save).
+A document may have its digest and still be malformed. So it is checked against itself and against the checkpoint's
+contents before its numbers are used: the cost of reading it is bounded by the bytes that are stored.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +40,6 @@ from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import StoreRole
 
-# The ranks of one host fetch each chunk that several of them want once. Between the plan of a load and its reading.
-#
-#     each rank: which chunks it wants, the host's leader: a folder -> [gathered] -> layout/reshard.py -> HostChunks
-#
-# Nothing of it where no host has two ranks: no collective, no folder, no file.
-
 log = logging.getLogger("holdfast")
 
 DEFAULT_CACHE_BYTES = 16 * 1024**3
@@ -45,7 +48,7 @@ PART_OF_FREE_DISK = 4
 
 @dataclass(frozen=True)
 class SharedReads:
-    """What one rank fetches, and with whom: `order` has each digest that it wants once."""
+    """The chunks that one rank fetches, and with which ranks: `order` has each digest that it wants once."""
 
     host: HostChunks
     order: tuple[str, ...]
@@ -53,14 +56,22 @@ class SharedReads:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank tells the others. `folder` only the leader of a host: where, and how much may lie there."""
+    """One rank's message to the others. Only the leader of a host sets `folder`: where, and how many bytes may lie
+    there."""
 
     wanted: bytes
     folder: tuple[Path, int] | None
 
 
 class HostSharing:
-    """`local`: the chunk folder that this host keeps anyway, its local tier; used in place of one for the restore."""
+    """The ranks of one host fetch each chunk that several of them want once. Between the plan of a load and its
+    reading.
+
+        each rank: the digests it wants, the host's leader: a folder -> [gathered] -> layout/reshard.py -> HostChunks
+
+    A job without two ranks on a host needs no collective, folder or file for it.
+
+    `local`: the chunk folder that this host has anyway, its local tier; used in place of a folder for the restore."""
 
     def __init__(self, ranks: Ranks, settings: TrainerSettings, *, local: ChunkFolder | None = None) -> None:
         self._ranks = ranks
@@ -69,9 +80,9 @@ class HostSharing:
 
     @contextmanager
     def of(self, reads: ReadPlan, chunks: Mapping[int, Sequence[str]]) -> Iterator[SharedReads | None]:
-        """For the block in which this rank reads; the folder is gone afterwards. None where there is nobody to share
-        with. Collective at its beginning; all ranks must have ended their reading before the leader leaves the block.
-        """
+        """For the block in which this rank reads; the folder is deleted afterwards. None if no other rank shares the
+        host. Collective at its beginning; all ranks must have ended their reading before the leader leaves the
+        block."""
         wanted = tuple(dict.fromkeys(chunks[rank][ordinal] for rank, ordinal in reads.by_chunk))
         with ExitStack() as stack:
             if not self._ranks.some_share_a_host:
@@ -94,7 +105,7 @@ class HostSharing:
             yield SharedReads(HostChunks(folder, share.shared), share.order)
 
     def _offer_folder(self, stack: ExitStack) -> tuple[Path, int] | None:
-        """The host's leader makes one, unless there is a local tier, or it is alone there."""
+        """The host's leader makes one, unless there is a local tier, or the leader is alone on the host."""
         alone = len(self._ranks.host_ranks) == 1
         limit = self._settings.cache_bytes
         if self.local is not None or alone or limit == 0 or self._ranks.rank != self._ranks.host_leader:
@@ -118,21 +129,12 @@ class HostSharing:
             stack.enter_context(job_folder_in_use(path))
             folder = ChunkFolder(path, limit_bytes=limit_bytes)
         except (OSError, HoldfastError) as error:
-            # As in containers that have a host's name in common, and not its disk.
+            # For example containers that share a hostname but no disk.
             log.info("rank %d fetches for itself, as %s is not usable: %s", self._ranks.rank, path, error)
             return None
         stack.callback(folder.close)
         return folder
 
-
-# One committed checkpoint as one rank reads it: manifest, documents, chunk lists and chunks. No collectives.
-#
-#     checkpoint digest -> shard digests -> chunk digests -> bytes
-#
-# Each arrow is checked here or, the last one, by the fetcher: out comes what was committed, or IntegrityError. The
-# indexes say which run and step they were saved as, and must say what the catalog says (rule index-names-its-save).
-# A document may have its digest and still be malformed: it is checked against itself and against what the checkpoint
-# consists of, before anything is made of its numbers, so that what it costs to read is bounded by what is stored.
 
 ChunkLists = Mapping[int, Sequence[str]]
 """Stored rank -> the digests of its chunks, by ordinal."""
@@ -144,7 +146,7 @@ def chunk_sizes(reads: ReadPlan, layout: Layout, chunks: ChunkLists) -> dict[str
 
 
 class CheckpointSource:
-    """Keep it open while reading: it holds a lease, so that nothing is deleted under it."""
+    """Keep it open while reading: it holds a lease, and the service deletes nothing that a lease protects."""
 
     def __init__(
         self,
@@ -155,8 +157,8 @@ class CheckpointSource:
         workers: TransferWorkers,
         local: ChunkFolder | None = None,
     ) -> None:
-        """`run` and `point`: what was asked for and what the service chose, which is what must come out. `local`: this
-        host's local tier, where documents are looked for first."""
+        """`run` and `point`: the request and the service's choice; the checkpoint must match both. `local`: this host's
+        local tier, which is searched for documents first."""
         self.checkpoint_id = point.checkpoint_id
         self._point = point
         self._saved_as = SavedAs(str(run), point.step, point.world_size)
@@ -180,7 +182,7 @@ class CheckpointSource:
 
     def chunk_list(self, manifest: Manifest, layout: Layout, rank: int) -> list[str]:
         """The digests of a shard's chunks, by ordinal. Raises IntegrityError unless they make the shard's digest and
-        have the sizes that the layout says."""
+        have the layout's sizes."""
         chunks = self._client.checkpoints.shard_chunks(self.checkpoint_id, rank).chunks
         digests = [chunk.digest for chunk in chunks]
         [sealed] = [shard.digest for shard in manifest.shards if shard.rank == rank]
@@ -252,11 +254,12 @@ class CheckpointSource:
         shared: SharedReads | None = None,
         on_bytes: Callable[[int], object] | None = None,
     ) -> int:
-        """Fetches each chunk that the reads touch once, and puts what they take from it into `rooms`, by wanted name:
-        a chunk that is one run of host memory arrives there, others are copied from one buffer per thread. Believe
-        what is there only when this returns: every digest was checked by then. Returns the bytes read. `shared`: with
-        whom, from `HostSharing`. `on_bytes` is called on the transfer threads with the bytes of each chunk that is
-        verified.
+        """Fetches each chunk that the reads touch once, puts the wanted bytes into `rooms`, by wanted name, and returns
+        the number of bytes read. A chunk that is one run of host memory arrives there directly; others are copied from
+        one buffer per thread. The contents are unproven until this returns: it checks every digest.
+
+        `shared`: from `HostSharing`. `on_bytes` is called on the transfer threads with the bytes of each verified
+        chunk.
         """
         by_digest: dict[str, list[Read]] = defaultdict(list)
         for (rank, ordinal), of_chunk in reads.by_chunk.items():
@@ -287,7 +290,7 @@ class CheckpointSource:
 
     @property
     def bytes_from(self) -> dict[StoreRole, int]:
-        """Of all that was fetched by a ticket, by the store that gave it."""
+        """Bytes fetched by ticket, by the store that gave them."""
         return self._fetcher.bytes_from
 
     def close(self) -> None:

@@ -1,4 +1,9 @@
-"""Parts of a checkpoint into live objects, and another run's weights into a model: no attempt is opened."""
+"""Parts of a checkpoint into live objects, and another run's weights into a model.
+
+For `load_weights`, and for the evaluation jobs of integrations/. It reads like a restore (documents -> plan -> fetch
+and verify -> apply), with other demands on the fit. It opens and fences no attempt, and touches no optimizer and no
+RNG.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +33,10 @@ from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import RestorePoint
 from holdfast_protocol.runs import RunName, SelectorError, parse_selector
 
-# Read parts of a checkpoint into live objects: no attempt is opened, no RNG is touched, nobody is fenced.
-#
-# For `load_weights`, and for the evaluation jobs of integrations/. The same reading as a restore (documents -> plan ->
-# fetch and verify -> apply), with other demands on the fit.
-
 log = logging.getLogger("holdfast")
 
 Demand = Callable[[StoredState], tuple[dict[str, Any], LoadOptions]]
-"""What is stored -> the state to load into, and how strictly it must fit. Called on every rank."""
+"""The stored state -> the state to load into, and how strictly it must fit. Called on every rank."""
 
 
 def read_into(
@@ -48,12 +48,12 @@ def read_into(
     convert: Callable[[], object] | None = None,
     client_settings: ClientSettings | None = None,
 ) -> LoadReport:
-    """Reads `demo/base@best:loss` (or `@latest`, `@1200`, …). `rank_trees`: also what each rank had of its own.
-    `view`: the checkpoint as the state calls it, where it was saved under other names. `convert`: gives the objects of
-    the state other dtypes, just before they take the values.
+    """Reads `demo/base@best:loss` (or `@latest`, `@1200`, …). `rank_trees`: also each rank's own values. `view`: the
+    checkpoint under the state's names, if it was saved under others. `convert`: gives the objects of the state other
+    dtypes, just before they take the values.
 
-    Collective where torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
-    Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
+    Collective if torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
+    Raises NoRestorePoint, IntegrityError, StateMismatchError, or the service's error.
     """
     speak_up()
     try:
@@ -79,7 +79,7 @@ def read_into(
                 def plan_load_here() -> None:
                     plan = planned_load()
                     reads = plan_reads(documents.layout, plan.wanted, prefer_rank=ranks.rank)
-                    # Not into the live tensors: whoever is refused keeps the state as it was.
+                    # Not into the live tensors: a refused load must leave the state as it was.
                     planned.append((plan, reads, plan.arrivals(into_live=False)))
 
                 ranks.together(plan_load_here)
@@ -94,7 +94,7 @@ def read_into(
                     plan.apply(arrivals)
                 else:
                     convert()
-                    planned_load().apply(arrivals)  # a tensor that was converted may be another one
+                    planned_load().apply(arrivals)  # planned again: `convert` may have replaced tensors
 
             ranks.together(apply)
             if ranks.is_first:
@@ -126,11 +126,6 @@ def _left_out(report: LoadReport) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-# Load another run's weights into a model: no attempt is opened, no optimizer and no RNG is touched.
-#
-# The same reading as a restore (documents -> plan -> fetch and verify -> apply), with other demands on the fit.
-
-
 def load_weights(
     selector: str,
     model: torch.nn.Module,
@@ -143,16 +138,15 @@ def load_weights(
 ) -> LoadReport:
     """Loads the model of `demo/base@best:loss` (or `@latest`, `@1200`, …) into `model`, whatever the world sizes.
 
-    strict: every parameter must be there, and no other (but for excluded ones); else the report tells what was not.
+    strict: the model must have exactly the stored parameters (except excluded ones); else the report lists the rest.
     exclude: shell patterns of parameter names that stay as they are, for example `head.*`.
-    dtype: converts the model's floating-point tensors before the values come. These are always converted to the
-    model's dtypes.
-    component: which of several models of the checkpoint; its key in the state that was saved.
-    What was saved by dcp.save through `ckpt.writer()` has no models, only names: the key is the one below which this
-    model's parameters are found, as in `dcp.save({"model": get_model_state_dict(model)}, …)`.
+    dtype: converts the model's floating-point tensors before loading. Values are always converted to the model's
+    dtypes. component: the model to load if the checkpoint has several; its key in the state that was saved.
+        A checkpoint of dcp.save through `ckpt.writer()` has only names: the key is then the prefix of this model's
+        parameters, as in `dcp.save({"model": get_model_state_dict(model)}, …)`.
 
-    Collective where torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
-    Raises NoRestorePoint, IntegrityError, StateMismatchError, or what the service says.
+    Collective if torch.distributed is initialised. Nothing is changed before every byte was verified on all ranks.
+    Raises NoRestorePoint, IntegrityError, StateMismatchError, or the service's error.
     """
 
     def demand(stored: StoredState) -> tuple[dict[str, Any], LoadOptions]:

@@ -1,4 +1,10 @@
-"""The way back: choose the point -> read documents -> plan -> fetch and verify -> all ranks agree."""
+"""The way back: choose the point -> read documents -> plan -> fetch and verify -> all ranks agree -> apply -> RNG.
+
+Bytes arrive in the live tensors while they are hashed, wherever these can take them. No rank returns until every byte
+of every rank was verified and all ranks said so; values that are no tensors, and RNG, come after that. If a checkpoint
+turns out to be damaged, all ranks together take the one before it, which overwrites all of it. If none is left, the
+state is unfit for training: the error says so, and nothing can be saved from it.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +44,21 @@ if TYPE_CHECKING:
     from holdfast.compose import Parts
     from holdfast.dcp.reader import HoldfastReader
 
-# What every rank must know of a checkpoint before it reads tensors, read once and shared between the ranks.
-#
-# Rank 0 reads manifest, layout and its index, and sends them round. The chunk lists, and on another world size the
-# indexes too, are dealt out: each rank reads its share, and the ranks exchange them. So N ranks make N requests, not
-# N times N (rule one-layout-per-plan).
-
 
 @dataclass(frozen=True)
 class CheckpointDocuments:
+    """Facts of a checkpoint that every rank needs before it reads tensors; read once and shared between the ranks.
+
+    Rank 0 reads manifest, layout and its index, and sends them to all. The chunk lists and, on another world size, the
+    indexes are divided: each rank reads its share, and the ranks exchange them. So N ranks make N requests, not N times
+    N (rule one-layout-per-plan)."""
+
     manifest: Manifest
     stored: StoredState
     chunks: Mapping[int, Sequence[str]]
     """Stored rank -> the digests of its chunks, by ordinal."""
     rng: Any
-    """This rank's random number generators; None on another world size, where no rank's fits."""
+    """This rank's random number generators; None on another world size, because no rank's fit."""
 
     @property
     def layout(self) -> Layout:
@@ -60,9 +66,9 @@ class CheckpointDocuments:
 
 
 def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) -> CheckpointDocuments:
-    """Collective. All ranks get the same documents (but for `rng`), or all raise what the lowest failing rank met.
+    """Collective. All ranks get the same documents (except `rng`), or all raise the error of the lowest failing rank.
 
-    `rank_trees`: also what each rank had of its own; without it only what all ranks share.
+    `rank_trees`: also each rank's own values; without it only those that all ranks share.
     """
     manifest, layout_bytes, first_index = ranks.from_first(lambda: _read_first(source))
     layout = source.layout(manifest, layout_bytes)
@@ -99,7 +105,7 @@ def _read_share(
 ) -> tuple[dict[int, list[str]], dict[int, ShardIndex]]:
     mine = range(ranks.rank, layout.world_size, ranks.world_size)
     chunks = {rank: source.chunk_list(manifest, layout, rank) for rank in mine}
-    # The index of rank 0 is known: it came round with the manifest.
+    # The index of rank 0 came with the manifest.
     others = [rank for rank in mine if rank != 0]
     return chunks, source.indexes(manifest, others) if indexes and others else {}
 
@@ -110,16 +116,14 @@ def _own_index(ranks: Ranks, source: CheckpointSource, manifest: Manifest) -> di
     return own
 
 
-# Tells on resume what is another now than it was for the attempt that wrote the restore point: restored -> the log.
-#
-# Another torch or GPU type may round otherwise, another commit may compute something else. Nothing is refused for it:
-# to go on elsewhere is what checkpoints are for. It is only never hidden.
-
 log = logging.getLogger("holdfast")
 
 
 def tell_differences(session: Session, written_by: int) -> None:
-    """For rank 0. `written_by`: the attempt whose checkpoint was restored. Never raises."""
+    """Logs the differences to the attempt that wrote the restore point, `written_by`. For rank 0. Never raises.
+
+    Another torch or GPU type may round otherwise; another commit may compute something else. Checkpoints exist to go on
+    elsewhere, so nothing is refused for it, but it is never hidden."""
     if written_by == session.opened.attempt:
         return
     try:
@@ -131,18 +135,11 @@ def tell_differences(session: Session, written_by: int) -> None:
         log.warning("since attempt %d, which saved this, %s", written_by, difference)
 
 
-# The way back: choose the point -> read documents -> plan -> fetch and verify -> all ranks agree -> apply -> RNG.
-#
-# Bytes arrive in the live tensors while they are hashed, wherever these can take them. No rank returns before every
-# byte of every rank was verified and all ranks said so; what is no tensor, and RNG, come after that. Where a checkpoint
-# turns out to be damaged, the ranks take the one before it, together, which overwrites all of it. Where none is left,
-# the state is nothing to train on: the error says so, and nothing can be saved from it.
-
 DAMAGED = (IntegrityError, ChunkGone, ChunkNotFound, CheckpointNotFound, CheckpointCold)
-"""The checkpoint is at fault: an earlier one may do. Anything else that goes wrong would go wrong with that one too."""
+"""The checkpoint is at fault, so an earlier one may do. Any other error would also meet the earlier one."""
 
 _NOT_TO_BE_TRAINED_ON = (
-    "The state holds parts of a checkpoint that could not be restored: do not train on it. Build it anew, or restore "
+    "The state holds parts of a checkpoint that could not be restored: do not train on it. Build it again, or restore "
     "another point."
 )
 
@@ -156,7 +153,7 @@ class _Planned:
 
 @dataclass(frozen=True)
 class _Read:
-    """By one rank: `from_host_bytes` of the `bytes` lay on its host already; `from_stores` is what else it fetched."""
+    """One rank's bytes: `from_host_bytes` of the `bytes` lay on its host already; `from_stores`: fetched by store."""
 
     bytes: int
     from_host_bytes: int
@@ -181,17 +178,17 @@ class Restorer:
         self._declared = declared
 
     def restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool = True) -> int:
-        """Collective. The next step to run: 0 only where the service says that nothing was ever committed. After a
-        rebuild of its catalog it may not know that, and raises CommitsUnknown until a person has confirmed it.
+        """Collective. The next step to run: 0 only if the service says that nothing was ever committed. After a rebuild
+        of its catalog it may not know that, and raises CommitsUnknown until a person has confirmed it.
 
         `at` names one point, which is restored or raises; without it the newest that all ranks can read is taken.
-        What is raised says so where the state is no longer what it was.
+        The error says so if the state is no longer what it was.
         """
         return self._restoring(lambda: self._restore(state, at, skip_diverged=skip_diverged))
 
     def go_back(self, state: dict[str, Any], before_step: int | None, keep: frozenset[str]) -> int:
-        """Collective, and begun in an attempt that is new: the newest healthy point below `before_step`, without the
-        components of `keep`. The lineage goes on from there."""
+        """Collective, in a new attempt: loads the newest healthy point below `before_step`, without the components of
+        `keep`. The lineage goes on from there."""
         return self._restoring(lambda: self._go_back(state, before_step, keep))
 
     def _restoring(self, work: Callable[[], int]) -> int:
@@ -237,7 +234,7 @@ class Restorer:
         )
         if start is None:
             raise self._nothing_left(decision, None)
-        state.update(wanted)  # plain values are replaced
+        state.update(wanted)  # puts the new plain values in place of the old
         return start
 
     def _newest_readable(
@@ -247,8 +244,8 @@ class Restorer:
         *,
         skip_diverged: bool = True,
     ) -> tuple[int | None, RestoreDecision]:
-        """The next step to run, of the newest point that all ranks can read; None, and the last decision, where there
-        is none."""
+        """The next step to run, of the newest point that all ranks can read; None, and the last decision, if there is
+        none."""
         if decision.note and self._ranks.is_first:
             log.warning("%s: %s", self._session.run, decision.note)
         while (point := decision.restore_point) is not None:
@@ -261,7 +258,7 @@ class Restorer:
         return None, decision
 
     def choose(self, at: str | None) -> RestorePoint:
-        """The point that a restore would begin with. Collective. Raises NoRestorePoint where there is none."""
+        """The first point that a restore would try. Collective. Raises NoRestorePoint if there is none."""
         decision = self._decide(at)
         if decision.restore_point is None:
             raise self._nothing_left(decision, at)
@@ -361,7 +358,7 @@ class Restorer:
                 )
                 return _Read(count, 0 if shared is None else shared.host.taken_bytes, source.bytes_from)
 
-            # Nobody leaves before all have read: the folder that they share goes with the block.
+            # No rank leaves until all have read, because the folder that they share is deleted with the block.
             return self._ranks.together(read)
 
     def _say_progress(self, progress: Progress | None) -> None:
@@ -377,7 +374,7 @@ class Restorer:
             )
 
     def _plan_on_all(self, state: dict[str, Any], documents: CheckpointDocuments, declared: Declarations) -> _Planned:
-        """What this rank reads, and where that arrives. Where one rank refuses, no rank's state has changed."""
+        """This rank's reads, and where their bytes arrive. If one rank refuses, no rank's state has changed."""
         planned: list[_Planned] = []
 
         def plan() -> bool:
@@ -401,7 +398,7 @@ class Restorer:
 
     def _apply(self, planned: _Planned, documents: CheckpointDocuments, step: int) -> None:
         planned.plan.apply(planned.arrivals)
-        # Last: loading draws numbers too.
+        # Last, because loading draws random numbers too.
         if documents.layout.world_size != self._ranks.world_size:
             derive_rng(str(self._session.run), step, self._ranks.rank)
         elif documents.rng is not None:
@@ -457,7 +454,7 @@ def _newer(skipped: list[Skipped]) -> str:
 
 
 class Loading:
-    """What `Checkpointer.restore`, `rollback` and `reader` do; they say what is promised."""
+    """What `Checkpointer.restore`, `rollback` and `reader` do; their docstrings say what they promise."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -476,7 +473,7 @@ class Loading:
         keep: Iterable[str] = (),
     ) -> int:
         if self._parts.standby is not None:
-            self._parts.standby.forget()  # of the state that is left: the new attempt must not save it
+            self._parts.standby.forget()  # a snapshot of the old state, which the new attempt must not save
         back = self._parts.rollback.back
         return self._loading(
             state, lambda: back(state, steps=steps, before=before, keep=frozenset(keep), skip_data=skip_data)
@@ -499,7 +496,7 @@ class Loading:
         if self._parts.recorder is not None:
             self._parts.recorder.restored(start, state)
         if self._parts.stats.last_committed_step is not None:
-            # A step that was left is not saved, though it may have the number of one that is to come.
+            # A step before the rollback does not count as saved, though a coming step may have its number.
             self._parts.stats.last_committed_step = start - 1
         self._parts.schedule.restored()
         self._parts.agreement.restart()

@@ -19,30 +19,31 @@ from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
 from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import AbortCause, CheckpointKind
 
-# Where one rank's part of a save is. SaveHandle.become() alone changes it, and what people see follows from it.
-#
-#     QUEUED -> STAGED -> UPLOADING -> SEALED -> COMMITTED
-#                  |          ^  ^--------|      LOST from everywhere but COMMITTED
-#                  v          |
-#               HASHING -> SPOOLED               with a local tier; also back from UPLOADING and SEALED
-
 
 class SaveState(StrEnum):
+    """Where one rank's part of a save is. Only SaveHandle.become() changes it, and what people see follows from it.
+
+    QUEUED -> STAGED -> UPLOADING -> SEALED -> COMMITTED
+                 |          ^  ^--------|      LOST from everywhere but COMMITTED
+                 v          |
+              HASHING -> SPOOLED               with a local tier; also back from UPLOADING and SEALED
+    """
+
     QUEUED = "queued"
     """All ranks have voted for it. Through a window it is staged while it is hashed or uploaded."""
     STAGED = "staged"
-    """Whole in host memory. It waits for its turn."""
+    """Whole in host memory, and queued for upload."""
     HASHING = "hashing"
     """With a local tier: hashed, and written to this node's disk."""
     SPOOLED = "spooled"
-    """Durable on this node's disk. It waits for its turn, or for the next launch where this job has stopped trying."""
+    """Durable on this node's disk. It waits for its upload, or for the next launch if this job has stopped trying."""
     UPLOADING = "uploading"
-    """Begun at the service, hashed and sent. Each further try comes here again."""
+    """Begun at the service, hashed and sent. Each retry returns to this state."""
     SEALED = "sealed"
     """This rank's part is complete. The last rank's seal commits."""
     COMMITTED = "committed"
     LOST = "lost"
-    """Declined, superseded, failed, or cut off by the end of the job, and not to be had from this node's disk."""
+    """Declined, superseded, failed, or cut off by the end of the job, and not on this node's disk."""
 
 
 _NEXT: dict[SaveState, frozenset[SaveState]] = {
@@ -57,20 +58,16 @@ _NEXT: dict[SaveState, frozenset[SaveState]] = {
 }
 
 
-# What save() gives back: the state and the futures of one save. Background threads resolve them; training asks when it
-# likes.
-
-
 @dataclass(eq=False)
 class SaveHandle:
-    """`state` says where this rank's part of the save is (SaveState).
+    """The state and the futures of one save; save() returns it. Background threads resolve them.
 
     `staged` is done once the state may change again (save() returns no earlier). `local` is done once it is known
-    whether this rank's part is durable on this node: False where there is no local tier, or no room in it. `committed`
-    is done once the checkpoint can be restored, with the service's view of it, or with the reason why not.
+    whether this rank's part is durable on this node: False without a local tier, or without room in it. `committed` is
+    done once the checkpoint can be restored, and holds the service's view of it, or the error.
 
-    `diverged`, known when save() returns and the same on every rank: why nobody should go on from this state; None
-    where it is healthy.
+    `diverged` says why no job should go on from this state; None if it is healthy. It is known when save() returns, and
+    the same on every rank.
 
     The futures have `result(timeout)`, `exception(timeout)` and `done()` as in concurrent.futures. Cancelling does
     nothing.
@@ -86,14 +83,14 @@ class SaveHandle:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Running from the start, so that nobody can cancel what other ranks count on.
+        # Running from the start, so that a script cannot cancel what other ranks count on.
         for future in (self.staged, self.local, self.committed):
             future.set_running_or_notify_cancel()
 
     @property
     def declined(self) -> bool:
-        """All ranks have left this save out: known when save() returns, and the same on every rank. Any other failure
-        comes when it comes, to each rank by itself: before a collective nothing may hang on that."""
+        """Whether all ranks have skipped this save: known when save() returns, and the same on every rank. Any other
+        failure reaches each rank at its own time, so no collective may depend on it."""
         return self.committed.done() and isinstance(self.committed.exception(), SaveDeclined)
 
     @property
@@ -101,7 +98,7 @@ class SaveHandle:
         return self._state
 
     def become(self, state: SaveState, *, over: bool = False) -> bool:
-        """The one place that changes the state; `over`: for good, as COMMITTED and LOST always are. Returns False where
+        """The one place that changes the state; `over`: for good, as COMMITTED and LOST always are. Returns False if
         the save is over already: the job may have ended while a thread was still at it. Raises ValueError for a state
         that cannot follow."""
         with self._lock:
@@ -118,7 +115,7 @@ class SaveHandle:
         return True
 
     def mark_staged(self) -> None:
-        """The last byte is staged: training goes on. Through a window the save is on its way by then, and may have
+        """The last byte is staged: training goes on. With a staging window the save is uploading by then, and may have
         failed."""
         with suppress(InvalidStateError):
             self.staged.set_result(None)
@@ -132,47 +129,42 @@ class SaveHandle:
             self.committed.set_result(view)
 
     def fail(self, error: BaseException, state: SaveState = SaveState.LOST) -> None:
-        """It is over without a commit. All futures end with `error`, where they have not ended yet."""
+        """The save is over without a commit. All futures that are not done yet end with `error`."""
         if self.become(state, over=True):
             for future in (self.staged, self.local, self.committed):
                 with suppress(InvalidStateError):
                     future.set_exception(error)
 
 
-# What a Checkpointer has done so far; `ckpt.stats`. Written by the save's two halves, read by anyone.
-
-
 @dataclass
 class SaveStats:
-    """Counts are of this process; what a `ckpt.writer()` commits counts on rank 0. `blocked_seconds` is what saving has
-    cost the training thread."""
+    """What a Checkpointer has done so far; `ckpt.stats`. Counts are of this process; commits through `ckpt.writer()`
+    count on rank 0. `blocked_seconds`: how long saves have blocked the training thread."""
 
     committed: int = 0
     failed: int = 0
     declined: int = 0
-    """Left out by all ranks together, for an earlier save was still in flight."""
+    """Skipped by all ranks together, because an earlier save was still in flight."""
     diverged: int = 0
-    """Staged with a verdict that nobody should go on from them (SaveHandle.diverged)."""
+    """Staged with the verdict that no job should go on from them (SaveHandle.diverged)."""
     superseded: int = 0
-    """Given up for a newer state, when there was no time for both."""
+    """Given up for a newer state, because there was no time for both."""
     spooled: int = 0
-    """Durable on this node's disk before they went up; only with a local tier."""
+    """Durable on this node's disk before their upload; only with a local tier."""
     committed_late: int = 0
-    """After service or store had been away, or left in the spool by an earlier attempt and committed by this one."""
+    """After service or store had been unavailable, or left in the spool by an earlier attempt and committed by this
+   one."""
     sent_bytes: int = 0
     """On the wire."""
     sent_chunk_bytes: int = 0
-    """Of the chunks that were sent, before they were compressed; without compression the same."""
+    """The bytes of the sent chunks before compression."""
     blocked_seconds: float = 0.0
     last_committed_step: int | None = None
     last_failure: SaveFailed | None = None
 
 
-# One rank's share of one save, on its way from the training thread to the commit.
-
-
 class Standstill:
-    """How long training has stood still for one save; for any thread. Begins when it is made."""
+    """How long one save has blocked training; for any thread. Begins when it is made."""
 
     def __init__(self) -> None:
         self._began_at = time.monotonic()
@@ -190,11 +182,11 @@ class Standstill:
 
 @dataclass(frozen=True)
 class SaveJob:
-    """Ready to go up. The staged bytes stay as they are until it is over, or kept in the spool; what a window has no
-    room for yet is staged while the job goes on."""
+    """One rank's share of one save, from the training thread to the commit. The staged bytes do not change until it is
+    over or in the spool. Bytes for which the window has no room yet are staged while the job goes on."""
 
     number: int
-    """Counts the saves of this job, alike on all ranks."""
+    """The save's number in this job, the same on all ranks."""
     step: int
     kind: CheckpointKind
     staged: StagedShard | BaseException
@@ -202,34 +194,31 @@ class SaveJob:
     index: ShardIndex
     layout: Layout
     summary: ShardSummary
-    """Without what is measured later; `told` has that too."""
+    """Without the values that are measured later; `told` has those too."""
     handle: SaveHandle
     standstill: Standstill = field(default_factory=Standstill)
     has_own_memory: bool = False
     """It is not in the memory that the next save waits for (`stage_every=`)."""
     record: SpoolRecord | None = None
-    """In the spool: its bytes come from the folder, and what was staged is released."""
+    """In the spool: its bytes come from the folder, and the staged ones are released."""
     begun_at: float = field(default_factory=time.monotonic)
 
     @property
     def told(self) -> ShardSummary:
-        """What the spool record or the seal says now."""
+        """The summary for the spool record or the seal, as of now."""
         return self.summary.model_copy(update={"blocked_seconds": self.standstill.seconds})
 
     @property
     def total_bytes(self) -> int:
-        """Of its chunks, without the documents; 0 where there was nothing to stage."""
+        """Bytes of its chunks, without the documents; 0 if nothing could be staged."""
         return self.staged.total_bytes if isinstance(self.staged, StagedShard) else 0
 
 
-# A background thread that takes saves in their order, one at a time: the pipeline has one for the upload, and one for
-# the spool.
-#
-# Started at construction: a thread that is first needed while the interpreter ends could not be started any more.
-
-
 class SaveThread:
-    """`work` must catch its own exceptions: the next save may go well."""
+    """A background thread that takes saves in their order, one at a time. The pipeline has one for the upload and one
+    for the spool. `work` must catch its own exceptions: the next save may go well.
+
+    It is started at construction, because no thread can start once the interpreter ends."""
 
     def __init__(self, name: str, work: Callable[[SaveJob], None]) -> None:
         self._work = work
@@ -238,11 +227,11 @@ class SaveThread:
         self._thread.start()
 
     def put(self, job: SaveJob) -> None:
-        """From any thread; it comes after what was put before."""
+        """Queues the job, from any thread."""
         self._jobs.put(job)
 
     def end(self) -> None:
-        """Once the saves that were put are done with. Does not wait."""
+        """Ends the thread after the queued saves. Does not wait."""
         self._jobs.put(None)
 
     def join(self, timeout_seconds: float) -> None:
@@ -256,22 +245,21 @@ class SaveThread:
             del job
 
 
-# Whether a save that did not commit is worth another begin. Pure; the pipeline asks.
-#
-# The service gives a checkpoint up when no rank has called for long: it cannot tell a dead job from one that is cut
-# off. A job that is alive still holds the staged bytes. Every rank that hears of it begins the same step anew, and gets
-# the same new checkpoint (rule one-checkpoint-per-step); what had arrived is not sent again.
-
 BEGINS = 3
-"""So often in all: where a rank is dead for good, the others must not wait for it for ever."""
+"""Limits all tries together: if a rank is dead for good, the others must not wait for it for ever."""
 
 
 BEGIN_ANEW_AFTER = frozenset({AbortCause.SILENT, AbortCause.CHUNK_GONE})
-"""What an outage does to a checkpoint. The other causes say that somebody does not want it or cannot complete it."""
+"""Outages cause these aborts. The other causes mean that a rank does not want the checkpoint or cannot complete it."""
 
 
 def worth_another_begin(error: BaseException) -> bool:
+    """Whether a save that did not commit can still be committed by this job. Pure.
+
+    The service aborts a checkpoint after long silence, because it cannot tell a dead job from one that is cut off. A
+    living job still holds the staged bytes. Every rank that hears of the abort begins the same step again, and gets the
+    same new checkpoint (rule one-checkpoint-per-step); chunks that had arrived are not sent again."""
     if isinstance(error, ChunkGone | IncompleteCheckpoint):
-        # This rank's seal has found that a chunk was lost, another rank's or its own. It is sent anew.
+        # This rank's seal has found that a chunk of any rank was lost. It is sent again.
         return True
     return isinstance(error, CheckpointAborted) and error.context.get("cause") in BEGIN_ANEW_AFTER

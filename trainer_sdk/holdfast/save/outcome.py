@@ -1,4 +1,4 @@
-"""What became of a save after this rank's seal: learned from the service, and told to people."""
+"""The outcome of a save after this rank's seal: learned from the service, and reported."""
 
 from __future__ import annotations
 
@@ -20,13 +20,6 @@ from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.states import AbortCause, CheckpointState
 
-# Learn what became of a checkpoint after this rank's seal: one rank per host asks the service (rule
-# waiting-holds-nothing).
-#
-# The lowest rank of each host long-polls and writes what it heard into the job's key-value store; the others on that
-# host read it there, or that the leader has begun the step anew. A leader that is cut off may say nothing for long:
-# without a word they ask for themselves now and then. Runs on background threads; no collectives.
-
 LONG_POLL_SECONDS = 30
 _LOOK_SECONDS = 0.1
 _ASK_YOURSELF = ""
@@ -34,7 +27,13 @@ _OUTCOMES_KEPT = 64
 
 
 class CommitWatch:
-    """`number` is the save's, counted alike on all ranks. Per save, the leader of a host calls `tell` exactly once."""
+    """Learns what became of a checkpoint after this rank's seal; one rank per host asks (rule waiting-holds-nothing).
+
+    The lowest rank of each host long-polls the service and writes the answer into the job's key-value store. The other
+    ranks of that host read it there, or that the leader has begun the step again. A leader that is cut off may write
+    nothing for long, so the others also ask the service now and then. Runs on background threads; no collectives.
+
+    `number` is the save's, the same on all ranks. Per save, the leader of a host calls `tell` exactly once."""
 
     def __init__(self, client: Client, ranks: Ranks, stop: threading.Event) -> None:
         self._client = client
@@ -44,8 +43,8 @@ class CommitWatch:
         self._stop = stop
 
     def wait(self, number: int, checkpoint_id: str) -> CheckpointView:
-        """The checkpoint once it is no longer uploading. Raises CheckpointAborted where a rank has given the save up,
-        and HoldfastError if the service cannot be asked."""
+        """The checkpoint once it is no longer uploading. Raises CheckpointAborted if a rank has given the save up, and
+        HoldfastError if the service cannot be asked."""
         told = None if self._leads else self._told(number, checkpoint_id)
         return told or self._ask(number, checkpoint_id)
 
@@ -55,13 +54,13 @@ class CommitWatch:
             return
         try:
             self._store.set(self._key(number), outcome.model_dump_json() if outcome else _ASK_YOURSELF)
-            # With a local tier the ranks may be some saves apart; nobody is that far behind.
+            # With a local tier the ranks may be some saves apart, but never that many.
             self._store.delete_key(self._key(number - _OUTCOMES_KEPT))
         except RuntimeError:
-            return  # the job's store has ended, and with it the job
+            return  # the job's store has ended together with the job
 
     def leave(self, number: int, checkpoint_id: str) -> None:
-        """This checkpoint was given up, and the leader begins its step anew: who waits for it asks the service."""
+        """This checkpoint was given up, and the leader begins its step again: waiting ranks must ask the service."""
         if self._store is None or not self._leads:
             return
         try:
@@ -70,23 +69,23 @@ class CommitWatch:
             return
 
     def give_up(self, number: int, reason: str) -> None:
-        """This rank has failed for good. The service aborts the checkpoint that is there; a rank that comes to this
-        save later would begin it anew, and wait for ever."""
+        """This rank has failed for good. The service aborts the existing checkpoint; a rank that comes to this save
+        later would begin it again, and wait for ever."""
         if self._store is not None:
             with suppress(RuntimeError):
                 self._store.set(f"given-up/{number}", reason)
 
     def given_up(self, number: int) -> str | None:
-        """Why this save cannot be completed, if a rank has said so."""
+        """Why this save cannot be completed, or None if no rank has said so."""
         try:
             if self._store is None or not self._store.check([f"given-up/{number}"]):
                 return None
             return self._store.get(f"given-up/{number}").decode()
         except RuntimeError:
-            return None  # the job's store has ended, and with it the job
+            return None  # the job's store has ended together with the job
 
     def _told(self, number: int, checkpoint_id: str) -> CheckpointView | None:
-        """What the leader says, or what the service says meanwhile; None if the leader sends this rank to ask."""
+        """What the leader or, meanwhile, the service says; None if the leader sends this rank to ask."""
         if self._store is None:
             return None
         asked_at = time.monotonic()
@@ -106,23 +105,23 @@ class CommitWatch:
             raise HoldfastError(f"The job's store ended while a checkpoint was still under way ({error})") from error
 
     def _look(self, checkpoint_id: str) -> CheckpointView | None:
-        """The checkpoint, if it is over. The leader may have failed at it without an end, and be at another one of the
+        """The checkpoint, if it is over. The leader may have failed without a word and be at another checkpoint of the
         same step, which needs this rank."""
         try:
             view = self._client.checkpoints.get(checkpoint_id)
         except ServiceUnavailable:
-            return None  # whoever reaches the service first, the leader or this rank
+            return None  # the leader or this rank reaches the service later
         return view if view.state is not CheckpointState.UPLOADING else None
 
     def _ask(self, number: int, checkpoint_id: str) -> CheckpointView:
         while not self._stop.is_set():
-            # Asked before the service is: what has committed all the same is committed.
+            # Asked before the service is: a checkpoint may have committed despite that.
             reason = self.given_up(number)
             view = self._client.checkpoints.get(checkpoint_id, wait_seconds=None if reason else LONG_POLL_SECONDS)
             if view.state is not CheckpointState.UPLOADING:
                 return view
             if reason:
-                # It may have failed without a word to the service.
+                # That rank may have failed before it could tell the service.
                 raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
         raise TransferStopped("This job ended before it heard what became of its checkpoint")
 
@@ -130,12 +129,13 @@ class CommitWatch:
         return f"{self._host}/{number}/{checkpoint_id}"
 
 
-# What people and `ckpt.stats` hear of the background half of a save: one line per outcome, not per try.
-
 log = logging.getLogger("holdfast")
 
 
 class SaveReports:
+    """Logs and counts the background half of each save for people and `ckpt.stats`: one line per outcome, not per
+    try."""
+
     def __init__(self, session: Session, stats: SaveStats, tier: LocalTier | None) -> None:
         self._session = session
         self._stats = stats
@@ -151,8 +151,8 @@ class SaveReports:
         self._stats.sent_chunk_bytes += writer.sent_chunk_bytes
 
     def not_kept(self, job: SaveJob, error: BaseException | None) -> None:
-        """It goes straight to the store. `error` is None where there is only no room."""
-        assert self._tier is not None  # only with one is there anything to keep
+        """It goes straight to the store. `error` is None if the tier only lacks room."""
+        assert self._tier is not None  # the spool thread calls this only with a tier
         log.warning(
             "step %d of rank %d is not kept on this node, and goes straight to the store when its turn comes: %s",
             job.step,
@@ -164,10 +164,10 @@ class SaveReports:
         )
 
     def tries_again(self, job: SaveJob, error: Exception) -> None:
-        """A try has failed and another follows. Said once per outage."""
+        """A try has failed and another follows. Logged once per outage."""
         if self._tries_since is None:
             self._tries_since = time.monotonic()
-            # Every rank meets an outage of the service; what only one of them meets, that one tells.
+            # An outage of the service meets every rank; any other error meets this rank alone, which must report it.
             if self._first or not isinstance(error, ServiceUnavailable):
                 where = "safe on this node" if job.record is not None else "staged"
                 log.warning("step %d is %s and not committed yet; it is tried again. %s", job.step, where, error)
@@ -192,27 +192,27 @@ class SaveReports:
             )
 
     def failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
-        """It was given up."""
+        """The save was given up for good."""
         self._tries_since = None
         self._stats.failed += 1
         self._session.note(failure)
         failed = SaveFailed(f"The checkpoint of step {job.step} was not committed. {failure}")
         failed.__cause__ = failure
         self._stats.last_failure = failed
-        # What another rank did to this checkpoint is told by that rank and, for all the others, by rank 0.
+        # The rank that aborted this checkpoint reports it; for all the others rank 0 does.
         if self._first or not isinstance(failure, CheckpointAborted):
             log.warning("%s Training goes on.", failed)
         return failed
 
     def superseded(self, job: SaveJob, reason: str) -> SaveSuperseded:
-        """It made room for a newer state."""
+        """The save made room for a newer state."""
         self._tries_since = None
         self._stats.superseded += 1
         kept = " It stays on this node's disk." if job.record is not None else ""
         return SaveSuperseded(f"The checkpoint of step {job.step} was given up. {reason}.{kept}")
 
     def left_in_spool(self, job: SaveJob, failure: BaseException) -> SaveSpooled:
-        """This job will not commit it, and its bytes are safe."""
+        """This job will not commit the save, but its bytes are safe."""
         self._session.note(failure)
         left = SaveSpooled(f"The checkpoint of step {job.step} is on this node's disk and not committed. {failure}")
         left.__cause__ = failure

@@ -1,4 +1,12 @@
-"""The background half of a save: staged -> hashed -> uploaded -> sealed -> committed. HTTP only, no collectives."""
+"""The background half of a save: staged -> hashed -> uploaded -> sealed -> committed. HTTP only, no collectives.
+
+    training thread -> [slab] -> upload thread: hashed, sent, sealed, committed -> slab free
+    with a local tier:
+    training thread -> [slab] -> spool thread: hashed, on this node's disk -> slab free
+                                  -> upload thread, in order, from the disk, until it is committed or the job ends
+
+One slab is in use at a time; the foreground waits for it or declines.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +40,10 @@ from holdfast_protocol.checkpoints import CheckpointView, IndexOrdinals
 from holdfast_protocol.index_documents import Layout
 from holdfast_protocol.states import AbortCause, CheckpointState
 
-# What one rank uploads of a save, in ordinal order: the staged chunks, its index, and rank 0's layout.
-
 
 class ShardChunks:
+    """What one rank uploads of a save, in ordinal order: the staged chunks, its index, and rank 0's layout."""
+
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._encoded_layout: tuple[str, bytes] | None = None
@@ -53,25 +61,16 @@ class ShardChunks:
             yield OutgoingChunk.of(self._layout_bytes(job.layout))
 
     def _layout_bytes(self, layout: Layout) -> bytes:
-        """Encoded once per plan, which is used by many saves."""
+        """Encoded once per plan, because many saves use it."""
         if self._encoded_layout is None or self._encoded_layout[0] != layout.digest:
             self._encoded_layout = (layout.digest, layout.encode())
         return self._encoded_layout[1]
 
     def documents(self, staged: StagedShard) -> IndexOrdinals:
-        """Where the index and the layout are among them."""
+        """The ordinals of the index and the layout."""
         index = staged.chunk_count
         return IndexOrdinals(shard=index, layout=index + 1 if self._rank == 0 else None)
 
-
-# The background half of a save: staged -> hashed -> uploaded -> sealed -> committed. HTTP only, no collectives.
-#
-#     training thread -> [slab] -> upload thread: hashed, sent, sealed, committed -> slab free
-#     with a local tier:
-#     training thread -> [slab] -> spool thread: hashed, on this node's disk -> slab free
-#                                   -> upload thread, in order, from the disk, until it is committed or the job ends
-#
-# One slab is in use at a time; the foreground waits for it or declines.
 
 log = logging.getLogger("holdfast")
 
@@ -89,7 +88,8 @@ class SavePipeline:
         progress: ProgressBoard,
         tier: LocalTier | None = None,
     ) -> None:
-        """`retry_seconds`: how long a staged save outlives an absent service or store; with a local tier as the job."""
+        """`retry_seconds`: how long a staged save is retried while service or store are unavailable. With a local tier
+        it is retried until the job ends."""
         self._session = session
         self._rank = session.ranks.rank
         self._tier = tier
@@ -99,7 +99,7 @@ class SavePipeline:
         self._lock = threading.Lock()
         self._in_flight: dict[int, SaveJob] = {}
         self._left: list[SaveJob] = []
-        """What this job has stopped trying to commit, and did not fail for good."""
+        """The saves that this job has stopped trying to commit, without a failure for good."""
         self._superseded: dict[int, str] = {}
         self.rates = SaveRates()
         self.last_committed_number = 0
@@ -111,7 +111,7 @@ class SavePipeline:
         self._staged: StagedShard | None = None
         shard_chunks = ShardChunks(self._rank)
         self._chunks, self._documents = shard_chunks.of, shard_chunks.documents
-        # Nobody waits for what is staged whole; for the next chunk of a window training does.
+        # Training waits for the next chunk of a window, but not for a state that is staged whole.
         self._retrying_client = session.client.with_retry_deadline(retry_seconds, self._stop)
         self._prompt_client = session.client.with_retry_deadline(session.client.settings.retry_seconds, self._stop)
         self._watch = CommitWatch(self._retrying_client, session.ranks, self._stop)
@@ -131,7 +131,8 @@ class SavePipeline:
             return list(self._in_flight.values())
 
     def start(self, job: SaveJob) -> None:
-        """Takes the job over; its handle says how it ends. Only while not busy, or with memory of its own."""
+        """Takes the job over; its handle says how it ends. Call it only while not busy, or with memory of the job's
+        own."""
         with self._lock:
             self._in_flight[job.number] = job
             self._idle.clear()
@@ -143,17 +144,17 @@ class SavePipeline:
         (self._keeps or self._uploads).put(job)
 
     def wait_free(self, timeout_seconds: float | None) -> bool:
-        """Waits until the next save can be staged; false if it takes longer."""
+        """Waits until the next save can be staged; False if that takes longer."""
         return self._free.wait(timeout_seconds)
 
     def wait_idle(self, timeout_seconds: float | None) -> bool:
-        """Waits until every save is over; false if it takes longer."""
+        """Waits until every save is over; False if that takes longer."""
         return self._idle.wait(timeout_seconds)
 
     def supersede(self, reason: str) -> None:
-        """Gives up what is in flight, on every rank alike, for a state that is newer: closes its sockets, ends its
-        readers, and aborts it at the service. `wait_free` then says when the memory is free. What the spool holds
-        stays there. What has just been committed stays committed."""
+        """Gives up the saves in flight, on every rank alike, for a newer state: closes their sockets, ends their
+        readers, and aborts them at the service. `wait_free` then says when the memory is free. Spooled saves stay in
+        the spool. A save that has just been committed stays committed."""
         with self._lock:
             given_up = list(self._in_flight.values())
             self._superseded.update({job.number: reason for job in given_up})
@@ -163,15 +164,15 @@ class SavePipeline:
         writer.stop()
         self._session.client.transfers.cut()
         if self._rank == 0:
-            # Who has sealed already waits at the service, and hears of it there.
+            # Ranks that have sealed wait at the service, and hear of the abort there.
             try:
                 writer.abort(reason)
             except HoldfastError as error:
                 log.info("the save in flight was not aborted at the service: %s", error)
 
     def close(self, *, drain_seconds: float, waited_seconds: float = 0.0) -> None:
-        """Waits for the saves in flight, then stops whatever still runs, and says what is not committed.
-        `waited_seconds`: for which the caller has waited already."""
+        """Waits for the saves in flight, stops the threads, and reports the saves that are not committed.
+        `waited_seconds`: how long the caller has waited already."""
         self._idle.wait(drain_seconds)
         self._stop.set()
         if (writer := self._writer) is not None:
@@ -196,16 +197,16 @@ class SavePipeline:
         )
 
     def _keep(self, job: SaveJob) -> None:
-        """On the spool thread: makes the save durable on this node, and hands it on. What has no room here goes
-        straight from the slab, in its turn."""
-        assert self._tier is not None  # the thread runs only with one
+        """On the spool thread: makes the save durable on this node, and hands it on. A save without room here is
+        uploaded straight from the slab, in its order."""
+        assert self._tier is not None  # the thread runs only with a tier
         try:
             kept = self._kept(job, self._tier) if isinstance(job.staged, StagedShard) else job
-        except BaseException as error:  # this thread must live on: the next save may have room, or no Ctrl-C
+        except BaseException as error:  # even Ctrl-C: this thread must live on, because the next save may have room
             if not self._stop.is_set():
                 self._reports.not_kept(job, None if isinstance(error, NoRoom) else error)
             if isinstance(job.staged, StagedShard) and not job.staged.can_repeat:
-                # A part went through the window already, and is nowhere any more.
+                # Some chunks have left the window already, and are nowhere any more.
                 self._release(job)
                 job = dataclasses.replace(job, staged=error)
             kept = job
@@ -224,7 +225,7 @@ class SavePipeline:
         chunks, documents = self._chunks(job, staged), self._documents(staged)
         record = keep_save(self._session, tier.spool, job, chunks, index=documents, workers=self._workers)
         kept = dataclasses.replace(job, record=record)
-        with self._lock:  # at once: what close() finds here without a record, it calls lost
+        with self._lock:  # in one step: close() calls a save without a record lost
             self._in_flight[job.number] = kept
         staged.hashed([chunk.digest for chunk in record.chunks])
         self._reports.kept()
@@ -257,7 +258,7 @@ class SavePipeline:
             self._forget(job)
             self._reports.committed(job, committed)
         ended = None if failure is None else self._failed(job, failure)
-        # Idle before the handle: who waits for the handle may save again at once.
+        # Idle before the handle: a thread that waits for the handle may save again at once.
         with self._lock:
             self._in_flight.pop(job.number)
             if not self._in_flight:
@@ -268,8 +269,8 @@ class SavePipeline:
             job.handle.fail(*ended)
 
     def _commit(self, job: SaveJob) -> CheckpointView:
-        """Tries again as often as that makes sense, while the bytes are here. Every rank that hears of an abort begins
-        the same step anew, and gets the same new checkpoint."""
+        """Retries until a retry makes no more sense, while the bytes are here. Every rank that hears of an abort begins
+        the same step again, and gets the same new checkpoint."""
         patience = Backoff(math.inf, self._stop.wait)
         for tries in itertools.count(1):
             check_stop(self._stop)
@@ -314,7 +315,7 @@ class SavePipeline:
                 view = self._write(writer, job)
         except BaseException as error:
             if staged is not None:
-                staged.give_up()  # before the service is told, which may take a while: training may be waiting
+                staged.give_up()  # first: telling the service takes time, and training may be waiting
             told = writer.begin_failed or self._tries_again(job, error, tries)
             if not told and self._others_must_hear(job, error):
                 self._give_up(job, error)
@@ -328,23 +329,23 @@ class SavePipeline:
         return view
 
     def _refuse_if_given_up(self, job: SaveJob, writer: ShardWriter) -> None:
-        """Asked once more after the begin: where the rank that failed has had the checkpoint aborted in between, this
-        begin has made a new one of the same step, which nobody else will ever seal."""
+        """Asked once more after the begin: if the failed rank's abort came in between, this begin has made a new
+        checkpoint of the same step, which no other rank will ever seal."""
         if reason := self._watch.given_up(job.number):
             error = CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
             writer.fail(error)
             raise error
 
     def _give_up(self, job: SaveJob, error: BaseException) -> None:
-        """Tells the others, before the service hears: where they find the checkpoint aborted they begin it anew."""
+        """Tells the other ranks before the service: a rank that finds the checkpoint aborted begins it again."""
         why = str(error) if isinstance(error, CheckpointAborted) else f"Rank {self._rank} failed: {error}"
         self._watch.give_up(job.number, why)
 
     def _others_must_hear(self, job: SaveJob, error: BaseException) -> bool:
-        """This rank fails for good, and the others would wait for it."""
+        """Whether this rank fails for good, and the others would wait for it."""
         if isinstance(error, (CheckpointAborted, *ENDS_THE_JOB)) or job.number in self._superseded:
             return False
-        # Stopped, and in the spool: the next attempt goes on with it.
+        # A stopped save in the spool is not lost: the next attempt commits it.
         return job.record is None or not isinstance(error, TransferStopped)
 
     def _write(self, writer: ShardWriter, job: SaveJob) -> CheckpointView:
@@ -363,7 +364,7 @@ class SavePipeline:
         return view
 
     def _failed(self, job: SaveJob, failure: BaseException) -> tuple[SaveFailed, SaveState]:
-        """How it ends: what its handle is told, and whether its bytes are safe."""
+        """What the save's handle is told, and whether its bytes are safe."""
         safe = SaveState.LOST if job.record is None else SaveState.SPOOLED
         if reason := self._superseded.get(job.number):
             if job.record is not None:
@@ -371,8 +372,8 @@ class SavePipeline:
             return self._reports.superseded(job, reason), safe
         dropped = verdict_of(failure) is Verdict.DROP
         if dropped or isinstance(job.staged, BaseException):
-            # Also after an abort that this rank only heard of, or before it could begin: one that is some saves behind
-            # would begin this one, and wait for a shard that nobody has.
+            # Also after an abort that this rank only heard of, or before its begin: a rank that is some saves behind
+            # would begin this one, and wait for a shard that no rank has.
             self._give_up(job, failure)
         if job.record is None:
             if isinstance(failure, TransferStopped):
@@ -385,7 +386,7 @@ class SavePipeline:
         return self._reports.left_in_spool(job, failure), safe
 
     def _forget(self, job: SaveJob) -> None:
-        """Its chunks may be evicted. If that fails, the next launch finds it committed."""
+        """The tier may evict the save's chunks. If that fails, the next launch finds it committed."""
         if job.record is not None and self._tier is not None:
             try:
                 self._tier.spool.forget(job.record.name)

@@ -1,4 +1,9 @@
-"""The foreground half of a save, on the training thread: capture -> plan -> vote -> stage."""
+"""The foreground half of a save, on the training thread: capture -> plan -> vote -> stage; then the pipeline has it.
+
+All ranks save, all decline, or all raise: a step that can fail on one rank alone comes before the vote, or the service
+tells the others. The state may change again as soon as save() returns. If a window bounds the memory, the pipeline
+starts first and takes the chunks while this stages them.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +38,12 @@ from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.states import CheckpointKind
 from holdfast_protocol.text import is_text
 
-# The numbers of `metrics`, as a script gives them. A tensor is read, and so waited for: only where it is needed.
-
 Metrics = Mapping[str, Any]
 """Names of at most 100 letters -> numbers, or tensors with one element."""
 
 
 def metric_values(metrics: Metrics) -> dict[str, MetricValue]:
-    """Raises TypeError, which names the metric."""
+    """Raises TypeError, which names the metric. Reading a tensor waits for its device: call this only to save."""
     if len(metrics) > MAX_METRICS:
         raise TypeError(f"there are {len(metrics)} metrics, and {MAX_METRICS} are the most; leave some out")
     values = {}
@@ -61,12 +64,6 @@ def number_of(name: str, value: Any) -> float:
         ) from error
 
 
-# The foreground half of a save, on the training thread: capture -> plan -> vote -> stage; then the pipeline has it.
-#
-# All ranks save, all decline, or all raise; whatever can fail on one rank alone comes before the vote, or is told to
-# the others through the service. The state may change again as soon as this returns. Where a window bounds the memory,
-# the pipeline starts first and takes the chunks while this stages them.
-
 log = logging.getLogger("holdfast")
 
 
@@ -79,7 +76,7 @@ class _Captured:
 
 
 def window_bytes(host_memory: int | None, sizes: ChunkSizes) -> int | None:
-    """The size of the staging window. Raises ConfigurationError where the largest chunk has no room in it."""
+    """Bytes of the staging window. Raises ConfigurationError if the largest chunk does not fit into it."""
     if host_memory is not None and host_memory < sizes.cut_bytes:
         raise ConfigurationError(
             f"host_memory is {host_memory} bytes, and a chunk has up to {sizes.cut_bytes}. "
@@ -103,7 +100,7 @@ class Saver:
         window_bytes: int | None,
         helpers: WorkerThreads,
     ) -> None:
-        """`helpers`: threads that have nothing to do while training waits for the copy."""
+        """`helpers`: threads that are idle while training waits for the copy."""
         self._session = session
         self._ranks = session.ranks
         self._pipeline = pipeline
@@ -118,14 +115,14 @@ class Saver:
         self._plan: LocalPlan | None = None
         self._agreed: tuple[LocalPlan, Layout] | None = None
         self._components: tuple[str, ...] = ()
-        """Of this rank's state, when the layout was agreed on."""
+        """Bytes of this rank's state, when the layout was agreed on."""
 
     def save(
         self, step: int, state: Mapping[str, Any], metrics: Metrics | None, kind: CheckpointKind, *, wait: bool
     ) -> SaveHandle:
-        """`wait`: for an earlier save that is in flight, half the ranks' time-out at most; else decline.
+        """`wait`: for an earlier save in flight, at most half the ranks' time-out; without it, decline.
 
-        A declined save's handle holds SaveDeclined. Raises on every rank where one rank's state cannot be saved.
+        A declined save's handle holds SaveDeclined. Raises on every rank if one rank's state cannot be saved.
         """
         with self._session.progress.saving():
             return self._save(step, state, metrics, kind, wait=wait)
@@ -151,13 +148,13 @@ class Saver:
         return handle
 
     def stage_apart(self, step: int, state: Mapping[str, Any], metrics: Metrics | None, area: StagingArea) -> SaveJob:
-        """Stages into memory of its own, and starts nothing: the job is the caller's. Raises as save() does."""
+        """Stages into memory of its own, and starts nothing: the caller has the job. Raises as save() does."""
         with self._session.progress.saving():
             began, standstill = time.monotonic(), Standstill()
             handle = SaveHandle(operator.index(step))
             agreed = self._vote(handle.step, state, metrics, busy=False)
             if agreed is None:
-                raise AssertionError("nobody is busy")
+                raise AssertionError("no rank is busy")
             job = self._job(handle, CheckpointKind.EMERGENCY, *agreed, state, area=area, standstill=standstill)
             job.handle.become(SaveState.STAGED)
             standstill.end()
@@ -165,19 +162,19 @@ class Saver:
             return dataclasses.replace(job, has_own_memory=True)
 
     def forget_frozen(self) -> None:
-        """The state was loaded anew: what is declared frozen is staged once more."""
+        """The state was loaded again: tensors that are declared frozen are staged once more."""
         self._staging.forget_frozen()
         if self._finite is not None:
             self._finite.forget()
 
     def close(self) -> None:
-        """Gives the staging memory back, once no save reads it any more."""
+        """Releases the staging memory once no save reads it any more."""
         self._staging.close()
 
     def _vote(
         self, step: int, state: Mapping[str, Any], metrics: Metrics | None, *, busy: bool
     ) -> tuple[_Captured, Layout] | None:
-        """None where any rank is busy; then all have voted alike, and none goes on."""
+        """None if any rank is busy; then all ranks have voted alike, and none goes on."""
         captured, error = self._capture(state, metrics)
         unchanged = captured is not None and self._is_as_agreed(captured)
         verdict = self._ranks.vote(
@@ -236,7 +233,7 @@ class Saver:
     def _declined(self, handle: SaveHandle, *, waited: bool) -> SaveHandle:
         self._stats.declined += 1
         declined = SaveDeclined(f"Step {handle.step} is not saved: an earlier save is still in flight on some rank")
-        # Of one that only comes a little later the schedule tells.
+        # The schedule reports a save that only comes a little later.
         if waited and self._ranks.is_first:
             log.warning("%s", declined)
         handle.fail(declined)
@@ -274,7 +271,7 @@ class Saver:
             layout=layout,
             summary=ShardSummary(
                 components=_components(captured.plan, state),
-                # An older service knows no more of the verdict than this.
+                # An older service knows only this of the verdict.
                 finite=verdict is None or verdict.healthy,
                 metrics=captured.metrics,
                 verdict=verdict,
@@ -296,7 +293,7 @@ class Saver:
     def _stage(
         self, captured: _Captured, state: Mapping[str, Any], area: StagingArea
     ) -> tuple[StagedShard | Exception, HealthVerdict | None]:
-        """And what is wrong with this rank's part, which is looked at only here: a save that is declined costs none."""
+        """Also returns what is wrong with this rank's part. It is checked only here: a declined save costs no check."""
         looked: list[Looked] = []
         plan, pieces, check = captured.plan, captured.state.pieces, self._finite
         try:
@@ -312,7 +309,7 @@ class Saver:
             return error, None
 
     def _agree_on_health(self, job: SaveJob) -> None:
-        """Every rank learns what any of them has found: going back is something that all do, or none."""
+        """Every rank learns what any rank has found: either all ranks go back, or none."""
         verdict = job.summary.verdict
         own = verdict.reason if verdict is not None and not verdict.healthy else None
         ballot = Ballot(job.step, busy=False, failed=False, layout_digest=None, question=Question.IS_DIVERGED)
@@ -352,7 +349,7 @@ def _warn_of_difference(found: tuple[str, int, int] | None) -> None:
 
 
 def _components(plan: LocalPlan, state: Mapping[str, Any]) -> dict[str, Component]:
-    """What the service lists of each component: its kind, and this rank's bytes of it."""
+    """What the service lists of each component: its kind, and its bytes on this rank."""
     stored: Counter[str] = Counter()
     for piece in plan.shard.pieces:
         stored[plan.tensors[piece.tensor].component] += sum(segment.bytes for segment in piece.segments)

@@ -1,4 +1,4 @@
-"""What a script says of when to save: `Every(steps=500) | Best("val_loss")`. Pure; schedule.py acts on it.
+"""A script's policies of when to save: `Every(steps=500) | Best("val_loss")`. Pure; schedule.py acts on them.
 
 Any number of them, joined by `|`, in any nesting: a step is saved if one of them wants it saved.
 """
@@ -42,7 +42,7 @@ class AnyOf(Policy):
 class Every(Policy):
     """`Every(steps=500)` or `Every(minutes=10)`: exactly one of the two. Raises ConfigurationError otherwise.
 
-    Minutes are counted from the end of the last save, whatever it was made for.
+    Minutes are counted from the end of the last save of any kind.
     """
 
     steps: int | None = None
@@ -60,28 +60,28 @@ class Every(Policy):
 
     @property
     def seconds(self) -> float | None:
-        """The interval in seconds; None where steps are counted."""
+        """The interval in seconds; None if steps are counted."""
         return None if self.minutes is None else self.minutes * 60
 
     def due_after(self, step: int) -> bool:
-        """Whether a save is due once `step` was run. Steps count from 0: Every(steps=100) saves after 99, 199, …,
-        so that the last step of a round number of steps is saved. Always false where minutes are counted."""
+        """Whether a save is due after `step`. Steps count from 0: Every(steps=100) saves after 99, 199, …, so that the
+        last step of a round number of steps is saved. Always false if minutes are counted."""
         return self.steps is not None and (step + 1) % self.steps == 0
 
 
 @dataclass(frozen=True)
 class Auto(Policy):
-    """As often as loses the least: by what saves cost and how often attempts were interrupted, as the service has
-    measured both; `holdfast runs advise project/run` explains its number. What a Checkpointer does by itself."""
+    """As often as loses the least: by the cost of saves and the frequency of interruptions, which the service measures;
+    `holdfast runs advise project/run` explains its number. The default of a Checkpointer."""
 
 
 @dataclass(frozen=True)
 class Best(Policy):
     """The step whose metric is better than that of every step saved before, in this attempt and the earlier ones.
 
-    Decided at the steps whose `metrics` hold it, by rank 0's value; every rank passes the name at the same steps,
-    whatever value it has, or all raise RanksDisagree. NaN and infinity are never the best.
-    `restore(at="best:val_loss")` finds the checkpoint.
+    Decided by rank 0's value, at the steps whose `metrics` have it. Every rank must pass the name at the same steps,
+    with any value, or all raise RanksDisagree. NaN and infinity are never the best. `restore(at="best:val_loss")` finds
+    the checkpoint.
     """
 
     metric: str
@@ -100,17 +100,17 @@ class Best(Policy):
 
     @property
     def selector(self) -> str:
-        """What the service finds the best checkpoint by."""
+        """The selector by which the service finds the best checkpoint."""
         return f"best:{self.metric}:{self.mode}"
 
 
 @dataclass(frozen=True)
 class OnPreemption(Policy):
-    """When the job is told to end. That is saved with every policy; with this one alone, nothing else is."""
+    """When the job is told to leave. Every policy saves then; this one alone saves at no other time."""
 
 
 def policy_of(save: Any) -> Policy:
-    """What `Checkpointer(save=…)` was given; without it Auto. Raises ConfigurationError."""
+    """The argument of `Checkpointer(save=…)`; without it Auto. Raises ConfigurationError."""
     if save is None:
         return Auto()
     if not isinstance(save, Policy):

@@ -1,4 +1,13 @@
-"""Whether a step is saved: one decision after each step, the same on every rank; and the best so far."""
+"""Whether a step is saved: one decision after each step, the same on every rank; and the best so far.
+
+    steps       arithmetic on the step's number, which all ranks have
+    time        rank 0's clock, through the agreement (step_agreement.py): it asks `wants` in the background
+    best        rank 0's metric, shared in one small vote, only at steps whose metrics have it
+    deferred    a save that was due while an earlier one was in flight: made at the first step after that one
+
+A deferred save is not lost. It goes by the agreement too, because a vote at each later step would cost a collective a
+step. Saves never come faster than they become durable: the interval stretches instead, which is logged once.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +30,15 @@ from holdfast.schedule.save_policy import Auto, Best, Every, Policy
 from holdfast_client.client import Client
 from holdfast_protocol.runs import RunName
 
-# The best so far of one metric, as rank 0 knows it: the best that can be restored, or is on its way there.
-#
-# `Schedule` asks at the steps whose metrics hold it. What earlier attempts saved counts, or a resumed run would save a
-# worse step as its best; so the service is asked once, at the first such step after a restore.
-
 log = logging.getLogger("holdfast")
 
 KnownBest = Callable[[Best], float | None]
-"""The metric of the best checkpoint that can be restored; None where there is none."""
+"""The metric of the best checkpoint that can be restored; None if there is none."""
 
 
 def known_best(client: Client, run: RunName, policy: Best) -> float | None:
-    """`restore(at=…)` would load this very checkpoint. Where the service does not answer, nothing is known: the step is
-    then saved, and at worst it is one save too many."""
+    """The metric of the checkpoint that `restore(at=…)` would load. If the service does not answer it is unknown: the
+    step is then saved, at worst one save too many."""
     try:
         found = client.restores.restore_point(run.project, run.run, policy.selector).restore_point
         metric = None if found is None else client.checkpoints.get(found.checkpoint_id).metrics.get(policy.metric)
@@ -45,25 +49,30 @@ def known_best(client: Client, run: RunName, policy: Best) -> float | None:
 
 
 class BestSoFar:
-    """Used by the training thread of rank 0; saves end on background threads, in any order, and some of them fail."""
+    """The best value of one metric, of checkpoints that can be restored or are on their way there. `Schedule` asks at
+    the steps whose metrics have it. The saves of earlier attempts count, because a resumed run must not save a worse
+    step as its best; so the service is asked once, at the first such step after a restore.
+
+    Used by the training thread of rank 0; saves end on background threads, in any order, and some of them fail."""
 
     def __init__(self, policy: Best, known: KnownBest) -> None:
         self.policy = policy
         self._known = known
         self._asked = False
         self._best: float | None = None
-        """Of what can be restored."""
+        """The best value that can be restored."""
         self._on_the_way: dict[Future[Any], float] = {}
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """The state was loaded anew, perhaps from before the best: what counts is what the service then says."""
+        """The state was loaded again, perhaps from before the best: the service must be asked again."""
         with self._lock:
             self._asked, self._best = False, None
             self._on_the_way.clear()
 
     def beaten_by(self, metrics: Metrics) -> bool:
-        """Whether this step is better. Raises TypeError for what is no number; never what asking the service meets."""
+        """Whether this step is better. Raises TypeError for a value that is no number; never an error of the
+        service."""
         number = number_of(self.policy.metric, metrics[self.policy.metric])
         if not math.isfinite(number):
             return False
@@ -102,24 +111,12 @@ class BestSoFar:
         return number < than if self.policy.mode == "min" else number > than
 
 
-# Whether a step is saved: one decision after each step, the same on every rank.
-#
-#     steps       arithmetic on the step's number, which all ranks have
-#     time        rank 0's clock, through the agreement (step_agreement.py): it asks `wants` in the background
-#     best        rank 0's metric, shared in one small vote, only at steps whose metrics hold it
-#     deferred     what was due while an earlier save was in flight: done at the first step after that one
-#
-# A save that is deferred is not lost: with a vote at each later step it would cost a collective a step, so it goes by
-# the agreement too. Saves never come faster than they become durable; the interval stretches instead, and that is said
-# once.
-
-
 class Due(Enum):
     """Why a step is saved now."""
 
     BY_INTERVAL = auto()
     BEST = auto()
-    """This step and no later one: its save waits for the one in flight."""
+    """This step and no later one: its save waits for the save in flight."""
 
 
 class Schedule:
@@ -132,8 +129,8 @@ class Schedule:
         recommended_seconds: Callable[[], float],
         known_best: KnownBest,
     ) -> None:
-        """`busy`: whether a save of this rank is in flight. `recommended_seconds`: the service's word on Auto's
-        interval, infinite while it is unknown. `known_best`: asked on rank 0."""
+        """`busy`: whether a save of this rank is in flight. `recommended_seconds`: the service's interval for Auto,
+        infinite while it is unknown. `known_best`: asked on rank 0."""
         self._ranks = ranks
         self._alone = ranks.world_size == 1
         self._busy = busy
@@ -159,44 +156,43 @@ class Schedule:
         return False
 
     def due(self, step: int, metrics: Metrics | None, *, agreed: bool) -> Due | None:
-        """After each step, on every rank. `agreed`: the ranks agreed on this step. A collective only where `metrics`
-        hold the name of a Best.
+        """After each step, on every rank. `agreed`: the ranks agreed on this step. A collective only if `metrics` have
+        the name of a Best.
 
-        Raises RanksDisagree where some ranks' metrics hold it and others' do not, and TypeError on every rank where
-        rank 0's is no number.
+        Raises RanksDisagree if only some ranks' metrics have it, and TypeError on every rank if rank 0's is no number.
         """
         if self._bests and self._is_best(step, metrics or {}):
             return Due.BEST
         if agreed or any(every.due_after(step) for every in self._by_steps):
             return Due.BY_INTERVAL
-        # A lone process needs nobody's word.
+        # A lone process needs no agreement.
         return Due.BY_INTERVAL if self._deferred and self._alone and not self._busy() else None
 
     def saved(self, metrics: Metrics | None, handle: SaveHandle, due: Due | None) -> None:
-        """A save began, or was declined by all ranks. `due`: why; None: the script asked for it."""
+        """A save began, or all ranks declined it. `due`: why; None: the script asked for it."""
         if handle.declined and due is Due.BY_INTERVAL:
             self._deferred = True
             self._say_that_it_stretches()
         elif not handle.declined:
             self._deferred = False
-            # What has diverged cannot be restored, so its number is no best.
+            # A diverged checkpoint cannot be restored, so its value is no best.
             if self._ranks.is_first and handle.diverged is None:
                 for best in self._bests:
                     best.saving(metrics, handle.committed)
 
     def restart(self) -> None:
-        """A save is over for the training thread, or has failed to begin: time is counted from here."""
+        """The training thread is done with a save, or the save has failed to begin: time counts from here."""
         self._since = time.monotonic()
 
     def restored(self) -> None:
-        """The state was loaded anew."""
+        """The state was loaded again."""
         self.restart()
         self._deferred = False
         for best in self._bests:
             best.forget()
 
     def close(self) -> None:
-        """No step comes any more."""
+        """No further step comes."""
         if self._watchdog is not None:
             self._watchdog.close()
 
@@ -223,5 +219,5 @@ class Schedule:
             self._stretched = True
             log.warning(
                 "a save is due while an earlier save is still in flight. It is done at the first step after that one: "
-                "where saves take longer than the interval, the interval stretches. This is said once."
+                "if saves take longer than the interval, the interval stretches. This is logged once."
             )

@@ -1,1 +1,1 @@
-"""This job's part in its run: the attempt, its heartbeat, and what is told of it."""
+"""This job's part in its run: the attempt, its heartbeat, and its outcome."""

@@ -1,9 +1,9 @@
-"""What an attempt runs in: versions, GPUs, the script's commit. Told when it is opened, compared when it resumes.
+"""The environment of an attempt: versions, GPUs, the script's commit. Sent when it is opened, compared on resume.
 
     session.open -> **environment()**, once a launch -> the attempt's row
     restore -> **differences()** between the attempt that wrote the restore point and this one -> the log
 
-Facts are short texts for people. What cannot be found out is left out; nothing here may fail or take long.
+Facts are short texts for people. Unknown facts are left out; nothing here may fail or take long.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOLD = {
     "git_commit": "the script's git commit",
     "git_dirty": "whether the script's folder has changes that are not committed",
 }
-"""What is compared, and how it is called in the log. Not the platform: a newer kernel changes no bit of a training."""
+"""The facts that are compared, and their names in the log. Not the platform: a newer kernel changes no bit."""
 
 
 def environment() -> dict[str, str]:
@@ -55,7 +55,7 @@ def environment() -> dict[str, str]:
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """One sentence for each fact that matters and is another now; what one side does not know is none. Pure."""
+    """One sentence for each fact of `_CALLED` that differs; a fact that either side lacks does not count. Pure."""
     return [
         f"{called} was {then[name]} and is {now[name]}"
         for name, called in _TOLD.items()
@@ -64,8 +64,8 @@ def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def commit_of(folder: Path | None) -> dict[str, str]:
-    """The commit that the repository around `folder` has checked out, read from its files; whether files that it knows
-    are changed only git itself can tell, if it is there and quick."""
+    """The commit that the repository around `folder` has checked out, read from its files. Only git itself can tell
+    whether tracked files are changed, if it is installed and quick."""
     if folder is None:
         return {}
     found = next(((up, up / ".git") for up in (folder, *folder.parents) if (up / ".git").exists()), None)
@@ -130,7 +130,7 @@ def _as_commit(text: str) -> str | None:
 
 
 def _is_dirty(repository: Path) -> bool | None:
-    # No locks taken, no monitor started: training must not leave traces in the user's repository.
+    # It takes no locks and starts no monitor: training must leave no traces in the user's repository.
     command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=no"]
     try:
         told = subprocess.run(

@@ -1,4 +1,8 @@
-"""What this job tells of its attempt: heartbeats, the crash of any rank, and the file for `holdfast launch`."""
+"""What this job reports of its attempt: heartbeats from rank 0, the crash of any rank, the end from rank 0.
+
+A rank that raises reports at once, before its save in flight is drained and before its launcher ends the others,
+because the errors of the others then follow from that one. The service keeps the first report.
+"""
 
 from __future__ import annotations
 
@@ -23,57 +27,57 @@ from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import AttemptOutcome, Doing
 from holdfast_protocol.text import without_secrets
 
-# What the training thread of this process has done: the numbers of its heartbeats and of its last word.
-#
-# The training thread writes, the heartbeat's thread reads. A step costs less than a microsecond: nothing is locked, and
-# what belongs together is replaced as one.
-
 
 @dataclass(frozen=True)
 class _Reading:
-    """What the heartbeat before had seen."""
+    """The values at the heartbeat before."""
 
     steps_run: int
     training_seconds: float
 
 
 class ProgressReport:
-    """Of one process. Steps are counted as they are numbered: of `step(10)`, `step(20)` the second counts for ten."""
+    """What the training thread of this process has done: the numbers of its heartbeats and of its last report.
+
+    The training thread writes, the heartbeat's thread reads. A step costs less than a microsecond: there is no lock,
+    and values that belong together are replaced as one.
+
+    Steps are counted by their numbers: after `step(10)`, `step(20)` counts for ten."""
 
     def __init__(self) -> None:
         self._doing = Doing.TRAINING
         self._base: int | None = None
-        """The step whose state training goes on from; None at the very beginning. Outlives the attempt: what is gone
-        back from was reached in the one before."""
+        """The step whose state training goes on from; None at the very beginning. It outlives the attempt, because a
+        rollback leaves steps of the attempt before."""
         self.begin()
 
     def begin(self) -> None:
-        """An attempt begins: all sums are zero. What is being done goes on."""
+        """An attempt begins: all sums become zero. The current activity goes on."""
         self.saves_begun = 0
         self._began_at = time.monotonic()
         self._first: tuple[int, float] | None = None
-        """The first step, and when it was over."""
+        """The first step, and when it ended."""
         self._ran: tuple[int | None, int] = (None, 0)
-        """The last step, and how many there were."""
+        """The last step, and how many steps there were."""
         self._progressed_at = self._began_at
         self._tells_steps = False
-        """It calls step(), so that silence means something."""
+        """The job calls step(), so that silence means something."""
         self._doing_since = self._began_at
         self._seconds = {Doing.RESTORING: 0.0, Doing.SAVING: 0.0}
         self._read = _Reading(0, 0.0)
 
     @property
     def step(self) -> int | None:
-        """The last step that was run, here or before the restore point; None before the first."""
+        """The last step that ran, here or before the restore point; None before the first."""
         return self._base
 
     def ran(self, step: int) -> None:
-        """After each step. The same one again is no step."""
+        """After each step. A repeated number is no step."""
         self._tells_steps = True
         self.reached(step)
 
     def reached(self, step: int) -> None:
-        """Before a save that was asked for: it tells how far the job is."""
+        """Before a save that the script asked for: its step tells how far the job is."""
         step = operator.index(step)
         base, steps_run = self._base, self._ran[1]
         if base is None:
@@ -87,7 +91,7 @@ class ProgressReport:
             self._first = (step, now)
 
     def goes_on_from(self, next_step: int) -> None:
-        """The state was restored; 0: there was nothing to restore."""
+        """The state was restored; 0: the run had no checkpoint."""
         self._base = next_step - 1 if next_step else None
 
     @contextmanager
@@ -97,7 +101,7 @@ class ProgressReport:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """While training stands still for a save."""
+        """While training waits for a save."""
         with self._at(Doing.SAVING):
             yield
 
@@ -118,7 +122,7 @@ class ProgressReport:
         }
 
     def steps_per_second(self) -> float | None:
-        """Since it was last asked, without saves and restores; None while no step was run since. For one reader."""
+        """Since the last call, without saves and restores; None if no step ran since. Only one reader may call it."""
         now = time.monotonic()
         before, steps_run = self._read, self._ran[1]
         training = now - self._began_at - sum(self._seconds_of(doing, now) for doing in self._seconds)
@@ -129,7 +133,7 @@ class ProgressReport:
     @contextmanager
     def _at(self, doing: Doing) -> Iterator[None]:
         outer = self._doing
-        if outer is not Doing.TRAINING:  # a save inside of a restore is the restore's time
+        if outer is not Doing.TRAINING:  # a save inside a restore counts as the restore's time
             yield
             return
         self._doing_since = time.monotonic()
@@ -147,15 +151,13 @@ class ProgressReport:
         return self._seconds[doing] + under_way
 
 
-# Tells `holdfast launch` which attempt this rank has and how it ended: beside the session, in a folder of the launch.
-#
-# Without `holdfast launch` around the job there is no folder, and nothing is written.
-
 log = logging.getLogger("holdfast")
 
 
 class OutcomeFile:
-    """This rank's word on this job's attempt."""
+    """Tells `holdfast launch` this rank's attempt and its outcome, in a folder of the launch.
+
+    Without `holdfast launch` around the job there is no folder, and nothing is written."""
 
     def __init__(self, run: RunName, rank: int, settings: TrainerSettings) -> None:
         self._run = run
@@ -165,7 +167,7 @@ class OutcomeFile:
         self._attempt = 0
 
     def new_launch_id(self) -> str:
-        """One per process. It begins with the launch's own id, for who looks for its attempts in the catalog."""
+        """One per process. It begins with the launch's own id, so that its attempts can be found in the catalog."""
         own = uuid.uuid4().hex
         return f"{self._launch}.{own}" if self._launch else own
 
@@ -194,21 +196,17 @@ class OutcomeFile:
             log.warning("`holdfast launch` could not be told of this attempt (%s)", error.strerror or error)
 
 
-# What this job tells the service of its attempt: heartbeats from rank 0, the crash of any rank, the end from rank 0.
-#
-# A rank that raises tells at once, before its save in flight is drained and before its launcher ends the others:
-# whatever the others meet then comes from that. The service keeps the first word.
-
 ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
-"""What no later try can fix. Wherever in the background it shows, the training thread raises it at its next call."""
+"""Errors that no retry can fix. Whichever background thread meets one, the training thread raises it at its next
+call."""
 
 _CRASH_SECONDS = 5.0
 _LONGEST_DETAIL = 4000
 
 
 class HeartbeatThread:
-    """`client`: one with little patience. `note`: takes what ends the job. `take_interval`: the recommended seconds
-    between two saves, as each reply tells them."""
+    """`client`: one that gives up soon. `note`: takes the error that ends the job. `take_interval`: takes the
+    recommended seconds between two saves of each reply."""
 
     def __init__(
         self,
@@ -241,7 +239,7 @@ class HeartbeatThread:
             self._beating.start()
 
     def crashed(self, error: BaseException) -> None:
-        """Tells what this rank met; comes back within seconds, whatever the service does. Never raises."""
+        """Reports this rank's error; returns within seconds, whatever the service does. Never raises."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         crash = self._word(AttemptOutcome.FAILED, f"{kind.__name__}: {error}").model_copy(
@@ -253,8 +251,8 @@ class HeartbeatThread:
         self._telling.join(_CRASH_SECONDS)
 
     def stop(self, outcome: AttemptOutcome, detail: str, notice: Notice | None, *, fenced: bool) -> None:
-        """The heartbeat stops. Rank 0 tells how the job ended; who could not tell of a crash tries once more. A fenced
-        one says nothing, for it would be refused. Never raises."""
+        """Stops the heartbeat. Rank 0 reports how the job ended; a rank whose crash report failed tries once more. A
+        fenced attempt reports nothing, because the service would refuse it. Never raises."""
         self._stop.set()
         if self._telling is not None:
             self._telling.join(1.0)
@@ -268,7 +266,7 @@ class HeartbeatThread:
             self._tell(self._word(outcome, detail).model_copy(update={"notice": notice}))
 
     def leave(self) -> None:
-        """The job goes on as another attempt: no more is told of this one, and being fenced ends nothing."""
+        """The job goes on as another attempt: this one reports no more, and its fencing ends nothing."""
         self._left = True
         self._stop.set()
         if self._beating is not None:
@@ -289,7 +287,7 @@ class HeartbeatThread:
         except StaleAttempt as error:
             self._note(error)
         except (HoldfastError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
-            log.warning("the service was not told that this attempt ended (%s); it will see so by its silence", error)
+            log.warning("the service was not told that this attempt ended (%s); it will notice the silence", error)
 
     def _beat(self) -> None:
         while not self._stop.wait(self._opened.heartbeat_interval_seconds):
@@ -310,5 +308,6 @@ class HeartbeatThread:
                 log.warning("the service does not take this attempt's heartbeat: %s", error)
                 return
             except HoldfastError as error:
-                # A gateway's page or a bug's reply may pass, and a heart that stops has the attempt taken for lost.
+                # A gateway's page or a bug's reply may pass; without heartbeats the service would take the attempt for
+                # lost.
                 log.warning("the service did not understand a heartbeat: %s", error)

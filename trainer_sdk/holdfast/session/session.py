@@ -1,6 +1,6 @@
 """This job's part in its run: the attempt that rank 0 opened, its fencing token, its heartbeat, its end.
 
-Opened late, by the first restore() or save(): making a Checkpointer fences nobody.
+It is opened late, by the first restore() or save(): making a Checkpointer fences no other launch.
 """
 
 from __future__ import annotations
@@ -40,34 +40,35 @@ class Session:
     ) -> None:
         self.client = client
         self.brief_client = Client(client.settings.model_copy(update={"retry_seconds": _BRIEF_SECONDS}))
-        """For what is good to say and not worth waiting for."""
+        """For reports that are useful but not worth waiting for."""
         self.run = run
         self.ranks = ranks
         self.progress = ProgressReport()
         self.save_interval_seconds = math.inf
-        """What the service recommends; known once the attempt is open."""
+        """The save interval that the service recommends; known once the attempt is open."""
         self.may_save = False
-        """Something was restored, or there was nothing to restore."""
+        """A checkpoint was restored, or the run has none."""
         self.is_half_restored = False
         """A restore has written into the state, and none has ended well since."""
         self._create = create
-        # Made once per process, so that a repeated call after a lost reply opens nothing twice. Rank 0's is the job's.
+        # Made once per process: a call that is repeated after a lost reply opens no second attempt. Rank 0's is the
+        # job's.
         self.launch_id = outcome_file.new_launch_id()
         self._next_launch_id: str | None = None
         self._own: int | None = None
-        """The attempt that this one goes on after, and no other."""
+        """The attempt that this one must follow directly."""
         self._may_be_left = False
-        """open_anew() has failed, and may have been carried out all the same. On every rank."""
+        """open_anew() has failed, but the service may have carried it out. On every rank."""
         self._outcome_file = outcome_file
         self._opened: AttemptOpened | None = None
         self._adoption = adoption
-        """Still to be done; every call of open() begins it anew until it has been gone through."""
+        """Work that is still to be done; every call of open() retries it until it has all succeeded."""
         self._ended_by: HoldfastError | None = None
         self._heartbeat: HeartbeatThread | None = None
 
     def open(self) -> AttemptOpened:
-        """The attempt; opened by rank 0 at the first call and shared, and then what older attempts had spooled is
-        committed. Collective at the first call. Every rank raises what rank 0 met."""
+        """The attempt. At the first call rank 0 opens it and shares it, and the saves that older attempts left in the
+        spool are committed. Collective at the first call. Every rank raises rank 0's error."""
         if self._opened is None:
             try:
                 self.launch_id, self._opened = self.ranks.from_first(lambda: (self.launch_id, self._open_on_first()))
@@ -82,9 +83,9 @@ class Session:
         return self._opened
 
     def go_on_after(self, own: int) -> None:
-        """Opens right after `own`, an attempt of this process that has ended: the state in memory goes on from what
-        that one left. Collective, in place of open(). Raises StaleAttempt on all ranks where another launch has taken
-        over, which is not fenced by this."""
+        """Opens directly after `own`, an attempt of this process that has ended: the state in memory goes on from
+        there. Collective, in place of open(). Raises StaleAttempt on all ranks if another launch has taken over; that
+        launch is not fenced."""
         self._own = own
         point = self.open().restore_point
         if point is not None:
@@ -92,10 +93,12 @@ class Session:
         self.has_whole_state()
 
     def open_anew(self) -> None:
-        """A new attempt for this same job, which fences its own old one: from it a job may go back. Collective; no save
-        may be in flight. Raises StaleAttempt on all ranks where another launch has taken over; the old attempt goes on
-        where anything else is raised, unless the service has opened the new one and its reply was lost: then the old
-        one is refused, and nobody but this job has taken over. Called again, it gets the attempt that was opened."""
+        """Opens a new attempt for this same job, from which it may go back; it fences the job's old one. Collective; no
+        save may be in flight.
+
+        Raises StaleAttempt on all ranks if another launch has taken over. After any other error the old attempt goes
+        on, unless the service has opened the new one and its reply was lost: then the service refuses the old attempt,
+        though no other launch has taken over. A second call gets the attempt that was opened."""
         if self._heartbeat is not None:
             self._heartbeat.leave()
         try:
@@ -111,14 +114,15 @@ class Session:
             raise
         self.launch_id, self._opened, self._next_launch_id = launch_id, opened, None
         if self._may_be_left and isinstance(self._ended_by, StaleAttempt):
-            self._ended_by = None  # what was met as the attempt that has been left
+            self._ended_by = None  # an error of the old attempt
         self._may_be_left = False
         self.progress.begin()
         self._is_open(opened)
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """What this launch runs in, the same for all its attempts. For rank 0: finding it out takes seconds at most."""
+        """The facts of this launch, the same for all its attempts. For rank 0: finding them out takes seconds at
+        most."""
         return environment()
 
     @property
@@ -136,8 +140,8 @@ class Session:
         return Fence(epoch=self.opened.epoch, attempt=self.opened.attempt, launch_id=self.launch_id)
 
     def ready_to_save(self) -> None:
-        """Opens the attempt if need be. Collective at the first call. Raises NotRestored where that would leave
-        existing checkpoints behind: to train from the beginning over them is what nobody means."""
+        """Opens the attempt if need be. Collective at the first call. Raises NotRestored if saving would leave existing
+        checkpoints behind: no user means to train over them from the beginning."""
         if not self.may_save:
             if self.is_half_restored:
                 raise NotRestored(f"The state holds parts of a checkpoint of {self.run} that could not be restored")
@@ -146,8 +150,8 @@ class Session:
             self.may_save = True
 
     def restored_from(self, checkpoint_id: str | None, *, rollback: bool) -> None:
-        """Every rank has loaded this, or found that there is nothing to load. Rank 0 tells the service: the line of
-        descent goes on from there. Not a collective; what goes wrong is raised on rank 0."""
+        """Every rank has loaded this checkpoint, or found that the run has none. Rank 0 tells the service, and the
+        lineage goes on from there. Not a collective; rank 0 alone raises errors."""
         if checkpoint_id is not None and self.ranks.is_first:
             self.client.attempts.resumed_from(
                 self.run.project,
@@ -158,7 +162,7 @@ class Session:
         self.has_whole_state()
 
     def has_whole_state(self) -> None:
-        """On every rank, once all of them have loaded all of it."""
+        """On every rank, once all ranks have loaded their whole state."""
         self.may_save, self.is_half_restored = True, False
 
     def begin_to_restore(self) -> None:
@@ -181,36 +185,37 @@ class Session:
             self._ended_by = self._ended_silently(error) or error
 
     def ended_by(self) -> HoldfastError | None:
-        """What a background thread met that ends the job."""
+        """The error that ends the job, if a background thread met one."""
         return self._ended_by
 
     def crashed(self, error: BaseException) -> None:
-        """This rank has raised `error`: told at once, before anything is waited for. Never raises."""
+        """Reports this rank's `error` at once, before anything is waited for. Never raises."""
         self.note(error)
         if self._heartbeat is not None and not self._is_fenced:
             self._heartbeat.crashed(error)
 
     def end(self, outcome: AttemptOutcome, detail: str = "", notice: Notice | None = None) -> None:
-        """Rank 0 tells how the job ended; the heartbeat stops. Never raises: it comes when all else is done."""
+        """Rank 0 reports how the job ended; the heartbeat stops. Never raises, because it comes when all else is
+        done."""
         if self._heartbeat is not None:
             self._heartbeat.stop(outcome, detail, notice, fenced=self._is_fenced)
         if self._opened is not None:
-            # Last: a launcher that is told of the end may end this process.
+            # Last: a launcher may end this process once it knows of the end.
             if self._is_fenced:
                 outcome = AttemptOutcome.FENCED
             elif isinstance(self._ended_by, StaleAttempt) and outcome is AttemptOutcome.FINISHED:
-                # What it saved at last was refused: it is to be launched again, and has not finished.
+                # The service refused its last save: it must be launched again, so it has not finished.
                 outcome, detail = AttemptOutcome.FAILED, str(self._ended_by)
             self._outcome_file.ended(outcome, detail)
         self.brief_client.close()
 
     @property
     def _is_fenced(self) -> bool:
-        """Another launch has the run: this one must not be launched again."""
+        """Another launch has the run: this job must not be launched again."""
         return isinstance(self._ended_by, StaleAttempt) and self._ended_by.is_fenced
 
     def _ended_silently(self, error: BaseException) -> StaleAttempt | None:
-        """What to say instead of `error`, where it may be our own next attempt that it names."""
+        """What to raise instead of `error`, if the newer attempt may be our own."""
         own = self._opened.attempt if self._opened is not None else 0
         if not self._may_be_left or not isinstance(error, StaleAttempt):
             return None
@@ -240,7 +245,7 @@ class Session:
 
     def _open_after_own(self) -> tuple[str, AttemptOpened]:
         own = self.opened.attempt
-        # Kept until it is known to have been opened: a lost reply and a second call must not fence each other.
+        # Kept until it is known to be open: a lost reply and a second call must not fence each other.
         self._next_launch_id = self._next_launch_id or self._outcome_file.new_launch_id()
         return self._next_launch_id, self._open_right_after(own, self._next_launch_id, rolls_back=own)
 
@@ -279,7 +284,8 @@ class Session:
         )
 
     def _choose_again(self) -> AttemptOpened:
-        """The restore point was chosen when the attempt was opened, before anything was adopted."""
+        """Asks again: the service chose the restore point when it opened the attempt, before late saves were
+        adopted."""
         decision = self.client.restores.restore_point(self.run.project, self.run.run)
         return self.opened.model_copy(
             update={

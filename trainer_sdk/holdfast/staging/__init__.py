@@ -1,10 +1,10 @@
-"""Device and host tensors -> host memory that the background half of a save reads. All that training waits for.
+"""Device and host tensors -> host memory that the background half of a save reads. Training waits for nothing else.
 
 Flow: capture -> plan -> **stage** -> hash -> upload.
 
-    shard.py    which memory a save gets, kept from save to save: for the whole shard at once, or a window of bounded
-                size, whose room is reused while the shard goes up
-    copy.py     the copies into it, and what need not be copied again
+    shard.py    the memory of a save, kept from save to save: for the whole shard at once, or a window of bounded size,
+                whose room is reused while the shard is uploaded
+    copy.py     the copies into it, and the pieces that need no copy
 """
 
 from holdfast.staging.shard import StagedShard, StagingArea, StagingBusyError, WindowedShard

@@ -1,4 +1,6 @@
-"""Bits of tensors -> bits in a slab: the memory, which views go onto which, the copies, and what need not be copied."""
+"""Bits of tensors -> bits in a slab: the memory, which views go onto which, the copies, and the pieces that need none.
+Bits, never values: NaN payloads survive.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,15 @@ from holdfast.layout.plan import LocalPlan
 from holdfast.state.tensors import TensorPiece
 from holdfast_client.chunks.workers import WorkerThreads
 
-# Bits of tensors -> bits in a slab: the memory, which views go onto which, and the copies on several threads.
-
-# The memory that is staged into. Everything that touches it is in here, so that it can be shared memory one day.
-
 PAGE_BYTES = 4096
 
 
 class Slab:
-    """Page-aligned host memory; page-locked and mapped for the device's copy engine where CUDA is in use."""
+    """Page-aligned host memory; page-locked and mapped for the device's copy engine if CUDA is in use. All access to it
+    is in this class, so that it can be shared memory one day."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        """Raises MemoryError or OSError when the host has not that much, RuntimeError when it cannot be locked."""
+        """Raises MemoryError or OSError if the host has too little memory, RuntimeError if it cannot be locked."""
         self.capacity_bytes = capacity_bytes
         self._memory = mmap.mmap(-1, max(capacity_bytes, PAGE_BYTES))
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
@@ -37,7 +36,7 @@ class Slab:
             _check_cuda(_runtime().cudaHostRegister(self.tensor.data_ptr(), self.tensor.numel(), 0))
 
     def release(self) -> None:
-        """Unlock and let go. The memory itself ends with its last reader."""
+        """Unlocks and releases it. The memory itself ends with its last reader."""
         if self._locked:
             self._locked = False
             _check_cuda(_runtime().cudaHostUnregister(self.tensor.data_ptr()))
@@ -46,7 +45,7 @@ class Slab:
 
 
 def on_page(position: int) -> int:
-    """The first page's start at or behind `position`."""
+    """The start of the first page at or after `position`."""
     return -(-position // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -60,12 +59,9 @@ def _check_cuda(error: object) -> None:
         raise RuntimeError(f"the staging slab cannot be page-locked (CUDA error {code}); raise the memlock limit")
 
 
-# Host memory -> slab on several threads, and not on torch's own: those wait for each other once per tensor, and where
-# the cores are busy each of these waits is a turn of the scheduler. Here nobody waits until all parts are taken.
-
 _PART_BYTES = 8 * 1024 * 1024
 _ALONE_BYTES = 2 * _PART_BYTES
-"""Less than this is copied before a second thread would have begun."""
+"""A smaller copy is over before a second thread would have begun."""
 
 
 class Copy(NamedTuple):
@@ -76,7 +72,10 @@ class Copy(NamedTuple):
 
 
 class HostCopy:
-    """Copies between contiguous tensors in host memory, cut into parts that whoever is free takes."""
+    """Copies between contiguous tensors in host memory, in parts, on several threads. Each thread takes the next part.
+
+    Not on torch's own threads: those wait for each other after each tensor, and on busy cores each of these waits costs
+    a turn of the scheduler. Here no thread waits until all parts are taken."""
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         self._copies = copies  # keeps the memory that the parts point to
@@ -89,8 +88,8 @@ class HostCopy:
         self._helping = 0
 
     def run(self, helpers: WorkerThreads | None) -> None:
-        """Returns when every byte is copied. Helpers that come later find nothing to do and touch nothing; nor does
-        any go on when this is interrupted."""
+        """Returns when every byte is copied. Helpers that come later find nothing to do and touch nothing. After an
+        interrupt no helper goes on."""
         if helpers is not None and sum(size for *_, size in self._parts) >= _ALONE_BYTES:
             for _ in range(helpers.count - 1):
                 helpers.submit(self._help)
@@ -119,40 +118,37 @@ class HostCopy:
                 target, source, size = self._parts.popleft()
             except IndexError:
                 return
-            ctypes.memmove(target, source, size)  # lets go of the interpreter's lock
+            ctypes.memmove(target, source, size)  # releases the interpreter's lock
 
-
-# Bits of tensors -> bits in a slab: which views are copied onto which, and the copies. Bits, never values: NaN
-# payloads survive.
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COMPARED_BYTES = 64 * 1024 * 1024
-"""So much of a tensor is compared at once: a device that is nearly full has room for that."""
+"""A tensor is compared in parts of this size, because a nearly full device has room for that."""
 
 
 class Copying:
-    """Copies that were started. On a device they may still be under way."""
+    """Copies that were started. On a device they may still be running."""
 
     def __init__(self, events: list[torch.cuda.Event]) -> None:
         self._events = events
 
     def wait(self) -> None:
-        """Until the last byte has arrived. From any thread, and as often as one likes."""
+        """Returns when the last byte has arrived. Any thread may call it, as often as it likes."""
         for event in self._events:
             event.synchronize()
 
 
 class Copier:
-    """Starts copies from one thread: on CUDA on a stream of its own for each device, on the host at once."""
+    """Starts copies from one thread: on CUDA on one stream per device, on the host at once."""
 
     def __init__(self, helpers: WorkerThreads | None = None) -> None:
-        """`helpers` copy as well, as long as there is something left to copy when they come to it."""
+        """`helpers` copy as well, as long as copies are left when they come."""
         self._helpers = helpers
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     @torch.no_grad()
     def start(self, copies: Iterable[Copy]) -> Copying:
-        """The sources must stay as they are until `wait` has returned."""
+        """The sources must not change until `wait` has returned."""
         by_device: dict[torch.device, list[Copy]] = defaultdict(list)
         for copy in copies:
             by_device[copy.source.device].append(copy)
@@ -172,7 +168,7 @@ class Copier:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream = self._streams[device]
-        stream.wait_stream(torch.cuda.current_stream(device))  # what training has queued comes first
+        stream.wait_stream(torch.cuda.current_stream(device))  # the work that training has queued comes first
         with torch.cuda.stream(stream):
             torch._foreach_copy_(targets, sources, non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -181,7 +177,7 @@ class Copier:
 
 
 def whole_copy(target: torch.Tensor, tensor: torch.Tensor) -> Copy:
-    """Of the whole tensor; `target` is a bits_view of its shape."""
+    """The copy of the whole tensor; `target` is a bits_view of its shape."""
     return Copy(target, _as_bits(tensor))
 
 
@@ -195,7 +191,7 @@ def bits_view(flat: torch.Tensor, dtype: torch.dtype, shape: Iterable[int]) -> t
 def range_copies(flat: torch.Tensor, tensor: torch.Tensor, start_byte: int) -> Iterator[Copy]:
     """Copies that fill `flat` with the tensor's logical bytes from `start_byte` on, both at elements' borders.
 
-    However the tensor is strided, no more of it is made contiguous than what is copied.
+    It makes no more of a strided tensor contiguous than the copied range.
     """
     item = tensor.element_size()
     at = 0
@@ -244,17 +240,12 @@ def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_BITS[tensor.element_size()])
 
 
-# Which of the staged pieces need not be copied again: those that the user has declared frozen, while they are.
-#
-# A declaration is believed, and looked after. A piece is left as it is staged only while its tensor is at the same
-# place with the same version, and at each save one of them, in turn, is compared bit for bit. A piece that has changed
-# all the same is named in the log and copied at every save from then on.
-
 log = logging.getLogger("holdfast")
 
 
 class _Guard(NamedTuple):
-    """What cannot stay the same when a tensor is replaced or changed by an operation that autograd sees."""
+    """Facts of a tensor. At least one changes if the tensor is replaced, or changed by an operation that autograd
+    sees."""
 
     device: torch.device
     address: int
@@ -271,7 +262,11 @@ class _Guard(NamedTuple):
 
 
 class FrozenPieces:
-    """Of one plan in one slab. `distrusted` names what has changed before; it outlives the plan."""
+    """Staged pieces that need no copy, because the user has declared them frozen. One plan in one slab.
+
+    The declaration is checked. A piece is skipped only while its tensor is at the same place with the same version, and
+    each save compares one piece, in turn, bit for bit. A piece that has changed is named in the log and copied at every
+    later save. `distrusted` has the names of such pieces; it outlives the plan."""
 
     def __init__(self, plan: LocalPlan, views: Mapping[str, torch.Tensor], distrusted: set[str]) -> None:
         self._views = views
@@ -289,10 +284,10 @@ class FrozenPieces:
         self._guards: dict[str, _Guard] = {}
         self._turn = 0
         self.digests: dict[int, str] = {}
-        """Of the chunks that hold, byte for byte, what they held when they were hashed."""
+        """Digests of the chunks whose bytes have not changed since they were hashed, by ordinal."""
 
     def changed(self, stored: Sequence[TensorPiece]) -> list[TensorPiece]:
-        """The pieces that must be copied. They are taken for not staged until `staged` says so."""
+        """The pieces that must be copied. They count as not staged until `staged` is called with them."""
         if not self._chunks:
             return list(stored)
         in_turn = self._next_in_turn()
@@ -304,19 +299,19 @@ class FrozenPieces:
         return changed
 
     def staged(self, copied: Sequence[TensorPiece]) -> None:
-        """These were copied, to the end."""
+        """These pieces are copied, to the last byte."""
         for piece in copied:
             if piece.spec.name in self._chunks and piece.spec.name not in self._distrusted:
                 self._guards[piece.spec.name] = _Guard.of(piece.local)
 
     def remember(self, digests: Sequence[str]) -> None:
-        """`digests` of what is staged, by ordinal."""
+        """`digests` of the staged chunks, by ordinal."""
         for ordinal, names in self._pieces.items():
             if all(name in self._guards for name in names):
                 self.digests[ordinal] = digests[ordinal]
 
     def forget(self) -> None:
-        """The tensors were loaded anew: stage them all again. A running upload may go on reading what is staged."""
+        """The tensors were loaded again: stage them all. A running upload may go on reading the staged bytes."""
         self._guards.clear()
 
     def _next_in_turn(self) -> str:
@@ -331,13 +326,13 @@ class FrozenPieces:
             return False
         if guard == now and now.version is not None and not look:
             return True
-        # Another place or version alone is no harm: DDP writes its buffers at each step, with the same bits.
+        # Another place or version alone does no harm: DDP writes its buffers at each step, with the same bits.
         if same_bits(self._views[name].reshape(-1).view(torch.uint8), piece.local):
             self._guards[name] = now
             return True
         self._distrusted.add(name)
         log.error(
-            "%r is declared frozen, and its bytes are not what they were. It is staged at every save from now on; "
+            "%r is declared frozen, and its bytes have changed. It is staged at every save from now on; "
             "checkpoints from before this one may hold older bytes of it. Take it out of frozen=[…].",
             name,
         )

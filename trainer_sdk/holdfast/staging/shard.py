@@ -1,4 +1,6 @@
-"""One staged save: the memory that it gets, the whole shard at once, or through a window where memory is short."""
+"""One staged save and its memory: the whole shard at once, or a window if memory is short. Slabs are made once and
+kept.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,11 @@ class StagedShard(ABC):
     @property
     @abstractmethod
     def can_repeat(self) -> bool:
-        """Every chunk can be taken again until release(), and training does not wait for the upload."""
+        """Whether every chunk can be taken again until release(), and training does not wait for the upload."""
 
     @property
     def room_bytes(self) -> int | None:
-        """How much is staged at once, where chunk() waits for the room of earlier chunks; None: all of it is."""
+        """Bytes that are staged at once, if chunk() waits for the room of earlier chunks; None: the whole shard."""
         return None
 
     @property
@@ -58,34 +60,31 @@ class StagedShard(ABC):
 
     @abstractmethod
     def chunk(self, ordinal: int, stop: threading.Event | None = None) -> memoryview:
-        """The chunk's bytes: contiguous, read-only, no copy. They stay as they are until done_with() or release().
+        """The chunk's bytes: contiguous, read-only, no copy. They do not change until done_with() or release().
 
-        May wait until they are staged; raises TransferStopped soon after `stop` is set, what staging has failed with,
+        May wait until they are staged. Raises TransferStopped soon after `stop` is set, the error of a failed staging,
         and RuntimeError after release().
         """
 
     @abstractmethod
     def digest(self, ordinal: int) -> str | None:
-        """The chunk's digest where an earlier save has found it and no byte has changed since."""
+        """The chunk's digest, if an earlier save has found it and no byte has changed since."""
 
     @abstractmethod
     def hashed(self, digests: Sequence[str]) -> None:
-        """Tells the digests of the chunks, by ordinal."""
+        """Takes the digests of the chunks, by ordinal."""
 
     @abstractmethod
     def done_with(self, ordinal: int) -> None:
-        """Nobody reads this chunk any more."""
+        """The chunk's readers have ended."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """No more chunks will be taken: training, if it waits for room, goes on at once. May be called twice."""
+        """No more chunks will be taken: if training waits for room, it goes on at once. May be called twice."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give the memory back for the next save. All readers of its chunks must have ended. May be called twice."""
-
-
-# The whole shard staged at once: training goes on as soon as it is copied, however long the upload takes.
+        """Returns the memory for the next save. All readers of its chunks must have ended. May be called twice."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class WholeLayout:
 
     @classmethod
     def over(cls, slab: Slab, plan: LocalPlan, distrusted: set[str]) -> Self:
-        """The slab must be large enough, and zero where no tensor lies."""
+        """The slab must be large enough, and zero between the tensors."""
         starts, _ = chunk_starts(plan)
         specs = {spec.name: spec for spec in plan.specs}
         views = {}
@@ -119,12 +118,13 @@ class WholeLayout:
         try:
             meanwhile()
         finally:
-            copying.wait()  # nothing else may use the slab before
+            copying.wait()  # the slab must not be used earlier
         self.frozen.staged(changed)
 
 
 class WholeShard(StagedShard):
-    """Copied already: nothing here waits."""
+    """The whole shard, copied at once: training goes on after the copy, however long the upload takes. No call
+    waits."""
 
     def __init__(self, layout: WholeLayout, give_back: Callable[[], None]) -> None:
         super().__init__(layout.plan)
@@ -149,7 +149,7 @@ class WholeShard(StagedShard):
             self._layout.frozen.remember(digests)
 
     def done_with(self, ordinal: int) -> None:
-        """Nothing to do: the slab is given back as a whole."""
+        """Nothing to do: the slab is released as a whole."""
 
     def give_up(self) -> None:
         """Nothing to do: training does not wait."""
@@ -161,8 +161,8 @@ class WholeShard(StagedShard):
 
 
 def chunk_starts(plan: LocalPlan) -> tuple[tuple[int, ...], int]:
-    """Where each chunk begins in a slab that holds them all, and the bytes of that slab."""
-    # Chunks begin on a page, except where one goes on with the tensor of the chunk before: that is one copy.
+    """The start of each chunk in a slab that holds them all, and the bytes of that slab."""
+    # Chunks begin on a page, unless one continues the tensor of the chunk before: then both are one copy.
     going_on = {segment.ordinal for piece in plan.shard.pieces for segment in piece.segments[1:]}
     starts, end = [], 0
     for ordinal, size in enumerate(plan.shard.chunks):
@@ -172,28 +172,19 @@ def chunk_starts(plan: LocalPlan) -> tuple[tuple[int, ...], int]:
     return tuple(starts), end
 
 
-# A shard that is larger than the memory it may take, staged through a window: training waits for the upload.
-#
-#     training thread   [room for the next chunk?] -> copy -> … until the last chunk is staged
-#     other threads     chunk() -> hash, offer, send, verified -> done_with() gives the room back
-#
-# Nobody can wait for ever. Chunks are taken in the order in which they are staged, and a chunk's room comes back
-# without anything else being staged: the uploader offers what it has when no more comes. An upload that ends gives up,
-# which lets training go on; a staging that fails is raised by whoever waits for its chunks.
-
 _LOOK_SECONDS = 0.05
-"""A thread that waits for a chunk looks so often whether it has been told to stop."""
+"""How often a thread that waits for a chunk checks whether it must stop."""
 
 
 class Room:
-    """Which bytes of the window are taken. First fit; what is given back joins its neighbours."""
+    """The taken bytes of the window. First fit; returned room joins its neighbours."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self._taken: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
-        """The start of `size` bytes, on a page; None while there is no gap for them."""
+        """The start of `size` bytes, on a page; None if no gap is large enough."""
         start = 0
         for taken in sorted(self._taken):
             if start + size <= taken:
@@ -221,7 +212,7 @@ class _Part:
 
 
 class WindowLayout:
-    """The slab that is the window, and what goes into each chunk; the same for every save with that plan."""
+    """The slab of the window, and the parts of each chunk; the same for every save with that plan."""
 
     def __init__(self, plan: LocalPlan, slab: Slab) -> None:
         self.plan = plan
@@ -234,7 +225,7 @@ class WindowLayout:
                 start += segment.bytes
 
     def copies(self, ordinal: int, at: int, stored: Mapping[str, TensorPiece]) -> Iterator[Copy]:
-        """Those that fill the chunk's room, which begins at `at`."""
+        """The copies that fill the chunk's room, which begins at `at`."""
         parts = self._parts[ordinal]
         size = self.plan.shard.chunks[ordinal]
         if sum(part.bytes for part in parts) < size:
@@ -252,7 +243,16 @@ class _Staged:
 
 
 class WindowedShard(StagedShard):
-    """`fill` is for the training thread; all else is for the threads of the upload."""
+    """A shard that is larger than the memory it may take, staged through a window: training waits for the upload.
+
+        training thread   [room for the next chunk?] -> copy -> … until the last chunk is staged
+        other threads     chunk() -> hash, offer, send, verified -> done_with() returns the room
+
+    No thread can wait for ever. Chunks are taken in the order in which they are staged, and a chunk's room comes back
+    without further staging, because the uploader offers its chunks when no more come. An upload that ends gives up, and
+    training goes on; a failed staging raises in the threads that wait for its chunks.
+
+    `fill` is for the training thread; all else is for the threads of the upload."""
 
     def __init__(
         self,
@@ -278,8 +278,8 @@ class WindowedShard(StagedShard):
     def fill(self) -> bool:
         """Stages chunk after chunk, and waits for room before each. Once it returns, the state may change again.
 
-        True when all was staged, and copied to the last byte. False when the upload has given up, or when staging has
-        failed: then the upload fails with that. What ends the program (KeyboardInterrupt) is raised as well.
+        True when all was staged, to the last byte. False when the upload has given up, or when staging has failed: the
+        upload then fails with the same error. KeyboardInterrupt and the like are raised as well.
         """
         try:
             for ordinal in range(self.chunk_count):
@@ -319,7 +319,7 @@ class WindowedShard(StagedShard):
         return self._layout.slab.view[staged.start : staged.start + size].toreadonly()
 
     def digest(self, ordinal: int) -> str | None:
-        """None: a window keeps nothing from one save to the next."""
+        """None: a window keeps no bytes from one save to the next."""
         return None
 
     def hashed(self, digests: Sequence[str]) -> None:
@@ -370,8 +370,8 @@ class WindowedShard(StagedShard):
             self._changed.notify_all()
 
     def _leave(self) -> None:
-        """Whoever comes last, this or release(), gives the slab back: until here, copies were on their way into it."""
-        with suppress(Exception):  # a copy that failed has been told to the upload
+        """The later of this and release() returns the slab: until here, copies were on their way into it."""
+        with suppress(Exception):  # the upload knows of a failed copy already
             self._wait_for_copies()
         with self._changed:
             self._filling = False
@@ -385,9 +385,6 @@ class _GivenUpError(Exception):
     """The upload takes no more chunks."""
 
 
-# Which memory a save is staged into: slabs that are made once and kept. A shard that may not take as much memory as it
-# has bytes is staged through a window.
-
 log = logging.getLogger("holdfast")
 
 
@@ -397,18 +394,19 @@ class StagingBusyError(RuntimeError):
 
 @dataclass
 class _Place:
-    """A slab, and what is laid out over it. Belongs to one save at a time."""
+    """A slab and its layout. Belongs to one save at a time."""
 
     slab: Slab | None = None
     layout: WholeLayout | WindowLayout | None = None
 
     def with_room(self, capacity_bytes: int) -> Slab:
-        """Of this size at least; zero, for the gaps between small tensors are part of the chunk."""
+        """A slab of at least this size, filled with zeros, because the gaps between small tensors are part of the
+        chunk."""
         self.layout = None
         if self.slab is not None and self.slab.capacity_bytes >= capacity_bytes:
             self.slab.tensor.zero_()
             return self.slab
-        self.release()  # before the larger one is made: the host may not have room for both
+        self.release()  # first: the host may not have room for both slabs
         self.slab = Slab(capacity_bytes)
         return self.slab
 
@@ -424,9 +422,9 @@ class StagingArea:
     def __init__(
         self, slabs: int = 1, *, window_bytes: int | None = None, helpers: WorkerThreads | None = None
     ) -> None:
-        """`slabs`: saves that may be held at once; each costs the rank's share of the state in host memory, or
-        `window_bytes` where that is less. A window must have room for the largest chunk.
-        `helpers`: threads that may be free while training waits; they copy as well."""
+        """`slabs`: saves that may be held at once. Each costs host memory: the rank's share of the state, or
+        `window_bytes` if that is less. A window must have room for the largest chunk.
+        `helpers`: threads that may be idle while training waits; they copy as well."""
         if slabs < 1:
             raise ValueError(f"a staging area needs at least one slab, not {slabs}")
         if sys.byteorder != "little":
@@ -445,17 +443,17 @@ class StagingArea:
         with self._lock:
             return len(self._free)
 
-    @torch.inference_mode(mode=False)  # slabs that are made in that mode could not be written to outside of it
+    @torch.inference_mode(mode=False)  # a slab that is made in that mode cannot be written to outside of it
     def stage(
         self, plan: LocalPlan, pieces: Sequence[TensorPiece], *, meanwhile: Callable[[], object] = lambda: None
     ) -> StagedShard:
-        """Copy the pieces that the plan stores. When it returns, training may change the tensors; but a WindowedShard
-        has yet to be filled, on this thread, while its chunks are taken on others.
+        """Copies the pieces that the plan stores. When it returns, training may change the tensors; but a WindowedShard
+        must still be filled, on this thread, while other threads take its chunks.
 
-        `pieces` are those that were planned; the ones that other ranks store are ignored. Bits are copied, never
-        values: NaN payloads survive. Allocates nothing when an earlier slab has room and the plan is the same.
-        `meanwhile` is called once, while a device's copies are under way.
-        Raises StagingBusyError when no slab is free.
+        `pieces` must be the planned ones; pieces that other ranks store are ignored. Bits are copied, never values: NaN
+        payloads survive. It allocates nothing if an earlier slab has room and the plan is the same.
+        `meanwhile` is called once, while a device's copies are running.
+        Raises StagingBusyError if no slab is free.
         """
         with self._lock:
             if self._closed:
@@ -478,13 +476,13 @@ class StagingArea:
             raise
 
     def forget_frozen(self) -> None:
-        """The tensors were loaded anew: stage also those that are declared frozen, at the next save."""
+        """The tensors were loaded again: stage those that are declared frozen too, at the next save."""
         for place in self._places:
             if isinstance(layout := place.layout, WholeLayout):
                 layout.frozen.forget()
 
     def close(self) -> None:
-        """Release the memory: free slabs now, held ones when their save is released. No stage() after this."""
+        """Releases the memory: free slabs now, held ones with their save. No stage() after this."""
         with self._lock:
             self._closed = True
             places, self._free = self._free, []
@@ -495,7 +493,9 @@ class StagingArea:
         _, size = chunk_starts(plan)
         if self._window_bytes is not None and size > self._window_bytes:
             if any(spec.pack == "declared" for spec in plan.specs):
-                log.warning("the state is larger than host_memory: what is declared frozen is staged at every save too")
+                log.warning(
+                    "the state is larger than host_memory: tensors declared frozen are staged at every save too"
+                )
             return WindowLayout(plan, place.with_room(self._window_bytes))
         return WholeLayout.over(place.with_room(size), plan, self._distrusted)
 

@@ -1,4 +1,15 @@
-"""The user's state -> pieces to plan and trees to index. Never changes training, bit for bit."""
+"""The user's state -> pieces to plan and trees to index. Never changes training, bit for bit.
+
+Flow: ckpt.step -> **capture** -> plan -> stage -> hash -> upload. It never steps or draws,
+keeps nothing, and creates nothing on a device: the trees are copies, the pieces refer to live tensors until staging has
+copied them.
+
+An optimizer is read without step() or state_dict(): torch's get_state_dict() steps an optimizer that has no state yet.
+A save has the existing slots, and a load leaves exactly those. The modules in the state name the parameters, so that an
+optimizer over several modules, or several optimizers, need no declaration. Encoded optimizer:
+{"params": [[name, …] per group], "groups": [typed tree of the options per group],
+ "slots": {name: [[slot, typed tree], …]}}
+"""
 
 from __future__ import annotations
 
@@ -25,15 +36,6 @@ from holdfast.state.components import (
 from holdfast.state.tensors import Held, TensorPiece, TieBook, describe, mesh_copies
 from holdfast.state.tree import TensorRef, decode_tree, encode_tree
 
-# An optimizer's state, read and written without ever calling step() or state_dict(): slots by parameter name.
-#
-# torch's get_state_dict() steps an optimizer that has no state yet. Here the slots that exist are saved, and on load
-# exactly the slots of the index are there afterwards. Parameters are named by the modules in the state, so an optimizer
-# over several modules, and several optimizers, need nothing said.
-#
-# Encoded: {"params": [[name, …] per group], "groups": [typed tree of the options per group],
-#           "slots": {name: [[slot, typed tree], …]}}
-
 NameTensor = Callable[[str, torch.Tensor, Held], TensorRef]
 """(path, tensor, how it is held) -> its reference."""
 
@@ -41,7 +43,7 @@ NameTensor = Callable[[str, torch.Tensor, Held], TensorRef]
 def parameter_names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> list[list[str]]:
     """The name of each parameter of each group. `known` maps id(parameter) to the module's name for it.
 
-    A parameter that no module of the state holds is named by its place.
+    A parameter that no module of the state holds is named by its position.
     """
     return [
         [known.get(id(parameter), f"group{at}[{place}]") for place, parameter in enumerate(group["params"])]
@@ -80,9 +82,9 @@ def encode_optimizer(
 
 
 def open_optimizer(key: str, encoded: Any) -> tuple[list[list[str]], list[Any], dict[str, Any]]:
-    """The names of the parameters and the encoded options per group, and the encoded slots by parameter.
+    """The parameters' names and the encoded options per group, and the encoded slots by parameter.
 
-    Raises TreeFormatError unless it has the form above. What is in the slots is checked when it is decoded.
+    Raises TreeFormatError unless it has the form above. The slots' values are checked when they are decoded.
     """
     match encoded:
         case {"params": list(params), "groups": list(groups), "slots": dict(slots)} if (
@@ -123,12 +125,6 @@ def _held_beside(path: str, parameter: torch.Tensor, tensor: torch.Tensor) -> He
     return Held(replicated=True)
 
 
-# The user's state -> pieces to plan and trees to index. Never changes training, bit for bit.
-#
-# Flow: ckpt.step -> **capture** -> plan -> stage -> hash -> upload. Nothing is stepped, drawn, created on a device or
-# kept: the trees are copies, the pieces refer to live tensors until staging has copied them.
-
-
 @dataclass(frozen=True)
 class CapturedState:
     """One rank's state. Stage `pieces` before training goes on."""
@@ -138,7 +134,7 @@ class CapturedState:
     trees: Mapping[str, Any]
     """Encoded, per component that is this rank's own: for ShardIndex.trees."""
     replicated_trees: Mapping[str, Any]
-    """Encoded, per component that all ranks share: for ShardIndex.replicated_trees of rank 0; other ranks drop it."""
+    """Encoded, per component that all ranks share: rank 0's ShardIndex.replicated_trees; other ranks drop it."""
 
     @property
     def specs(self) -> list[PieceSpec]:
@@ -147,7 +143,7 @@ class CapturedState:
 
 
 class TensorCollector:
-    """Names the tensors of one component and describes each once. `live` finds the object behind a name again."""
+    """Names the tensors of one component and describes each once. `live` finds the tensor of a name again."""
 
     def __init__(self, component: Component) -> None:
         self._component = component
@@ -178,9 +174,9 @@ class TensorCollector:
 def capture(
     state: Mapping[str, Any], *, rank: int, world_size: int, declared: Declarations | None = None
 ) -> CapturedState:
-    """Everything that `state` holds. Call it on the training thread, between steps, on every rank alike.
+    """The whole content of `state`. Call it on the training thread, between steps, on every rank alike.
 
-    Raises UnsupportedStateError naming the first key that cannot be saved exactly; nothing is changed by then.
+    Raises UnsupportedStateError with the first key that cannot be saved exactly; nothing is changed by then.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in a world of {world_size}")
@@ -201,7 +197,7 @@ def capture(
 def parameters_by_id(components: tuple[Component, ...]) -> dict[int, str]:
     """id(parameter) -> "component/fqn", over all modules of the state; the first name of a shared one counts.
 
-    Reshards fully_shard modules first: only then are their parameters the ones that optimizers hold.
+    Reshards fully_shard modules first, because only then do optimizers hold the modules' parameters.
     """
     known: dict[int, str] = {}
     for component in components:

@@ -1,4 +1,7 @@
-"""What the user's `state` dict holds: components, the tensors of modules, random number generators."""
+"""The user's `state` dict: one component per key, its kind, and whether ranks share it; the tensors of modules; RNG.
+
+capture.py and load.py both begin here, so that a component is named and declared alike in both directions.
+"""
 
 from __future__ import annotations
 
@@ -24,41 +27,37 @@ from holdfast.state.tensors import Held
 from holdfast.state.tree import decode_tree, encode_tree
 from holdfast_protocol.checkpoints import MAX_COMPONENTS
 
-# What the user's `state` dict holds: one component per key, its kind, and whether ranks share it. Pure decisions.
-#
-# Flow: capture.py and load.py both begin here, so that a component is named and declared alike in both directions.
-
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
 _RANK = re.compile(r"\A@\d+")
 
 
 class Kind(StrEnum):
-    """How a component is captured."""
+    """The ways to capture a component."""
 
     MODULE = "module"
     OPTIMIZER = "optimizer"
     STATEFUL = "stateful"
     VALUE = "value"
     DCP = "dcp"
-    """No key of a state: all that a dcp.save through ckpt.writer() was given."""
+    """Not a key of a state: the whole content of a dcp.save through ckpt.writer()."""
 
 
 @dataclass(frozen=True)
 class Declarations:
-    """What the user says about components. The default of each kind is in `is_replicated`."""
+    """The user's declarations of components. The default of each kind is in `is_replicated`."""
 
     replicated: frozenset[str] = field(default_factory=frozenset)
-    """The same on all ranks: stored once, given back to every rank on any world size."""
+    """The same on all ranks: stored once, loaded by every rank on any world size."""
     per_rank: frozenset[str] = field(default_factory=frozenset)
-    """Each rank's own: stored by each rank, given back to the same rank."""
+    """Each rank's own: stored by each rank, loaded by the same rank."""
     frozen: tuple[str, ...] = ()
-    """Shell patterns over the paths of tensors (`model/base.*`): these do not change while this job runs."""
+    """Shell patterns over the paths of tensors (`model/base.*`) that do not change while this job runs."""
 
     @classmethod
     def of(
         cls, *, replicated: Iterable[str] = (), per_rank: Iterable[str] = (), frozen: Iterable[str] = ()
     ) -> Declarations:
-        """Raises StateError when a component is declared both ways, or patterns are not a list."""
+        """Raises StateError for a component that is declared both ways, or for patterns that are not a list."""
         if isinstance(frozen, str):
             raise StateError(f"frozen={frozen!r} is one text; give a list of patterns: frozen=[{frozen!r}]")
         declared = cls(frozenset(replicated), frozenset(per_rank), tuple(frozen))
@@ -67,7 +66,7 @@ class Declarations:
         return declared
 
     def without(self, keys: Collection[str]) -> Declarations:
-        """For a state that has none of these components."""
+        """For a state without these components."""
         return Declarations(self.replicated.difference(keys), self.per_rank.difference(keys), self.frozen)
 
     def is_frozen(self, path: str) -> bool:
@@ -93,7 +92,7 @@ class Component:
     def tensor_name(self, path: str, tensor: torch.Tensor) -> str:
         """The checkpoint-wide name of the tensor at `path` (which begins with the key).
 
-        Ranks must not meet in one name what they do not share; the ranks of a DTensor's mesh share it.
+        Two ranks' own tensors must never have one name; the ranks of a DTensor's mesh share its name.
         """
         if self.replicated:
             return path
@@ -102,14 +101,14 @@ class Component:
 
 
 def path_of(name: str, component: str) -> str:
-    """The path of the tensor that is stored by this name: without the rank whose own it is."""
+    """The path of the tensor with this stored name: without the rank that owns it."""
     return component + _RANK.sub("", name[len(component) :])
 
 
 def components_of(state: Mapping[str, Any], *, rank: int, declared: Declarations) -> tuple[Component, ...]:
     """The state's components in the order of its keys.
 
-    Raises StateError for a key that cannot be a component's name or a declaration of a component that is not there,
+    Raises StateError for a key that cannot be a component's name or a declaration of a missing component,
     UnsupportedStateError for objects that cannot be captured.
     """
     if len(state) > MAX_COMPONENTS:
@@ -157,35 +156,31 @@ def _is_replicated(key: str, kind: Kind, value: Any, declared: Declarations) -> 
         return True
     if key in declared.per_rank:
         return False
-    # A data loader's position or a plain counter may differ between ranks, and taking one rank's for all is silent
-    # damage; models and optimizers say by their tensors what is shared, and schedulers follow the optimizer.
+    # A data loader's position or a plain counter may differ between ranks: one rank's for all would be silent damage.
+    # Models and optimizers tell by their tensors what is shared, and schedulers follow the optimizer.
     return kind in (Kind.MODULE, Kind.OPTIMIZER) or isinstance(value, LRScheduler)
 
 
-# A module's named tensors, live: parameters and persistent buffers by FQN, and extra state. Used both ways.
-#
-# Names are the user's: no `module.` of DDP, no `_orig_mod.` of torch.compile, wherever in the module they are. The
-# module's own state_dict() is not called: hooks and views of it are made for other formats.
-
-
 class ModuleTensor(NamedTuple):
-    """One parameter or buffer under one of its names."""
+    """One parameter or buffer under one of its names, which are the user's: without `module.` of DDP or `_orig_mod.` of
+    torch.compile, wherever in the module they stand. The module's own state_dict() is not called, because its hooks and
+    views are made for other formats."""
 
     fqn: str
     tensor: torch.Tensor
     is_buffer: bool
 
     def held(self, *, replicated: bool) -> Held:
-        """Buffers come from rank 0, as DDP does; frozen parameters never share a pack with trained ones."""
+        """Buffers come from rank 0, as in DDP; frozen parameters never share a pack with trained ones."""
         if self.is_buffer:
             return Held(replicated, pack="buffer", owner=0 if replicated else None)
         return Held(replicated, pack="trainable" if self.tensor.requires_grad else "frozen")
 
 
 def reshard_modules(key: str, module: torch.nn.Module) -> None:
-    """Put every fully_shard module back to its sharded parameters. Changes no value.
+    """Reshards every fully_shard module. Changes no value.
 
-    After an evaluation forward the root is left unsharded, and its parameters are other objects than the optimizer's.
+    After an evaluation forward the root is left unsharded: its parameters are then not the optimizer's objects.
     Raises UnsupportedStateError for FSDP1.
     """
     for name, part in module.named_modules():
@@ -198,7 +193,7 @@ def reshard_modules(key: str, module: torch.nn.Module) -> None:
 def module_tensors(key: str, module: torch.nn.Module) -> Iterator[ModuleTensor]:
     """Parameters and persistent buffers in definition order, a shared one under each of its names.
 
-    Raises UnsupportedStateError for modules that write a state of their own making.
+    Raises UnsupportedStateError for modules that write their state in a form of their own.
     """
     for prefix, part in _parts("", module):
         if type(part)._save_to_state_dict is not torch.nn.Module._save_to_state_dict:
@@ -216,7 +211,7 @@ def module_tensors(key: str, module: torch.nn.Module) -> Iterator[ModuleTensor]:
 
 
 def extra_states(module: torch.nn.Module) -> dict[str, Any]:
-    """What modules that define get_extra_state() keep beside their tensors, by the module's FQN."""
+    """The extra state of each module that defines get_extra_state(), by the module's FQN."""
     return {
         prefix.removesuffix("."): part.get_extra_state()
         for prefix, part in _parts("", module)
@@ -225,7 +220,7 @@ def extra_states(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def set_extra_states(module: torch.nn.Module, states: dict[str, Any]) -> None:
-    """Hand each extra state back to the module that gave it. Names without a module are left out."""
+    """Gives each extra state back to its module. Names without a module are left out."""
     for prefix, part in _parts("", module):
         if prefix.removesuffix(".") in states and type(part).set_extra_state is not torch.nn.Module.set_extra_state:
             part.set_extra_state(states[prefix.removesuffix(".")])
@@ -233,7 +228,7 @@ def set_extra_states(module: torch.nn.Module, states: dict[str, Any]) -> None:
 
 def _parts(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     module = unwrap(module)
-    # Activation checkpointing wraps a block under this one name; FQNs are what they were without it.
+    # Activation checkpointing wraps a block under this one name; without it FQNs are the block's own.
     inner = module._modules.get("_checkpoint_wrapped_module")
     if inner is not None:
         yield from _parts(prefix, inner)
@@ -244,15 +239,10 @@ def _parts(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn
             yield from _parts(f"{prefix}{name}.", child)
 
 
-# Every random number generator of this process: capture, restore, or derive anew. Per rank, without being asked.
-#
-# Restore calls it last: building the model, the loaders and their iterators all draw numbers.
-
-
 def capture_rng() -> Any:
     """The generators of python, numpy, torch's CPU and each CUDA device, as an encoded typed tree. Draws nothing.
 
-    CUDA is asked only where this process uses it already: asking would create a context on every device.
+    CUDA is asked only if this process uses it already: asking would create a context on every device.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     return encode_tree(
@@ -267,9 +257,11 @@ def capture_rng() -> Any:
 
 
 def restore_rng(encoded: Any) -> None:
-    """Set every generator as it was. Raises TreeFormatError for a malformed tree, before anything is changed.
+    """Sets every generator back; call it last, because building the model, the loaders and their iterators draws
+    numbers.
 
-    Raises StateMismatchError when another number of CUDA devices was in use: no silent half.
+    Raises TreeFormatError for a malformed tree, StateMismatchError if another number of CUDA devices was in use;
+    nothing has changed then.
     """
     states = decode_tree(encoded)
     if type(states) is not dict or states.keys() != {"python", "numpy", "torch", "cuda"}:
@@ -289,9 +281,9 @@ def restore_rng(encoded: Any) -> None:
 
 
 def derive_rng(run: str, step: int, rank: int) -> None:
-    """Seed every generator from (run, step, rank): for another world size, where no rank's state fits.
+    """Seeds every generator from (run, step, rank): for another world size, because no rank's state fits.
 
-    The same three values always give the same numbers, and other ranks and steps give unrelated ones.
+    The same three values always give the same numbers; other ranks and steps give unrelated ones.
     """
     digest = hashlib.sha256(f"holdfast-rng-1\n{run}\n{step}\n{rank}\n".encode()).digest()
     random.seed(digest)

@@ -1,4 +1,10 @@
-"""Where the bytes of a load arrive: in live tensors themselves, or in new ones like them."""
+"""Where the bytes of a load arrive, by wanted name: in live tensors in place, or in new ones like them.
+
+Flow: plan_load -> **arrivals** -> fetch (fills the `rooms()` and hashes the bytes) -> LoadPlan.apply takes the tensors.
+Planning a destination changes nothing, and fails on any misfit. The bytes are unproven until the fetch has returned;
+destinations are filled after that. Bytes in a live tensor, or in a tensor that can be the new one, are not copied
+again.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +22,11 @@ from holdfast.state.tensors import apart, bytes_of, fresh, is_row_major, local_b
 from holdfast.state.tree import TensorRef
 from holdfast_protocol.index_documents import Layout, TensorEntry
 
-# Where the bytes of a load arrive, by wanted name: in live tensors themselves, or in new ones. Between plan and apply.
-#
-# Flow: plan_load -> **arrivals** -> fetch (fills the `rooms()`, hashing what comes) -> LoadPlan.apply takes the
-# tensors. Nobody may believe a byte in here before the fetch has returned.
-
 _HOST = torch.device("cpu")
 
 
 class Arrivals:
-    """For one load. Making it with live tensors says that they change from now on."""
+    """The destinations of one load. If any is a live tensor, making this marks it as changed."""
 
     def __init__(
         self,
@@ -33,9 +34,9 @@ class Arrivals:
         live: Mapping[str, torch.Tensor],
         devices: Mapping[str, torch.device] | None = None,
     ) -> None:
-        """`live`: those wanted pieces that arrive in place, from `in_place`. `devices`: where the new tensor of a piece
-        is to be; else on the host."""
-        # Before the first byte, and not after the last: whoever looks at versions must see what failed as well.
+        """`live`: the wanted pieces that arrive in place, from `in_place`. `devices`: the device of a piece's new
+        tensor; default: the host."""
+        # Before the first byte, not after the last: a reader of the versions must see failed loads too.
         increment_version([tensor.detach() for tensor in live.values()])
         self._live = frozenset(live)
         self._tensors = {
@@ -50,11 +51,11 @@ class Arrivals:
         return bool(self._live)
 
     def rooms(self) -> dict[str, Room]:
-        """The room for each piece. Let go of them when the bytes are there: they keep every tensor alive."""
+        """The room for each piece. Release them when the bytes are there: they keep every tensor alive."""
         return {name: room_in(tensor) for name, tensor in self._tensors.items()}
 
     def is_in_place(self, name: str) -> bool:
-        """The live tensor has it already."""
+        """Whether the live tensor has it already."""
         return name in self._live
 
     def shared(self, name: str) -> torch.Tensor:
@@ -62,11 +63,11 @@ class Arrivals:
         return self._tensors[name]
 
     def own(self, name: str) -> torch.Tensor:
-        """The same, to keep or to let go: nobody else gets it. Once per name."""
+        """The piece, to keep or to release: no other caller gets it. Once per name."""
         return self._tensors.pop(name)
 
     def let_go(self) -> None:
-        """Of all that nobody has taken: an error that is kept somewhere must not keep a second state alive."""
+        """Releases all tensors that were not taken: a kept error must not keep a second state alive."""
         self._tensors.clear()
 
 
@@ -78,8 +79,8 @@ def room_in(tensor: torch.Tensor) -> Room:
 def in_place(
     pieces: Mapping[str, WantedPiece], live: Mapping[str, torch.Tensor], others: Iterable[torch.Tensor] = ()
 ) -> dict[str, torch.Tensor]:
-    """Those of `live` whose memory can take its piece as it is: contiguous, of the stored dtype, and not shared with
-    another tensor of this load (`others`: live tensors that are written too, in another way)."""
+    """The members of `live` that can take their piece in place: contiguous, of the stored dtype, and memory shared with
+    no other tensor of this load (`others`: live tensors that are written in another way)."""
     alone = apart([*live.values(), *others])
     return {
         name: tensor
@@ -87,11 +88,6 @@ def in_place(
         if id(tensor) in alone and takes_bytes(tensor, pieces[name].shape, torch_dtype(pieces[name].dtype))
     }
 
-
-# Where a stored tensor's bytes go: into a live tensor in place, or into a new one like it. Below load.py.
-#
-# Planning a destination changes nothing and fails on whatever does not fit; filling it comes after all bytes were
-# verified. What has arrived in the live tensor itself, or can be the new tensor as it is, is not copied again.
 
 Filler = Callable[[Arrivals], torch.Tensor]
 """Called after verification, once: writes and returns the tensor."""
@@ -108,9 +104,9 @@ class Wants:
         self._devices: dict[str, torch.device] = {}
 
     def arrivals(self, *, into_live: bool) -> Arrivals:
-        """Room for all that is wanted, once everything is planned. `into_live`: live tensors take their bytes
-        themselves where they can, and so change before anything was verified, and new ones where they are to be.
-        Without it everything arrives on the host."""
+        """Room for all wanted pieces, once everything is planned. `into_live`: the bytes arrive in live tensors, which
+        change before anything was verified, or in new ones on their final device. Without it they arrive on the
+        host."""
         if not into_live:
             return Arrivals(self.pieces.values(), {})
         devices = {name: device for name, device in self._devices.items() if self._uses[name] == 1}
@@ -119,14 +115,14 @@ class Wants:
         return Arrivals(self.pieces.values(), in_place(self.pieces, alone, others), devices)
 
     def entry(self, name: str) -> TensorEntry:
-        """Raises TreeFormatError when a tree refers to a tensor that the layout lacks."""
+        """Raises TreeFormatError if the layout lacks the tensor."""
         entry = self.layout.tensors.get(name)
         if entry is None:
             raise TreeFormatError(f"the index refers to tensor {name[:200]!r}, which the layout does not have")
         return entry
 
     def into(self, name: str, live: torch.Tensor) -> Filler:
-        """Fill `live` in place, casting where the dtypes differ. Raises StateMismatchError on another global shape."""
+        """Fills `live` in place, casting if the dtypes differ. Raises StateMismatchError on another global shape."""
         entry = self.entry(name)
         if entry.shape != tuple(live.shape):
             raise StateMismatchError(
@@ -184,7 +180,8 @@ class Wants:
         return fill
 
     def referred(self, ref: TensorRef, live: torch.Tensor | None) -> Filler:
-        """What a tree's reference stands for: `live` in place if it fits exactly, else new where it came from."""
+        """The tensor of a tree's reference: `live`, in place, if it fits exactly, else a new one on its former
+        device."""
         entry = self.entry(ref.name)
         if live is not None and fits(entry, live):
             return self.into(ref.name, live)
@@ -206,17 +203,17 @@ class Wants:
         self._uses[piece.name] += 1
 
     def _arrived(self, name: str, arrivals: Arrivals) -> torch.Tensor:
-        """The stored tensor, to be kept, changed or let go: each place that wants it gets one of its own."""
+        """The stored tensor, to be kept, changed or released: each place that wants it gets its own."""
         return arrivals.own(name) if self._uses[name] == 1 else arrivals.shared(name).clone()
 
 
 def fits(entry: TensorEntry, live: torch.Tensor) -> bool:
-    """Whether the stored tensor can be written over `live` without anything about it changing but its values."""
+    """Whether writing the stored tensor over `live` changes nothing but the values."""
     return entry.shape == tuple(live.shape) and torch_dtype(entry.dtype) == live.dtype and not live.is_meta
 
 
 def device_of(ref: TensorRef) -> torch.device:
-    """The device type it came from if this process has it (its current ordinal), else the host."""
+    """The device type that it came from if this process has it (its current ordinal), else the host."""
     if ref.device == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -229,7 +226,7 @@ def _as_declared(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
 
 
 def _placed(arrived: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """`arrived` on the device and with the strides of `model`; itself where that is so already."""
+    """`arrived` on the device and with the strides of `model`; `arrived` itself if it has both already."""
     wanted: torch.Tensor = torch.empty_like(model, dtype=arrived.dtype, device="meta", requires_grad=False)
     if is_row_major(wanted):
         return arrived.to(model.device)
@@ -239,7 +236,7 @@ def _placed(arrived: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
 def _write(live: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode() if live.is_inference() else torch.no_grad():
         if any(stride == 0 and size > 1 for stride, size in zip(live.stride(), live.shape, strict=True)):
-            live.data = source.to(device=live.device, dtype=live.dtype, copy=True)  # expanded: has no element for each
+            live.data = source.to(device=live.device, dtype=live.dtype, copy=True)  # expanded: elements share memory
         elif live.numel():
             live.copy_(source)
     return live

@@ -1,4 +1,8 @@
-"""A stored state and the user's live one -> what to read, and then the load itself."""
+"""A stored state and the user's live one -> the reads, and then the load itself. The mirror of capture.py.
+
+Flow: indexes -> StoredState -> **plan_load** -> plan_reads -> arrivals -> fetch, verify, scatter -> **LoadPlan.apply**
+-> restore_rng. Planning makes all refusals, before anything has changed; apply only writes.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +25,13 @@ from holdfast.state.tensors import refuse_unsupported, torch_dtype
 from holdfast.state.tree import TensorRef, decode_tree, tensor_refs
 from holdfast_protocol.index_documents import Layout, TensorEntry
 
-# What a restore has read before any tensor: the layout and the trees; and which tree is this rank's.
-#
-# Flow: restore reads the indexes -> StoredState -> `plan_load`. With the same world size a rank needs its own index
-# and rank 0's; with another one, every rank's, because per-rank state must then be merged or refused.
-
 
 @dataclass(frozen=True)
 class StoredState:
-    """A checkpoint's documents, decoded from Layout and ShardIndex."""
+    """A checkpoint's documents, decoded from Layout and ShardIndex, as read before any tensor.
+
+    With the same world size a rank needs its own index and rank 0's; with another one, every rank's, because per-rank
+    state must then be merged or refused."""
 
     layout: Layout
     replicated_trees: Mapping[str, Any]
@@ -39,7 +41,7 @@ class StoredState:
 
     @property
     def components(self) -> frozenset[str]:
-        """Every component that the trees which were read know."""
+        """Every component of the trees that were read."""
         return frozenset(self.replicated_trees).union(*self.rank_trees.values())
 
 
@@ -53,10 +55,10 @@ class ChosenTree:
 
 
 def choose_tree(component: Component, stored: StoredState, *, world_size: int) -> ChosenTree | None:
-    """This rank's tree, or None when the checkpoint has no such component.
+    """This rank's tree, or None if the checkpoint lacks the component.
 
-    Another world size has no rank's own tree. Then, in this order: all ranks saved the same; the component is now
-    declared replicated (rank 0's is taken); the object can merge; else StateMismatchError with the remedy.
+    On another world size no tree is this rank's own. Then, in this order: all ranks saved the same; the component is
+    now declared replicated (rank 0's is taken); the object can merge; else StateMismatchError with the remedy.
     """
     key = component.key
     if key in stored.replicated_trees:
@@ -98,7 +100,8 @@ def _open(component: Component, tree: Any) -> Any:
 
 
 def _check_declared_alike(component: Component, *, saved_replicated: bool) -> None:
-    # A tree names its tensors, so a value may be declared anew; a module's and optimizer's names hold the declaration.
+    # A tree names its tensors, so a value may be declared otherwise; names of modules and optimizers hold the
+    # declaration.
     if component.kind in (Kind.MODULE, Kind.OPTIMIZER) and component.replicated is not saved_replicated:
         words = ("per rank", "replicated")
         raise StateMismatchError(
@@ -108,17 +111,12 @@ def _check_declared_alike(component: Component, *, saved_replicated: bool) -> No
         )
 
 
-# A stored state and the user's live one -> what to read, and then the load itself.
-
-# Give plain values back: into the user's own containers where they are of the same type.
-#
-# Whoever else holds a reference to a list or dict of the state sees the restored values too.
-
 _DICTS = (dict, OrderedDict, Counter, defaultdict)
 
 
 def graft(live: Any, restored: Any) -> Any:
-    """`live`, made equal to `restored` in place, if both are the same kind of dict or list; else `restored`."""
+    """`live`, made equal to `restored` in place, if both are the same kind of dict or list; else `restored`. In place,
+    because other holders of the user's container must see the restored values too."""
     if type(live) is not type(restored):
         return restored
     if type(live) in _DICTS:
@@ -135,12 +133,8 @@ def graft(live: Any, restored: Any) -> Any:
     return restored
 
 
-# Load one optimizer: exactly the slots of the index, in place where they are there already.
-#
-# step() is never called, nor load_state_dict(), which casts slots to the parameter's dtype.
-
 _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Options that say how this process computes, not what: they stay as the live optimizer has them."""
+"""Options for how this process computes, not what: they stay as in the live optimizer."""
 _OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
 
 
@@ -153,7 +147,9 @@ def plan_optimizer(
     strict: bool,
     excludes: Callable[[str], bool],
 ) -> list[Callable[[Arrivals], None]]:
-    """The steps that load the optimizer. Raises StateMismatchError when its groups hold other parameters (strict)."""
+    """The steps that load one optimizer: exactly the index's slots, in place if they exist. Neither step() nor
+    `load_state_dict()` is called; the latter casts slots to the parameter's dtype. Raises StateMismatchError if its
+    groups hold other parameters (strict)."""
     params, groups, slots = open_optimizer(component.key, encoded)
     optimizer: torch.optim.Optimizer = component.target
     names = parameter_names(optimizer, known)
@@ -184,8 +180,8 @@ def _check_groups(key: str, live: list[list[str]], saved: list[list[str]]) -> No
 
 
 def _check_kind(key: str, optimizer: torch.optim.Optimizer, groups: list[Any]) -> None:
-    """Raises where both sides have an option that the other does not know: the slots of one kind of optimizer mean
-    nothing to another. One that a later version of torch has added is on one side only."""
+    """Raises if both sides have an option that the other lacks: one kind of optimizer cannot read another's slots. An
+    option that a later version of torch has added is on one side only."""
     for group, encoded in zip(optimizer.param_groups, groups, strict=True):
         options = decode_tree(encoded)
         saved, own = options.keys() - _OF_SCHEDULERS - _IMPLEMENTATION, optimizer.defaults.keys() - _IMPLEMENTATION
@@ -220,7 +216,7 @@ class _Slots:
         self._wants = wants
 
     def plan(self, optimizer: torch.optim.Optimizer, saved: list[Any] | None) -> Callable[[Arrivals], None]:
-        """The step that makes this parameter's state exactly `saved`; without one there is no state afterwards."""
+        """The step that makes this parameter's state exactly `saved`; None leaves no state."""
         slots = [(decode_tree(slot), tree) for slot, tree in saved or ()]
         fillers = {ref.name: self._filler(slot, ref) for slot, tree in slots for ref in tensor_refs(tree)}
 
@@ -252,11 +248,6 @@ class _Slots:
         return host if ref.device == "cpu" and not entry.shape else beside
 
 
-# A stored state and the user's live one -> what to read, and then the load itself. The mirror of capture.py.
-#
-# Flow: indexes -> **plan_load** -> plan_reads -> arrivals -> fetch, verify, scatter -> **LoadPlan.apply** ->
-# restore_rng. Everything that can be refused is refused while planning, when nothing has changed; apply only writes.
-
 Step = Callable[[Arrivals], None]
 
 
@@ -265,7 +256,7 @@ class LoadOptions:
     """How strictly the checkpoint must fit. The defaults are those of a resume."""
 
     strict: bool = True
-    """Every component and tensor of the state is in the checkpoint and the other way round (for given components)."""
+    """State and checkpoint have the same components and tensors (of the given components)."""
     cast: bool = False
     """Values are converted to the live dtype; without it another dtype is refused."""
     exclude: tuple[str, ...] = ()
@@ -278,7 +269,7 @@ class LoadOptions:
 
 @dataclass
 class LoadReport:
-    """What was not loaded, by name; all empty on a strict load."""
+    """Names that were not loaded; all empty on a strict load."""
 
     missing: list[str] = field(default_factory=list)
     """In the state, not in the checkpoint."""
@@ -300,11 +291,13 @@ class LoadPlan:
         return tuple(self.wants.pieces.values())
 
     def arrivals(self, *, into_live: bool) -> Arrivals:
-        """Where the bytes arrive. With `into_live` live tensors change from the first byte on; else by apply only."""
+        """Where the bytes arrive. With `into_live` live tensors change from the first byte on; else only apply changes
+        them."""
         return self.wants.arrivals(into_live=into_live)
 
     def apply(self, arrivals: Arrivals) -> None:
-        """Write all that is not there yet, in place wherever tensors fit. Once per arrivals, which it uses up."""
+        """Writes all that has not arrived in place; existing tensors stay if they fit. Once per arrivals, which it uses
+        up."""
         for step in self.steps:
             step(arrivals)
 
@@ -318,9 +311,9 @@ def plan_load(
     declared: Declarations | None = None,
     options: LoadOptions | None = None,
 ) -> LoadPlan:
-    """Plan loading `stored` into the objects of `state`; plain values are put back into `state` itself by apply.
+    """Plans loading `stored` into the objects of `state`; apply puts plain values back into `state` itself.
 
-    Components of the checkpoint that `state` does not ask for are left alone. Nothing is changed here.
+    Components of the checkpoint that `state` does not ask for are ignored. Nothing is changed here.
     Raises StateMismatchError naming the key and the remedy, UnsupportedStateError, or TreeFormatError (bad index).
     """
     options = options or LoadOptions()
@@ -424,7 +417,7 @@ def _plan_stateful(component: Component, chosen: ChosenTree, wants: Wants, rank:
 
         return merge
     [encoded] = chosen.encoded
-    # Some objects (stateful data loaders) begin an iteration when asked for their state: ask only where it is needed.
+    # Some objects (stateful data loaders) begin an iteration when asked for their state: ask only if it is needed.
     live = _live_tensors(component) if tensor_refs(encoded) else {}
     return _plan_tree(encoded, live, wants, component.target.load_state_dict, in_place=False)
 
@@ -454,7 +447,7 @@ def _plan_tree(
     for ref in tensor_refs(encoded):
         beside = live.get(ref.name)
         if beside is not None and not in_place and fits(wants.entry(ref.name), beside):
-            fillers[ref.name] = wants.like(ref.name, beside)  # load_state_dict() must be given tensors of its own
+            fillers[ref.name] = wants.like(ref.name, beside)  # load_state_dict() may keep the tensors
         else:
             fillers[ref.name] = wants.referred(ref, beside)
 

@@ -1,8 +1,8 @@
-"""Room in a device's memory: what a verified chunk holds for a tensor there is copied to it at once, chunk by chunk.
+"""Room in a device's memory: the bytes of a verified chunk are copied to the device at once, chunk by chunk.
 
 Flow: fetch -> a chunk is verified in the thread's own host buffer -> **OnDevice.take** -> the device. The copies run
-on the transfer threads, beside the other threads' reading and hashing, and the host holds a chunk per thread instead of
-the whole state. A device cannot hash what arrives: it only gets what was verified.
+on the transfer threads, beside the other threads' reading and hashing. So the host holds one chunk per thread instead
+of the whole state. A device cannot hash, so it only gets verified bytes.
 """
 
 import numpy as np
@@ -20,13 +20,13 @@ class OnDevice:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.is_cuda:
-            # Whatever is queued there may still read or write the tensor, and the copies wait for no other stream.
+            # Queued work may still read or write the tensor, and the copies wait for no other stream.
             torch.cuda.synchronize(tensor.device)
         self._items = flat(tensor).view(_OPAQUE[tensor.itemsize])
 
     def take(self, read: Read, chunk: memoryview) -> None:
-        """Copies `read`'s elements. When it returns they are there, and the chunk may be reused. Raises ValueError
-        when the read does not fit the chunk, RuntimeError when it does not fit the tensor."""
+        """Copies `read`'s elements. When it returns they are there, and the chunk may be reused. Raises ValueError if
+        the read does not fit the chunk, RuntimeError if it does not fit the tensor."""
         source = items_of(chunk, read.chunk_offset, read.shape, read.chunk_strides, read.item_bytes)
         items = torch.from_numpy(np.ascontiguousarray(source).reshape(-1).view(np.uint8)).view(self._items.dtype)
         strides = [stride // read.item_bytes for stride in read.destination_strides]

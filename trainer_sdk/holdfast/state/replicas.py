@@ -1,8 +1,8 @@
-"""Whether ranks share what they are taken to share. Beside save/saver.py, when the ranks agree on a layout.
+"""Whether ranks really share the tensors of one name. Used by save/saver.py, when the ranks agree on a layout.
 
-Of what has one name on several ranks one copy is stored. Pipeline stages whose layers have the same names, and ranks
-that never were given one state, would lose theirs without a word; so one element of each parameter is compared. And of
-an optimizer that ranks share, rank 0 says which parameters it has: other stages could not be restored.
+A tensor with one name on several ranks is stored once. Pipeline stages whose layers have the same names, and ranks that
+never got one state, would lose values silently; so one element of each parameter is compared. For a shared optimizer
+rank 0 lists the parameters: those of other stages could not be restored.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from holdfast.state.components import Kind
 from holdfast.state.tensors import TensorPiece
 
 Marks = Mapping[tuple[str, tuple[int, ...]], str]
-"""By name and offset of the part, its middle element, exactly."""
+"""(name, offset) of the part -> its middle element, exactly."""
 
 
 class Shared(NamedTuple):
-    """What one rank tells the others."""
+    """One rank's message to the others."""
 
     marks: Marks
     optimized: Mapping[str, Any]
@@ -37,8 +37,8 @@ def shared_by(captured: CapturedState) -> Shared:
 
 
 def _marks_of(pieces: Iterable[TensorPiece]) -> Marks:
-    """Of this rank's parameters: one copy from each device and dtype. Buffers may differ: they are rank 0's by rule.
-    torch cannot do much with numbers of one byte."""
+    """Marks of this rank's parameters: one copy from each device and dtype. Buffers may differ: rank 0's are stored by
+    rule. Numbers of one byte are left out, because torch supports few operations on them."""
     kinds: dict[tuple[torch.device, torch.dtype], dict[tuple[str, tuple[int, ...]], torch.Tensor]] = {}
     for spec, local in pieces:
         if spec.pack != "buffer" and local.is_floating_point() and local.element_size() > 1 and local.numel():
@@ -52,7 +52,7 @@ def _marks_of(pieces: Iterable[TensorPiece]) -> Marks:
 
 
 def first_difference(marks: Sequence[Marks]) -> tuple[str, int, int] | None:
-    """Of all ranks' marks, in rank order: a parameter, and two ranks that hold other values of it."""
+    """`marks` of all ranks, in rank order -> a parameter, and two ranks that hold different values of it; else None."""
     seen: dict[tuple[str, tuple[int, ...]], tuple[int, str]] = {}
     for rank, own in enumerate(marks):
         for key, value in own.items():
@@ -63,7 +63,7 @@ def first_difference(marks: Sequence[Marks]) -> tuple[str, int, int] | None:
 
 
 def check_optimizers(optimized: Sequence[Mapping[str, Any]]) -> None:
-    """Of all ranks, in rank order. Raises LayoutError."""
+    """`optimized` of all ranks, in rank order. Raises LayoutError if they differ."""
     seen: dict[str, tuple[int, Any]] = {}
     for rank, own in enumerate(optimized):
         for key, names in own.items():

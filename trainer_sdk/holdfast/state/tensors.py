@@ -1,4 +1,9 @@
-"""A tensor of the state -> the piece of it that this rank holds, and the memory behind it."""
+"""A tensor of the state -> the piece of it that this rank holds, and the memory behind it.
+
+Capture walks the state and calls describe() for each tensor; the planner takes the specs, staging the tensors. A piece
+describes the *logical* tensor: strides, conj and neg bits, expansion and the storage behind a view belong to this
+process, and are not saved.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +21,10 @@ from holdfast.layout.plan import PackGroup, PieceSpec
 from holdfast.layout.reshard import row_major_strides
 from holdfast_protocol.index_documents import ITEM_BYTES
 
-# Which box of a DTensor this rank holds, from its mesh coordinate alone. No communication.
-
 
 class LocalBox(NamedTuple):
-    """`local` is the box at `offsets` of the global tensor; `replicas` as in PieceSpec."""
+    """A DTensor's box on this rank, from its mesh coordinate alone, without communication. `local` is the box at
+    `offsets` of the global tensor; `replicas` as in PieceSpec."""
 
     local: torch.Tensor
     offsets: tuple[int, ...]
@@ -30,7 +34,8 @@ class LocalBox(NamedTuple):
 
 
 def mesh_copies(tensor: DTensor) -> tuple[tuple[int, int], ...] | None:
-    """(coordinate, size) over all of the tensor's mesh: for a value that each rank of it holds whole. None outside."""
+    """(coordinate, size) in all of the tensor's mesh, for a value that each of its ranks holds whole. None outside
+    it."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return None
@@ -38,7 +43,7 @@ def mesh_copies(tensor: DTensor) -> tuple[tuple[int, int], ...] | None:
 
 
 def local_box(name: str, tensor: DTensor) -> LocalBox | None:
-    """This rank's box, or None where the rank is not part of the tensor's mesh.
+    """This rank's box, or None if the rank is not in the tensor's mesh.
 
     Raises UnsupportedStateError for partial (not yet reduced) values and for shards that are no box.
     """
@@ -82,8 +87,8 @@ def box_at(
 
 
 def _cutting_order(name: str, placements: Sequence[Placement], copies: Sequence[tuple[int, int]]) -> list[int]:
-    # Mesh dimensions cut from left to right, but fully_shard over tensor parallel cuts right to left: torch marks it
-    # as a strided shard, whose split factor says how many parts the dimensions to its right have already made.
+    # Mesh dimensions cut from left to right, but fully_shard over tensor parallel cuts right to left. torch marks that
+    # as a strided shard; its split factor is the number of parts that the dimensions to its right have already made.
     order: list[int] = []
     for mesh_dimension in reversed(range(len(placements))):
         placement = placements[mesh_dimension]
@@ -105,25 +110,21 @@ def _cutting_order(name: str, placements: Sequence[Placement], copies: Sequence[
 
 
 def _is_strided(placement: Placement) -> bool:
-    # A private class of torch, in some versions a subclass of Shard: known by the field that only it has.
+    # A private class of torch, in some versions a subclass of Shard: only it has this field.
     return getattr(placement, "split_factor", None) is not None
 
-
-# The memory behind tensors, for bytes to arrive in. Below destinations.py.
-#
-# What arrives in it is written behind torch's back, from transfer threads: nothing here is done while a step runs.
 
 _HUGE_PAGES_FROM_BYTES = 4 * 1024 * 1024
 _ALIGNED_BYTES = 64
 _ADDRESSED = frozenset({"cpu", "cuda"})
-"""Devices whose data_ptr() are addresses, all in one space."""
+"""Devices whose data_ptr() are addresses, all in one address space."""
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A new contiguous tensor of undefined content.
 
-    A large one on the host lies in numpy's memory, which asks the kernel for huge pages: taking fresh pages of 4 KiB
-    costs 0.5 s per GB, as much as hashing. Aligned as torch aligns, for kernels whose rounding depends on it.
+    A large one on the host lies in numpy's memory, which asks the kernel for huge pages: fresh pages of 4 KiB cost
+    0.5 s per GB, as much as hashing. Aligned as in torch, for kernels whose rounding depends on it.
     """
     size_bytes = prod(shape) * dtype.itemsize
     if device.type != "cpu" or size_bytes < _HUGE_PAGES_FROM_BYTES:
@@ -131,23 +132,25 @@ def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     room = np.empty(size_bytes + _ALIGNED_BYTES, dtype=np.uint8)
     start = -room.ctypes.data % _ALIGNED_BYTES
     storage = torch.from_numpy(room[start : start + size_bytes]).untyped_storage()
-    # Not a view of a tensor of bytes, which autograd would remember as one.
+    # Not a view of a byte tensor, because autograd would remember it as a view.
     return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), row_major_strides(shape, 1))
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous host tensor, writable, one byte per item. It keeps that memory alive."""
+    """The memory of a contiguous host tensor, writable, one byte per item. It keeps that memory alive. Transfer threads
+    write to it without torch's knowledge, so no step may run meanwhile."""
     view: memoryview = flat(tensor).view(torch.uint8).numpy().data
     return view
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The items of a contiguous tensor in their order, the same memory. A dimension of size 1 may have any stride."""
+    """The items of a contiguous tensor in their order, in the same memory. A dimension of size 1 may have any
+    stride."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def takes_bytes(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether the row-major bytes of a tensor of `shape` and `dtype` can be this tensor's memory as they are."""
+    """Whether the row-major bytes of a tensor of `shape` and `dtype` can be this tensor's memory unchanged."""
     return (
         tensor.device.type in _ADDRESSED
         and tuple(tensor.shape) == shape
@@ -161,14 +164,14 @@ def takes_bytes(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def is_row_major(tensor: torch.Tensor) -> bool:
-    """Whether its strides are just those of a new tensor of its shape."""
+    """Whether its strides are those of a new tensor of its shape."""
     return tensor.stride() == row_major_strides(tensor.shape, 1)
 
 
 def apart(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """The id() of each tensor whose memory none of the others touches, in whole or in part.
+    """The id() of each tensor whose memory no other of them touches, in whole or in part.
 
-    Bytes arrive in no particular order. Where two share memory an order must decide, and only apply has one.
+    Bytes arrive in no particular order. If two tensors share memory an order must decide, and only apply has one.
     """
     spans = sorted(_span(tensor) for tensor in tensors if tensor.device.type in _ADDRESSED and tensor.numel())
     found = {identity for _, _, identity in spans}
@@ -186,13 +189,6 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + items * tensor.itemsize, id(tensor)
 
 
-# A tensor of the state -> the piece of it that this rank holds, or a refusal that names its key.
-#
-# Flow: capture walks the state and calls describe() for each tensor; the planner takes the specs, staging the tensors.
-# What is described is the *logical* tensor: strides, conj and neg bits, expansion and the storage behind a view are how
-# this process happens to hold it, and are not saved.
-
-
 class TensorPiece(NamedTuple):
     """One rank's box of a tensor. `local` is the live tensor, detached: stage it before training goes on."""
 
@@ -201,7 +197,7 @@ class TensorPiece(NamedTuple):
 
 
 class Held(NamedTuple):
-    """How the component holds its plain tensors. DTensors say so themselves."""
+    """How the component holds its plain tensors. DTensors carry this themselves."""
 
     replicated: bool
     pack: PackGroup = "trainable"
@@ -210,7 +206,8 @@ class Held(NamedTuple):
 
 
 class TieBook:
-    """Remembers what one component has described, so that tied tensors are staged once. One per component."""
+    """The tensors of one component that were described already, so that tied tensors are staged once. One per
+    component."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], str] = {}
@@ -232,9 +229,9 @@ class TieBook:
 
 
 def describe(name: str, component: str, tensor: torch.Tensor, held: Held, ties: TieBook) -> TensorPiece | None:
-    """The piece of `tensor` that this rank holds; None where a DTensor's mesh leaves this rank out.
+    """The piece of `tensor` that this rank holds; None if a DTensor's mesh leaves this rank out.
 
-    Never copies and never changes the tensor. Raises UnsupportedStateError for what has no logical bytes here.
+    Never copies or changes the tensor. Raises UnsupportedStateError for a tensor without logical bytes here.
     """
     refuse_unsupported(name, tensor)
     shape = tuple(tensor.shape)
@@ -271,8 +268,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def refuse_unsupported(name: str, tensor: torch.Tensor) -> None:
-    """Raises UnsupportedStateError for a tensor whose bytes cannot be saved and given back exactly."""
-    if type(tensor).__name__ == "ShardedTensor":  # first: it answers no question as a tensor does
+    """Raises UnsupportedStateError for a tensor whose bytes cannot be saved and loaded exactly."""
+    if type(tensor).__name__ == "ShardedTensor":  # first: its methods fail or answer unlike a tensor's
         raise UnsupportedStateError(
             name,
             "it is a ShardedTensor, which torch has given up for DTensor",

@@ -1,4 +1,12 @@
-"""The typed tree: every part of the state that is not a planned tensor, as JSON that gives back the same types."""
+"""The typed tree: every part of the state that is not a planned tensor, as JSON that gives back exact types.
+
+Flow: capture encodes each component's state_dict; the index keeps it; apply decodes it and hands it whole to
+load_state_dict. Nothing is pickled or imported by name, so a hostile index can build values only.
+
+Form: null, booleans, text, integers below 2**53 and finite floats are themselves; a list is a JSON array; any other
+value is an object with one key, its tag: {"tuple": […]}, {"dict": [[key, value], …]}, {"tensor": {…}} and so on.
+Shared sub-objects come back as equal copies (tied tensors stay tied, by their name); cycles are refused.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +27,8 @@ import torch
 from holdfast.errors import TreeFormatError, UnsupportedStateError
 from holdfast_protocol.digests import canonical_bytes
 
-# numpy's arrays and scalars in the typed tree: dtype (byte order included), shape and raw bytes. Pure.
-#
-# Arrays come back C-contiguous and writable.
-
 MAX_ARRAY_BYTES = 16 * 1024 * 1024
-"""A tree is JSON, sent with every save: large arrays belong into chunks, as tensors."""
+"""Every save sends the tree as JSON: large arrays belong into chunks, as tensors."""
 
 _KINDS = "biufcmMSU"
 _WIDEST_FLOAT = {"f": 8, "c": 16}
@@ -45,14 +49,15 @@ def encode_array(value: np.ndarray[Any, Any], path: str) -> list[Any]:
 
 
 def decode_array(payload: Any) -> np.ndarray[Any, Any]:
-    """The inverse. Raises ValueError or TypeError for what encode_array does not write."""
+    """The inverse: C-contiguous and writable. Raises ValueError or TypeError for a payload not of encode_array's
+    form."""
     text, shape, data = payload
     dtype = np.dtype(text)
     raw = base64.b64decode(data, validate=True)
     if dtype.kind not in _KINDS or len(raw) != prod(shape) * dtype.itemsize:
         raise ValueError(f"an array of {shape} {text} does not have {len(raw)} bytes")
     array = np.empty(shape, dtype)
-    # Through bytes and not element by element: NaN payloads must not pass an FPU.
+    # Through bytes, not element by element: NaN payloads must not pass an FPU.
     if raw:
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(raw, np.uint8)
     return array
@@ -61,12 +66,12 @@ def decode_array(payload: Any) -> np.ndarray[Any, Any]:
 def encode_scalar(value: np.generic, path: str) -> list[Any]:
     """[dtype, base64 of the bytes]."""
     _check_dtype(value.dtype, path)
-    whole = np.asarray(value)  # an empty text's own dtype has no bytes, which no array can have
+    whole = np.asarray(value)  # an empty text's own dtype has 0 bytes, which an array cannot have
     return [whole.dtype.str, base64.b64encode(whole.tobytes()).decode("ascii")]
 
 
 def decode_scalar(payload: Any) -> np.generic:
-    """The inverse. Raises ValueError or TypeError for what encode_scalar does not write."""
+    """The inverse. Raises ValueError or TypeError for a payload not of encode_scalar's form."""
     text, data = payload
     scalar: Any = decode_array([text, [], data])[()]
     if not isinstance(scalar, np.generic):
@@ -79,20 +84,17 @@ def _check_dtype(dtype: np.dtype[Any], path: str) -> None:
         raise UnsupportedStateError(path, f"numpy dtype {dtype} has no portable form", "convert it to a plain dtype")
 
 
-# The tags of the typed tree: one per type that JSON has no exact word for. Pure.
-#
-# Each tag says how its payload is written and read. Types are matched exactly (`type(x) is T`): a subclass may carry
-# behaviour that its base's payload would lose, so it is refused by `encode_tree`.
-
 EncodeChild = Callable[[Any, str], Any]
-"""(child, what it adds to the path) -> its encoded form."""
+"""(child, its part of the path) -> its encoded form."""
 DecodeChild = Callable[[Any], Any]
 
 _FACTORIES: dict[str, Any] = {"list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str}
 
 
 class Tag(NamedTuple):
-    """How one type is written: encode(value, path, child) -> payload, decode(payload, child) -> value."""
+    """How one type is written: encode(value, path, child) -> payload, decode(payload, child) -> value. One per type for
+    which JSON has no exact word. Types are matched exactly (`type(x) is T`): `encode_tree` refuses a subclass, because
+    its base's payload could lose behaviour."""
 
     name: str
     types: tuple[type, ...]
@@ -122,7 +124,7 @@ def _encode_items(value: Any, path: str, child: EncodeChild) -> list[Any]:
 
 
 def _encode_set(value: Any, path: str, child: EncodeChild) -> list[Any]:
-    # A set's own order is salted per process; sorted, the same set gives the same bytes on every rank and save.
+    # A set's own order is salted per process; a sorted set gives the same bytes on every rank and save.
     return sorted((child(item, "{…}") for item in value), key=canonical_bytes)
 
 
@@ -141,7 +143,7 @@ def _encode_pairs(value: Any, path: str, child: EncodeChild) -> list[Any]:
 def _short(key: Any) -> str:
     try:
         return f"{key!r:.80}"
-    except Exception:  # a broken __repr__, or an integer beyond python's limit for text: the path is for people only
+    except Exception:  # a broken __repr__, or an integer beyond python's limit for text; the path is only for people
         return f"a {type(key).__name__}"
 
 
@@ -241,7 +243,7 @@ _LIST = [
     Tag("size", (torch.Size,), lambda v, p, c: list(v), lambda e, c: torch.Size(e)),
     Tag("set", (set,), _encode_set, lambda e, c: {c(item) for item in e}),
     Tag("frozenset", (frozenset,), _encode_set, lambda e, c: frozenset(c(item) for item in e)),
-    # Pairs, not a JSON object: keys keep their type and their order, which canonical JSON would sort.
+    # Pairs, not a JSON object: keys keep their type and their order, but canonical JSON would sort them.
     Tag("dict", (dict,), _encode_pairs, lambda e, c: dict(_decode_pairs(e, c))),
     Tag("ordered_dict", (OrderedDict,), _encode_pairs, lambda e, c: OrderedDict(_decode_pairs(e, c))),
     Tag("default_dict", (defaultdict,), _encode_defaultdict, _decode_defaultdict),
@@ -251,7 +253,7 @@ _LIST = [
     Tag("date", (datetime.date,), lambda v, p, c: v.isoformat(), lambda e, c: datetime.date.fromisoformat(e)),
     Tag("time", (datetime.time,), _encode_time, _decode_time),
     Tag("timedelta", (datetime.timedelta,), lambda v, p, c: _encode_delta(v), lambda e, c: datetime.timedelta(*e)),
-    # A path is what this machine calls it: PosixPath here, WindowsPath there, so the flavour is not kept.
+    # The flavour is the machine's (PosixPath here, WindowsPath there), so it is not kept.
     Tag("path", (type(pathlib.Path()),), lambda v, p, c: c(str(v), ""), lambda e, c: pathlib.Path(c(e))),
     Tag("dtype", (torch.dtype,), lambda v, p, c: str(v).removeprefix("torch."), _decode_torch_dtype),
     Tag("device", (torch.device,), lambda v, p, c: str(v), lambda e, c: torch.device(e)),
@@ -263,25 +265,16 @@ TAGS: dict[str, Tag] = {tag.name: tag for tag in _LIST}
 TAGS_BY_TYPE: dict[type, Tag] = {kind: tag for tag in _LIST for kind in tag.types}
 
 
-# The typed tree: every part of the state that is not a planned tensor, as JSON that gives back exact types.
-#
-# Flow: capture encodes each component's state_dict with this; the index keeps it; apply decodes it and hands it whole
-# to load_state_dict. Nothing is pickled and nothing is imported by name, so a hostile index can build values only.
-#
-# Form: null, booleans, text, integers below 2**53 and finite floats are themselves; a list is a JSON array; all else is
-# an object with one key, its tag: {"tuple": […]}, {"dict": [[key, value], …]}, {"tensor": {…}} and so on.
-# Shared sub-objects come back as equal copies (tied tensors stay tied, by their name); cycles are refused.
-
 MAX_DEPTH = 100
-"""Levels of nesting. Python's own recursion limit must never be what ends an encode or decode."""
+"""Levels of nesting. Encoding and decoding must never meet Python's own recursion limit."""
 
 MAX_PLAIN_INT = 2**53
-"""Integers from here on are tagged: other JSON readers would round them."""
+"""Integers from here on are tagged, because other JSON readers would round them."""
 
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A planned tensor's place in a tree. `device` is a type ("cpu", "cuda"): a rank's ordinal is its own affair."""
+    """A planned tensor's place in a tree. `device` is a type ("cpu", "cuda"), because ordinals differ between ranks."""
 
     name: str
     device: str = "cpu"
@@ -299,7 +292,7 @@ def encode_tree(value: Any, *, path: str = "", name_tensor: TensorNamer | None =
     """`value` as plain JSON values. Does not change `value` and keeps no reference to its containers.
 
     `path` begins the key that messages name. Without `name_tensor` tensors are refused.
-    Raises UnsupportedStateError with the path of the first thing that cannot be kept exactly.
+    Raises UnsupportedStateError with the path of the first value that cannot be kept exactly.
     """
     return _Encoder(name_tensor).encode(value, path, 0)
 
@@ -310,7 +303,7 @@ def decode_tree(encoded: Any, *, resolve_tensor: TensorResolver | None = None) -
 
 
 def tensor_refs(encoded: Any) -> list[TensorRef]:
-    """Every tensor that an encoded tree refers to, in order, repeats included. Raises TreeFormatError."""
+    """Every tensor reference of an encoded tree, in order, repeats included. Raises TreeFormatError."""
     found: list[TensorRef] = []
     decode_tree(encoded, resolve_tensor=found.append)
     return found
@@ -375,7 +368,7 @@ class _Decoder:
             return tag.decode(payload, lambda child: self.decode(child, depth + 1))
         except TreeFormatError:
             raise
-        except Exception as error:  # whatever the bytes made a constructor raise, it is the index that is wrong
+        except Exception as error:  # a constructor may raise any error, but the index is at fault
             raise TreeFormatError(f"a typed tree has a malformed {name!r}: {error}") from error
 
 

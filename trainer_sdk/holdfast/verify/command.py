@@ -1,4 +1,4 @@
-"""`holdfast verify-resume`: the command, which hangs itself into the client's CLI. Only the script imports torch."""
+"""`holdfast verify-resume`: the command, which adds itself to the client's CLI. Only the script imports torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SERVICE = ("HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_DATA_DIR")
 
 
 def register(app: typer.Typer) -> None:
-    """Raises ModuleNotFoundError where torch is not installed; the CLI then says which extra has it."""
+    """Raises ModuleNotFoundError if torch is not installed; the CLI then names the extra that has it."""
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     app.command(
@@ -63,7 +63,7 @@ def verify_resume(
     kill_after = steps // 2 if kill_at is None else kill_at
     if kill_after >= steps:
         raise ConfigurationError(f"--kill-at {kill_after} leaves no step to resume; give less than --steps {steps}.")
-    # As Ctrl-C does: the launch and the service are ended, the folder goes.
+    # As Ctrl-C does: end the launch and the service, and remove the folder.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     with _work_folder(folder) as work, _service(work, use_service=use_service) as environment:
         verifier = Verifier(command, work / "launches", environment, timeout_seconds=timeout, say=_say)

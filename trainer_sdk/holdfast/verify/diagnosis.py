@@ -1,7 +1,7 @@
-"""From what differs to which piece of state is likely missing. Pure; each cause carries the evidence it rests on.
+"""From differences to the likely missing piece of state. Pure; each cause has its evidence.
 
-Order of trust: what was seen to be left as it is made at the start; then a batch that the undisturbed launch had at
-another step; then random numbers; and only then what follows from nothing of that being so.
+In the order of trust: an object that stayed as it is made at the start; a batch that the undisturbed launch had at
+another step; random numbers; and, if none of these is seen, the remaining guesses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.verify.records import Boundary, Outside, Trail
 
 
 class Piece(StrEnum):
-    """What may be missing."""
+    """The piece of state that may be missing."""
 
     RESTORE = "restore"
     START = "start"
@@ -33,7 +33,7 @@ class Piece(StrEnum):
 class Cause:
     piece: Piece
     name: str
-    """The variable or the path that it is about; empty where there is none."""
+    """The variable or the path that the cause is about; may be empty."""
     evidence: str
     remedy: str
 
@@ -109,12 +109,12 @@ def _left_outside(straight: Trail, resumed: Trail, saved_step: int, *, equal_lat
             evidence += "".join(f"; {text}" for text in _rate_texts(straight, resumed.boundaries[0]))
         causes.append(Cause(piece, name, evidence, _remedy(piece, name)))
     causes = _within(causes)
-    # What trains comes before what only feeds it: a loader's generator follows from its position.
+    # Trained objects come before those that only feed them: a loader's generator follows from its position.
     return sorted(causes, key=lambda cause: cause.piece in (Piece.DATA, Piece.COMPONENT))
 
 
 def _within(causes: list[Cause]) -> list[Cause]:
-    """Where an object with a state_dict() holds what was forgotten, that object is what the state lacks."""
+    """If an object with a state_dict() holds the forgotten one, the state lacks that object."""
     holders = [cause for cause in causes if cause.piece is Piece.COMPONENT]
     found = {cause.name: cause for cause in causes}
     for holder in holders:
@@ -136,13 +136,13 @@ def _piece(name: str, outside: Outside) -> Piece:
 def _earlier_batch(straight: Trail, first: Boundary) -> list[Cause]:
     for name, steps in other_batches(straight, first.step, first).items():
         if steps:
-            seen = f"at step {first.step} {name} held what the undisturbed launch had had at step {steps[0]}"
+            seen = f"at step {first.step} {name} had the value of the undisturbed launch at step {steps[0]}"
             return [Cause(Piece.DATA, name, seen, _DATA_REMEDY)]
     return []
 
 
 def _batches_given(straight: Trail, first: Boundary) -> list[Cause]:
-    """A loader whose position is in the state begins its pass anew all the same: its count tells nothing."""
+    """A loader whose position is in the state begins its pass again anyway, so its count tells nothing."""
     there = straight.at(first.step)
     has_loader = any("loader" in path.partition("/")[0].lower() for path in first.now.state)
     names = list(other_batches(straight, first.step, first))

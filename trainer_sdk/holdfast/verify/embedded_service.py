@@ -1,4 +1,4 @@
-"""A service for one verification: a process of its own, with a catalog and a store in a folder that goes away."""
+"""A service for one verification: a process of its own, with a catalog and a store in a temporary folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _START_SECONDS = 60.0
 _END_SECONDS = 15.0
 _LISTENS = re.compile(r"listens on (\S+)")
 _PLACE = ("URL", "TOKEN", "DATA_DIR", "LOCAL_DIR", "LOCAL_BYTES", "LAUNCH", "OUTCOME_DIR", "VERIFY_DIR")
-"""What says where a job's service, its local tier and its launcher are."""
+"""The settings that name a job's service, its local tier and its launcher."""
 
 
 def can_serve() -> bool:
@@ -37,7 +37,7 @@ def job_environment(service: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def embedded_service(folder: Path) -> Iterator[dict[str, str]]:
-    """The settings by which a job finds it. Raises HoldfastError when it does not come up."""
+    """The settings by which a job finds it. Raises HoldfastError if it does not come up."""
     data, log = folder / "service", folder / "service.log"
     data.mkdir()
     own = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}

@@ -1,7 +1,7 @@
-"""What differs between a launch that nobody disturbed and one that was killed and resumed. Pure.
+"""The differences between an undisturbed launch and one that was killed and resumed. Pure.
 
-Verification -> **evidence** -> diagnosis. Two undisturbed launches are compared in the same way: what differs between
-those is no matter of the resume.
+Verification -> **evidence** -> diagnosis. Two undisturbed launches are compared in the same way: the resume is not the
+cause of their differences.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _Pair = tuple[str, str | None, str | None]
 """Name, and its text in each of two launches."""
 
 TRAINS: frozenset[str] = frozenset({"optimizer", "lr_scheduler", "grad_scaler", "generator", "model"})
-"""Kinds of objects outside of the state that are part of training or of its result: they must be equal as well."""
+"""Kinds of objects outside the state that are part of training or of its result: they must be equal as well."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One name at one step of one rank. `straight` and `resumed` are None where it is not there."""
+    """One name at one step of one rank. `straight` and `resumed` are None if that launch lacks it."""
 
     rank: int
     step: int
@@ -32,7 +32,7 @@ class Difference:
     straight: str | None
     resumed: str | None
     kind: str = ""
-    """Of an object outside of the state: as in records.Outside."""
+    """For an object outside the state: as in records.Outside."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Comparison:
 
     compared_steps: list[int]
     first: list[Difference] = field(default_factory=list)
-    """Those of the first step at which anything differs, metrics and tensors before all else; empty: all is equal."""
+    """The differences of the first step that has any, metrics and tensors first; empty: all is equal."""
     ignored: list[str] = field(default_factory=list)
     """Names that undisturbed launches do not repeat either."""
 
@@ -74,8 +74,8 @@ _ORDER: tuple[Where, ...] = ("metric", "tensor", "value", "outside", "rng")
 
 
 def unrepeated(straight: Sequence[Trail], again: Sequence[Trail]) -> frozenset[str] | None:
-    """Names of what two undisturbed launches do not repeat although they train alike: a measured time, a generator
-    that nobody seeded and nobody uses. None where tensors or a loss differ between them, and so training itself."""
+    """Names that two undisturbed launches do not repeat although they train alike: a measured time, an unseeded and
+    unused generator. None if tensors or a loss differ between them, and so training itself."""
     names: set[str] = set()
     for left, right in zip(straight, again, strict=True):
         for step in sorted(set(left.steps) & set(right.steps)):
@@ -92,7 +92,7 @@ def _is_training(difference: Difference) -> bool:
 
 
 def follows_on(straight: Sequence[Trail], resumed: Sequence[Trail], saved_step: int) -> bool:
-    """Whether every rank restored, and then trained just the steps that the straight launch trained after the save."""
+    """Whether every rank restored, and then trained exactly the steps of the straight launch after the save."""
     return all(
         right.restored is not None and right.steps == [step for step in left.steps if step > saved_step]
         for left, right in zip(straight, resumed, strict=True)
@@ -100,8 +100,8 @@ def follows_on(straight: Sequence[Trail], resumed: Sequence[Trail], saved_step: 
 
 
 def saw_training(straight: Sequence[Trail], comparison: Comparison) -> bool:
-    """Whether any tensor of the state, or any metric that undisturbed launches repeat, was among what was compared.
-    Where neither was, a training that nobody restored is equal too."""
+    """Whether a tensor of the state, or a metric that undisturbed launches repeat, was compared. If not, even a
+    training without a restore would be equal."""
     compared = set(comparison.compared_steps)
     return any(
         boundary.now.tensors or any(f"metric {name}" not in comparison.ignored for name in boundary.metrics)
@@ -112,7 +112,7 @@ def saw_training(straight: Sequence[Trail], comparison: Comparison) -> bool:
 
 
 def restored_otherwise(straight: Trail, resumed: Trail, saved_step: int) -> list[str]:
-    """Paths of the state that restore() did not bring back as they were when they were saved."""
+    """Paths of the state whose values after restore() are not those of the save."""
     before = straight.at(saved_step)
     if before is None or resumed.restored is None:
         return []
@@ -121,16 +121,16 @@ def restored_otherwise(straight: Trail, resumed: Trail, saved_step: int) -> list
 
 @dataclass(frozen=True)
 class LeftOutside:
-    """An object that restore() left as it is made at the start, which is not what it was when the state was saved."""
+    """An object that restore() left as it is made at the start, and that had changed when the state was saved."""
 
     name: str
     there: Outside
     is_equal_later: bool
-    """One step later it is as in the straight launch: put right after restore(), or overwritten by that step."""
+    """One step later it is as in the straight launch: set right after restore(), or overwritten by that step."""
 
 
 def left_outside(straight: Trail, resumed: Trail, saved_step: int) -> Iterator[LeftOutside]:
-    """Objects outside of the state whose own state was not brought back."""
+    """Objects outside the state whose own state was not brought back."""
     saved, first = straight.at(saved_step), _first_after(resumed, saved_step)
     if saved is None or resumed.restored is None:
         return

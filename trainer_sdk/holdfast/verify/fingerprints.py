@@ -23,12 +23,12 @@ _TEXT = 80
 
 
 class _AmongThePieces:
-    """Stands in a component's tree where a tensor is."""
+    """Stands in a component's tree in place of a tensor."""
 
 
 @torch.no_grad()
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Of dtype, shape and bits; of a DTensor, of this rank's part."""
+    """Of dtype, shape and bits; for a DTensor, of this rank's part."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     host = local.detach().resolve_conj().resolve_neg().cpu().contiguous()
     hashed = hashlib.blake2b(f"{host.dtype}{tuple(host.shape)}".encode(), digest_size=16)
@@ -37,7 +37,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def flat(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """(path, text) for each leaf of nested containers. Of what has no bits of its own, only the type counts."""
+    """(path, text) for each leaf of nested containers. A leaf without bits of its own counts by its type."""
     if isinstance(value, torch.Tensor):
         yield path, tensor_digest(value)
     elif isinstance(value, Mapping) and depth < _DEPTH:
@@ -53,14 +53,14 @@ def flat(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
     elif value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
         yield path, _short(repr(value))
     else:
-        # A repr may hold an address, and then differs from launch to launch.
+        # A repr may hold an address, which differs from launch to launch.
         yield path, type(value).__qualname__
 
 
 def state_fingerprint(
     state: Mapping[str, Any], *, rank: int, world_size: int, declared: Declarations
 ) -> tuple[dict[str, str], list[str]]:
-    """Every leaf of the state by its path, and which of them are tensors. Raises what a save of it would raise."""
+    """Every leaf of the state by its path, and which of them are tensors. Raises the errors of a save of it."""
     captured = capture(state, rank=rank, world_size=world_size, declared=declared)
     found: dict[str, str] = {}
     for piece in captured.pieces:

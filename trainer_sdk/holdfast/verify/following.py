@@ -1,4 +1,4 @@
-"""Where the recorder hangs itself into a Checkpointer. Scripts that nobody verifies never import it."""
+"""Connects the recorder to a Checkpointer. Only scripts under verification import it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def follow(folder: Path | None, ranks: Ranks, declared: Declarations) -> Recorder | None:
-    """The recorder, where `holdfast verify-resume` launched this process (`folder`). Raises ConfigurationError for a
-    second Checkpointer of one process."""
+    """The recorder, if `holdfast verify-resume` launched this process (`folder`). Raises ConfigurationError for a
+    process's second Checkpointer."""
     if folder is None:
         return None
     from holdfast.verify.recorder import Recorder

@@ -1,7 +1,7 @@
-"""How far each iterator of a DataLoader is. In the script: recorder -> **iterators**.
+"""The position of each iterator of a DataLoader. In the script: recorder -> **iterators**.
 
-Nothing leads to an iterator: `for` holds it, and no variable. So they are noted when they are made, from the moment at
-which the Checkpointer is made, and forgotten when they are gone.
+No variable leads to an iterator, because only `for` holds it. So iterators are recorded when they are made, from the
+making of the Checkpointer on, and forgotten when they are gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
 class IteratorBook:
-    """One per process that is verified: it hangs itself into torch's DataLoader, which has no hook for it."""
+    """One per verified process: it replaces a method of torch's DataLoader, which has no hook for it."""
 
     def __init__(self) -> None:
         self._live: WeakSet[_BaseDataLoaderIter] = WeakSet()
@@ -28,5 +28,5 @@ class IteratorBook:
         kind.__init__ = make_and_note
 
     def batches_given(self) -> list[int]:
-        """How many batches each of them has handed out, in the order of these numbers."""
+        """The number of batches that each of them has handed out, in the order of their making."""
         return sorted(iterator._num_yielded for iterator in self._live)

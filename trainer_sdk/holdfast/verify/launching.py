@@ -1,7 +1,7 @@
 """One launch of the user's command, from its start to its SIGKILL. Verification -> **launching** -> recorder (there).
 
-The command is launched as it stands, with an interpreter of its own: a launch that inherited something from the one
-before (an imported library, a hash seed) would hide what a real relaunch meets.
+The command is launched unchanged, with an interpreter of its own: an inheritance from the launch before (an imported
+library, a hash seed) would hide what a real relaunch meets.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LAST_WORDS = 15
 
 
 class LaunchFailed(HoldfastError):  # noqa: N818 (as the other errors are named)
-    """The script did not do what a verification needs; the message has its last words."""
+    """The script did not do what a verification needs; the message has its last lines."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """What came of it. `parked`: it reached its last boundary on every rank, and was killed there."""
+    """The result. `parked`: it reached its last boundary on every rank, and was killed there."""
 
     trails: list[Trail]
     parked: bool
@@ -45,7 +45,8 @@ def launch(
     environment: Mapping[str, str],
     timeout_seconds: float,
 ) -> Launched:
-    """Until every rank waits at its last boundary, or the command has ended by itself. No process outlives the call.
+    """Returns once every rank waits at its last boundary, or the command has ended by itself. No process outlives the
+    call.
 
     Raises LaunchFailed when it ends with an error, records nothing, or takes longer than `timeout_seconds`.
     """
@@ -98,16 +99,16 @@ def _all_parked(folder: Path) -> bool:
 
 
 def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
-    """A launcher such as torchrun then ends its workers, also those that have not said yet where they are."""
+    """A launcher such as torchrun then ends its workers, including those that have not recorded their place yet."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_SECONDS)
 
 
 def _kill(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """SIGKILL to the launcher and all ranks: nobody gets a chance to finish anything."""
+    """SIGKILL to the launcher and all ranks, so that none can finish anything."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGSTOP)  # so that it starts no worker anew when it sees one die
+        os.kill(process.pid, signal.SIGSTOP)  # so that it restarts no worker when it sees one die
     ranks = places(folder, "began")
     for place in ranks:
         _kill_rank(place)
@@ -120,15 +121,15 @@ def _kill(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _kill_rank(place: Place) -> None:
-    # torchrun gives each worker a session of its own; the group also holds the rank's loader processes. Where the
-    # group is another one, the number is of somebody else by now.
+    # torchrun gives each worker a session of its own; the group also holds the rank's loader processes. If the group
+    # differs, another process has the number by now.
     with contextlib.suppress(ProcessLookupError):
         if os.getpgid(place.pid) == place.process_group != os.getpgrp():
             os.killpg(place.process_group, signal.SIGKILL)
 
 
 def _runs(pid: int) -> bool:
-    """A killed orphan may stay a zombie where nobody reaps it; that does nothing any more."""
+    """A killed orphan may stay a zombie if its parent does not reap it; it does nothing any more."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (OSError, IndexError):
@@ -143,7 +144,7 @@ def _runs(pid: int) -> bool:
 
 
 def _last_words(log: Path) -> str:
-    """torchrun's own summary, which follows the workers' words, tells less than they do."""
+    """torchrun's own summary, which follows the workers' output, tells less than that."""
     text = log.read_text(errors="replace")
     before, _, _ = text.rpartition("torch/distributed/elastic")
     of_workers = [line for line in before.splitlines() if line.startswith("[rank")]

@@ -1,4 +1,4 @@
-"""What one launch of the script is to do, as the command writes it and the recorder in each rank reads it."""
+"""The order for one launch of the script, written by the command and read by the recorder in each rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _ORDER_FILE = "order.json"
 _RUN_LETTERS = 60
-"""Of the script's own run in the throw-away one: a run's name has at most 100."""
+"""Letters of the script's own run in the throw-away one's name: a run's name has at most 100."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class LaunchOrder:
     tag: str
     """Makes the throw-away run's name; launches with the same one are launches of the same run."""
     watcher_pid: int
-    """The command. Nobody waits for a SIGKILL once it is gone."""
+    """The command's process. Once it has ended, no SIGKILL will come."""
     stop_after: int | None = None
     """The last boundary, counted from 1."""
     stop_at_step: int | None = None
@@ -42,13 +42,13 @@ class LaunchOrder:
 
     @classmethod
     def read(cls, folder: Path) -> LaunchOrder:
-        """Raises OSError where there is none."""
+        """Raises OSError if there is none."""
         return cls(**json.loads((folder / _ORDER_FILE).read_text()))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which process a rank is: as it says when it begins, and again when it waits for its SIGKILL."""
+    """The process of a rank, recorded at its begin and again when it waits for its SIGKILL."""
 
     rank: int
     world_size: int
@@ -60,13 +60,13 @@ class Place:
         return cls(rank, world_size, os.getpid(), os.getpgrp())
 
     def note(self, folder: Path, moment: str) -> None:
-        """`moment`: began or parked. Whole or not at all, for the command looks all the time."""
+        """`moment`: began or parked. Written atomically, because the command polls."""
         unfinished = folder / f"{moment}-{self.rank}.unfinished"
         unfinished.write_text(json.dumps(asdict(self)))
         unfinished.replace(folder / f"{moment}-{self.rank}.json")
 
 
 def places(folder: Path, moment: str) -> list[Place]:
-    """The ranks that have noted this moment, in the order of their numbers."""
+    """The ranks that have recorded this moment, in the order of their numbers."""
     found = [Place(**json.loads(file.read_text())) for file in folder.glob(f"{moment}-*.json")]
     return sorted(found, key=lambda place: place.rank)

@@ -1,8 +1,8 @@
-"""In a script that `holdfast verify-resume` launched: what this rank is at each step boundary, and where it stops.
+"""In a script that `holdfast verify-resume` launched: records this rank at each step boundary, and stops it.
 
 Flow: checkpointer (run, restored, stepped) -> **recorder** -> fingerprints, surroundings -> records, in the folder
-HOLDFAST_VERIFY_DIR. At its last boundary a rank waits for the SIGKILL of the command: that is how every one of these
-launches ends, and so no `finally` of the script writes a result that nobody trained.
+HOLDFAST_VERIFY_DIR. At its last boundary a rank waits for the command's SIGKILL. Every one of these launches ends so,
+because a `finally` of the script must not write a result of a cut-off training.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.2
 
 
 class Recorder:
-    """Of the one Checkpointer that the script makes."""
+    """For the one Checkpointer that the script makes."""
 
     def __init__(self, folder: Path, ranks: Ranks, declared: Declarations) -> None:
         self._folder = folder
@@ -59,7 +59,7 @@ class Recorder:
         append_restored(self._file, start, self._look(state))
 
     def saves_at(self, step: int) -> bool:
-        """Whether step() is to save now. At no other moment: a script's own interval has nothing to do with it."""
+        """Whether step() must save now. Only the order decides, not the script's own interval."""
         return self._order.save_at_stop and self._order.is_last(len(self._steps) + 1, step)
 
     def stepped(
@@ -67,7 +67,7 @@ class Recorder:
     ) -> None:
         """A step is over, and `handle` is its save if there is one. Does not return at the launch's last boundary."""
         if step in self._steps:
-            return  # saved by step() and once more by save(): it is one boundary
+            return  # saved by step() and again by save(), but one boundary
         self._steps.append(step)
         # A rank's own state_dict() may be a collective, and all ranks are here.
         append_boundary(self._file, Boundary(step, _texts(metrics), self._look(state)))

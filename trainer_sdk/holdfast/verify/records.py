@@ -1,4 +1,4 @@
-"""What one rank of one launch was at each step boundary: lines of JSON, written in the script, read by the command.
+"""One rank of one launch at each step boundary: lines of JSON, written in the script, read by the command.
 
 Everything is a text that is equal exactly when the value is: digests of tensors, repr() of numbers.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Outside:
-    """An object that changes while training goes on and is not in the state that the script hands to Holdfast."""
+    """An object that changes during training and is not in the script's state for Holdfast."""
 
     kind: str
     """optimizer, lr_scheduler, grad_scaler, generator, data_generator, model, or stateful."""
@@ -31,16 +31,16 @@ class Snapshot:
     rng: dict[str, str]
     """The process's own generators: python, numpy, torch, cuda:0, …"""
     outside: dict[str, Outside]
-    """By the name under which the training loop's frames reach it: `scaler`, `self.ema`."""
+    """By its name in the training loop's frames: `scaler`, `self.ema`."""
     locals: dict[str, str] = field(default_factory=dict)
     """Tensors in local variables, such as the batch, by the variable's name."""
     batches: list[int] = field(default_factory=list)
-    """How many batches each live iterator of a DataLoader has handed out."""
+    """The number of batches that each live iterator of a DataLoader has handed out."""
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """What a rank was after a step."""
+    """A rank after a step."""
 
     step: int
     metrics: dict[str, str]
@@ -49,11 +49,11 @@ class Boundary:
 
 @dataclass
 class Trail:
-    """All that one rank of one launch noted."""
+    """All records of one rank of one launch."""
 
     rank: int
     start: int | None = None
-    """What restore() returned; None: it was not called."""
+    """The result of restore(); None: it was not called."""
     restored: Snapshot | None = None
     boundaries: list[Boundary] = field(default_factory=list)
 

@@ -12,7 +12,7 @@ from holdfast.verify.verification import Verdict, Verification
 _SHOWN = 5
 _DIGEST_LETTERS = 32
 _REPEATABLE = (
-    "A resumed run cannot be equal to what is not equal to itself. Seed every generator before the first draw, use",
+    "A resumed run cannot repeat a run that does not repeat itself. Seed every generator before the first draw, use",
     "torch.use_deterministic_algorithms(True) and a fixed number of threads, and sort what comes from sets, folders",
     "and threads; then verify again.",
 )
@@ -65,11 +65,11 @@ def _lines(verification: Verification) -> Iterator[str]:
         )
         yield '  Pass metrics={"loss": loss} to ckpt.step(), or put the model into the state; then verify again.'
     elif verification.verdict is Verdict.NOT_DETERMINISTIC:
-        yield f"NOT DETERMINISTIC: two launches that nobody disturbed differ at step {comparison.step}."
+        yield f"NOT DETERMINISTIC: two undisturbed launches differ at step {comparison.step}."
         yield from _differences(comparison.first, "first", "second")
         yield from (f"  {line}" for line in _REPEATABLE)
     else:
-        what = "what was compared is equal" if comparison.step is None else f"step {comparison.step} differs first"
+        what = "all that was compared is equal" if comparison.step is None else f"step {comparison.step} differs first"
         yield f"NOT EXACT: killed after step {verification.saved_step} and resumed, {what} ({ranks})."
         yield from _differences(comparison.first, "straight", "resumed")
         for at, cause in enumerate(verification.causes):
@@ -79,7 +79,7 @@ def _lines(verification: Verification) -> Iterator[str]:
             yield f"  because {cause.evidence}."
             yield f"  {cause.remedy}"
     if comparison.ignored:
-        yield f"Left out, for undisturbed launches differ in them as well: {', '.join(comparison.ignored[:_SHOWN])}."
+        yield f"Left out, because undisturbed launches differ in them too: {', '.join(comparison.ignored[:_SHOWN])}."
 
 
 def _differences(found: list[Difference], one: str, two: str) -> Iterator[str]:

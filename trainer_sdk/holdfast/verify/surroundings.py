@@ -1,7 +1,8 @@
-"""What the training loop reaches that changes as it goes and is not in the state: where forgotten state is found.
+"""Objects that the training loop reaches, that change as it goes, and that are not in the state: forgotten state is
+found here.
 
-In the script: recorder -> **surroundings**. From the frames of whoever called Holdfast, innermost first, through local
-variables, attributes and closures, a few levels deep. Reads only; calls nothing but the state_dict() of what has one.
+In the script: recorder -> **surroundings**. From the frames of Holdfast's caller, innermost first, through local
+variables, attributes and closures, a few levels deep. Reads only; calls nothing but an object's own state_dict().
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from holdfast.verify.records import Outside
 
 _DEPTH = 4
 _ITEMS = 100
-"""Of one container."""
+"""The most that are searched of one container."""
 _VISITS = 5000
 _LOCAL_TENSORS = 64
 _CLOSED = ("holdfast", "torch", "numpy", "builtins", "logging", "threading", "concurrent", "pathlib", "argparse")
-"""Packages whose objects are not looked into; their frames are skipped."""
+"""Packages whose objects are not searched; their frames are skipped."""
 
 
 class Surroundings:
-    """One look around. `outside` and `locals` are as in records.Snapshot."""
+    """One search. `outside` and `locals` are as in records.Snapshot."""
 
     def __init__(self, frame: FrameType | None, state: Mapping[str, Any]) -> None:
         self.outside: dict[str, Outside] = {}
@@ -71,7 +72,7 @@ class Surroundings:
                 continue
             self._seen.add(id(value))
             visits += 1
-            # Whatever a foreign attribute or state_dict() raises: a save never asks for it.
+            # A foreign attribute or state_dict() may raise anything: a save never asks for it.
             with contextlib.suppress(Exception):
                 if isinstance(value, DataLoader | Sampler):
                     self._of_data.add(id(getattr(value, "generator", None)))
@@ -95,14 +96,14 @@ class Surroundings:
             return "model"
         if isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState):
             return None if value is torch.default_generator else "generator"
-        # Asked of the class: a proxy answers for every name.
+        # Asked of the class, because a proxy answers for every name.
         if all(callable(getattr(type(value), name, None)) for name in ("state_dict", "load_state_dict")):
             return "stateful"
         return None
 
     def _note(self, path: str, kind: str, value: Any) -> None:
         if kind == "generator":
-            self._generators.setdefault(path, value)  # what it is for is known when all is seen
+            self._generators.setdefault(path, value)  # its use is known when all is seen
         elif parts := dict(self._parts(kind, value)):
             self.outside.setdefault(path, Outside(kind, type(value).__qualname__, parts))
 
@@ -177,7 +178,7 @@ def _generator_state(value: Any) -> Any:
 
 
 def _storages(values: Any) -> set[int]:
-    """Where the tensors of the state lie: another object that holds one of them holds state."""
+    """The memory of the state's tensors: another object that holds one of them holds state."""
     found: set[int] = set()
     for value in values:
         if isinstance(value, torch.nn.Module):
@@ -199,7 +200,7 @@ def _storage(tensor: Any) -> int:
 
 
 def _is_open(value: Any) -> bool:
-    # What a module's parts are is its own affair, and they are many.
+    # A module's parts belong to it, and they are many.
     if isinstance(value, torch.nn.Module | ModuleType | type):
         return False
     return isinstance(value, Sampler) or not _is_closed(type(value).__module__)

@@ -1,4 +1,4 @@
-"""The plan of a verification: straight, killed, resumed; compare; where they differ, once more straight. No torch here.
+"""The plan of a verification: straight, killed, resumed; compare; if they differ, once more straight. No torch here.
 
 cli -> **verification** -> launching (each launch), evidence, diagnosis -> report
 """
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
     NOT_EXACT = "not exact"
     NOT_DETERMINISTIC = "not deterministic"
     NOTHING_SEEN = "nothing seen"
-    """No tensor and no metric was compared: whatever went wrong would not have been noticed."""
+    """No tensor and no metric was compared, so no error would have been noticed."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Verification:
     saved_step: int
     ranks: int
     metrics: list[str]
-    """Names of the metrics that step() was given; without any only the state is compared."""
+    """Names of the metrics that step() got; without any only the state is compared."""
     tensors: int
     causes: list[Cause] = field(default_factory=list)
 

@@ -3,7 +3,7 @@
 One process:  Trainer(plugins=[HoldfastCheckpointIO("demo/gpt")], callbacks=[HoldfastCallback(), ModelCheckpoint(…)])
 Several:      Trainer(strategy=HoldfastDDPStrategy("demo/gpt"), callbacks=[HoldfastCallback(), ModelCheckpoint(…)])
 FSDP2:        Trainer(strategy=HoldfastModelParallelStrategy("demo/gpt"), …)
-Resume:       trainer.fit(model, ckpt_path="last"), or ckpt_path=io.last() where the node's disk may be another one
+Resume:       trainer.fit(model, ckpt_path="last"), or ckpt_path=io.last() if the node's disk may be another one
 """
 
 from holdfast.integrations.lightning.callback import HoldfastCallback

@@ -1,4 +1,4 @@
-"""When a fit begins, steps, fails: what neither a CheckpointIO nor a strategy is told."""
+"""Begin, steps and failure of a fit, which neither a CheckpointIO nor a strategy hears of."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HoldfastCallback(Callback):
         self._stepped = -1
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Raises ConfigurationError where nothing of the state would be seen."""
+        """Raises ConfigurationError if the state would not be seen."""
         if stage == "fit":
             self._run = _named_run(trainer)
             self._run.begin(trainer)
@@ -43,12 +43,12 @@ class HoldfastCallback(Callback):
             signal.signal(signal.SIGTERM, self._sigterm)
         self._stepped = trainer.global_step
         if trainer.fit_loop.restarted_mid_epoch:
-            # The loader's iterator was made by now. Between two epochs it is the next thing to be made.
+            # The loader's iterator exists by now. Between two epochs it is made next.
             self._fit.restore_rng()
             if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
                 # The checkpoint was saved after an epoch's last batch. Lightning has counted that epoch as done by now,
-                # and in its middle-of-an-epoch stage would not count the next one as begun: what is saved in that
-                # epoch would not be resumed where it was saved.
+                # and in its middle-of-an-epoch stage would not count the next one as begun: a save in that epoch would
+                # not be resumed at its place.
                 trainer.fit_loop.reset_restart_stage()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -1,7 +1,7 @@
-"""CheckpointIO for one process: Lightning's whole dict, as a typed tree. Nothing in it is pickled; what cannot be held
-is refused by its key.
+"""CheckpointIO for one process: Lightning's whole dict, as a typed tree. Nothing is pickled; a value that cannot be
+kept is refused by its key.
 
-With several ranks Lightning calls this on rank 0 alone, and a strategy that shards not at all: see strategy.py.
+With several ranks Lightning calls this on rank 0 alone, and with a sharding strategy never: see strategy.py.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
     checkpointer: arguments for holdfast.Checkpointer. Without `save=` in it, ModelCheckpoint alone says when to save.
 
     A path of ModelCheckpoint's becomes a small file that names the step, so `ckpt_path="last"` and `"best"` work as
-    ever. Files of Lightning's own are read as before, and weights without the rest (save_weights_only) are written so.
+    usual. Lightning's own files are read as before, and weights alone (save_weights_only) are written as such.
     """
 
     def __init__(self, run: str | None = None, *, checkpointer: Mapping[str, Any] | None = None) -> None:
         self.named_run = NamedRun(run, checkpointer or {})
 
     def last(self) -> str | None:
-        """For `ckpt_path=`: the run's newest restore point, on whatever node; None where nothing was ever committed."""
+        """For `ckpt_path=`: the run's newest restore point, on any node; None if nothing was ever committed."""
         return self.named_run.last()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -39,7 +39,7 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
             self.named_run.save(checkpoint["global_step"], path, {"checkpoint": RestOfCheckpoint(checkpoint)})
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Raises NoRestorePoint, IntegrityError, …; FileNotFoundError where there is no such name."""
+        """Raises NoRestorePoint, IntegrityError, …; FileNotFoundError for an unknown name."""
         point = point_of(path)
         if point is None:
             loaded: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
@@ -49,7 +49,7 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
         return whole.loaded
 
     def remove_checkpoint(self, path: Any) -> None:
-        """The name goes at once; its checkpoint goes to the run's trash when no other name means it."""
+        """The name goes at once; its checkpoint goes to the run's trash once no other name means it."""
         if step_of(path) is None and not self.named_run.knows(path):
             super().remove_checkpoint(path)
         else:

@@ -1,4 +1,4 @@
-"""One run behind Lightning's names: which step each name means, when to begin an attempt, what may go to the trash.
+"""One run behind Lightning's names: each name's step, when to begin an attempt, which checkpoints may be trashed.
 
 checkpoint_io.py and strategy.py bring the state; callback.py says when a fit begins, steps and fails.
 """
@@ -27,7 +27,7 @@ log = logging.getLogger("holdfast")
 
 
 class RestOfCheckpoint:
-    """What is no model and no optimizer: the dict that Lightning makes, given back as it was."""
+    """Lightning's dict without model and optimizers, given back unchanged."""
 
     def __init__(self, dumped: Any = None) -> None:
         self._dump = dumped if callable(dumped) else lambda: dumped or {}
@@ -45,7 +45,7 @@ class RestOfCheckpoint:
 
 
 class Names:
-    """Name -> step, kept in each checkpoint: a job on another node has them too."""
+    """Name -> step, kept in each checkpoint, so that a job on another node has them too."""
 
     def __init__(self) -> None:
         self.steps: dict[str, int] = {}
@@ -70,12 +70,12 @@ class _Ended(NamedTuple):
 
 
 class NamedRun:
-    """`options` are those of Checkpointer, which is made when a fit begins: only then the ranks have joined."""
+    """`options` are those of Checkpointer, which is made when a fit begins, because the ranks join only then."""
 
     def __init__(self, run: str | None, options: Mapping[str, Any]) -> None:
         self._run = run
-        # Without a word on it, ModelCheckpoint alone says when: after a save in the middle of an epoch, a loader that
-        # is not stateful begins the epoch again.
+        # By default ModelCheckpoint alone says when: after a save in the middle of an epoch, a loader that is not
+        # stateful begins the epoch again.
         self._options: dict[str, Any] = {"save": OnPreemption(), **options}
         self._checkpointer: Checkpointer | None = None
         self._names = Names()
@@ -98,19 +98,19 @@ class NamedRun:
         return self._checkpointer
 
     def begin(self, trainer: Any) -> None:
-        """A fit begins; what is loaded from here on is a resume."""
+        """A fit begins; a load from here on is a resume."""
         self._trainer, self._failure, self._has_restored = trainer, None, False
         self._saved = self._ended = None
 
     def open(self) -> None:
-        """On every rank, before anything of this fit is saved."""
+        """On every rank, before the first save of this fit."""
         _ = self.checkpointer
 
     def fail(self, error: BaseException) -> None:
         self._failure = error
 
     def last(self) -> str | None:
-        """For ckpt_path: the newest restore point; None where nothing was ever committed."""
+        """For ckpt_path: the newest restore point; None if nothing was ever committed."""
         settings = self._options.get("client_settings") or ClientSettings()
         name = TrainerSettings().run_name(self._run)
         with Client(settings) as client:
@@ -121,8 +121,8 @@ class NamedRun:
         return f"{SCHEME}latest" if decision.ever_committed else None
 
     def load(self, point: str, state: dict[str, Any]) -> None:
-        """Into the objects of `state`. In a fit that has saved nothing yet this is what the job resumes from; else,
-        to test or predict with, the checkpoint is only read."""
+        """Into the objects of `state`. In a fit without a save so far, the job resumes from this checkpoint. Otherwise,
+        to test or predict, it is only read."""
         if self._trainer is None or self._has_restored or self._saved is not None:
             selector = f"{self._run_name}@{point}"
             read_into(
@@ -139,14 +139,14 @@ class NamedRun:
             self._write_names_that(state["checkpoint"].loaded.get("callbacks", {}))
 
     def restore_rng(self) -> None:
-        """Once more, where Lightning has drawn numbers since for what the checkpoint was already past."""
+        """Once more, because Lightning may have drawn numbers since that were drawn before the checkpoint."""
         if self._rng is not None:
             restore_rng(self._rng)
             self._rng = None
 
     def save(self, step: int, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-        """On every rank. Two names for one step, as ModelCheckpoint gives them, are one checkpoint. After the fit,
-        which has ended its attempt, this opens one of its own, and returns when the checkpoint is committed."""
+        """On every rank. Two names of ModelCheckpoint for one step are one checkpoint. After the fit, which has ended
+        its attempt, this opens another one, and returns once the checkpoint is committed."""
         if self._checkpointer is not None or self._ended is None:
             self._save(step, path, state)
         else:
@@ -173,7 +173,7 @@ class NamedRun:
         self._close(None)
 
     def _save(self, step: int, path: str | os.PathLike[str], state: dict[str, Any]) -> SaveHandle | None:
-        """None where nothing had to be saved for the name."""
+        """None if the name needs no save."""
         checkpointer = self.checkpointer
         if self._failure is not None and not isinstance(self._failure, Preempted):
             # ModelCheckpoint saves on exceptions. This rank may be within a step, and the others are not here.
@@ -192,11 +192,11 @@ class NamedRun:
         return handle
 
     def step(self, step: int, state: dict[str, Any]) -> None:
-        """After each update, on every rank: what is due by the Checkpointer's own `save=`, and Preempted."""
+        """After each update, on every rank: saves by the Checkpointer's own `save=`, and raises Preempted."""
         try:
             handle = self.checkpointer.step(step, state | {"names": self._names})
         except Preempted:
-            self._saved = step  # and ModelCheckpoint, which saves on exceptions, need not save it again
+            self._saved = step  # ModelCheckpoint, which saves on exceptions, need not save it again
             raise
         if handle is not None and not handle.declined:
             self._saved = step
@@ -205,7 +205,7 @@ class NamedRun:
         return os.fspath(path) in self._names.steps
 
     def remove(self, path: str | os.PathLike[str]) -> None:
-        """The name goes, and the checkpoint with its last name."""
+        """Removes the name, and with the last name its checkpoint."""
         named = self._names.steps.pop(os.fspath(path), None)
         step = step_of(path) if named is None else named
         if not self._is_first:
@@ -214,7 +214,7 @@ class NamedRun:
         self._drop_unless_named(step)
 
     def close(self) -> None:
-        """The fit is over, well or not."""
+        """The fit is over, successful or not."""
         self._close(self._failure)
 
     def _close(self, failure: BaseException | None) -> None:
@@ -230,7 +230,7 @@ class NamedRun:
             if session.has_opened:
                 self._ended = _Ended(trainer, session.opened.attempt, checkpointer.stats.last_committed_step)
             if trash is not None:
-                trash.close()  # the last save is committed by now, and an older one may go
+                trash.close()  # the last save is committed by now, so an older one may go
 
     @property
     def _trashed(self) -> Trash:
@@ -252,15 +252,15 @@ class NamedRun:
         self._trashed.drop(each for each in nameless if each is not None)
 
     def _write_names_that(self, callbacks: Any) -> None:
-        """Those that ModelCheckpoint still counts on, on a node that has not got them. The newest save was made before
-        ModelCheckpoint took its older names away."""
+        """Writes the names that ModelCheckpoint still counts on, on a node without them. The newest save was made
+        before ModelCheckpoint took its older names away."""
         mentioned = set(_texts(callbacks))
         for path, step in self._names.steps.items():
             if path in mentioned and os.path.isdir(os.path.dirname(path)) and not os.path.exists(path):
                 write_name(path, self._run_name, step)
 
     def _metrics(self) -> dict[str, float]:
-        """What was logged to be monitored. On every rank, for it may be reduced only now."""
+        """The logged values to monitor. On every rank, because they may be reduced only now."""
         return {name: value for name, value in self._trainer.callback_metrics.items() if len(name) <= 100}
 
 

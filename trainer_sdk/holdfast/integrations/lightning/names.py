@@ -18,7 +18,7 @@ _LAST = "last"
 
 
 def point_of(path: str | os.PathLike[str]) -> str | None:
-    """`latest` or a step, as text; None where the path is no name file of ours and no `holdfast:`."""
+    """`latest` or a step, as text; None unless the path is a name file of ours or `holdfast:…`."""
     text = str(path)
     if text.startswith(SCHEME):
         return text.removeprefix(SCHEME) or "latest"
@@ -29,7 +29,7 @@ def point_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def step_of(path: str | os.PathLike[str]) -> int | None:
-    """The step that a name file holds; None where there is no such file."""
+    """The step in a name file; None if there is no such file."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         with open(path, "rb") as file:
             return int(json.loads(file.read(_MOST_BYTES))["holdfast"]["step"])
@@ -37,7 +37,7 @@ def step_of(path: str | os.PathLike[str]) -> int | None:
 
 
 def write_name(path: str | os.PathLike[str], run: str, step: int) -> None:
-    """A name file, whole or not at all."""
+    """Writes a name file atomically."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.{os.getpid()}")

@@ -1,7 +1,7 @@
 """Strategies that hand the live model and optimizers to a Checkpointer on every rank: sharded state stays sharded.
 
-Lightning's FSDP, ModelParallel and DeepSpeed strategies never ask the CheckpointIO, and DDP asks it on rank 0 alone. So
-this overrides what every strategy is asked: save_checkpoint, load_checkpoint, remove_checkpoint.
+Lightning's FSDP, ModelParallel and DeepSpeed strategies never call the CheckpointIO, and DDP calls it on rank 0 alone.
+So this overrides the calls that every strategy gets: save_checkpoint, load_checkpoint, remove_checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _OF_THE_OBJECTS = ("state_dict", "optimizer_states")
 class HoldfastStrategyMixin:
     """Put it before a strategy of Lightning: `class Mine(HoldfastStrategyMixin, DDPStrategy)`.
 
-    run, checkpointer: as in HoldfastCheckpointIO; everything else is the strategy's. What on_save_checkpoint() does to
-    checkpoint["state_dict"] is not seen: the model's tensors are saved from the model.
+    run, checkpointer: as in HoldfastCheckpointIO; all other arguments are the strategy's. Changes of
+    checkpoint["state_dict"] in on_save_checkpoint() are ignored, because the model's tensors are saved from the model.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class HoldfastStrategyMixin:
         self._has_loaded = False
 
     def last(self) -> str | None:
-        """For `ckpt_path=`: the run's newest restore point, on whatever node; None where nothing was ever committed."""
+        """For `ckpt_path=`: the run's newest restore point, on any node; None if nothing was ever committed."""
         return self.named_run.last()
 
     def training_state(self, dump: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """What a checkpoint holds. `dump` gives Lightning's dict, when a save asks for it."""
+        """The content of a checkpoint. `dump` returns Lightning's dict, when a save asks for it."""
         strategy: Any = self
         optimizers = [each._optimizer if isinstance(each, LightningOptimizer) else each for each in strategy.optimizers]
         return {
@@ -58,11 +58,11 @@ class HoldfastStrategyMixin:
         return False if self._has_loaded else bool(super().lightning_restore_optimizer)  # type: ignore[misc]
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Nothing: ModelParallel's own gathers a copy, and the model itself is saved."""
+        """Empty: ModelParallel's own gathers a copy, but the model itself is saved."""
         return {}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Nothing: ModelParallel's own takes a step with an optimizer that has no state yet."""
+        """Empty: ModelParallel's own takes a step with an optimizer that has no state yet."""
         return {}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -76,7 +76,7 @@ class HoldfastStrategyMixin:
         self.named_run.save(checkpoint["global_step"], path, self.training_state(lambda: checkpoint))
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Into the live objects; what is left is Lightning's. A file of Lightning's own is read by the strategy."""
+        """Into the live objects; Lightning loads the rest. The strategy reads a file of Lightning's own."""
         strategy = self._strategy
         # Only rank 0 has the names; the others may be on other nodes.
         point = strategy.broadcast(point_of(checkpoint_path))

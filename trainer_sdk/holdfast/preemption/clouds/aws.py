@@ -1,6 +1,6 @@
 """Amazon EC2: the notice of a spot instance's interruption, two minutes ahead, and the rebalance recommendation.
 
-IMDSv2: a session token by PUT, then GETs that carry it. 404 is "nothing announced". AWS recommends a look every five
+IMDSv2: a session token by PUT, then GETs that carry it. 404 is "nothing announced". AWS recommends a poll every five
 seconds. docs.aws.amazon.com: "Spot Instance interruption notices", "EC2 instance rebalance recommendations",
 "Use the Instance Metadata Service".
 """
@@ -67,7 +67,7 @@ def _json_of(reply: MetadataReply) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise MetadataError("what it announces is no JSON object")
+        raise MetadataError("its announcement is not a JSON object")
     return value
 
 

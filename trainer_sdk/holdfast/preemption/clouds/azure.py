@@ -1,8 +1,8 @@
 """Azure: scheduled events. Preempt (30 seconds ahead at least), Terminate, Reboot and Redeploy end the process.
 
 Freeze does not: the machine pauses for seconds and its memory stays. All machines of an availability set or a placement
-group read the same document, so an event counts if its `Resources` name this one. Nothing is acknowledged: a
-StartRequest lets the event begin for every machine it names, and it is not this job's to say so for them.
+group read the same document, so an event counts if its `Resources` name this one. Nothing is acknowledged, because a
+StartRequest lets the event begin for every machine it names, and this job must not decide that for them.
 learn.microsoft.com: "Azure Metadata Service: Scheduled Events for Linux VMs", "Azure Instance Metadata Service".
 """
 

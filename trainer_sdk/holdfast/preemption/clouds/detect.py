@@ -1,4 +1,4 @@
-"""Which cloud this machine is in, by what its firmware says. No request is made to find out."""
+"""This machine's cloud, as its firmware names it. No request is made to find out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 DMI = Path("/sys/class/dmi/id")
 
-_AZURE_CHASSIS = "7783-7084-3265-9085-8269-3286-77"  # Hyper-V on one's own premises has the same vendor, and not this
+_AZURE_CHASSIS = "7783-7084-3265-9085-8269-3286-77"  # on-premises Hyper-V has the same vendor, but not this
 
 
 def detect_cloud(dmi: Path = DMI) -> str | None:
-    """`aws`, `gcp`, `azure`, or None where none of them is seen, or no firmware table at all."""
+    """`aws`, `gcp`, `azure`, or None without a sign of them or without a firmware table."""
     vendor = _read(dmi, "sys_vendor")
     # Xen instances of EC2 name Xen as their vendor.
     if vendor == "amazon ec2" or "amazon" in _read(dmi, "bios_version") or "amazon" in _read(dmi, "bios_vendor"):

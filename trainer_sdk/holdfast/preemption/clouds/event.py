@@ -1,4 +1,4 @@
-"""What a cloud announces, in one form for all of them: made by aws.py, gcp.py and azure.py, weighed by poller.py."""
+"""A cloud's announcement, in one form for all clouds: made by aws.py, gcp.py and azure.py, judged by poller.py."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 @dataclass(frozen=True)
 class CloudEvent:
     key: str
-    """The same for as long as it is the same event: what was told of it is not told again."""
+    """Identifies the event: a reported event is not reported again."""
     reason: str
     """A few words for people."""
     deadline_seconds: float | None
-    """From now on until the machine may go; None where the cloud does not say, or where that moment is over and the
-    machine is still there: every second is won then, and no moment is known to leave before."""
+    """Seconds from now until the machine may be taken. None if the cloud names no time, or if that time is over and the
+    machine is still there: every second is gained then, and no deadline is known."""
     is_hint: bool = False
-    """It may never come to anything: the machine is likelier to be taken than others."""
+    """The event may never come: the machine is only likelier to be taken than others."""
 
 
 def seconds_left(at: float, now: float) -> float | None:
@@ -29,8 +29,8 @@ class CloudSource(Protocol):
 
     name: str
     pause_seconds: float
-    """Between two looks, as the cloud recommends."""
+    """The pause between two polls, as the cloud recommends."""
 
     def look(self) -> list[CloudEvent]:
-        """What is announced now for this machine. May block for as long as the cloud holds its answer back.
-        Raises MetadataError."""
+        """The present announcements for this machine. May block as long as the cloud holds its answer back. Raises
+        MetadataError."""

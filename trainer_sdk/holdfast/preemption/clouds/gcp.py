@@ -1,8 +1,8 @@
 """Google Compute Engine: `instance/preempted`, some 30 seconds ahead, and `instance/maintenance-event`.
 
-The first is waited for (`wait_for_change` with the ETag of the last answer): 30 seconds are too few to be late. The
-second is looked at in between; Google gives its warning only to machines that have asked for it before. What migrates
-the machine while it runs (MIGRATE_ON_HOST_MAINTENANCE) loses nothing and is left out. cloud.google.com/compute/docs:
+The first is waited for (`wait_for_change` with the ETag of the last answer), because 30 seconds leave no time for
+polling. The second is polled in between; Google warns only machines that have asked for it before. An event that
+migrates the running machine (MIGRATE_ON_HOST_MAINTENANCE) loses nothing and is left out. cloud.google.com/compute/docs:
 "Spot VMs", "Query metadata server for maintenance event notices", "View and query VM metadata".
 """
 
@@ -21,7 +21,7 @@ _PREEMPTED_SECONDS = 30.0
 
 class Gcp:
     name = "gcp"
-    pause_seconds = 1.0  # beside the time for which the server holds its answer back
+    pause_seconds = 1.0  # on top of the time that the server holds its answer back
 
     def __init__(self, server: MetadataServer) -> None:
         self._server = server
@@ -41,7 +41,7 @@ class Gcp:
         query = ""
         if self._etag is not None and hold_seconds:
             query = f"?wait_for_change=true&last_etag={quote(self._etag)}&timeout_sec={hold_seconds}"
-        # Forgotten until there is a new one: after an error nobody knows what was missed.
+        # Forgotten until there is a new one: after an error it is unknown what was missed.
         self._etag = None
         reply = self._get("preempted" + query, hold_seconds + 2.0)
         self._etag = reply.headers["ETag"]
@@ -51,5 +51,5 @@ class Gcp:
         reply = self._server.ask(_INSTANCE + key, {_FLAVOR: "Google"}, timeout_seconds=timeout_seconds)
         reply.require_ok(_INSTANCE + key.partition("?")[0])
         if reply.headers[_FLAVOR] != "Google":
-            raise MetadataError("what answers is not Google's metadata server")
+            raise MetadataError("the answering server is not Google's metadata server")
         return reply

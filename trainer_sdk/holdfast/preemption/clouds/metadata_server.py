@@ -1,7 +1,7 @@
 """One request to the metadata server of this machine: plain HTTP to an address that only the machine itself reaches.
 
-The standard library's client, because it knows no proxies (a proxy would answer for another machine) and follows no
-redirects. A connection per request: there are few, and none is then left half dead.
+The standard library's client, because it ignores proxies (a proxy would answer for another machine) and follows no
+redirects. A connection per request, because there are few, and none is then left half dead.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 BASE_URL = "http://169.254.169.254"
-"""Of all three clouds. Google's has a name too; asking for it would need a name server."""
+"""The same for all three clouds. Google's has a name too, but resolving it would need a name server."""
 
 _LARGEST_REPLY_BYTES = 1 << 20
 
 
 class MetadataError(Exception):
-    """The metadata server does not answer, or not as it should. The text says how, for one line in the log."""
+    """The metadata server does not answer, or answers wrongly. The text says how, for one line in the log."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class MetadataReply:
 
     @property
     def now(self) -> float:
-        """Seconds since 1970 by the server's clock, else by ours: a deadline that it names is measured by its own."""
+        """Seconds since 1970 by the server's clock, else by ours, because the server's deadlines go by its own
+        clock."""
         try:
             return parsedate_to_datetime(self.headers["Date"]).timestamp()
         except (TypeError, ValueError):
@@ -61,7 +62,7 @@ class MetadataServer:
     def ask(
         self, target: str, headers: dict[str, str], *, method: str = "GET", timeout_seconds: float = 2.0
     ) -> MetadataReply:
-        """Raises MetadataError where no whole answer comes within the time, and after close()."""
+        """Raises MetadataError if no whole answer comes in time, and after close()."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_seconds)
         self._connection = connection
         try:
@@ -80,7 +81,7 @@ class MetadataServer:
             connection.close()
 
     def close(self) -> None:
-        """Ends the request that is under way, at once."""
+        """Ends the running request at once."""
         self._closed = True
         connection = self._connection
         if connection is not None and connection.sock is not None:

@@ -1,7 +1,7 @@
-"""The thread that asks the cloud, and decides what of its answer is a notice now.
+"""The thread that asks the cloud, and decides which of its answers is a notice now.
 
-An event that is far off is no notice yet: the machine is paid for until then, and a job that left at once and came back
-to the same machine would leave again. It is told in the log, and becomes a notice `lead_seconds` before its time.
+A distant event is no notice yet: the machine is paid for until then, and a job that left at once and came back to the
+same machine would leave again. It is logged, and becomes a notice `lead_seconds` before its time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CloudPoller:
         self._thread.start()
 
     def close(self) -> None:
-        """Also ends a request that is under way."""
+        """Also ends a running request."""
         self._stop.set()
         self._server.close()
         self._thread.join(timeout=1.0)
@@ -60,7 +60,7 @@ class CloudPoller:
                 self._answers_again()
             except MetadataError as error:
                 self._missed(error)
-            # A server that is away is asked less often, but never so seldom that a notice of two minutes is missed.
+            # An unavailable server is asked less often, but often enough for a notice of two minutes.
             pause = min(self._source.pause_seconds * 2 ** min(self._failures, 5), _LONGEST_PAUSE_SECONDS)
             if self._stop.wait(pause):
                 return
@@ -89,8 +89,8 @@ class CloudPoller:
         self._failures += 1
         if self._failures == 1 and not self._stop.is_set():
             log.warning(
-                "no notice from %s can be heard at present: %s. It is asked on; this is said once. In a container the "
-                "metadata server must be reachable; HOLDFAST_PREEMPTION_CLOUD=none stops the asking",
+                "no notice from %s can arrive at present: %s. It is asked again; this is logged once. In a container "
+                "the metadata server must be reachable; HOLDFAST_PREEMPTION_CLOUD=none stops the asking",
                 self._source.name,
                 error,
             )

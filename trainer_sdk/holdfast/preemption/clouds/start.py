@@ -1,4 +1,4 @@
-"""Whether a cloud is asked, which one, and by whom: one rank per node, and nobody where no cloud is seen."""
+"""Decides whether a cloud is asked, which one, and by which rank: one per node, and none if no cloud is seen."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def start_poller(
     on_notice: Callable[[Notice], None],
     save_soon: Callable[[], None],
 ) -> CloudPoller | None:
-    """None on every rank but the first of its node, and where no cloud is seen: then no thread is made and no request.
+    """None on every rank but the first of its node, and if no cloud is seen: then it makes no thread and no request.
 
-    `save_soon`: what a rebalance recommendation asks for unless HOLDFAST_PREEMPTION_REBALANCE says otherwise. It may
-    come hours before an interruption that never comes, so by itself it is a reason to save, and none to leave.
+    `save_soon`: answers a rebalance recommendation, unless HOLDFAST_PREEMPTION_REBALANCE says otherwise. That may come
+    hours before an interruption that never comes, so by itself it is a reason to save, but not to leave.
     """
     if ranks.rank != ranks.host_leader:
         return None
