@@ -91,9 +91,9 @@ def test_a_cached_key_is_not_used_for_another_day_or_secret():
 
 
 class _EndingCredentials(S3Credentials):
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, ends_at: datetime) -> None:
         super().__init__(Credentials("AKIDEXAMPLE", "secret", "token"))
-        self._ends_at = datetime.now(UTC) + timedelta(seconds=seconds)
+        self._ends_at = ends_at
 
     def current(self):
         return super().current()[0], self._ends_at
@@ -101,11 +101,10 @@ class _EndingCredentials(S3Credentials):
 
 @pytest.mark.parametrize(("credentials_end_after", "at_most"), [(100, 100), (10_000, 900)])
 def test_a_ticket_ends_with_the_earlier_of_url_and_credentials(credentials_end_after, at_most):
-    location = parse_s3_url("s3://bucket/prefix?region=eu-central-1")
-    ticket = S3Store(location, _EndingCredentials(credentials_end_after)).presign_get(
-        chunk_key(b""), expires_in_seconds=900
-    )
-    assert at_most - 2 <= ticket.expires_in_seconds <= at_most
+    location, now = parse_s3_url("s3://bucket/prefix?region=eu-central-1"), datetime.now(UTC)
+    credentials = _EndingCredentials(now + timedelta(seconds=credentials_end_after))
+    ticket = S3Store(location, credentials, now=lambda: now).presign_get(chunk_key(b""), expires_in_seconds=900)
+    assert ticket.expires_in_seconds == at_most
     assert f"X-Amz-Expires={ticket.expires_in_seconds}&" in ticket.url
 
 
