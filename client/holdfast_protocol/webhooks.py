@@ -57,7 +57,7 @@ class WebhookView(Reply):
     created_by: str
     deleted_at: datetime | None
     waiting: int = Field(description="Calls that wait for a first or further try.")
-    given_up: int = Field(description="Calls whose last try failed.")
+    given_up: int = Field(description="Calls whose tries all failed.")
 
 
 class WebhookCreated(WebhookView):
