@@ -56,7 +56,7 @@ class RunCopies(Reply):
     newest_committed_at: datetime | None
     copied_step: int | None = Field(description="The newest one that is whole in the second store.")
     copied_committed_at: datetime | None
-    lag_seconds: float = Field(description="Seconds since the oldest commit that is newer than the newest whole copy; 0: none.")
+    lag_seconds: float = Field(description="Since the oldest commit that is newer than the newest whole copy; 0: none.")
     lag_steps: int = Field(description="From the newest copied step to the newest wanted one.")
     lag_bytes: int = Field(description="Bytes to copy; a chunk that several checkpoints need counts in each.")
     waiting: int = Field(description="Wanted checkpoints that are not whole there yet.")

@@ -115,8 +115,8 @@ class RanksAgreement:
 
     def due(self, step: int) -> Ask | None:
         """Costs under a microsecond except at an agreed step. Raises RanksDisagree if no verdict comes in time."""
-        # The order matters: the background thread raises the barrier before it reads `_at`. The later of the two threads
-        # sees the other's value, so that no rank reports a step and then runs past it.
+        # The order matters: the background thread raises the barrier before it reads `_at`. The later of the two
+        # threads sees the other's value, so that no rank reports a step and then runs past it.
         self._at = at = self._at + 1
         return None if at < self._barrier else self._due_at_barrier(step, at)
 
