@@ -88,9 +88,9 @@ _DATED = "<LastModified>2026-03-01T00:00:00.000Z</LastModified>"
     [
         ("<ListBucketResult></ListBucketResult>", "listing lacks IsTruncated"),
         ("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", "listing lacks NextContinuationToken"),
-        (f"<ListBucketResult><Contents>{_CHUNK}{_DATED}</Contents></ListBucketResult>", "listing lacks Size"),
-        (f"<ListBucketResult><Contents>{_CHUNK}<Size>1</Size></Contents></ListBucketResult>", "lacks LastModified"),
-        (f"<ListBucketResult><Contents>{_DATED}<Size>1</Size></Contents></ListBucketResult>", "listing lacks Key"),
+        (f"<ListBucketResult><Contents>{_CHUNK}{_DATED}</Contents></ListBucketResult>", "listing lacks a size"),
+        (f"<ListBucketResult><Contents>{_CHUNK}<Size>1</Size></Contents></ListBucketResult>", "listing lacks a date"),
+        (f"<ListBucketResult><Contents>{_DATED}<Size>1</Size></Contents></ListBucketResult>", "listing lacks a name"),
         ("<ListBucketResult><IsTruncated>false</IsTr", "status 500"),
         ("<html><body>Please log in.</body></html>", "listing lacks IsTruncated"),
         ("Please log in.", "status 500"),

@@ -10,7 +10,6 @@ reaches its own new blob only; the seal compares the size, and the copy is unpro
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -24,7 +23,6 @@ from holdfast_service.stores.azure.calls import (
     LARGEST_PUT_BYTES,
     MISMATCH,
     TAKEN,
-    AlreadyThere,
     AzureCalls,
 )
 from holdfast_service.stores.azure.classes import AzureClasses, class_of, facts_of
@@ -39,21 +37,16 @@ from holdfast_service.stores.azure.signer import (
     default_credential,
 )
 from holdfast_service.stores.base import (
-    CHUNKS,
     Capabilities,
-    GetTicket,
     ObjectFacts,
     ObjectKey,
     ObjectMissing,
     Opening,
     PutTicket,
-    StoredObject,
     StoreRefused,
-    StoreUnavailable,
     StoreUrlError,
-    validated_name,
-    validated_project_id,
 )
+from holdfast_service.stores.bucket.bucket_store import Entry
 
 _PUT_HEADERS = {"x-ms-blob-type": "BlockBlob", "if-none-match": "*"}
 _PUT_ANSWERS = dict.fromkeys(TAKEN, StoreAnswer.STORED) | dict.fromkeys(MISMATCH, StoreAnswer.MISMATCH)
@@ -67,6 +60,7 @@ class AzureStore(AzureClasses):
     """A Store, a ClassedStore and a LockingStore."""
 
     kind = "azure"
+    get_answers = _GET_ANSWERS
 
     def __init__(
         self,
@@ -95,10 +89,6 @@ class AzureStore(AzureClasses):
             headers["content-md5"] = base64.b64encode(bytes.fromhex(md5)).decode()
         url, lives_seconds = self.presign("PUT", key, headers, expires_in_seconds)
         return PutTicket("PUT", url, headers, lives_seconds, _PUT_ANSWERS)
-
-    def presign_get(self, key: ObjectKey, *, expires_in_seconds: int) -> GetTicket:
-        url, lives_seconds = self.presign("GET", key, {}, expires_in_seconds)
-        return GetTicket(url, {}, lives_seconds, _GET_ANSWERS)
 
     def presign(
         self, method: str, key: ObjectKey, headers: Mapping[str, str], expires_in_seconds: int, *, public: bool = True
@@ -130,7 +120,7 @@ class AzureStore(AzureClasses):
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
         # As it lies there: the library would decode what an uploader has called encoded.
-        blob = self.blob(key.path)
+        blob = self.blob_of(key)
         download = self.calls.read(lambda: blob.download_blob(version_id=key.version_id, decompress=False))
         return self._pieces(download.chunks())
 
@@ -140,19 +130,8 @@ class AzureStore(AzureClasses):
             for start in range(0, len(part), _PIECE_BYTES):
                 yield part[start : start + _PIECE_BYTES]
 
-    def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
-        try:
-            version_id = self.write(key.path, data, overwrite=False, storage_class=storage_class)
-        except AlreadyThere:
-            return self.head(key)
-        # The service has hashed these very bytes, and Azure has compared their MD5 with what arrived.
-        return ObjectFacts(len(data), hashlib.sha256(data).hexdigest(), version_id)
-
-    def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
-        self._delete(key.path, version_id)
-
-    def _delete(self, relative_key: str, version_id: str | None = None) -> None:
-        blob = self.blob(relative_key)
+    def remove(self, key: str, version_id: str | None = None) -> None:
+        blob = self.blob(key)
         with suppress(ObjectMissing):
             if version_id is not None:
                 self.calls.change(lambda: blob.delete_blob(version_id=version_id))
@@ -160,13 +139,12 @@ class AzureStore(AzureClasses):
                 self.calls.change(lambda: blob.delete_blob(delete_snapshots="include"))
         if version_id is None and (self.capabilities is None or self.capabilities.versioned):
             # In an account with versions that only made the newest one an old one: its bytes stay until all are gone.
-            for version in self._versions(relative_key):
-                self._delete(relative_key, version)
+            for version in self._versions(key):
+                self.remove(key, version)
 
-    def _versions(self, relative_key: str) -> list[str]:
-        wanted = self.location.key_prefix + relative_key
-        found = self._listed(wanted, include=["versions"])
-        return [str(each.version_id) for each in found if each.name == wanted and each.version_id]
+    def _versions(self, key: str) -> list[str]:
+        found = self._listed(key, include=["versions"])
+        return [str(each.version_id) for each in found if each.name == key and each.version_id]
 
     def _listed(self, prefix: str, **options: Any) -> Iterator[Any]:
         """Entries of a listing, page by page. A page that fails is asked for again, and raises rather than end it."""
@@ -174,37 +152,9 @@ class AzureStore(AzureClasses):
         while (page := self.calls.read(lambda: next(pages, None))) is not None:
             yield from page
 
-    def list_objects(self, project_id: str | None) -> Iterator[StoredObject]:
-        folder = "" if project_id is None else f"{validated_project_id(project_id)}/{CHUNKS}/"
-        for entry in self._listed(self.location.key_prefix + folder):
-            yield from self._described(entry)
-
-    def _described(self, entry: Any) -> Iterator[StoredObject]:
-        """Nothing for what is no chunk of ours."""
-        try:
-            key = ObjectKey.from_path(entry.name.removeprefix(self.location.key_prefix))
-        except ValueError:
-            return
-        if entry.size is None or entry.last_modified is None:
-            # A listing that leaves something out must not pass for a short one: what is not listed looks deletable.
-            raise StoreUnavailable("the store's listing lacks a size or a date; try again")
-        yield StoredObject(key, entry.size, entry.last_modified, class_of(entry))
-
-    def write_named(self, name: str, data: bytes) -> None:
-        self.write(validated_name(name), data, overwrite=True)
-
-    def read_named(self, name: str) -> bytes:
-        return self.read_whole(validated_name(name))
-
-    def delete_named(self, name: str) -> None:
-        self._delete(validated_name(name))
-
-    def list_named(self, folder: str) -> Iterator[str]:
-        for entry in self._listed(f"{self.location.key_prefix}{validated_name(folder)}/"):
-            yield entry.name.removeprefix(self.location.key_prefix)
-
-    def guard_changes(self, guard: Callable[[], None]) -> None:
-        self.calls.guard = guard
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        for each in self._listed(prefix):
+            yield Entry(each.name, each.size, each.last_modified, class_of(each))
 
     def probe(self) -> Capabilities:
         self.refuse_retention()
@@ -217,9 +167,6 @@ class AzureStore(AzureClasses):
 
     def ping(self) -> None:
         self.calls.read(self.calls.container.get_container_properties, tries=1)
-
-    def close(self) -> None:
-        self.calls.close()
 
 
 def open_store(url: str, opening: Opening) -> AzureStore:

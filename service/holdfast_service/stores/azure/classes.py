@@ -9,16 +9,14 @@ https://learn.microsoft.com/azure/storage/blobs/immutable-storage-overview
 from __future__ import annotations
 
 import hashlib
-import secrets
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Any
 
 from azure.storage.blob import BlobClient, BlobProperties, ContainerProperties, RehydratePriority, StandardBlobTier
 
-from holdfast_protocol.tiers import ARCHIVED, ClassTerms, StorageClass, ThawSpeed
+from holdfast_protocol.tiers import ClassTerms, StorageClass, ThawSpeed
 from holdfast_service.stores.azure.azure_location import AzureLocation
-from holdfast_service.stores.azure.calls import AlreadyThere, AzureCalls
+from holdfast_service.stores.azure.calls import AzureCalls
 from holdfast_service.stores.base import (
     ClassFacts,
     ObjectArchived,
@@ -28,8 +26,9 @@ from holdfast_service.stores.base import (
     StoreRefused,
     StoreUnavailable,
 )
+from holdfast_service.stores.bucket.bucket_calls import AlreadyDone
+from holdfast_service.stores.bucket.bucket_store import ArchivingStore
 
-_PROBE_PROJECT = "probe"
 _HOUR = 3600
 _TIERS = {
     StorageClass.INFREQUENT: StandardBlobTier.COOL,
@@ -82,60 +81,46 @@ def _version(told: str | None) -> str | None:
     return told or None
 
 
-class AzureClasses(ABC):
+class AzureClasses(ArchivingStore):
     """A ClassedStore and a LockingStore."""
 
     class_terms = TERMS
     location: AzureLocation
     calls: AzureCalls
 
-    def blob(self, relative_key: str) -> BlobClient:
+    def blob(self, key: str) -> BlobClient:
         """The library's client of one blob."""
-        return self.calls.container.get_blob_client(self.location.key_prefix + relative_key)
+        return self.calls.container.get_blob_client(key)
 
-    def read_whole(self, relative_key: str, version_id: str | None = None) -> bytes:
+    def blob_of(self, key: ObjectKey) -> BlobClient:
+        """The library's client of a chunk's blob."""
+        return self.blob(self.location.key_of(key.path))
+
+    def read_whole(self, key: str, version_id: str | None = None) -> bytes:
         # As they lie there: the library would decode what an uploader has called encoded.
-        blob = self.blob(relative_key)
+        blob = self.blob(key)
         return self.calls.read(lambda: blob.download_blob(version_id=version_id, decompress=False).readall())
 
-    def write(self, relative_key: str, data: bytes, *, overwrite: bool, storage_class: str | None = None) -> str | None:
-        """The version that it became, if the account keeps versions. Raises AlreadyThere where nothing is to be
-        overwritten."""
+    def write(self, key: str, data: bytes, *, overwrite: bool, storage_class: str | None = None) -> str | None:
         tier = None if storage_class is None else tier_of(storage_class)
         written = self.calls.change(
-            lambda: self.blob(relative_key).upload_blob(
+            lambda: self.blob(key).upload_blob(
                 data, length=len(data), overwrite=overwrite, validate_content=True, standard_blob_tier=tier
             )
         )
         return _version(written.get("version_id"))
 
-    def check_storage_class(self, storage_class: StorageClass) -> None:
-        body = secrets.token_bytes(32)
-        key = ObjectKey(_PROBE_PROJECT, hashlib.sha256(body).hexdigest(), secrets.token_hex(16))
-        try:
-            self.write(key.path, body, overwrite=False, storage_class=storage_class.value)
-            told = self.class_facts(key).storage_class
-            if told != storage_class:
-                raise StoreRefused(f"the store takes an object for {storage_class.value} and keeps it in {told}")
-            if storage_class in ARCHIVED:
-                with suppress(ObjectArchived):
-                    self.read_whole(key.path)
-                    raise StoreRefused(
-                        f"the store lets anybody read what it says is in {storage_class.value}: it has no archive"
-                    )
-        finally:
-            self.delete(key)
-
     def copy_object(self, source: ObjectKey, target: ObjectKey, storage_class: StorageClass) -> ClassFacts:
-        data = self.read_whole(source.path, source.version_id)
+        data = self.read_whole(self.location.key_of(source.path), source.version_id)
+        path = self.location.key_of(target.path)
         try:
-            self.write(target.path, data, overwrite=False, storage_class=storage_class.value)
-        except (AlreadyThere, ObjectArchived):
+            self.write(path, data, overwrite=False, storage_class=storage_class.value)
+        except (AlreadyDone, ObjectArchived):
             # An earlier try. What is archived can be neither read nor overwritten, so it goes first.
             self.delete(target)
             # Nothing else writes this name, so what is there now is this write, whose reply was lost.
-            with suppress(AlreadyThere, ObjectArchived):
-                self.write(target.path, data, overwrite=False, storage_class=storage_class.value)
+            with suppress(AlreadyDone, ObjectArchived):
+                self.write(path, data, overwrite=False, storage_class=storage_class.value)
         told = self.class_facts(target)
         # The service has hashed these very bytes, and Azure has compared their MD5 with what arrived.
         facts = ObjectFacts(told.facts.bytes, hashlib.sha256(data).hexdigest(), told.facts.version_id)
@@ -147,7 +132,7 @@ class AzureClasses(ABC):
         return ClassFacts(facts_of(properties), class_of(properties), thawing, None)
 
     def properties(self, key: ObjectKey) -> BlobProperties:
-        return self.calls.read(lambda: self.blob(key.path).get_blob_properties(version_id=key.version_id))
+        return self.calls.read(lambda: self.blob_of(key).get_blob_properties(version_id=key.version_id))
 
     def restore_object(self, key: ObjectKey, days: int, speed: ThawSpeed) -> None:
         """`days` have no meaning here: what was moved to the hot tier stays there until it is cooled again. It is asked
@@ -156,14 +141,14 @@ class AzureClasses(ABC):
         priority = RehydratePriority("High" if speed is ThawSpeed.EXPEDITED else "Standard")
         with suppress(ObjectArchived):  # BlobBeingRehydrated: it is on its way
             self.calls.change(
-                lambda: self.blob(key.path).set_standard_blob_tier(StandardBlobTier.HOT, rehydrate_priority=priority)
+                lambda: self.blob_of(key).set_standard_blob_tier(StandardBlobTier.HOT, rehydrate_priority=priority)
             )
 
     def has_object_lock(self) -> bool:
         return _yes(self.container_properties().immutable_storage_with_versioning_enabled)
 
     def set_legal_hold(self, key: ObjectKey, version_id: str | None, *, on: bool) -> None:
-        self.calls.change(lambda: self.blob(key.path).set_legal_hold(on, version_id=version_id))
+        self.calls.change(lambda: self.blob_of(key).set_legal_hold(on, version_id=version_id))
 
     def refuse_retention(self) -> None:
         """Raises StoreRefused: such a container locks every upload, and nothing could be deleted (rule
@@ -191,10 +176,6 @@ class AzureClasses(ABC):
 
     def container_properties(self) -> ContainerProperties:
         return self.calls.read(self.calls.container.get_container_properties)
-
-    @abstractmethod
-    def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
-        """As the contract has it. The store that builds on this class has it; copies and the probe need it here."""
 
 
 def _yes(told: Any) -> bool:

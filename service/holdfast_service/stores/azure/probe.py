@@ -6,12 +6,13 @@ import secrets
 from datetime import UTC, datetime
 
 from holdfast_service.stores.base import Capabilities, StoreRefused
-from holdfast_service.stores.bucket.presigned_probe import PresignedProbe, PresigningStore, base64_md5
+from holdfast_service.stores.bucket.bucket_store import BucketStore
+from holdfast_service.stores.bucket.presigned_probe import PresignedProbe, base64_md5
 
 _BLOCK_BLOB = {"x-ms-blob-type": "BlockBlob"}
 
 
-def probe_azure(store: PresigningStore) -> Capabilities:
+def probe_azure(store: BucketStore) -> Capabilities:
     """StoreRefused if not even a plain PUT by a SAS goes through. Its objects are gone afterwards."""
     probe = PresignedProbe(store)
     try:

@@ -12,51 +12,26 @@ import hashlib
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Protocol
 from xml.etree import ElementTree
 
 import urllib3
 
-from holdfast_service.stores.base import ObjectFacts, ObjectKey, ObjectMissing, StoreError, StoreUnavailable
+from holdfast_service.stores.base import ObjectKey, ObjectMissing, StoreUnavailable
+from holdfast_service.stores.bucket.bucket_store import PROBE_PROJECT, BucketStore
 
-_PROBE_PROJECT = "probe"
 _TICKET_SECONDS = 60
 _FIRST_DIGIT = re.compile(r"(-Signature=|[?&]sig=)(.)", re.IGNORECASE)
-
-
-class PresignedCalls(Protocol):
-    """Sends what carries its signature in the URL, and says what stands in the way."""
-
-    @property
-    def pool(self) -> urllib3.PoolManager: ...
-
-    def unreachable(self, error: Exception) -> StoreError: ...
-
-
-class PresigningStore(Protocol):
-    """What the probe needs of a store."""
-
-    @property
-    def calls(self) -> PresignedCalls: ...
-
-    def presign(
-        self, method: str, key: ObjectKey, headers: Mapping[str, str], expires_in_seconds: int, *, public: bool = True
-    ) -> tuple[str, int]: ...
-
-    def head(self, key: ObjectKey) -> ObjectFacts: ...
-
-    def delete(self, key: ObjectKey, version_id: str | None = None) -> None: ...
 
 
 class PresignedProbe:
     """Use it once, and `clean_up` at the end."""
 
-    def __init__(self, store: PresigningStore) -> None:
+    def __init__(self, store: BucketStore) -> None:
         self._store = store
         self._keys: list[ObjectKey] = []
 
     def fresh_key(self, body: bytes) -> ObjectKey:
-        key = ObjectKey(_PROBE_PROJECT, hashlib.sha256(body).hexdigest(), secrets.token_hex(16))
+        key = ObjectKey(PROBE_PROJECT, hashlib.sha256(body).hexdigest(), secrets.token_hex(16))
         self._keys.append(key)
         return key
 

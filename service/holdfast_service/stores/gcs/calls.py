@@ -1,17 +1,10 @@
-"""The service's own calls to Google, through google-cloud-storage. Here, and only here, its errors become StoreErrors.
-
-The library sends; the retries are those of every store (stores/retry.py), so that a store that is away is given up
-after the same time whatever it is. Messages name the host and Google's own reason, never a URL: a signed one is a
-secret.
-"""
+"""The service's own calls to Google, through google-cloud-storage. Only here its errors become StoreErrors."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from typing import Any, TypeVar, cast
 
 import requests
@@ -21,46 +14,74 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud.storage import Blob, Client
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
-from holdfast_service.stores.base import (
-    ObjectMismatch,
-    ObjectMissing,
-    StoreError,
-    StoreRefused,
-    StoreUnavailable,
-)
-from holdfast_service.stores.bucket.network import connections, unreachable
+from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, StoreRefused, StoreUnavailable
+from holdfast_service.stores.bucket.bucket_calls import Answer, BucketCalls, Codes, time_of
 from holdfast_service.stores.bucket.presigned_probe import base64_md5
 from holdfast_service.stores.gcs.gcs_location import GcsLocation
 from holdfast_service.stores.gcs.identity import GoogleIdentity, GoogleSession
-from holdfast_service.stores.retry import TRIES, with_retries
+from holdfast_service.stores.retry import TRIES
 
 _RANGE_BYTES = 16 * 1024 * 1024
 _PIECE_BYTES = 1024 * 1024
-# Else the library asks for the bucket in a thread of its own, to name it in traces that nobody collects.
+# Else the library asks for the bucket in a thread of its own, to name it in traces, which are not collected here.
 _NO_LOOK_AT_THE_BUCKET = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
 
 _Result = TypeVar("_Result")
 
 
-class AlreadyThere(StoreError):  # noqa: N818
-    """An object of this name is there, and was not overwritten. It never leaves this folder."""
+class GoogleCalls(BucketCalls):
+    """To one of Google's services. `session` is for what the library does not do."""
+
+    errors = (
+        GoogleAPICallError,
+        requests.RequestException,
+        urllib3.exceptions.HTTPError,
+        InvalidResponse,
+        DataCorruption,
+        ConnectionError,
+    )
+    codes = Codes(done=frozenset({"conditionNotMet"}), lacking=frozenset({"methodNotAllowed"}))
+
+    def __init__(self, origin: str, name: str, remedy: str, identity: GoogleIdentity) -> None:
+        super().__init__(origin, name, remedy)
+        self.session = GoogleSession(identity)
+
+    def request(self, method: str, url: str, **options: Any) -> requests.Response:
+        """An answer that is no error; inside `read` or `change`."""
+        answer = self.session.request(method, url, **options)
+        if not answer.ok:
+            raise from_http_response(answer)
+        return answer
+
+    def answer_of(self, error: Exception) -> Answer | None:
+        if not isinstance(error, GoogleAPICallError):
+            return None
+        try:
+            told = error.response.json()["error"]
+            reason = str(told["errors"][0]["reason"] if "errors" in told else told["status"])
+        except (ValueError, LookupError, TypeError, AttributeError):
+            told, reason = {}, ""
+        if error.code == 400 and "calculated MD5 hash" in str(told.get("message")):  # Google has no reason for it
+            raise ObjectMismatch(f"{self.name} refused the bytes ({reason}, status 400)")
+        return Answer(int(error.code or 0), reason)
 
 
-class GcsCalls:
-    """To one bucket. Safe to use from several threads. `guard` is called before each change."""
+class GcsCalls(GoogleCalls):
+    """To one bucket."""
 
     def __init__(self, location: GcsLocation, identity: GoogleIdentity) -> None:
-        self.guard: Callable[[], None] = lambda: None
-        self.pool = connections(location.origin)
-        """For requests that carry their signature in the URL."""
+        super().__init__(
+            location.origin,
+            f"the store at {location.origin}, bucket {location.bucket},",
+            "check credentials, permissions (roles/storage.objectUser on the bucket) and the bucket's name",
+            identity,
+        )
         self._location = location
-        self._name = f"the store at {location.origin}, bucket {location.bucket},"
-        self._session = GoogleSession(identity)
         os.environ.setdefault(_NO_LOOK_AT_THE_BUCKET, "true")
         self._client = Client(
             project=None,
             credentials=AnonymousCredentials(),  # the session says who asks
-            _http=self._session,
+            _http=self.session,
             client_options={"api_endpoint": location.origin},
         )
         self._bucket = self._client.bucket(location.bucket)
@@ -70,23 +91,15 @@ class GcsCalls:
         return self._bucket.blob(key, generation=None if generation is None else int(generation))
 
     def read(self, call: Callable[[], _Result], *, tries: int = TRIES) -> _Result:
-        """What `call` returns. Raises StoreError; ObjectMissing only if the bucket is there."""
+        def told_apart() -> _Result:
+            try:
+                return call()
+            except NotFound:
+                # Google gives one reason for both, and the difference is everything.
+                self._check_bucket()
+                raise ObjectMissing("there is no such object in the store") from None
 
-        def once() -> _Result:
-            with google_errors(self._name, _REMEDY):
-                try:
-                    return call()
-                except NotFound:
-                    # Google gives one reason for both, and the difference is everything.
-                    self._check_bucket()
-                    raise ObjectMissing("there is no such object in the store") from None
-
-        return with_retries(once, tries=tries)
-
-    def change(self, call: Callable[[], _Result]) -> _Result:
-        """As `read`, for what writes or deletes. Raises what the guard raises."""
-        self.guard()
-        return self.read(call)
+        return super().read(told_apart, tries=tries)
 
     def described(self, key: str, generation: str | None = None) -> Blob:
         """The library's object with what Google says of it. Raises StoreError."""
@@ -95,7 +108,7 @@ class GcsCalls:
         return blob
 
     def put(self, key: str, data: bytes, *, only_new: bool = False, storage_class: str | None = None) -> str:
-        """The generation that was made. Raises what the guard raises, and AlreadyThere."""
+        """The generation that was made. Raises what the guard raises, and AlreadyDone."""
 
         def once() -> str:
             blob = self.blob(key)
@@ -138,7 +151,7 @@ class GcsCalls:
         asked = {"start": start, "end": end - 1, "raw_download": True, "checksum": None, "retry": None}
         data = self.read(lambda: cast(bytes, blob.download_as_bytes(**asked)))
         if len(data) != end - start:
-            raise StoreUnavailable(f"{self._name} sent {len(data)} bytes of {end - start}; try again")
+            raise StoreUnavailable(f"{self.name} sent {len(data)} bytes of {end - start}; try again")
         return data
 
     def listed(self, prefix: str, fields: str, **options: Any) -> Iterator[Blob]:
@@ -167,84 +180,17 @@ class GcsCalls:
     def clock(self) -> datetime:
         """The time by the store's clock. The library hides the header that has it."""
         url = f"{self._location.origin}/storage/v1/b/{self._location.bucket}/o"
-
-        def ask() -> requests.Response:
-            answer = self._session.get(url, params={"maxResults": "1", "prefix": self._location.key_prefix})
-            if not answer.ok:
-                raise from_http_response(answer)
-            return answer
-
-        try:
-            return parsedate_to_datetime(self.read(ask).headers["date"]).astimezone(UTC)
-        except (KeyError, ValueError):
-            raise StoreUnavailable("the store does not say what time it is; try again") from None
-
-    def unreachable(self, error: Exception) -> StoreError:
-        """What stands between the service and the store."""
-        return unreachable(self._name, error)
+        asked = {"maxResults": "1", "prefix": self._location.key_prefix}
+        return time_of(self.read(lambda: self.request("GET", url, params=asked)).headers.get("date"))
 
     def close(self) -> None:
+        super().close()
         self._client.close()
-        self.pool.clear()
 
     def _check_bucket(self) -> None:
         try:
             next(self._client.list_blobs(self._bucket, max_results=1, retry=None).pages, None)
         except NotFound:
             raise StoreRefused(
-                f"{self._name} is not there; make the bucket, or correct its name in the store's URL"
+                f"{self.name} is not there; make the bucket, or correct its name in the store's URL"
             ) from None
-
-
-_REMEDY = "check credentials, permissions (roles/storage.objectUser on the bucket) and the bucket's name"
-
-
-@contextmanager
-def google_errors(name: str, remedy: str) -> Iterator[None]:
-    """Makes StoreErrors of what the block raises. `name` begins a sentence about the service of Google's, `remedy` ends
-    the one about a refusal."""
-    try:
-        yield
-    except GoogleAPICallError as error:
-        raise _store_error(error, name, remedy) from error
-    except (
-        requests.exceptions.InvalidJSONError,
-        InvalidResponse,
-        DataCorruption,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-    ) as error:
-        # What the library raises when it reads an answer of something else, such as a proxy's page.
-        raise StoreUnavailable(
-            f"{name} answered with something that is none of Google's answers ({type(error).__name__}); check the "
-            "endpoint and what stands before it"
-        ) from error
-    except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
-        raise unreachable(name, error) from error
-
-
-def _store_error(error: GoogleAPICallError, name: str, remedy: str) -> StoreError:
-    """The same failure as the contract has it."""
-    status, (reason, message) = int(error.code or 0), _told(error)
-    what = f"{reason or 'no reason given'}, status {status}"
-    if status == 412:
-        return AlreadyThere(f"{name} has an object of this name ({what})")
-    if status == 400 and "match" in message and "hash" in message:
-        return ObjectMismatch(f"{name} refused the bytes ({what})")
-    if status in {405, 501}:
-        return StoreRefused(f"{name} lacks an operation that the service needs ({what}); use a store that has it")
-    if status in {408, 409, 429} or status >= 500:
-        return StoreUnavailable(f"{name} asks to come back later ({what})")
-    return StoreRefused(f"{name} refuses the service ({what}); {remedy}")
-
-
-def _told(error: GoogleAPICallError) -> tuple[str, str]:
-    """Google's reason and its sentence; empty if there are none."""
-    try:
-        told = error.response.json()["error"]
-        reason = told["errors"][0]["reason"] if "errors" in told else told["status"]
-        return str(reason), str(told.get("message", ""))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return "", ""

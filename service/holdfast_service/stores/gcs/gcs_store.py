@@ -9,30 +9,22 @@ delete that names it removes those bytes and nothing else.
 from __future__ import annotations
 
 import base64
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
-
-from google.cloud.storage import Blob
 
 from holdfast_service.stores.base import (
-    CHUNKS,
     Capabilities,
-    GetTicket,
     ObjectFacts,
     ObjectKey,
     ObjectMissing,
     Opening,
     PutTicket,
-    StoredObject,
     StoreUnavailable,
     StoreUrlError,
-    validated_name,
-    validated_project_id,
 )
-from holdfast_service.stores.gcs.calls import AlreadyThere, GcsCalls
+from holdfast_service.stores.bucket.bucket_store import BucketStore, Entry
+from holdfast_service.stores.gcs.calls import GcsCalls
 from holdfast_service.stores.gcs.gcs_location import EXAMPLE, GcsLocation, parse_gcs_url
 from holdfast_service.stores.gcs.identity import default_identity
 from holdfast_service.stores.gcs.probe import probe_gcs
@@ -41,10 +33,12 @@ from holdfast_service.stores.gcs.signer import TicketSigner, signer_for
 _ONLY_NEW = {"x-goog-if-generation-match": "0"}
 
 
-class GcsStore:
+class GcsStore(BucketStore):
     """A Store, and a RemotelySignedStore."""
 
     kind = "gcs"
+    location: GcsLocation
+    calls: GcsCalls
 
     def __init__(
         self,
@@ -71,10 +65,6 @@ class GcsStore:
         url, lives_seconds = self.presign("PUT", key, headers, expires_in_seconds)
         return PutTicket("PUT", url, headers, lives_seconds)
 
-    def presign_get(self, key: ObjectKey, *, expires_in_seconds: int) -> GetTicket:
-        url, lives_seconds = self.presign("GET", key, {}, expires_in_seconds)
-        return GetTicket(url, {}, lives_seconds)
-
     def presign(
         self, method: str, key: ObjectKey, headers: Mapping[str, str], expires_in_seconds: int, *, public: bool = True
     ) -> tuple[str, int]:
@@ -100,27 +90,20 @@ class GcsStore:
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
         return self.calls.read_pieces(self.location.key_of(key.path), key.version_id)
 
-    def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
-        try:
-            generation = self.calls.put(
-                self.location.key_of(key.path), data, only_new=True, storage_class=storage_class
-            )
-        except AlreadyThere:
-            return self.head(key)
-        # The service has hashed these very bytes, and Google has compared them with what arrived.
-        return ObjectFacts(len(data), hashlib.sha256(data).hexdigest(), generation)
+    def write(self, key: str, data: bytes, *, overwrite: bool, storage_class: str | None = None) -> str | None:
+        return self.calls.put(key, data, only_new=not overwrite, storage_class=storage_class)
 
-    def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
-        self._delete(self.location.key_of(key.path), version_id)
+    def read_whole(self, key: str) -> bytes:
+        return self.calls.read_whole(key)
 
-    def _delete(self, key: str, generation: str | None) -> None:
-        for each in self._generations(key) if generation is None else [generation]:
+    def remove(self, key: str, version_id: str | None = None) -> None:
+        for each in self._generations(key) if version_id is None else [version_id]:
             with suppress(ObjectMissing):
                 self.calls.delete(key, each)
 
     def _generations(self, key: str) -> list[str]:
         entries = self.calls.listed(key, "name,generation", versions=True)
-        return [str(_field(entry, "generation")) for entry in entries if _field(entry, "name") == key]
+        return [str(each.generation) for each in entries if each.name == key]
 
     def hides_deleted(self, key: ObjectKey) -> bool:
         """For the probe: deletes without naming a generation, and says whether the bytes are still there."""
@@ -133,34 +116,12 @@ class GcsStore:
         found = self.calls.described(self.location.key_of(key.path))
         return bool(found.retention_expiration_time or found.event_based_hold)
 
-    def list_objects(self, project_id: str | None) -> Iterator[StoredObject]:
-        folder = "" if project_id is None else f"{validated_project_id(project_id)}/{CHUNKS}/"
-        for entry in self.calls.listed(self.location.key_of(folder), "name,size,timeCreated"):
-            yield from self._described(entry)
-
-    def _described(self, entry: Blob) -> Iterator[StoredObject]:
-        """Nothing for what is no chunk of ours."""
-        try:
-            key = ObjectKey.from_path(_field(entry, "name").removeprefix(self.location.key_prefix))
-        except ValueError:
-            return
-        yield StoredObject(key, int(_field(entry, "size")), _field(entry, "time_created"))
-
-    def write_named(self, name: str, data: bytes) -> None:
-        self.calls.put(self.location.key_of(validated_name(name)), data)
-
-    def read_named(self, name: str) -> bytes:
-        return self.calls.read_whole(self.location.key_of(validated_name(name)))
-
-    def delete_named(self, name: str) -> None:
-        self._delete(self.location.key_of(validated_name(name)), None)
-
-    def list_named(self, folder: str) -> Iterator[str]:
-        for entry in self.calls.listed(self.location.key_of(f"{validated_name(folder)}/"), "name"):
-            yield _field(entry, "name").removeprefix(self.location.key_prefix)
-
-    def guard_changes(self, guard: Callable[[], None]) -> None:
-        self.calls.guard = guard
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        for each in self.calls.listed(prefix, "name,size,timeCreated"):
+            try:
+                yield Entry(each.name, each.size, each.time_created)
+            except ValueError:
+                raise StoreUnavailable("the store's listing has a date that is none; try again") from None
 
     def probe(self) -> Capabilities:
         self.capabilities = probe_gcs(self)
@@ -171,20 +132,6 @@ class GcsStore:
 
     def ping(self) -> None:
         self.calls.ping()
-
-    def close(self) -> None:
-        self.calls.close()
-
-
-def _field(entry: Blob, name: str) -> Any:
-    try:
-        found = getattr(entry, name)
-    except ValueError:  # a date that is none
-        found = None
-    if found is None:
-        # A listing that leaves something out must not pass for a short one: what is not listed looks deletable.
-        raise StoreUnavailable(f"the store's listing lacks {name}; try again")
-    return found
 
 
 def open_store(url: str, opening: Opening) -> GcsStore:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import secrets
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from holdfast_service.stores.base import Capabilities, ObjectKey, StoreRefused
-from holdfast_service.stores.bucket.presigned_probe import PresignedProbe, PresigningStore, base64_md5
+from holdfast_service.stores.base import Capabilities, StoreRefused
+from holdfast_service.stores.bucket.presigned_probe import PresignedProbe, base64_md5
 
-
-class GenerationStore(PresigningStore, Protocol):
-    """What the probe needs of a store beside presigned requests."""
-
-    def hides_deleted(self, key: ObjectKey) -> bool:
-        """Deletes the object without naming its generation, and says whether the bytes are still there."""
-
-    def is_retained(self, key: ObjectKey) -> bool:
-        """Whether the bucket keeps the object by a policy of its own (rule holds-outrank)."""
+if TYPE_CHECKING:
+    from holdfast_service.stores.gcs.gcs_store import GcsStore
 
 
-def probe_gcs(store: GenerationStore) -> Capabilities:
+def probe_gcs(store: GcsStore) -> Capabilities:
     """StoreRefused if not even a plain presigned PUT goes through. Its objects are gone afterwards."""
     probe = PresignedProbe(store)
     try:

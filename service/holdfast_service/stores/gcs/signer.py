@@ -12,13 +12,11 @@ import base64
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from google.api_core.exceptions import from_http_response
 from google.auth.credentials import Signing
 
-from holdfast_service.stores.gcs.calls import google_errors
+from holdfast_service.stores.gcs.calls import GoogleCalls
 from holdfast_service.stores.gcs.gcs_location import GcsLocation
-from holdfast_service.stores.gcs.identity import GoogleIdentity, GoogleSession
-from holdfast_service.stores.retry import with_retries
+from holdfast_service.stores.gcs.identity import GoogleIdentity
 
 _LONGEST_URL_SECONDS = 7 * 24 * 3600
 _IAM_KEY_SECONDS = 12 * 3600
@@ -46,7 +44,7 @@ class IamSigning(Signing):
         self._origin = location.iam_origin
         self._account = location.service_account
         self._identity = identity
-        self._session = GoogleSession(identity)
+        self._calls = GoogleCalls(location.iam_origin, f"Google's IAM at {location.iam_origin}", _REMEDY, identity)
 
     @property
     def signer_email(self) -> str:
@@ -63,13 +61,10 @@ class IamSigning(Signing):
         asked = {"payload": base64.b64encode(message).decode()}
 
         def once() -> bytes:
-            with google_errors(f"Google's IAM at {self._origin}", _REMEDY):
-                answer = self._session.post(url, json=asked)
-                if not answer.ok:
-                    raise from_http_response(answer)
-                return base64.b64decode(answer.json()["signedBlob"], validate=True)
+            answer = self._calls.request("POST", url, json=asked)
+            return base64.b64decode(answer.json()["signedBlob"], validate=True)
 
-        return with_retries(once)
+        return self._calls.read(once)
 
 
 def signer_for(location: GcsLocation, identity: GoogleIdentity) -> TicketSigner:

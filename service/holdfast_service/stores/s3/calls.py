@@ -1,9 +1,4 @@
-"""The service's own calls to a bucket, through boto3. Here, and only here, botocore's errors become StoreErrors.
-
-boto3 sends and signs; the retries are those of every store (stores/retry.py), so that a store that is away is given up
-after the same time whatever it is. Messages name the host and the store's own code, never a URL: a presigned one is a
-secret.
-"""
+"""The service's own calls to S3, through boto3. Only here botocore's errors become StoreErrors."""
 
 from __future__ import annotations
 
@@ -11,8 +6,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from datetime import UTC, datetime
-from email.utils import format_datetime, parsedate_to_datetime
+from datetime import datetime
 from typing import Any, TypeVar, cast
 
 import urllib3
@@ -20,54 +14,47 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from holdfast_service.stores.base import (
-    ObjectArchived,
-    ObjectMismatch,
-    ObjectMissing,
-    StoreError,
-    StoreFull,
-    StoreRefused,
-    StoreUnavailable,
-)
-from holdfast_service.stores.bucket.network import (
-    CONNECT_SECONDS,
-    CONNECTIONS,
-    READ_SECONDS,
-    authorities,
-    connections,
-    proxy_for,
-    unreachable,
-)
-from holdfast_service.stores.retry import TRIES, with_retries
+from holdfast_service.stores.base import StoreRefused
+from holdfast_service.stores.bucket.bucket_calls import Answer, BucketCalls, Codes, time_of
+from holdfast_service.stores.bucket.network import CONNECT_SECONDS, CONNECTIONS, READ_SECONDS, authorities, proxy_for
+from holdfast_service.stores.retry import TRIES
 from holdfast_service.stores.s3.s3_location import S3Credentials, S3Location
 
 _READ_BYTES = 1024 * 1024
 _SENT_WHOLE_BYTES = 256 * 1024
-_LACKING = {"NotImplemented", "MethodNotAllowed"}
 _OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
-_MISMATCH = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "CrcMismatch"}
-_FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}
-_ARCHIVED = {"InvalidObjectState", "ObjectNotInActiveTierError"}
-_LATER = {"SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "ConditionalRequestConflict"}
 _REGION = re.compile(r"[a-z0-9-]{1,64}")
-
 _Result = TypeVar("_Result")
 
 
-class AlreadyDone(StoreError):  # noqa: N818
-    """An object of this name is there and was not overwritten, or the restore is under way. It never leaves this
-    folder."""
+class S3Calls(BucketCalls):
+    """To one bucket, by boto3's names of operations and parameters."""
 
-
-class S3Calls:
-    """To one bucket. Safe to use from several threads. `guard` is called before each change."""
+    errors = (ClientError, BotoCoreError, ResponseParserError, urllib3.exceptions.HTTPError)
+    codes = Codes(
+        done=frozenset({"PreconditionFailed", "RestoreAlreadyInProgress"}),
+        missing=frozenset({"", "NoSuchKey", "NoSuchVersion"}),
+        no_bucket=frozenset({"NoSuchBucket"}),
+        mismatch=frozenset(
+            {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "CrcMismatch"}
+        ),
+        archived=frozenset({"InvalidObjectState", "ObjectNotInActiveTierError"}),
+        full=frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageQuotaExceeded"}),
+        skewed=frozenset({"RequestTimeTooSkewed"}),
+        lacking=frozenset({"NotImplemented", "MethodNotAllowed"}),
+        later=frozenset(
+            {"SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "ConditionalRequestConflict"}
+        ),
+    )
 
     def __init__(self, location: S3Location, credentials: S3Credentials) -> None:
-        self.guard: Callable[[], None] = lambda: None
-        self.pool = connections(location.origin)
-        """For requests that carry their signature in the URL."""
+        super().__init__(
+            location.origin,
+            f"the store at {location.origin}, bucket {location.bucket},",
+            "check credentials, permissions, region and clock",
+        )
         self._bucket = location.bucket
-        self._name = f"the store at {location.origin}, bucket {location.bucket},"
+        self._prefix = location.key_prefix
         self._credentials = credentials
         proxy = proxy_for(location.origin)
         config = Config(
@@ -93,25 +80,31 @@ class S3Calls:
             raise StoreRefused(f"the AWS configuration cannot be used: {error}") from error
         self.client.meta.events.register_first("needs-retry.s3", _raise_at_once)
 
-    def ask(self, operation: str, *, tries: int = TRIES, **parameters: Any) -> dict[str, Any]:
-        """boto3's answer to an operation that changes nothing, by boto3's names. Raises StoreError."""
-        return self._run(lambda: getattr(self.client, operation)(Bucket=self._bucket, **parameters), tries)
+    def read(self, call: Callable[[], _Result], *, tries: int = TRIES) -> _Result:
+        def with_credentials() -> _Result:
+            # botocore would refresh them in the middle of the call, and a role that fails is not the store's failure.
+            self._credentials.current()
+            return call()
 
-    def change(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        return super().read(with_credentials, tries=tries)
+
+    def ask(self, operation: str, *, tries: int = TRIES, **parameters: Any) -> dict[str, Any]:
+        """boto3's answer to an operation that changes nothing. Raises StoreError."""
+        return self.read(lambda: getattr(self.client, operation)(Bucket=self._bucket, **parameters), tries=tries)
+
+    def do(self, operation: str, **parameters: Any) -> dict[str, Any]:
         """As `ask`, for what writes or deletes. Raises what the guard raises."""
-        self.guard()
-        return self.ask(operation, **parameters)
+        return self.change(lambda: getattr(self.client, operation)(Bucket=self._bucket, **parameters))
 
     def put(self, key: str, data: bytes, **parameters: Any) -> dict[str, Any]:
         """boto3's answer. Raises what the guard raises, and AlreadyDone where only a new object may be written."""
-        self.guard()
 
         def once() -> dict[str, Any]:
             # urllib3 applies the connect time-out to each send: in one piece a large body would have to fit into it.
             body = io.BytesIO(data) if len(data) > _SENT_WHOLE_BYTES else data
             return cast(dict[str, Any], self.client.put_object(Bucket=self._bucket, Key=key, Body=body, **parameters))
 
-        return self._run(once, TRIES)
+        return self.change(once)
 
     def read_whole(self, key: str) -> bytes:
         """A small object."""
@@ -120,101 +113,50 @@ class S3Calls:
             with closing(self.client.get_object(Bucket=self._bucket, Key=key)["Body"]) as body:
                 return cast(bytes, body.read())
 
-        return self._run(once, TRIES)
+        return self.read(once)
 
-    def read(self, key: str, version: Mapping[str, Any]) -> Iterator[bytes]:
+    def read_pieces(self, key: str, version: Mapping[str, Any]) -> Iterator[bytes]:
         """An object's bytes in pieces of at most 1 MiB. The request is made now; a short read raises."""
         return self._pieces(self.ask("get_object", Key=key, **version)["Body"])
 
     def _pieces(self, body: Any) -> Iterator[bytes]:
         with closing(body):
             # botocore raises if fewer bytes come than Content-Length promised.
-            while piece := self._run(lambda: body.read(_READ_BYTES), tries=1):
+            while piece := self.read(lambda: body.read(_READ_BYTES), tries=1):
                 yield piece
 
-    def clock(self, prefix: str) -> datetime:
+    def clock(self) -> datetime:
         """The time by the store's clock. Whom it refuses for a clock that is too far off, it tells the time all the
         same."""
 
         def once() -> Mapping[str, Any]:
             try:
-                return cast(
-                    Mapping[str, Any], self.client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
-                )
+                listed = self.client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
+                return cast(Mapping[str, Any], listed)
             except ClientError as error:
                 if _metadata(error.response).get("HTTPStatusCode") != 403:
                     raise
                 return cast(Mapping[str, Any], error.response)
 
-        try:
-            return parsedate_to_datetime(_headers(self._run(once, TRIES))["date"]).astimezone(UTC)
-        except (KeyError, ValueError):
-            raise StoreUnavailable("the store does not say what time it is; try again") from None
+        return time_of(_headers(self.read(once)).get("date"))
 
-    def unreachable(self, error: Exception) -> StoreError:
-        """What stands between the service and the store."""
-        return unreachable(self._name, error)
-
-    def close(self) -> None:
-        self.client.close()
-        self.pool.clear()
-
-    def _run(self, call: Callable[[], _Result], tries: int) -> _Result:
-        def once() -> _Result:
-            # botocore would refresh them in the middle of the call, and a role that fails is not the store's failure.
-            self._credentials.current()
-            try:
-                return call()
-            except ClientError as error:
-                raise self._store_error(error) from error
-            except (BotoCoreError, urllib3.exceptions.HTTPError) as error:
-                raise self.unreachable(error) from error
-            except (ResponseParserError, ValueError, TypeError, LookupError, AttributeError) as error:
-                # What botocore raises when it reads an answer of something else, such as a proxy's page.
-                raise StoreUnavailable(
-                    f"{self._name} answered with something that is none of S3's answers ({type(error).__name__}); "
-                    "check the endpoint and what stands before it"
-                ) from error
-
-        return with_retries(once, tries=tries)
-
-    def _store_error(self, error: ClientError) -> StoreError:
-        """The same failure as the contract has it."""
+    def answer_of(self, error: Exception) -> Answer | None:
+        if not isinstance(error, ClientError):
+            return None
         status = int(_metadata(error.response).get("HTTPStatusCode") or 0)
         code = str(error.response.get("Error", {}).get("Code") or "")
-        code = "" if code.isdecimal() else code  # botocore's own, for an answer without a document
-        what = f"{code or 'no reason given'}, status {status}"
-        if status == 412 or code == "RestoreAlreadyInProgress":
-            return AlreadyDone(f"{self._name} has it already ({what})")
-        if status == 507 or code in _FULL:
-            return StoreFull(f"{self._name} is full ({what}); free some room or raise its quota")
-        if code in _MISMATCH:
-            return ObjectMismatch(f"{self._name} refused the bytes ({what})")
-        if code in _ARCHIVED:
-            return ObjectArchived("the object is archived in the store; thaw it before it is read")
-        if code == "NoSuchBucket":
-            return StoreRefused(f"{self._name} is not there; make the bucket, or correct its name in the store's URL")
-        if code == "RequestTimeTooSkewed":
-            return StoreRefused(
-                f"{self._name} refuses what the service signs: by its clock it is "
-                f"{_headers(error.response).get('date')}, and by the service's "
-                f"{format_datetime(datetime.now(UTC), usegmt=True)}; set both by NTP"
-            )
-        region = _region_told(error.response, status, code)
-        if region is not None:
-            return StoreRefused(f"{self._name} is in the region {region}; write region={region} in the store's URL")
-        if status == 501 or code in _LACKING:
-            return StoreRefused(
-                f"{self._name} lacks an operation that the service needs, {error.operation_name} ({what}); use a store "
-                "that has it"
-            )
-        if status == 404 and code in {"", "NoSuchKey", "NoSuchVersion"}:
-            return ObjectMissing("there is no such object in the store")
-        if code in _LATER or status in {408, 409, 429} or status >= 500:
-            return StoreUnavailable(f"{self._name} asks to come back later ({what})")
-        return StoreRefused(
-            f"{self._name} refuses the service ({what}); check credentials, permissions, region and clock"
-        )
+        if code.isdecimal():  # botocore's own, for an answer without a document
+            code = "PreconditionFailed" if status == 412 else ""
+        if status in {301, 307} or code in _OTHER_REGION:
+            headers = _headers(error.response)
+            region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region") or ""
+            if _REGION.fullmatch(region):
+                raise StoreRefused(f"{self.name} is in the region {region}; write region={region} in the store's URL")
+        return Answer(status, code, _headers(error.response).get("date"), error.operation_name)
+
+    def close(self) -> None:
+        super().close()
+        self.client.close()
 
 
 def _raise_at_once(response: Any, operation: Any, **_: Any) -> None:
@@ -229,11 +171,3 @@ def _metadata(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _headers(answer: Mapping[str, Any]) -> Mapping[str, str]:
     return _metadata(answer).get("HTTPHeaders") or {}
-
-
-def _region_told(answer: Mapping[str, Any], status: int, code: str) -> str | None:
-    """The bucket's own region, where the store says that it is not the one that was asked in."""
-    if status not in {301, 307} and code not in _OTHER_REGION:
-        return None
-    told = _headers(answer).get("x-amz-bucket-region") or answer.get("Error", {}).get("Region")
-    return told if told and _REGION.fullmatch(told) else None

@@ -6,24 +6,24 @@ import base64
 import binascii
 import hashlib
 import re
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from holdfast_protocol.tiers import ARCHIVED, ClassTerms, StorageClass, ThawSpeed
+from holdfast_protocol.tiers import ClassTerms, StorageClass, ThawSpeed
 from holdfast_service.stores.base import (
     ClassFacts,
-    ObjectArchived,
     ObjectFacts,
     ObjectKey,
     ObjectMissing,
     StoreRefused,
     StoreUnavailable,
 )
-from holdfast_service.stores.s3.calls import AlreadyDone, S3Calls
+from holdfast_service.stores.bucket.bucket_calls import AlreadyDone
+from holdfast_service.stores.bucket.bucket_store import ArchivingStore
+from holdfast_service.stores.s3.calls import S3Calls
 from holdfast_service.stores.s3.s3_location import S3Location
 
 # What S3's answers say of an object. Pure.
@@ -54,7 +54,6 @@ def _hex_sha256(told: str | None) -> str | None:
 # Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html and API_RestoreObject.html
 
 _RESTORE = re.compile(r'ongoing-request="(?P<ongoing>true|false)"(?:, *expiry-date="(?P<until>[^"]+)")?')
-_PROBE_PROJECT = "probe"
 _NAMES = {
     StorageClass.INFREQUENT: "STANDARD_IA",
     StorageClass.RARE: "GLACIER_IR",
@@ -91,40 +90,21 @@ def class_of(name: str | None) -> str | None:
     return None if name in {None, "STANDARD"} else _CLASSES.get(str(name), name)
 
 
-class S3StorageClasses:
+class S3StorageClasses(ArchivingStore):
     """A ClassedStore."""
 
     class_terms = TERMS
     location: S3Location
     calls: S3Calls
 
-    def check_storage_class(self, storage_class: StorageClass) -> None:
-        body = secrets.token_bytes(32)
-        key = ObjectKey(_PROBE_PROJECT, hashlib.sha256(body).hexdigest(), secrets.token_hex(16))
-        path = self.location.key_of(key.path)
-        put = self.calls.put(path, body, ChecksumSHA256=base64_sha256(body), StorageClass=name_of(storage_class))
-        try:
-            told = self.class_facts(key).storage_class
-            if told != storage_class:
-                raise StoreRefused(f"the store takes an object for {storage_class.value} and keeps it in {told}")
-            if storage_class in ARCHIVED:
-                with suppress(ObjectArchived):
-                    self.calls.read_whole(path)
-                    raise StoreRefused(
-                        f"the store lets anybody read what it says is in {storage_class.value}: it has no archive"
-                    )
-        finally:
-            # By its version, or a bucket that keeps them would keep it.
-            self.calls.change("delete_object", Key=path, **_named(put.get("VersionId")))
-
     def copy_object(self, source: ObjectKey, target: ObjectKey, storage_class: StorageClass) -> ClassFacts:
-        copied = self.calls.change(
+        copied = self.calls.do(
             "copy_object",
             Key=self.location.key_of(target.path),
             CopySource={
                 "Bucket": self.location.bucket,
                 "Key": self.location.key_of(source.path),
-                **version_of(source),
+                **version_of(source.version_id),
             },
             StorageClass=name_of(storage_class),
             ChecksumAlgorithm="SHA256",
@@ -141,7 +121,11 @@ class S3StorageClasses:
 
     def described(self, key: ObjectKey) -> Mapping[str, Any]:
         """boto3's description of an object. ObjectMissing only if the bucket is there."""
-        asked: dict[str, Any] = {"Key": self.location.key_of(key.path), "ChecksumMode": "ENABLED", **version_of(key)}
+        asked: dict[str, Any] = {
+            "Key": self.location.key_of(key.path),
+            "ChecksumMode": "ENABLED",
+            **version_of(key.version_id),
+        }
         try:
             return self.calls.ask("head_object", **asked)
         except ObjectMissing:
@@ -154,15 +138,11 @@ class S3StorageClasses:
         wanted = {"Days": days, "GlacierJobParameters": {"Tier": speed.value.capitalize()}}
         path = self.location.key_of(key.path)
         with suppress(AlreadyDone):
-            self.calls.change("restore_object", Key=path, RestoreRequest=wanted, **version_of(key))
+            self.calls.do("restore_object", Key=path, RestoreRequest=wanted, **version_of(key.version_id))
 
 
-def version_of(key: ObjectKey) -> dict[str, Any]:
-    """What makes a call one for the version that the key names, as boto3 has it; empty for the newest."""
-    return _named(key.version_id)
-
-
-def _named(version_id: str | None) -> dict[str, Any]:
+def version_of(version_id: str | None) -> dict[str, Any]:
+    """What makes a call one for that version, as boto3 has it; empty for the newest."""
     return {"VersionId": version_id} if version_id else {}
 
 
@@ -200,7 +180,7 @@ class S3ObjectLock:
 
     def set_legal_hold(self, key: ObjectKey, version_id: str | None, *, on: bool) -> None:
         path, hold = self.location.key_of(key.path), {"Status": "ON" if on else "OFF"}
-        self.calls.change("put_object_legal_hold", Key=path, LegalHold=hold, **_named(version_id))
+        self.calls.do("put_object_legal_hold", Key=path, LegalHold=hold, **version_of(version_id))
 
     def refuse_default_retention(self) -> None:
         """Raises StoreRefused: such a bucket locks every upload, and nothing could be deleted (rule holds-outrank)."""

@@ -6,11 +6,12 @@ import secrets
 from datetime import UTC, datetime
 
 from holdfast_service.stores.base import Capabilities, StoreRefused
-from holdfast_service.stores.bucket.presigned_probe import PresignedProbe, PresigningStore, base64_md5
+from holdfast_service.stores.bucket.bucket_store import BucketStore
+from holdfast_service.stores.bucket.presigned_probe import PresignedProbe, base64_md5
 from holdfast_service.stores.s3.classes import base64_sha256
 
 
-def probe_s3(store: PresigningStore) -> Capabilities:
+def probe_s3(store: BucketStore) -> Capabilities:
     """StoreRefused if not even a plain presigned PUT goes through. Its objects are gone afterwards."""
     probe = PresignedProbe(store)
     try:

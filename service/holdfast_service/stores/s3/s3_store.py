@@ -9,20 +9,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast_service.stores.base import (
-    CHUNKS,
     Capabilities,
-    GetTicket,
     ObjectFacts,
     ObjectKey,
     Opening,
     PutTicket,
-    StoredObject,
     StoreUnavailable,
     StoreUrlError,
-    validated_name,
-    validated_project_id,
 )
-from holdfast_service.stores.s3.calls import AlreadyDone, S3Calls
+from holdfast_service.stores.bucket.bucket_calls import AlreadyDone
+from holdfast_service.stores.bucket.bucket_store import Entry
+from holdfast_service.stores.s3.calls import S3Calls
 from holdfast_service.stores.s3.classes import (
     S3ObjectLock,
     S3StorageClasses,
@@ -76,10 +73,6 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         url, lives_seconds = self.presign("PUT", key, headers, expires_in_seconds)
         return PutTicket("PUT", url, headers, lives_seconds)
 
-    def presign_get(self, key: ObjectKey, *, expires_in_seconds: int) -> GetTicket:
-        url, lives_seconds = self.presign("GET", key, {}, expires_in_seconds)
-        return GetTicket(url, {}, lives_seconds)
-
     def presign(
         self, method: str, key: ObjectKey, headers: Mapping[str, str], expires_in_seconds: int, *, public: bool = True
     ) -> tuple[str, int]:
@@ -110,70 +103,48 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         return facts_of(self.described(key))
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
-        return self.calls.read(self.location.key_of(key.path), version_of(key))
+        return self.calls.read_pieces(self.location.key_of(key.path), version_of(key.version_id))
 
     def put_bytes(self, key: ObjectKey, data: bytes, *, storage_class: str | None = None) -> ObjectFacts:
-        more = {"StorageClass": name_of(storage_class)} if storage_class is not None else {}
-        if self.capabilities is not None and self.capabilities.conditional_put:
-            more["IfNoneMatch"] = "*"
         with suppress(AlreadyDone):
-            self.calls.put(self.location.key_of(key.path), data, ChecksumSHA256=base64_sha256(data), **more)
+            self.write(self.location.key_of(key.path), data, overwrite=False, storage_class=storage_class)
+        # What the store itself has hashed is what counts.
         return self.head(key)
 
-    def delete(self, key: ObjectKey, version_id: str | None = None) -> None:
-        self._delete(self.location.key_of(key.path), version_id)
+    def write(self, key: str, data: bytes, *, overwrite: bool, storage_class: str | None = None) -> str | None:
+        more = {"ChecksumSHA256": base64_sha256(data)}
+        if storage_class is not None:
+            more["StorageClass"] = name_of(storage_class)
+        if not overwrite and self.capabilities is not None and self.capabilities.conditional_put:
+            more["IfNoneMatch"] = "*"
+        version_id: str | None = self.calls.put(key, data, **more).get("VersionId")
+        return version_id
 
-    def _delete(self, key: str, version_id: str | None = None) -> None:
-        if version_id is not None:
-            self.calls.change("delete_object", Key=key, VersionId=version_id)
-        elif self.calls.change("delete_object", Key=key).get("DeleteMarker"):
+    def read_whole(self, key: str) -> bytes:
+        return self.calls.read_whole(key)
+
+    def remove(self, key: str, version_id: str | None = None) -> None:
+        hidden = self.calls.do("delete_object", Key=key, **version_of(version_id)).get("DeleteMarker")
+        if version_id is None and hidden:
             # In a versioned bucket that only hid the object: all its bytes stay until the versions go.
             for version in self._versions(key):
-                self._delete(key, version)
+                self.remove(key, version)
 
     def _versions(self, key: str) -> list[str]:
         found = self.calls.ask("list_object_versions", Prefix=key)
         entries = [*found.get("Versions", []), *found.get("DeleteMarkers", [])]
         return [_field(entry, "VersionId") for entry in entries if _field(entry, "Key") == key]
 
-    def list_objects(self, project_id: str | None) -> Iterator[StoredObject]:
-        folder = "" if project_id is None else f"{validated_project_id(project_id)}/{CHUNKS}/"
-        for entry in self._entries(folder):
-            yield from self._described_entry(entry)
-
-    def _entries(self, folder: str) -> Iterator[Mapping[str, Any]]:
-        asked: dict[str, Any] = {"Prefix": self.location.key_of(folder)}
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        asked: dict[str, Any] = {"Prefix": prefix}
         while True:
             page = self.calls.ask("list_objects_v2", **asked)
-            yield from page.get("Contents", [])
+            for each in page.get("Contents", []):
+                storage_class = class_of(each.get("StorageClass"))
+                yield Entry(each.get("Key"), each.get("Size"), each.get("LastModified"), storage_class)
             if not _field(page, "IsTruncated"):
                 return
             asked["ContinuationToken"] = _field(page, "NextContinuationToken")
-
-    def _described_entry(self, entry: Mapping[str, Any]) -> Iterator[StoredObject]:
-        """Nothing for what is no chunk of ours."""
-        try:
-            key = ObjectKey.from_path(_field(entry, "Key").removeprefix(self.location.key_prefix))
-        except ValueError:
-            return
-        size, modified_at = _field(entry, "Size"), _field(entry, "LastModified")
-        yield StoredObject(key, size, modified_at, class_of(entry.get("StorageClass")))
-
-    def write_named(self, name: str, data: bytes) -> None:
-        self.calls.put(self.location.key_of(validated_name(name)), data, ChecksumSHA256=base64_sha256(data))
-
-    def read_named(self, name: str) -> bytes:
-        return self.calls.read_whole(self.location.key_of(validated_name(name)))
-
-    def delete_named(self, name: str) -> None:
-        self._delete(self.location.key_of(validated_name(name)))
-
-    def list_named(self, folder: str) -> Iterator[str]:
-        for entry in self._entries(f"{validated_name(folder)}/"):
-            yield _field(entry, "Key").removeprefix(self.location.key_prefix)
-
-    def guard_changes(self, guard: Callable[[], None]) -> None:
-        self.calls.guard = guard
 
     def probe(self) -> Capabilities:
         self.refuse_default_retention()
@@ -181,14 +152,11 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         return self.capabilities
 
     def clock(self) -> datetime:
-        return self.calls.clock(self.location.key_prefix)
+        return self.calls.clock()
 
     def ping(self) -> None:
         found = self.calls.ask("list_objects_v2", tries=1, Prefix=self.location.key_prefix, MaxKeys=1)
         _field(found, "IsTruncated")  # else it is something else that answers
-
-    def close(self) -> None:
-        self.calls.close()
 
 
 def _field(answer: Mapping[str, Any], name: str) -> Any:
