@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 
 import pytest
 import requests
+from google.oauth2.credentials import Credentials as Login
 
-from holdfast_service.stores.base import Credentials, StoreRefused, StoreUnavailable
-from holdfast_service.stores.gcs.identity import GoogleSession
+from holdfast_service.stores.base import Credentials, ObjectKey, StoreRefused, StoreUnavailable
+from holdfast_service.stores.gcs.calls import GcsCalls
+from holdfast_service.stores.gcs.gcs_location import parse_gcs_url
+from holdfast_service.stores.gcs.gcs_store import GcsStore
+from holdfast_service.stores.gcs.identity import GoogleIdentity, GoogleSession
+from holdfast_service.stores.gcs.signer import signer_for
 from holdfast_service.stores.registry import open_store
-from tests.support.scripted_http import Reply, ScriptedServer, scripted
+from tests.support.scripted_http import Reply, ScriptedServer, as_json, scripted
 from tests.support.tls import self_signed
 
 _LISTING = Reply(body=b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
@@ -144,3 +150,47 @@ def test_what_goes_to_google_trusts_and_goes_by_the_same_variables(private, monk
         assert (seen.headers["host"], seen.headers["proxy-authorization"]) == ("store.invalid", "Basic dXNlcjpwQHNz")
         assert GoogleSession().get(private[0]).ok
         assert len(proxy.seen) == 1, "this machine is reached directly"
+
+
+def _google(endpoint):
+    location = parse_gcs_url(f"gs://bucket/prefix?endpoint={endpoint}")
+    identity = GoogleIdentity(Login("token"))
+    return GcsStore(location, GcsCalls(location, identity), signer_for(location, identity))
+
+
+_NAMED = {"name": f"prefix/p1/chunks/ab/{'ab' * 32}/01234567"}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"items": [{"size": "1", "timeCreated": "2026-03-01T00:00:00Z"}]},
+        {"items": [{**_NAMED, "timeCreated": "2026-03-01T00:00:00Z"}]},
+        {"items": [{**_NAMED, "size": "1"}]},
+        {"items": [{**_NAMED, "size": "one", "timeCreated": "2026-03-01T00:00:00Z"}]},
+        {"items": [{**_NAMED, "size": "1", "timeCreated": "yesterday"}]},
+        ["Please log in."],
+        "Please log in.",
+    ],
+)
+def test_a_listing_of_googles_that_lacks_something_never_passes_for_a_short_one(document, monkeypatch):
+    monkeypatch.setattr("holdfast_service.stores.retry._FIRST_PAUSE_SECONDS", 0)
+    reply = Reply(body=json.dumps(document).encode())
+    with scripted(lambda seen: reply) as server:
+        store, key = _google(server.url), ObjectKey.from_path(_NAMED["name"].removeprefix("prefix/"))
+        for call in (lambda: list(store.list_objects("p1")), lambda: store.delete(key), lambda: store.head(key)):
+            with pytest.raises(StoreUnavailable):
+                call()
+
+
+@pytest.mark.parametrize("sent", [5, 0])
+def test_a_read_from_google_that_ends_early_raises(sent, monkeypatch):
+    monkeypatch.setattr("holdfast_service.stores.retry._FIRST_PAUSE_SECONDS", 0)
+
+    def answer(seen):
+        if seen.query.get("alt") == "media":
+            return Reply(206, b"x" * sent)  # whole, by its own account
+        return as_json({**_NAMED, "size": "10", "generation": "7"})
+
+    with scripted(answer) as server, pytest.raises(StoreUnavailable, match=f"sent {sent} bytes of 10"):
+        list(_google(server.url).open_read(ObjectKey("p1", "ab" * 32, "0" * 8)))

@@ -104,7 +104,13 @@ class GcsCalls(GoogleCalls):
     def described(self, key: str, generation: str | None = None) -> Blob:
         """The library's object with what Google says of it. Raises StoreError."""
         blob = self.blob(key, generation)
-        self.read(lambda: blob.reload(retry=None))
+
+        def once() -> tuple[int | None, int | None]:
+            blob.reload(retry=None)
+            return blob.size, blob.generation
+
+        if None in self.read(once):
+            raise StoreUnavailable(f"{self.name} does not say how large the object is, or which; try again")
         return blob
 
     def put(self, key: str, data: bytes, *, only_new: bool = False, storage_class: str | None = None) -> str:

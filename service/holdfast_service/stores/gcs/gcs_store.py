@@ -102,7 +102,9 @@ class GcsStore(BucketStore):
                 self.calls.delete(key, each)
 
     def _generations(self, key: str) -> list[str]:
-        entries = self.calls.listed(key, "name,generation", versions=True)
+        entries = list(self.calls.listed(key, "name,generation", versions=True))
+        if any(each.name is None or each.generation is None for each in entries):
+            raise StoreUnavailable("the store's listing lacks a name or a generation; try again")
         return [str(each.generation) for each in entries if each.name == key]
 
     def hides_deleted(self, key: ObjectKey) -> bool:
@@ -114,7 +116,7 @@ class GcsStore(BucketStore):
     def is_retained(self, key: ObjectKey) -> bool:
         """For the probe: whether the bucket keeps the object, for a time or until it is let go, by itself."""
         found = self.calls.described(self.location.key_of(key.path))
-        return bool(found.retention_expiration_time or found.event_based_hold)
+        return self.calls.read(lambda: bool(found.retention_expiration_time or found.event_based_hold))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         for each in self.calls.listed(prefix, "name,size,timeCreated"):
