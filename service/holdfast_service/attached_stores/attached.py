@@ -166,8 +166,6 @@ class StoreWatch:
         return None
 
 
-# A store that the service has opened, and what it is for.
-
 SETTING_OF_ROLE = {
     StoreRole.PRIMARY: "HOLDFAST_STORE",
     StoreRole.SECOND: "HOLDFAST_SECOND_STORE",

@@ -15,8 +15,6 @@ from holdfast_service.db.pages import DEFAULT_PAGE, page_of
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import AnyCaller, Cursor, Limit, Trainer
 
-# Routes of sample objects and of the stores' clocks. See holdfast_protocol.stores.
-
 SampleId = Annotated[str, Path(pattern=r"^[0-9a-f]{64}-[0-9a-f]{32}$")]
 
 router = APIRouter(route_class=GuardedRoute, prefix="/v1", tags=["stores"])

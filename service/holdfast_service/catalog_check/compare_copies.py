@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from sqlalchemy import func, select, text, tuple_
-from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState
 from holdfast_protocol.stores import FindingKind
@@ -23,8 +22,8 @@ from holdfast_service.copies.read_back import (
     READABLE,
     Claim,
     Finding,
-    claim,
     claim_bad,
+    claim_first,
     copy_is_free,
     found_bad,
     let_go,
@@ -237,19 +236,5 @@ def _claim(check: CopyCheck, copy_id: int, states: Sequence[CopyState]) -> Claim
     """The lease is enough: what is cold stays cold until something is found. None if it changed meanwhile, or somebody
     else is at it."""
     with check.context.database.transaction() as session:
-        now = database_now(session)
-        copy = session.scalar(
-            select(Copy)
-            .where(
-                Copy.id == copy_id,
-                Copy.state.in_(states),
-                copy_is_free(now),
-            )
-            .with_for_update(skip_locked=True)
-        )
-        return None if copy is None else _claimed(session, copy)
-
-
-def _claimed(session: Session, copy: Copy) -> Claim:
-    chunk = session.get_one(Chunk, copy.chunk_id)
-    return claim(session, chunk, copy, seconds=_LEASE_SECONDS)
+        free = copy_is_free(database_now(session))
+        return claim_first(session, Copy.id == copy_id, Copy.state.in_(states), free, seconds=_LEASE_SECONDS)

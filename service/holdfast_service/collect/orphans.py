@@ -1,4 +1,14 @@
-"""The sweep of one store: its listing against the catalog, orphans deleted, missing objects reported.
+"""The sweep of one store: its listing against the catalog, orphans deleted, missing objects handed over.
+
+1. list      every project, wholly: any error ends the sweep, for what is not listed looks missing or deletable
+2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (rule late-put-window)
+3. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
+             of the store or of a project
+4. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
+
+Nothing can come to need an orphan: generations are random and never used again, a copy's row is there before its
+first ticket, and only a rebuilt catalog takes over what is in a store, in an epoch of its own, which step 4 notices.
+Asking again in step 4 is for whatever else may write rows.
 
 The pass of the controller `sweep` is at the end.
 """
@@ -228,18 +238,6 @@ class SweepLease:
             f"The {self._attached.role.value} store is being swept by another process. Wait until it is done.",
         )
 
-
-# The sweep of one store: its listing against the catalog, orphans deleted, missing objects handed over.
-#
-# 1. list      every project, wholly: any error ends the sweep, for what is not listed looks missing or deletable
-# 2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (rule late-put-window)
-# 3. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
-#              of the store or of a project
-# 4. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
-#
-# Nothing can come to need an orphan: generations are random and never used again, a copy's row is there before its
-# first ticket, and only a rebuilt catalog takes over what is in a store, in an epoch of its own, which step 4 notices.
-# Asking again in step 4 is for whatever else may write rows.
 
 _DELETE_BATCH = 100
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, exists, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, TextClause, and_, exists, func, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.states import CopyState, Proof
@@ -111,14 +112,7 @@ def look_is_due(copy: Copy, now: datetime) -> bool:
 def claim_bad(session: Session, context: ServiceContext, copy_id: int) -> Claim | None:
     """To look at it again. Whoever has it on lease loses it: theirs may be a pause, and two readers do no harm. None if
     it is bad no more, or somebody has its row this moment."""
-    row = session.execute(
-        select(Copy, Chunk)
-        .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(Copy.id == copy_id, found_bad())
-        .with_for_update(of=Copy, skip_locked=True)
-    ).one_or_none()
-    seconds = context.settings.chunk_lease_seconds
-    return None if row is None else claim(session, row.Chunk, row.Copy, seconds=seconds)
+    return claim_first(session, Copy.id == copy_id, found_bad(), seconds=context.settings.chunk_lease_seconds)
 
 
 def look_again(
@@ -135,6 +129,30 @@ def look_again(
         let_go(context, claimed)
         raise
     return None if settle(context, claimed, finding, actor) is None else finding
+
+
+def claim_copies(
+    session: Session,
+    *where: ColumnElement[bool] | TextClause,
+    seconds: float,
+    most: int,
+    first: InstrumentedAttribute[Any] = Copy.id,
+) -> list[Claim]:
+    """Of the copies that `where` names: those with the least `first`, without what another process has locked. `where`
+    says that they are free."""
+    rows = session.execute(
+        select(Copy, Chunk)
+        .join(Chunk, Chunk.id == Copy.chunk_id)
+        .where(*where)
+        .order_by(first, Copy.id)
+        .limit(most)
+        .with_for_update(of=Copy, skip_locked=True)
+    ).all()
+    return [claim(session, chunk, copy, seconds=seconds) for copy, chunk in rows]
+
+
+def claim_first(session: Session, *where: ColumnElement[bool], seconds: float) -> Claim | None:
+    return next(iter(claim_copies(session, *where, seconds=seconds, most=1)), None)
 
 
 def claim(session: Session, chunk: Chunk, copy: Copy, *, seconds: float) -> Claim:

@@ -8,8 +8,6 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.insights.save_interval import STORE_TIMES, Measured, Recommendation
 from holdfast_service.runs.views import run_named
 
-# The recommended interval in words: what was measured, where, and which bound it met. Pure.
-
 _WHOSE = {
     AdviceSource.RUN: "this run",
     AdviceSource.PROJECT: "this project's runs",

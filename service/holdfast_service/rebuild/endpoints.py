@@ -74,8 +74,6 @@ def confirm(context: ServiceContext, caller: Principal, request: ConfirmCommits)
     return DoubtView(project=request.project, run=request.run, reason=None)
 
 
-# Routes of what a rebuild could not know.
-
 router = APIRouter(route_class=GuardedRoute, tags=["catalog"])
 
 

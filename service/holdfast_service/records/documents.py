@@ -1,4 +1,11 @@
-"""The documents beside the data: their names, and how they are written and read back. Pure."""
+"""The documents beside the data, as they are written and read back (rule record-outbox). Pure.
+
+Each is canonical JSON with a digest over itself, so that a torn or altered one is known. A field that a later version
+adds is skipped; a format that this version does not know is refused with its number.
+
+The state, the lists and what never changes stand apart: an edit of a label writes a few hundred bytes, however many
+chunks there are.
+"""
 
 from __future__ import annotations
 
@@ -114,14 +121,6 @@ def parse_name(name: str) -> NamedRecord | None:
         return None
     return NamedRecord(Subject(kinds[parts[2]], project_id, parts[3]), "/".join(parts[4:]))
 
-
-# The documents beside the data, as they are written and read back (rule record-outbox). Pure.
-#
-# Each is canonical JSON with a digest over itself, so that a torn or altered one is known. A field that a later version
-# adds is skipped; a format that this version does not know is refused with its number.
-#
-# The state, the lists and what never changes stand apart: an edit of a label writes a few hundred bytes, however many
-# chunks there are.
 
 FORMAT = "holdfast-record"
 FORMAT_VERSION = 1

@@ -1,4 +1,8 @@
-"""One checkpoint's missing chunks go to a second store, chunk by chunk under leases."""
+"""One checkpoint's missing chunks go to a second store, chunk by chunk under leases: any number of workers share it.
+
+The checkpoint is whole there when the catalog says so of each of its chunks, asked again after the last one: what
+this process believes to have written counts for nothing.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +84,6 @@ def _lacking(checkpoint_id: str, store_id: int) -> Select[int]:
     needed = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
     return select(Chunk.id).where(Chunk.id.in_(needed), ~is_in(store_id, Chunk.id))
 
-
-# One checkpoint's missing chunks go to a second store, chunk by chunk under leases: any number of workers share it.
-#
-# The checkpoint is whole there when the catalog says so of each of its chunks, asked again after the last one: what
-# this process believes to have written counts for nothing.
 
 _CHUNKS_AT_ONCE = 64
 # Each holds a stored chunk in memory.

@@ -1,4 +1,13 @@
-"""The operation behind `holdfast drills start`: restores a checkpoint from one store alone, and verifies it."""
+"""The operation behind `holdfast drills start`: restores a checkpoint from one store alone, verifies each byte of it.
+
+    choose, as a trainer's restore would if only this store were there -> a read lease
+      -> each distinct chunk: read from that store, decoded, hashed; the index documents are kept
+      -> the hash tree up to the checkpoint's digest, and the layout, which covers every element of every tensor
+      -> how long it took (RTO), and how far behind the newest committed checkpoint it is (RPO)
+
+No other store is asked for anything, so it tells the same whether they answer or not. It may be begun again at any
+point. A chunk that is not what it should be fails the drill by name, and becomes suspect.
+"""
 
 from __future__ import annotations
 
@@ -271,17 +280,6 @@ def _suspect(context: ServiceContext, stored: StoredChunk) -> None:
             .where(Copy.id == stored.copy_id, Copy.state == CopyState.VERIFIED)
             .values(state=CopyState.SUSPECT)
         )
-
-
-# The operation behind `holdfast drills start`: restores a checkpoint from one store alone, verifies each byte of it.
-#
-#     choose, as a trainer's restore would if only this store were there -> a read lease
-#       -> each distinct chunk: read from that store, decoded, hashed; the index documents are kept
-#       -> the hash tree up to the checkpoint's digest, and the layout, which covers every element of every tensor
-#       -> how long it took (RTO), and how far behind the newest committed checkpoint it is (RPO)
-#
-# No other store is asked for anything, so it tells the same whether they answer or not. It may be begun again at any
-# point. A chunk that is not what it should be fails the drill by name, and becomes suspect.
 
 
 def run_drill(context: ServiceContext, run: OperationRun) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""Rows that are over and that nothing asks about any more go after a documented time."""
+"""Rows that are over and that nothing asks about any more go after a documented time: the table is in
+docs/operating/day-to-day.md.
+
+A batch is a transaction, and says in the audit log how many rows went. What a decision still rests on stays, however
+old: see each `_old_…`. Attempts and audit events stay for ever.
+"""
 
 from __future__ import annotations
 
@@ -235,12 +240,6 @@ def _free_names(session: Session, kind: RecordKind, table: type[_Deleted]) -> No
     for found in session.scalars(purged.order_by(table.id).with_for_update(skip_locked=True)):
         found.name = gone_name(found)
 
-
-# Rows that are over and that nothing asks about any more go after a documented time: the table is in
-# docs/operating/day-to-day.md.
-#
-# A batch is a transaction, and says in the audit log how many rows went. What a decision still rests on stays, however
-# old: see each `_old_…`. Attempts and audit events stay for ever.
 
 _BATCHES = 20
 

@@ -1,4 +1,11 @@
-"""The operation behind `holdfast scrubs start`: reads the copies of a run's or checkpoint's chunks, repairs them."""
+"""The operation behind `holdfast scrubs start`: reads every copy of a run's or checkpoint's chunks, repairs what is
+bad.
+
+    the chunks, a portion at a time: read or look at each copy, then repair what is damaged
+      -> take back the marks of what is whole again -> the result
+
+It may be begun again at any point: what was read since the operation was asked for is not read again.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +25,9 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.copy_chunk import LeaseOverError, StoreFailedError
 from holdfast_service.copies.predicates import KEPT, can_be_read, is_read_back
-from holdfast_service.copies.read_back import READABLE, Claim, Finding, claim, claim_bad, copy_is_free, let_go
+from holdfast_service.copies.read_back import READABLE, Claim, Finding, claim_bad, claim_first, copy_is_free, let_go
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, Run, Shard
+from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.db.tables.operations import Operation
 from holdfast_service.operations.queue import OperationRun, start_operation
 from holdfast_service.runs.views import WHOLE, checkpoint_by_id, refuse_unless_whole, run_named
@@ -196,15 +203,9 @@ def _claim(session: Session, context: ServiceContext, copy_id: int) -> Claim | N
     """None: somebody else is at work on it, or it can be read no longer."""
     if (bad := claim_bad(session, context, copy_id)) is not None:
         return bad
-    now = database_now(session)
-    row = session.execute(
-        select(Copy, Chunk)
-        .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(Copy.id == copy_id, is_read_back(context), copy_is_free(now))
-        .with_for_update(of=Copy, skip_locked=True)
-    ).one_or_none()
+    free = copy_is_free(database_now(session))
     seconds = context.settings.chunk_lease_seconds
-    return None if row is None else claim(session, row.Chunk, row.Copy, seconds=seconds)
+    return claim_first(session, Copy.id == copy_id, is_read_back(context), free, seconds=seconds)
 
 
 def _claim_damaged(session: Session, context: ServiceContext, copy_id: int) -> Damaged | None:
@@ -220,13 +221,6 @@ def _claim_damaged(session: Session, context: ServiceContext, copy_id: int) -> D
     ).scalar_one_or_none()
     return None if copy is None else claim_damaged(session, context, copy)
 
-
-# The operation behind `holdfast scrubs start`: reads every copy of a run's or checkpoint's chunks, repairs what is bad.
-#
-#     the chunks, a portion at a time: read or look at each copy, then repair what is damaged
-#       -> take back the marks of what is whole again -> the result
-#
-# It may be begun again at any point: what was read since the operation was asked for is not read again.
 
 _PORTION = 200
 

@@ -1,4 +1,8 @@
-"""Claims the copies that are due, reads them back and settles them, store by store."""
+"""Claims the copies that are due, reads them back and settles them, store by store: proving and scrubbing are this.
+
+A copy is claimed with a lease, so any number of processes share the work, and a killed one's copies come due again. A
+store that is away, or not this catalog's, proves nothing and stops only its own part of the pass.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,19 @@ from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.cold import note_archived
-from holdfast_service.copies.read_back import Claim, Finding, claim, copy_is_free, read_back, settle, store_of_copy
+from holdfast_service.copies.read_back import (
+    Claim,
+    Finding,
+    claim_copies,
+    copy_is_free,
+    read_back,
+    settle,
+    store_of_copy,
+)
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import Database
-from holdfast_service.db.tables.core import Chunk, Copy
+from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.operations import ScrubTotal
 from holdfast_service.stores.base import ObjectArchived, ObjectMismatch, ObjectMissing, StoreError
 from holdfast_service.work.report import Backlog
@@ -96,11 +108,6 @@ def keep_totals(database: Database, by_store: Mapping[int, Tally]) -> None:
                 )
             )
 
-
-# Claims the copies that are due, reads them back and settles them, store by store: proving and scrubbing are this.
-#
-# A copy is claimed with a lease, so any number of processes share the work, and a killed one's copies come due again. A
-# store that is away, or not this catalog's, proves nothing and stops only its own part of the pass.
 
 BATCH = 8
 # A copy that the store could not give is not the first one again in the next pass, or it would hold up the others.
@@ -209,15 +216,15 @@ def backlog_of(session: Session, context: ServiceContext, due: Due, waited: time
 
 def _claim_due(session: Session, context: ServiceContext, due: Due, attached: AttachedStore) -> list[Claim]:
     now = database_now(session)
-    rows = session.execute(
-        select(Copy, Chunk)
-        .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(Copy.store_id == attached.store_id, due.condition(now, attached), copy_is_free(now))
-        .order_by(due.first, Copy.id)
-        .limit(BATCH)
-        .with_for_update(of=Copy, skip_locked=True)
-    ).all()
-    return [claim(session, chunk, copy, seconds=context.settings.chunk_lease_seconds) for copy, chunk in rows]
+    return claim_copies(
+        session,
+        Copy.store_id == attached.store_id,
+        due.condition(now, attached),
+        copy_is_free(now),
+        seconds=context.settings.chunk_lease_seconds,
+        most=BATCH,
+        first=due.first,
+    )
 
 
 def _defer(context: ServiceContext, claims: Sequence[Claim]) -> None:

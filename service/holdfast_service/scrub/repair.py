@@ -1,4 +1,9 @@
-"""Another copy for each that was found bad, then the flags of checkpoints that are whole again."""
+"""A pass of repairing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
+
+What is bad is repaired from any store that has a good copy, or by whoever sends the same digest anew.
+If none has, it is itself read again from time to time. A mark is taken back only when every chunk of the checkpoint
+that was ever found damaged has a copy that was read since. The rotten copy itself is left to the collector.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +36,9 @@ from holdfast_service.copies.predicates import KEPT, PROVEN, keeps_anywhere
 from holdfast_service.copies.read_back import (
     Claim,
     Finding,
-    claim,
     claim_bad,
+    claim_copies,
+    claim_first,
     copy_is_free,
     let_go,
     look_again,
@@ -165,21 +171,14 @@ def _read(context: ServiceContext, claimed: Claim, acquire: Callable[[int], None
 
 def _claim_another(session: Session, context: ServiceContext, damaged: Damaged) -> Claim | None:
     """A copy in the same store that would do, once it was read."""
-    row = session.execute(
-        select(Copy, Chunk)
-        .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(
-            Copy.chunk_id == damaged.chunk_id,
-            Copy.store_id == damaged.store_id,
-            Copy.state == CopyState.VERIFIED,
-            copy_is_free(database_now(session)),
-        )
-        .order_by(Copy.id)
-        .limit(1)
-        .with_for_update(of=Copy, skip_locked=True)
-    ).one_or_none()
-    seconds = context.settings.chunk_lease_seconds
-    return None if row is None else claim(session, row.Chunk, row.Copy, seconds=seconds)
+    return claim_first(
+        session,
+        Copy.chunk_id == damaged.chunk_id,
+        Copy.store_id == damaged.store_id,
+        Copy.state == CopyState.VERIFIED,
+        copy_is_free(database_now(session)),
+        seconds=context.settings.chunk_lease_seconds,
+    )
 
 
 def _begin(session: Session, context: ServiceContext, damaged: Damaged) -> CopyTask | None:
@@ -238,12 +237,6 @@ def _give_up(session: Session, damaged: Damaged) -> RepairResult:
     )
     return RepairResult.LOST if at_work is None else RepairResult.LATER
 
-
-# A pass of repairing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
-#
-# What is bad is repaired from any store that has a good copy, or by whoever sends the same digest anew.
-# If none has, it is itself read again from time to time. A mark is taken back only when every chunk of the checkpoint
-# that was ever found damaged has a copy that was read since. The rotten copy itself is left to the collector.
 
 # Passes of the controllers' pause between two of this one; so long it may take, and then there is no pause.
 EVERY_ROUNDS = 12
@@ -429,21 +422,15 @@ def _claim_unread(
     chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
     whole = keeps_anywhere(attempt_id)
     read = select(Copy.chunk_id).where(Copy.chunk_id.in_(chunks), whole, read_since_damage()).correlate(None)
-    now = database_now(session)
-    rows = session.execute(
-        select(Copy, Chunk)
-        .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(
-            Copy.chunk_id.in_(chunks),
-            Copy.store_id.in_(store_ids),
-            Copy.state == CopyState.VERIFIED,
-            whole,
-            ~read_since_damage(),
-            Copy.chunk_id.not_in(read),
-            copy_is_free(now),
-        )
-        .order_by(Copy.id)
-        .limit(BATCH)
-        .with_for_update(of=Copy, skip_locked=True)
-    ).all()
-    return [claim(session, chunk, copy, seconds=context.settings.chunk_lease_seconds) for copy, chunk in rows]
+    return claim_copies(
+        session,
+        Copy.chunk_id.in_(chunks),
+        Copy.store_id.in_(store_ids),
+        Copy.state == CopyState.VERIFIED,
+        whole,
+        ~read_since_damage(),
+        Copy.chunk_id.not_in(read),
+        copy_is_free(database_now(session)),
+        seconds=context.settings.chunk_lease_seconds,
+        most=BATCH,
+    )

@@ -30,7 +30,7 @@ from holdfast_service.copies.copy_chunk import (
 )
 from holdfast_service.copies.corruption import lock_users, mark_cold
 from holdfast_service.copies.predicates import PROVEN
-from holdfast_service.copies.read_back import Claim, Finding, claim, let_go, read_back, settle
+from holdfast_service.copies.read_back import Claim, Finding, claim_first, let_go, read_back, settle
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import note_change
 from holdfast_service.db.lease import end_locked, is_free
@@ -79,21 +79,9 @@ def still_there(context: ServiceContext, chunk_id: int, place: Place, on_bytes: 
 
 
 def _claim(session: Session, context: ServiceContext, chunk_id: int, place: Place) -> Claim | None:
-    now = database_now(session)
-    row = session.execute(
-        select(Copy, Chunk)
-        .join(Chunk, Chunk.id == Copy.chunk_id)
-        .where(
-            Copy.chunk_id == chunk_id,
-            place.holds(Copy),
-            is_free(Copy.leased_until, now),
-        )
-        .order_by(Copy.id)
-        .limit(1)
-        .with_for_update(of=Copy, skip_locked=True)
-    ).one_or_none()
+    free = is_free(Copy.leased_until, database_now(session))
     seconds = context.settings.chunk_lease_seconds
-    return None if row is None else claim(session, row.Chunk, row.Copy, seconds=seconds)
+    return claim_first(session, Copy.chunk_id == chunk_id, place.holds(Copy), free, seconds=seconds)
 
 
 def _is_good(context: ServiceContext, claimed: Claim, place: Place, on_bytes: Callable[[int], None]) -> bool:

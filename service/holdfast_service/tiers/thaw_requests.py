@@ -1,4 +1,4 @@
-"""A person wants a cold checkpoint to be readable for some days: what it takes, and the wish written down."""
+"""A person wants a cold checkpoint to be readable for some days. It is only written down; the controller does it."""
 
 from __future__ import annotations
 
@@ -134,9 +134,6 @@ def _state(checkpoint: Checkpoint) -> ThawState:
     if checkpoint.thawed_until is None:
         return ThawState.NOT_NEEDED if checkpoint.tier == Tier.HOT else ThawState.NEEDED
     return ThawState.THAWED if checkpoint.tier == Tier.HOT else ThawState.THAWING
-
-
-# A person wants a cold checkpoint to be readable for some days. It is only written down; the controller does it.
 
 
 def request_thaw(context: ServiceContext, caller: Principal, checkpoint_id: str, request: RequestThaw) -> ThawView:

@@ -1,4 +1,5 @@
-"""Every write of a training job passes the fence, under the run's lock (rules lock-order and late-save-adoption)."""
+"""The fence: every write of a training job passes it, under the run's lock (rules lock-order, fencing-token and
+late-save-adoption)."""
 
 from __future__ import annotations
 
@@ -20,8 +21,6 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import attempt_numbered, checkpoint_by_id
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.work.processes import last_served_at
-
-# The fence: every write of a training job passes it, under the run's lock (rules lock-order and fencing-token).
 
 
 def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int, *, newest: bool = True) -> tuple[Run, Attempt]:
