@@ -32,7 +32,6 @@ import holdfast_service.tiers.endpoints
 import holdfast_service.training.endpoints
 import holdfast_service.usage.endpoints
 import holdfast_service.web.health
-import holdfast_service.web.metrics
 import holdfast_service.webhooks.endpoints
 from holdfast_protocol.problems import Problem
 from holdfast_service.auth.principal import FailedCalls
@@ -86,7 +85,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.webhooks.endpoints.router,
     holdfast_service.auth.endpoints.router,
     holdfast_service.web.health.router,
-    holdfast_service.web.metrics.router,
+    holdfast_service.web.health.metrics_router,
 )
 _PROBLEM_REPLY: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "What the caller must fix; `code` says what.", "content": {PROBLEM_MEDIA_TYPE: {}}},

@@ -11,7 +11,7 @@ from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import CatalogCheck, CheckCatalog, StoreCheck
 from holdfast_service.attached_stores.attached import AttachedStore
-from holdfast_service.attached_stores.claim import attached_with
+from holdfast_service.attached_stores.epoch import attached_with
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.catalog_check.compare_copies import CopyCheck, compare_copies

@@ -8,7 +8,7 @@ from holdfast_protocol.base import Page
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import CheckCatalog, ClaimStore, StoreView
-from holdfast_service.attached_stores.claim import claim, list_stores
+from holdfast_service.attached_stores.epoch import claim, list_stores
 from holdfast_service.catalog_check.check import start_check
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE, page_of

@@ -1,1 +1,6 @@
-"""The frame around every request: its id, the protocol's version, the access log, and errors as problem+json."""
+"""What is around every request.
+
+frame.py          a connection's time, id, access log, protocol version; the way of every call with a token
+parameters.py     what routes share; problem_reply.py: errors as problem+json; openapi.py: the document
+health.py         `/healthz`, `/readyz`, `/metrics`, and the service's word on itself
+"""

@@ -1,15 +1,19 @@
-"""Whether the process lives and can serve, and what it tells of itself."""
+"""Whether the process lives and can serve, what it tells of itself, and its metrics."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from sqlalchemy import select
 
 from holdfast_protocol.base import PROTOCOL_VERSION
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.service import Readiness, ReadinessCheck, ServerInfo
-from holdfast_protocol.states import StoreRole
-from holdfast_service.auth.principal import Principal
+from holdfast_protocol.states import Scope, StoreRole
+from holdfast_service.auth.principal import Principal, require
 from holdfast_service.context import Context, ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import what_can_be_lost
@@ -18,6 +22,7 @@ from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.history import settle_history
 from holdfast_service.release import VERSION
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.openapi import OPEN
 from holdfast_service.work.processes import attached_here, say_alive, weaknesses_of, what_differs
 
@@ -137,3 +142,17 @@ def server_info(context: ServiceContext, caller: Principal) -> ServerInfo:
         token_project=caller.project_name,
         token_scopes=sorted(caller.scopes),
     )
+
+
+# `/metrics`: Prometheus text. It names projects and runs: only for a token with the scope `metrics` and for every
+# project. Such a token reads nothing else, so that a scraper's configuration holds no key to the data.
+
+metrics_router = APIRouter(route_class=GuardedRoute, tags=["health"])
+
+
+@metrics_router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+def metrics(request: Request, caller: Annotated[Principal, require(Scope.METRICS, from_memory=True)]) -> Response:
+    caller.check_every_project()
+    registry: CollectorRegistry = request.app.state.metrics
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(registry), media_type=content_type)
