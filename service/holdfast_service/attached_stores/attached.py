@@ -190,7 +190,8 @@ def ask_stores(context: ServiceContext) -> None:
             attached.watch.refresh()
 
 
-# Offers a fresh nonce on each mounted store's filesystem: whoever can read it back sees the same mount (rule drop-box).
+# Offers a fresh nonce on each mounted store's filesystem: a client that reads it back sees the same mount (rule
+# drop-box).
 
 
 def offer_mount_proof(context: ServiceContext) -> MountProofOffer:

@@ -1,4 +1,4 @@
-"""The controller `holds`: tells the stores which copies are held, and takes it back when nobody holds them any more.
+"""The controller `holds`: tells the stores which copies are held, and takes it back when no hold needs them any more.
 
 It compares what is wanted with what the store was told, copy by copy, so it needs no history: a new copy of a held
 chunk is locked like the first one, and a hold that was released, or has ended, frees what no other mirrored hold
@@ -7,7 +7,7 @@ needs.
     claim: `changing`, under a lease (committed) -> the store is told (no transaction) -> settle: `locked`, or nothing
 
 Whatever may be locked says so in the catalog before the store is told, so a process that dies in between leaves no
-lock that nobody knows of: when its lease has run out the copy is told again what is wanted then.
+lock that the catalog does not know: when its lease has run out the copy is told again what is wanted then.
 """
 
 from __future__ import annotations

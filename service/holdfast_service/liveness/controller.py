@@ -1,4 +1,4 @@
-"""The controllers of liveness: `reap` gives up what nobody works on, `liveness` notes attempts that stand still."""
+"""The controllers of liveness: `reap` gives up abandoned uploads, `liveness` notes attempts that stand still."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A pass of repairing: another copy for each that was found bad, then the marks of checkpoints that are whole again.
 
-What is bad is repaired from any store that has a good copy, or by whoever sends the same digest anew.
+What is bad is repaired from any store that has a good copy, or by a client that sends the same digest anew.
 If none has, it is itself read again from time to time. A mark is taken back only when every chunk of the checkpoint
 that was ever found damaged has a copy that was read since. The rotten copy itself is left to the collector.
 """
