@@ -183,7 +183,8 @@ def test_a_rank_that_cannot_stage_aborts_the_checkpoint_at_once_and_the_next_sav
     assert run_ranks(fail_in_background, 2, run) == [("SaveFailed", True, 1)] * 2
     aborted = [view for view in service.client.checkpoints.all(*run.split("/")) if view.state != "committed"]
     assert {(view.step, view.state) for view in aborted} == {(0, "aborted")}
-    assert 1 in {view.abort_rank for view in aborted}
+    # Rank 0 may have heard of it first, and given its own part up for that reason.
+    assert all("ank 1 failed" in view.abort_reason for view in aborted)
 
 
 def test_a_rank_that_begins_after_another_has_failed_does_not_wait_for_it(run, service):

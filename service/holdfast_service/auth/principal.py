@@ -186,7 +186,7 @@ def authenticate(database: Database, text: str) -> Principal:
         token_id, offered = parse_token(text)
     except ValueError:
         raise _refused("is not a Holdfast token; it has the form hold_<id>_<secret>") from None
-    with database.read() as session:
+    with database.read(in_transaction=False) as session:
         row = session.execute(
             select(Token, Project.name).outerjoin(Project, Project.id == Token.project_id).where(Token.id == token_id)
         ).one_or_none()

@@ -282,6 +282,7 @@ def project_label(name: str) -> str:
 # From rows to what the wire shows. Whoever answers with a checkpoint or an attempt builds it here.
 
 MISSING_RANKS_SHOWN = 20
+_RANKS_PER_PAGE = 256
 
 
 @dataclass(frozen=True)
@@ -364,6 +365,27 @@ def seal_progress(session: Session, checkpoints: Iterable[Checkpoint]) -> dict[s
     return progress
 
 
+def _progress_of(session: Session, row: Checkpoint) -> SealProgress:
+    """For a rank's call, of which a storm makes two for each rank: it reads sealed ranks only until it has seen enough
+    that are missing."""
+    if row.committed_at is not None:
+        return SealProgress(row.world_size)
+    of_checkpoint = (Shard.checkpoint_id == row.id, Shard.state == ShardState.SEALED)
+    sealed: set[int] = set()
+    last = -1
+    while True:
+        page = session.scalars(
+            select(Shard.rank).where(*of_checkpoint, Shard.rank > last).order_by(Shard.rank).limit(_RANKS_PER_PAGE)
+        ).all()
+        sealed.update(page)
+        if len(page) < _RANKS_PER_PAGE:
+            return SealProgress(len(sealed), missing_ranks(sealed, row.world_size))
+        last = page[-1]
+        missing = missing_ranks(sealed, last)
+        if len(missing) == MISSING_RANKS_SHOWN:
+            return SealProgress(session.scalar(select(func.count()).where(*of_checkpoint)) or 0, missing)
+
+
 def missing_ranks(sealed: set[int], world_size: int) -> list[int]:
     """The first MISSING_RANKS_SHOWN ranks of the world that are not among `sealed`."""
     missing: list[int] = []
@@ -377,7 +399,7 @@ def missing_ranks(sealed: set[int], world_size: int) -> list[int]:
 
 def current_checkpoint_view(session: Session, project_name: str, run_name: str, row: Checkpoint) -> CheckpointView:
     """The view with its progress read in this session."""
-    progress = seal_progress(session, [row])[row.id]
+    progress = _progress_of(session, row)
     return checkpoint_view(project_name, run_name, row, progress.sealed_ranks, progress.missing_ranks)
 
 

@@ -110,15 +110,34 @@ def begin_checkpoint(
     another attempt, and for a late save `detached_branch`, `attempt_not_found` and `invalid_request`.
     """
     with context.database.transaction() as session:
-        project, run = run_named(session, caller, project_name, run_name, deleted=True)
-        begin = _begin if request.origin_attempt is None else _begin_late
-        attempt, pusher, checkpoint = begin(session, context, run, request)
-        _refuse_if_different(checkpoint, request)
-        keep_alive(session, Writing(project, run, attempt, pusher, checkpoint), context.settings)
-        # Whatever becomes of the save: its state is that after this step. A job that is killed before its next
-        # heartbeat has told so by this alone.
-        reached(session, attempt, checkpoint.step)
-        return current_checkpoint_view(session, project.name, run.name, checkpoint)
+        writing = begin_in(session, context, caller, (project_name, run_name), request)
+        has_begun(session, context, writing)
+        return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
+
+
+def begin_in(
+    session: Session,
+    context: ServiceContext,
+    caller: Principal,
+    run: tuple[str, str],
+    request: BeginCheckpoint,
+) -> Writing:
+    """`begin_checkpoint` within a transaction. `run`: its project's name and its own. Repeatable. The caller ends with
+    `has_begun`."""
+    project, row = run_named(session, caller, *run, deleted=True)
+    begin = _begin if request.origin_attempt is None else _begin_late
+    attempt, pusher, checkpoint = begin(session, context, row, request)
+    _refuse_if_different(checkpoint, request)
+    return Writing(project, row, attempt, pusher, checkpoint)
+
+
+def has_begun(session: Session, context: ServiceContext, writing: Writing) -> None:
+    """The attempt lives, and has come to this step. Last in the transaction: a seal locks the checkpoint and then the
+    attempt, and rows that refer to the checkpoint wait for it."""
+    keep_alive(session, writing, context.settings, database_now(session))
+    # Whatever becomes of the save: its state is that after this step. A job that is killed before its next heartbeat
+    # has told so by this alone.
+    reached(session, writing.attempt, writing.checkpoint.step)
 
 
 def _begin(

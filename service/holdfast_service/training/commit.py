@@ -73,10 +73,10 @@ def commit_seal(
         if session.scalar(held) is None:
             return None
         now = database_now(session)
+        shard.uploaded_bytes = _sent_bytes(session, shard)
         shard.state = ShardState.SEALED
         shard.chunk_list_id = list_id
         shard.sealed_at = now
-        shard.uploaded_bytes = _sent_bytes(session, shard)
         shard.deduplicated_bytes = deduplicated
         shard.digest = request.digest
         shard.index_ordinal, shard.layout_ordinal = request.index.shard, request.index.layout
@@ -86,7 +86,7 @@ def commit_seal(
         session.execute(
             delete(ShardChunk).where(ShardChunk.shard_id == shard.id), execution_options={"synchronize_session": False}
         )
-        keep_alive(session, writing, context.settings)
+        keep_alive(session, writing, context.settings, now)
         try:
             complete_if_whole(session, writing, context.store_id, now)
         except ProblemError as problem:

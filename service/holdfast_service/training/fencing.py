@@ -13,7 +13,7 @@ from holdfast_protocol.base import Fence
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, ShardState
 from holdfast_service.auth.principal import Principal
-from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.dialect import insert_absent
 from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.tables.core import SILENT, Attempt, Checkpoint, Project, Run, Shard
 from holdfast_service.db.tables.operations import Controller
@@ -202,9 +202,9 @@ def refuse_unless_in_world(checkpoint: Checkpoint, rank: int) -> None:
         )
 
 
-def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) -> None:
-    """Each call of a rank moves the deadline after which the reaper gives the checkpoint up, and its own heartbeat."""
-    now = database_now(session)
+def keep_alive(session: Session, writing: Writing, settings: ServiceSettings, now: datetime) -> None:
+    """Each call of a rank moves the deadline after which the reaper gives the checkpoint up, and its own heartbeat.
+    `now`: the database's clock in this transaction."""
     idle = timedelta(seconds=settings.upload_idle_seconds)
     moved_from = now + idle * (1 - _MOVED_AFTER)
     checkpoint = writing.checkpoint

@@ -20,11 +20,13 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.checkpoints import (
     BeginCheckpoint,
     CheckpointBegun,
+    CheckpointView,
     ChunkAnswer,
     ChunkOffer,
     ChunksNegotiated,
     FinishedAnswer,
     FinishedState,
+    FirstOffer,
     MountProof,
     NegotiateChunks,
     UploadTicket,
@@ -41,8 +43,9 @@ from holdfast_service.copies.verify_upload import Finding, Upload, verify_upload
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Chunk, Copy, Project, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
+from holdfast_service.runs.views import current_checkpoint_view
 from holdfast_service.stores.base import Capabilities, MountedStore, StoreError, make_tickets
-from holdfast_service.training.begin import begin_checkpoint
+from holdfast_service.training.begin import begin_checkpoint, begin_in, has_begun
 from holdfast_service.training.fencing import Writing, begin_writing, keep_alive, locked_shard, refuse_unless_uploading
 
 # Refuses offers that contradict themselves, before anything is reserved for them. Pure (rule reuse-only-hashed).
@@ -210,7 +213,7 @@ def verify_finished(
     with context.database.transaction() as session:
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
         refuse_unless_uploading(writing.checkpoint)
-        keep_alive(session, writing, context.settings)
+        keep_alive(session, writing, context.settings, database_now(session))
         copies = _negotiated(session, checkpoint_id, rank, digests)
         project_id = writing.project.id
     answers: dict[str, FinishedAnswer] = {}
@@ -270,22 +273,14 @@ class Reservation:
 
 
 def reserve(
-    session: Session,
-    context: ServiceContext,
-    caller: Principal,
-    checkpoint_id: str,
-    rank: int,
-    *,
-    request: NegotiateChunks,
+    session: Session, context: ServiceContext, writing: Writing, rank: int, offered: Sequence[ChunkOffer]
 ) -> Reservation:
-    """Raises what `begin_writing` does, `checkpoint_aborted`, `shard_sealed` and `quota_exceeded`. Repeatable."""
-    writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
+    """Raises `checkpoint_aborted`, `shard_sealed`, `quota_exceeded` and `invalid_request`. Repeatable."""
     refuse_unless_uploading(writing.checkpoint)
-    keep_alive(session, writing, context.settings)
     shard = open_shard(session, writing, rank)
     quota_bytes = lock_quota(session, writing.project)
-    offers = sorted({offer.digest: offer for offer in request.chunks}.values(), key=lambda offer: offer.digest)
-    sizes = _sizes(request.chunks)
+    offers = sorted({offer.digest: offer for offer in offered}.values(), key=lambda offer: offer.digest)
+    sizes = _sizes(offered)
     chunks = _locked_chunks(session, writing.project.id, offers)
     references = _references(session, shard, sizes)
     now = database_now(session)
@@ -518,10 +513,23 @@ def negotiate_chunks(
     finished = verify_finished(context, caller, checkpoint_id, rank, request)
     if finished and not request.chunks:
         return ChunksNegotiated(chunks=[], finished=finished)
-    reservation = context.database.run(
-        lambda session: reserve(session, context, caller, checkpoint_id, rank, request=request)
-    )
-    office = TicketOffice(context, reservation.project_id, request.mount_proof)
+
+    def reserved(session: Session) -> Reservation:
+        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
+        reservation = reserve(session, context, writing, rank, request.chunks)
+        keep_alive(session, writing, context.settings, database_now(session))
+        return reservation
+
+    reservation = context.database.run(reserved)
+    chunks = _answers(context, reservation, request.chunks, request.mount_proof)
+    return ChunksNegotiated(chunks=chunks, finished=finished)
+
+
+def _answers(
+    context: ServiceContext, reservation: Reservation, offers: Sequence[ChunkOffer], mount_proof: MountProof | None
+) -> list[ChunkAnswer]:
+    """One for each offer, in their order. Raises StoreError."""
+    office = TicketOffice(context, reservation.project_id, mount_proof)
 
     def answer(offer: ChunkOffer) -> ChunkAnswer:
         copy = reservation.send_into.get(offer.digest)
@@ -529,7 +537,7 @@ def negotiate_chunks(
             return ChunkAnswer(digest=offer.digest, status="upload", ticket=office.ticket(offer, copy))
         return ChunkAnswer(digest=offer.digest, status="absent" if offer.digest in reservation.absent else "present")
 
-    return ChunksNegotiated(chunks=make_tickets(context.store, answer, request.chunks), finished=finished)
+    return make_tickets(context.store, answer, offers)
 
 
 def _md5_needed(capabilities: Capabilities | None) -> bool:
@@ -542,18 +550,28 @@ def _md5_needed(capabilities: Capabilities | None) -> bool:
 def begin_and_negotiate(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: BeginCheckpoint
 ) -> CheckpointBegun:
-    """Begins a checkpoint and answers the rank's first offer. Raises what `begin_checkpoint` does. An offer that is
-    refused is no failure of the begin: the rank offers again in a call of its own, and hears why."""
-    begun = begin_checkpoint(context, caller, project_name, run_name, request)
-    negotiated = None
-    if request.offer is not None and begun.state == CheckpointState.UPLOADING:
-        offer = NegotiateChunks(
-            epoch=request.epoch,
-            attempt=request.attempt,
-            launch_id=request.launch_id,
-            chunks=request.offer.chunks,
-            mount_proof=request.offer.mount_proof,
-        )
+    """Begins a checkpoint and answers the rank's first offer, in one transaction. Raises what `begin_checkpoint` does.
+    An offer that is refused is no failure of the begin: the rank offers again in a call of its own, and hears why."""
+    if request.offer is not None:
         with suppress(ProblemError, StoreError):
-            negotiated = negotiate_chunks(context, caller, begun.id, request.offer.rank, offer)
-    return CheckpointBegun(**dict(begun), negotiated=negotiated)
+            return _begun_with(request.offer, context, caller, (project_name, run_name), request)
+    return CheckpointBegun(**dict(begin_checkpoint(context, caller, project_name, run_name, request)))
+
+
+def _begun_with(
+    offer: FirstOffer, context: ServiceContext, caller: Principal, run: tuple[str, str], request: BeginCheckpoint
+) -> CheckpointBegun:
+    check_offers(offer.chunks, md5_needed=_md5_needed(context.store.capabilities))
+
+    def begun(session: Session) -> tuple[CheckpointView, Reservation | None]:
+        writing = begin_in(session, context, caller, run, request)
+        uploading = writing.checkpoint.state == CheckpointState.UPLOADING
+        reservation = reserve(session, context, writing, offer.rank, offer.chunks) if uploading else None
+        has_begun(session, context, writing)
+        return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint), reservation
+
+    view, reservation = context.database.run(begun)
+    if reservation is None:
+        return CheckpointBegun(**dict(view))
+    chunks = _answers(context, reservation, offer.chunks, offer.mount_proof)
+    return CheckpointBegun(**dict(view), negotiated=ChunksNegotiated(chunks=chunks, finished=[]))

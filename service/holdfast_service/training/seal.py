@@ -19,7 +19,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import object_key, usable_by
 from holdfast_service.copies.verify_upload import Finding, Upload, Verdict, verify_uploads
-from holdfast_service.db.dialect import insert_absent
+from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Chunk, ChunkList, ChunkListEntry, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
@@ -210,7 +210,7 @@ def _look(context: ServiceContext, caller: Principal, checkpoint_id: str, rank: 
         if view is not None:
             return _Look(view)
         refuse_unless_uploading(writing.checkpoint)
-        keep_alive(session, writing, context.settings)
+        keep_alive(session, writing, context.settings, database_now(session))
         negotiated = chunks_negotiated(session, shard, request.chunks)
         return _Look(None, writing.project.id, writing.attempt.id, negotiated)
 
