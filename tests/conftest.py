@@ -40,7 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _FOLDERS_OF_JOBS = {"chaos", "chaos_run", "e2e", "jepsen", "preemption", "soak", "stateful", "trainer"}
 
 
-# The slow gate (`make test-slow`): files and folders whose tests need minutes of real faults or a whole framework.
+# The slow gate (`make test-slow`): files and folders whose tests need minutes of real faults, a whole framework or
+# another tool's format.
 _SLOW = (
     "chaos",
     "chaos_run",
@@ -49,6 +50,7 @@ _SLOW = (
     "e2e/test_demo.py",
     "e2e/test_elastic.py",
     "e2e/test_examples.py",
+    "e2e/test_pull.py",
     "e2e/test_run.py",
     "e2e/test_verify_resume.py",
     "jepsen",
@@ -56,7 +58,9 @@ _SLOW = (
     "soak",
     "stateful",
     "trainer/test_hf.py",
+    "trainer/test_leftovers.py",
     "trainer/test_lightning.py",
+    "trainer/test_second_store.py",
     "trainer/test_torchtitan.py",
 )
 
