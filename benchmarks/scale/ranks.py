@@ -21,6 +21,7 @@ from holdfast_protocol.states import CheckpointState
 
 READY = "ready"
 _CHUNK_BYTES = 512
+_SENDERS = 64
 
 
 class Orders(BaseModel):
@@ -47,8 +48,9 @@ class Ranks:
         self._run = parse_run(orders.run)
         count = orders.last - orders.first
         self._clients = [Client() for _ in range(count)]
-        # The threads of a rank's own workers would be thousands here. Each rank has a call under way, as on its own.
-        self._workers = TransferWorkers()
+        # The threads of the ranks' own workers would be thousands. Each rank has a call under way, as on its own, and
+        # a chunk waits for a sender no longer than on its own.
+        self._workers = TransferWorkers(_SENDERS)
         self._workers.calls.close()
         self._workers.calls = WorkerThreads(count, "call")
 
