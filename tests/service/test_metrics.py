@@ -121,7 +121,7 @@ def test_a_database_that_is_away_leaves_the_process_its_own_metrics(
     http, stranger = scraper(service), scraper(service)
     scrape(service, http)
 
-    def away() -> None:
+    def away(**_: bool) -> None:
         raise ProblemError(ProblemCode.DATABASE_UNAVAILABLE, "It is away.")
 
     monkeypatch.setattr(service.context.database, "read", away)
